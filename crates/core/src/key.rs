@@ -1,0 +1,278 @@
+//! Object keys: the only place where they are built or taken apart.
+//!
+//! An [`ObjectKey`] is what an engine sees: any text that every engine call can carry, foreign keys included (a sample
+//! that a serving engine wrote keeps the keys that it chose). A [`SampleKey`] is what Holdfast's own keys are made of:
+//!
+//! ```text
+//! {store}/{sample}/g{generation}-{nonce}/{tensor}
+//! ```
+//!
+//! Names are percent-escaped where they hold anything but `A–Z a–z 0–9 . _ ~ : @ = + -`, so a slash or a comma in a
+//! sample id cannot be read as a separator, and two different samples never share a key.
+//!
+//! ```
+//! use holdfast_core::{Generation, Nonce, SampleKey};
+//!
+//! let key = SampleKey {
+//!     store: "eagle".parse()?,
+//!     sample: "run/3".parse()?,
+//!     generation: Generation::new(12).ok_or("generations start at 1")?,
+//!     nonce: Nonce::from_u64(0xbeef),
+//!     tensor: "hidden_state".parse()?,
+//! };
+//! let object = key.to_object_key();
+//! assert_eq!(object.as_str(), "eagle/run%2F3/g12-000000000000beef/hidden_state");
+//! assert_eq!(SampleKey::parse(&object)?, key);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+use std::fmt;
+use std::fmt::Write as _;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::id::{Generation, MAX_NAME_BYTES, Nonce, SampleId, StoreId, TensorName};
+
+/// The longest key we hand to an engine. Long enough for three escaped names of the longest kind.
+pub const MAX_KEY_BYTES: usize = 3 * (3 * MAX_NAME_BYTES) + 64;
+
+/// The name of one object in an engine. Cheap to clone.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct ObjectKey(Arc<str>);
+
+impl ObjectKey {
+    /// Checks and takes a key.
+    ///
+    /// Refused, because some engine call could not carry it: an empty key, one longer than [`MAX_KEY_BYTES`], one with
+    /// a control character, and one with a comma (the separator of the side-effect-free probe, which is split after
+    /// unescaping and so cannot be escaped).
+    pub fn new(text: impl AsRef<str>) -> Result<Self> {
+        let text = text.as_ref();
+        let refuse =
+            |why: &str| Err(Error::invalid("key.parse", format!("this key {why}")).with("key", text.escape_debug()));
+        if text.is_empty() {
+            return refuse("is empty");
+        }
+        if text.len() > MAX_KEY_BYTES {
+            return refuse("is too long; 2,359 bytes are the most");
+        }
+        if text.contains(',') {
+            return refuse("contains a comma, which the engine's probe takes for a separator; choose another key");
+        }
+        if text.chars().any(char::is_control) {
+            return refuse("contains a control character; choose another key");
+        }
+        Ok(Self(Arc::from(text)))
+    }
+
+    /// The key as the engine sees it.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for ObjectKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for ObjectKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ObjectKey({:?})", &*self.0)
+    }
+}
+
+impl FromStr for ObjectKey {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        Self::new(text)
+    }
+}
+
+impl TryFrom<String> for ObjectKey {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Self> {
+        Self::new(text)
+    }
+}
+
+impl From<ObjectKey> for String {
+    fn from(key: ObjectKey) -> Self {
+        key.0.as_ref().to_owned()
+    }
+}
+
+/// What one of Holdfast's own object keys is made of.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SampleKey {
+    /// The store that the sample belongs to.
+    pub store: StoreId,
+    /// The sample.
+    pub sample: SampleId,
+    /// Which incarnation of the sample.
+    pub generation: Generation,
+    /// Keeps every key unique, for ever.
+    pub nonce: Nonce,
+    /// Which of the sample's tensors.
+    pub tensor: TensorName,
+}
+
+impl SampleKey {
+    /// The key as an engine sees it.
+    pub fn to_object_key(&self) -> ObjectKey {
+        let mut text = String::with_capacity(96);
+        escape_into(&mut text, self.store.as_str());
+        text.push('/');
+        escape_into(&mut text, self.sample.as_str());
+        text.push_str("/g");
+        text.push_str(&self.generation.to_string());
+        text.push('-');
+        text.push_str(&self.nonce.to_string());
+        text.push('/');
+        escape_into(&mut text, self.tensor.as_str());
+        // Within the rules of ObjectKey by construction: escaped names hold neither commas nor control characters, and
+        // the parts fit MAX_KEY_BYTES. The property test below holds this to ObjectKey::new.
+        ObjectKey(Arc::from(text))
+    }
+
+    /// Takes a key apart again. An error of kind `Invalid` for a key that is not of this form, such as one that a
+    /// serving engine chose.
+    pub fn parse(key: &ObjectKey) -> Result<Self> {
+        Self::parse_text(key.as_str())
+            .ok_or_else(|| Error::invalid("key.parse", "this is not a key of Holdfast's own form").with("key", key))
+    }
+
+    fn parse_text(text: &str) -> Option<Self> {
+        let mut parts = text.split('/');
+        let (store, sample, incarnation, tensor) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
+        if parts.next().is_some() {
+            return None;
+        }
+        let (generation, nonce) = incarnation.strip_prefix('g')?.split_once('-')?;
+        let key = Self {
+            store: StoreId::new(unescape(store)?).ok()?,
+            sample: SampleId::new(unescape(sample)?).ok()?,
+            generation: Generation::new(generation.parse().ok()?)?,
+            nonce: Nonce::from_u64(u64::from_str_radix(nonce, 16).ok()?),
+            tensor: TensorName::new(unescape(tensor)?).ok()?,
+        };
+        // One key, one text: "g007", upper-case hex and needless escapes are other people's keys.
+        (key.to_object_key().as_str() == text).then_some(key)
+    }
+}
+
+fn is_plain(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"._~:@=+-".contains(&byte)
+}
+
+/// A name as one segment of a key: without slashes, commas or anything else that a separator could be mistaken for.
+pub fn escape(name: &str) -> String {
+    let mut text = String::with_capacity(name.len());
+    escape_into(&mut text, name);
+    text
+}
+
+fn escape_into(text: &mut String, name: &str) {
+    for byte in name.bytes() {
+        if is_plain(byte) {
+            text.push(char::from(byte));
+        } else {
+            // Writing to a String cannot fail.
+            let _infallible: fmt::Result = write!(text, "%{byte:02X}");
+        }
+    }
+}
+
+/// The name behind a segment made by [`escape`]; `None` for any other text.
+pub fn unescape(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, tail)) = rest.split_first() {
+        if first == b'%' {
+            let hex = std::str::from_utf8(tail.get(..2)?).ok()?;
+            bytes.push(u8::from_str_radix(hex, 16).ok()?);
+            rest = &tail[2..];
+        } else {
+            bytes.push(first);
+            rest = tail;
+        }
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn name() -> impl Strategy<Value = String> {
+        prop_oneof![
+            "[a-z0-9_]{1,20}",
+            "[^\\p{Cc}]{1,60}",
+            Just("/,%".repeat(85)),
+            Just("\u{10FFFF}".repeat(63))
+        ]
+        .prop_filter("within the limit", |text| text.len() <= MAX_NAME_BYTES)
+    }
+
+    proptest! {
+        #[test]
+        fn keys_of_our_own_read_back_and_keep_the_rules(
+            store in name(), sample in name(), tensor in name(), generation in 1..=u64::MAX, nonce in any::<u64>(),
+        ) {
+            let key = SampleKey {
+                store: StoreId::new(store)?,
+                sample: SampleId::new(sample)?,
+                generation: Generation::new(generation).expect("not zero"),
+                nonce: Nonce::from_u64(nonce),
+                tensor: TensorName::new(tensor)?,
+            };
+            let object = key.to_object_key();
+            prop_assert_eq!(&ObjectKey::new(object.as_str())?, &object);
+            prop_assert_eq!(SampleKey::parse(&object)?, key);
+        }
+
+        #[test]
+        fn no_text_makes_parsing_panic_or_lie(text in "[a-g0-9%/ -]{1,40}") {
+            let object = ObjectKey::new(&text)?;
+            if let Ok(key) = SampleKey::parse(&object) {
+                prop_assert_eq!(key.to_object_key(), object);
+            }
+        }
+    }
+
+    #[test]
+    fn foreign_and_sloppy_keys_are_not_ours() {
+        for text in [
+            "a/b/c",
+            "s/x/g1/hidden",
+            "s/x/g0-0000000000000001/t",
+            "s/x/g01-0000000000000001/t",
+            "s/x/g1-1/t",
+            "s/x/g1-000000000000000A/t",
+            "s/%78/g1-0000000000000001/t",
+            "s/x/g1-0000000000000001/t/more",
+            "s//g1-0000000000000001/t",
+        ] {
+            assert!(
+                SampleKey::parse(&ObjectKey::new(text).expect("a key")).is_err(),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn keys_that_no_engine_call_could_carry_are_refused() {
+        for text in ["", "a,b", "a\tb", "a\0", &"k".repeat(MAX_KEY_BYTES + 1)] {
+            assert!(ObjectKey::new(text).is_err(), "{text:?}");
+        }
+        assert_eq!(MAX_KEY_BYTES, 2359, "the message of ObjectKey::new names this number");
+    }
+}

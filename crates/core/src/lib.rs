@@ -1,0 +1,34 @@
+//! What every other crate of Holdfast speaks in: ids, object keys, tensor specs, digests, the one [`Error`], time and
+//! randomness as things that are handed in, and invariants that have names.
+//!
+//! Nothing in here does I/O, starts a thread or knows about an async runtime. That is what lets the same code run in
+//! production, under a property test and inside a simulation.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`error`] | [`Error`]: a coarse kind, whether to try again, the operation, context pairs |
+//! | [`id`] | [`StoreId`], [`SampleId`], [`TensorName`], [`Generation`], [`Nonce`] |
+//! | [`key`] | [`ObjectKey`] (what an engine sees) and [`SampleKey`] (what we build it from) |
+//! | [`tensor`] | [`DType`], [`TensorSpec`] |
+//! | [`digest`] | [`Digest`]: the checksum of committed bytes |
+//! | [`time`] | [`Clock`], [`Deadline`], [`poll_until`] |
+//! | [`rng`] | [`Rng`], seeded or from the system |
+//! | [`invariant`] | named [`Invariant`]s and the one recorder of their violations |
+
+pub mod digest;
+pub mod error;
+pub mod id;
+pub mod invariant;
+pub mod key;
+pub mod rng;
+pub mod tensor;
+pub mod time;
+
+pub use digest::Digest;
+pub use error::{Error, ErrorKind, Result, Retry};
+pub use id::{Generation, Nonce, SampleId, StoreId, TensorName};
+pub use invariant::{Invariant, Recorder, Violation};
+pub use key::{ObjectKey, SampleKey};
+pub use rng::{Rng, SeededRng, SystemRng};
+pub use tensor::{DType, TensorSpec};
+pub use time::{Clock, Deadline, ManualClock, SystemClock, Timestamp, poll_until};

@@ -1,0 +1,90 @@
+//! Tasks that are cargo commands with the right arguments: test, bench, docs.
+
+use std::ffi::OsStr;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use clap::{Args, ValueEnum};
+
+/// Runs cargo in the repository and fails if it does.
+fn cargo(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>, environment: &[(&str, &str)]) -> Result<()> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command
+        .args(arguments)
+        .envs(environment.iter().copied())
+        .current_dir(crate::repository());
+    let status = command
+        .status()
+        .with_context(|| format!("{command:?} could not be started"))?;
+    ensure!(status.success(), "{command:?} ended with {status}");
+    Ok(())
+}
+
+#[derive(Args)]
+pub(crate) struct Test {
+    /// Leave out what starts servers: unit tests, property tests and the memory engine only
+    #[arg(long)]
+    quick: bool,
+    /// Passed on to nextest: a filter, `--no-capture`, …
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    rest: Vec<String>,
+}
+
+pub(crate) fn test(options: &Test) -> Result<()> {
+    let mut arguments = vec!["nextest", "run", "--workspace", "--all-features"];
+    if options.quick {
+        arguments.extend(["--exclude", "holdfast-testkit", "--exclude", "xtask"]);
+        arguments.extend(["-E", "not (package(holdfast-engine-mooncake) and kind(test))"]);
+    }
+    arguments.extend(options.rest.iter().map(String::as_str));
+    cargo(arguments, &[])?;
+    cargo(["test", "--doc", "--workspace", "--all-features", "--quiet"], &[])
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum Subject {
+    /// The engine trait against the wheel's own calls
+    Engine,
+}
+
+#[derive(Args)]
+pub(crate) struct Bench {
+    /// What to measure
+    subject: Subject,
+    /// Print nothing but one JSON object, last
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn bench(options: &Bench) -> Result<()> {
+    let mut arguments = match options.subject {
+        Subject::Engine => {
+            vec![
+                "run",
+                "--quiet",
+                "--release",
+                "-p",
+                "holdfast-engine-mooncake",
+                "--features",
+                "embed",
+                "--example",
+                "engine_bench",
+            ]
+        }
+    };
+    if options.json {
+        arguments.extend(["--", "--json"]);
+    }
+    cargo(arguments, &[])
+}
+
+pub(crate) fn docs() -> Result<()> {
+    let strict = [("RUSTDOCFLAGS", "-D warnings")];
+    cargo(
+        ["doc", "--workspace", "--all-features", "--no-deps", "--quiet"],
+        &strict,
+    )?;
+    println!("the documentation is in {}", crate::target_dir().join("doc").display());
+    Ok(())
+}

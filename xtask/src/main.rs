@@ -1,0 +1,57 @@
+//! `cargo xtask …`: the front door of the repository.
+//!
+//! Each subcommand is a module with a clap `Args` or `Subcommand` type and a function `run`.
+#![allow(
+    clippy::print_stdout,
+    reason = "this program talks to people and scripts through standard output"
+)]
+
+mod cargo;
+mod cluster;
+mod readme;
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::Parser;
+
+#[derive(Parser)]
+#[command(
+    name = "cargo xtask",
+    bin_name = "cargo xtask",
+    about = "The front door of the repository"
+)]
+enum Task {
+    /// A real Mooncake cluster on this machine, to try things by hand
+    #[command(subcommand)]
+    Cluster(cluster::Command),
+    /// Unit tests, contract suites and tests on real servers, then the examples in the documentation
+    Test(cargo::Test),
+    /// A benchmark against the bare engine, side by side in one run
+    Bench(cargo::Bench),
+    /// The documentation of all crates, warnings denied
+    Docs,
+    /// Runs the README's commands as they are printed
+    Readme,
+}
+
+fn main() -> Result<()> {
+    match Task::parse() {
+        Task::Cluster(command) => cluster::run(command),
+        Task::Test(options) => cargo::test(&options),
+        Task::Bench(options) => cargo::bench(&options),
+        Task::Docs => cargo::docs(),
+        Task::Readme => readme::run(),
+    }
+}
+
+/// The repository's root.
+fn repository() -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+}
+
+/// Cargo's output folder, for what a task keeps between two runs.
+fn target_dir() -> PathBuf {
+    let from_environment = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
+    from_environment.unwrap_or_else(|| repository().join("target"))
+}
