@@ -1,0 +1,145 @@
+//! The storage engine, as Holdfast sees it.
+//!
+//! [`Engine`] is the small trait that a back end implements; its `# Contract` is written once, here, and held up by the
+//! contract suite (`testing`, behind the feature of that name) on every back end. [`EngineExt`] is what callers use for
+//! comfort. Behind the trait are Mooncake Store (crate `holdfast-engine-mooncake`) and, here, [`memory`], an engine that
+//! behaves like it where it matters and needs no server; [`fault`] wraps any of them and breaks it by a seeded plan.
+//!
+//! The trait is blocking and takes batches, because that is what the engines below do; whoever needs async runs it on
+//! threads of their own.
+
+pub mod batch;
+pub mod fault;
+pub mod memory;
+pub mod region;
+#[cfg(feature = "testing")]
+pub mod testing;
+pub mod types;
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use holdfast_core::{Error, ObjectKey, Result};
+
+pub use fault::{FaultEngine, FaultKind, FaultPlan, InjectedFault};
+pub use memory::{MemoryCluster, MemoryConfig, MemoryEngine, SsdConfig};
+pub use region::{EngineId, HostMemory, Region, Registrar, Span};
+pub use types::{
+    Capabilities, GetOutcome, Pin, Presence, PutOptions, PutOutcome, RaiseOutcome, Registrations, RemoveOutcome,
+    Transfer, Usage,
+};
+
+/// A store of objects in other processes' memory, and on their SSDs.
+///
+/// # Contract
+///
+/// **Outcomes.** A call returns one outcome per object, in the order of the batch, or one error for all of it. The error
+/// is for what concerns the whole call: an unlawful batch (`Invalid`), or a deadline that passed (`Unavailable`). What
+/// concerns one object is its outcome. A miss, a full pool and an object that is not there are outcomes, not failures.
+///
+/// **Deadlines.** Every call takes the time it may last, `within`, and returns by then (give or take what the scheduler
+/// takes), whatever the engine does. With no time at all it does nothing and returns `Unavailable`, whatever else is
+/// wrong with it. A put or a remove
+/// that ran out of time may still take effect later; its error says [`holdfast_core::Retry::Ambiguous`]. Its memory
+/// stays registered until the engine lets go of it.
+///
+/// **Batches.** At most [`Capabilities::max_batch`] objects; an empty batch returns no outcomes. In a put and
+/// in a get no key stands twice. Every transfer has at least one part, every put asks for at least one replica. All parts are registered with this engine. A batch that breaks one of
+/// these rules is refused whole, and nothing of it is done.
+///
+/// **Put.** `Stored` means that an object is under the key. If one was there before, it is unchanged. What a put that
+/// never ended (its writer died) leaves behind is not readable; a later put on that key may return `Stored` and write
+/// nothing, until the engine's own timeout. So: no key is ever put twice, and what was put is confirmed by somebody who
+/// kept a checksum.
+///
+/// **Get.** `Loaded` means that the object has exactly as many bytes as its buffers, and that they were transferred.
+/// Memory outside the buffers is never touched, whatever the outcome.
+/// If the object is removed while it is read, the bytes may be torn and the outcome still `Loaded`: the caller checks.
+/// A get may keep the object from eviction for a while (a read lease), and may make the engine raise it to DRAM.
+///
+/// **Remove** is forced: it does not wait for readers nor for leases, and the space is free for the next put at once. It
+/// may leave copies on SSD behind, and those may come back when a holder or the engine restarts.
+///
+/// **Probe** has no side effects: it grants no lease, raises nothing, counts as no use.
+///
+/// **Raise** is a hint. It has an effect only on objects that are on SSD and not in DRAM; it may grant a lease.
+///
+/// **Loss.** While nobody knows where objects are (the master is dead), nothing is a `Miss` or `Absent`: every outcome,
+/// or the call, is `Unavailable`. A holder that dies takes its objects with it, pinned or not: for a while they may be `Failed`
+/// (`Unavailable`), then they are a `Miss`. After holders and engine are back, the same engine value works again.
+///
+/// **Concurrency.** Calls may come from many threads at once. A call never panics because another failed.
+pub trait Engine: Send + Sync + Debug {
+    /// What this engine can do.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Makes memory known to the engine, so that bytes can move from and to it. Memory that overlaps a region that is
+    /// already registered is refused (`Invalid`).
+    fn register(&self, memory: HostMemory, within: Duration) -> Result<Region>;
+
+    /// Memory of this process that is registered now.
+    fn registrations(&self) -> Registrations;
+
+    /// Writes objects.
+    fn put(&self, batch: &[Transfer], options: &PutOptions, within: Duration) -> Result<Vec<PutOutcome>>;
+
+    /// Reads objects.
+    fn get(&self, batch: &[Transfer], within: Duration) -> Result<Vec<GetOutcome>>;
+
+    /// Removes objects, by force.
+    fn remove(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<RemoveOutcome>>;
+
+    /// Tells where objects are, without side effects.
+    fn probe(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<Presence>>;
+
+    /// Asks for objects to be brought up into DRAM.
+    fn raise(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<RaiseOutcome>>;
+
+    /// Capacity and use.
+    fn usage(&self, within: Duration) -> Result<Usage>;
+}
+
+/// What callers of an [`Engine`] use for comfort. Every engine has it.
+pub trait EngineExt: Engine {
+    /// Zeroed memory of its own, registered.
+    fn allocate(&self, len: usize, within: Duration) -> Result<Region> {
+        self.register(HostMemory::allocate(len)?, within)
+    }
+
+    /// [`Engine::put`] of one object from one buffer.
+    fn put_one(&self, key: &ObjectKey, from: &Span, options: &PutOptions, within: Duration) -> Result<PutOutcome> {
+        only(
+            "engine.put",
+            self.put(&[Transfer::new(key.clone(), from.clone())], options, within)?,
+        )
+    }
+
+    /// [`Engine::get`] of one object into one buffer.
+    fn get_one(&self, key: &ObjectKey, into: &Span, within: Duration) -> Result<GetOutcome> {
+        only(
+            "engine.get",
+            self.get(&[Transfer::new(key.clone(), into.clone())], within)?,
+        )
+    }
+
+    /// [`Engine::remove`] of one object.
+    fn remove_one(&self, key: &ObjectKey, within: Duration) -> Result<RemoveOutcome> {
+        only("engine.remove", self.remove(std::slice::from_ref(key), within)?)
+    }
+
+    /// [`Engine::probe`] of one object.
+    fn probe_one(&self, key: &ObjectKey, within: Duration) -> Result<Presence> {
+        only("engine.probe", self.probe(std::slice::from_ref(key), within)?)
+    }
+}
+
+impl<E: Engine + ?Sized> EngineExt for E {}
+
+fn only<T>(operation: &'static str, mut outcomes: Vec<T>) -> Result<T> {
+    match (outcomes.pop(), outcomes.len()) {
+        (Some(outcome), 0) => Ok(outcome),
+        (_, more) => {
+            Err(Error::internal(operation, "a batch of one did not get exactly one outcome").with("more", more))
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! What a case is checked with: macros that return instead of panicking, and bytes that are recognised.
+
+use std::fmt;
+
+use holdfast_core::Error;
+
+/// Fails the case unless a condition holds; the rest is a format string that says what was seen.
+macro_rules! ensure {
+    ($condition:expr, $($why:tt)+) => {
+        if !$condition {
+            return Err($crate::testing::Failure::new(format!($($why)+)));
+        }
+    };
+}
+
+/// Fails the case unless a value matches a pattern; the message shows the value.
+macro_rules! ensure_matches {
+    ($value:expr, $pattern:pat $(if $guard:expr)?, $($why:tt)+) => {
+        match $value {
+            $pattern $(if $guard)? => {}
+            ref other => {
+                let why = format!($($why)+);
+                return Err($crate::testing::Failure::new(format!("{why}; it was {other:?}")));
+            }
+        }
+    };
+}
+
+/// The list of a file's cases: `name (setup) "the sentence of the contract";`.
+macro_rules! cases {
+    ($group:literal $($name:ident ($setup:expr) $about:literal;)*) => {
+        pub(super) const CASES: &[$crate::testing::Case] = &[$(
+            $crate::testing::Case {
+                name: concat!($group, "::", stringify!($name)),
+                about: $about,
+                setup: $setup,
+                run: $name,
+            },
+        )*];
+    };
+}
+
+/// Why a case failed, for people.
+#[derive(Clone, Debug)]
+pub struct Failure(String);
+
+impl Failure {
+    /// What was seen and what should have been.
+    pub fn new(why: impl Into<String>) -> Self {
+        Self(why.into())
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self(format!("an error that the case did not expect: {error:?}"))
+    }
+}
+
+/// What a case returns.
+pub type CaseResult<T = ()> = Result<T, Failure>;
+
+/// Bytes that follow from `seed` alone, differ between seeds, and differ between any two places of one pattern.
+pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    const BLOCK: usize = 4096;
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0xA5A5_5A5A_1234_5678;
+    let mut tape = Vec::with_capacity(BLOCK.min(len + 8));
+    while tape.len() < BLOCK.min(len) {
+        tape.extend_from_slice(&next_word(&mut state));
+    }
+    // A word of its own and a turned tape for every further block: this way most of the work is copying, and a suite
+    // that is built without optimisation is not slow for it.
+    let mut bytes = Vec::with_capacity(len + 2 * BLOCK);
+    while bytes.len() < len {
+        let turn = (bytes.len() / BLOCK * 72) % tape.len();
+        bytes.extend_from_slice(&next_word(&mut state));
+        bytes.extend_from_slice(&tape[turn..]);
+        bytes.extend_from_slice(&tape[..turn]);
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// The next eight bytes of SplitMix64: short, and good enough that two of its words never look alike.
+fn next_word(state: &mut u64) -> [u8; 8] {
+    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let mut word = *state;
+    word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    (word ^ (word >> 31)).to_le_bytes()
+}
+
+/// Tells where two runs of bytes differ first.
+pub(super) fn same_bytes(what: impl fmt::Display, seen: &[u8], wanted: &[u8]) -> CaseResult {
+    ensure!(
+        seen.len() == wanted.len(),
+        "{what}: {} bytes instead of {}",
+        seen.len(),
+        wanted.len()
+    );
+    if seen == wanted {
+        return Ok(());
+    }
+    if let Some(at) = seen.iter().zip(wanted).position(|(seen, wanted)| seen != wanted) {
+        let end = (at + 8).min(seen.len());
+        return Err(Failure::new(format!(
+            "{what}: byte {at} of {} is wrong: {:02x?} instead of {:02x?}",
+            seen.len(),
+            &seen[at..end],
+            &wanted[at..end]
+        )));
+    }
+    Ok(())
+}

@@ -1,0 +1,197 @@
+//! The contract suite: what [`Engine`]'s `# Contract` says, as cases that run on every back end.
+//!
+//! A back end implements [`Backend`] (how to start a cluster) and [`Harness`] (what can be done to it from outside),
+//! and gets one named test per case, under `cargo test` and `cargo nextest` alike:
+//!
+//! ```no_run
+//! # use std::time::Duration;
+//! # use holdfast_core::Result;
+//! # use holdfast_engine::testing::{Backend, Harness, Setup};
+//! struct MyBackend;
+//!
+//! impl Backend for MyBackend {
+//!     fn start(&self, setup: &Setup) -> Result<Box<dyn Harness>> {
+//!         todo!("start a cluster that is like {setup:?}")
+//!     }
+//! }
+//!
+//! // tests/contract.rs, with `harness = false` in the manifest
+//! fn main() {
+//!     holdfast_engine::testing::main(MyBackend)
+//! }
+//! ```
+//!
+//! Rules of the suite:
+//! - A case asks for nothing that the contract does not promise. Where the contract says *may*, the case accepts both
+//!   and a comment quotes the sentence.
+//! - Every case has a cluster of its own, every wait is bounded, and time is the harness's: a case that takes 30 s on a
+//!   real cluster takes none on a simulated one.
+//! - A case does not panic; it returns a [`Failure`] that says what was seen and what should have been.
+//! - The engine must have [`crate::Capabilities::probe`]: much of what is checked can only be seen with it.
+
+#[macro_use]
+mod check;
+mod context;
+
+mod batches;
+mod concurrency;
+mod deadlines;
+mod keys;
+mod lengths;
+mod loss;
+mod on_memory;
+mod pressure;
+mod probe;
+mod put_get;
+mod registration;
+mod remove;
+mod ssd;
+mod unfinished;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_core::{Clock, ObjectKey, Result};
+
+use crate::Engine;
+
+pub use check::{CaseResult, Failure, pattern};
+pub use context::{Client, Context};
+pub use on_memory::MemoryBackend;
+
+/// What a case needs of its cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setup {
+    /// DRAM of each holder, in MiB. Default: 64.
+    pub segment_mib: u64,
+    /// How many holders. Default: 1.
+    pub holders: usize,
+    /// How long a read lease lasts, where the engine grants one. Default: 5 s.
+    pub lease_ttl: Duration,
+    /// Whether the holders have an SSD tier. Its heartbeats (offload, promotion) must come about every second and take
+    /// several objects each; evictable objects get their copy at a heartbeat after the put, not only when they are
+    /// evicted, and a hit or a raise promotes. Default: no.
+    pub ssd: bool,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            segment_mib: 64,
+            holders: 1,
+            lease_ttl: Duration::from_secs(5),
+            ssd: false,
+        }
+    }
+}
+
+/// A kind of engine that the suite can run on.
+pub trait Backend: Send + Sync {
+    /// Starts a cluster that no other case uses. Returns when it takes puts.
+    fn start(&self, setup: &Setup) -> Result<Box<dyn Harness>>;
+
+    /// Whether cases may run at the same time in one process. Default: yes. A back end that starts real servers says
+    /// no; `--test-threads` on the command line, and nextest with its process per case, go before this.
+    fn parallel(&self) -> bool {
+        true
+    }
+}
+
+/// One running cluster, seen from outside. Dropping it stops the cluster; clients are dropped before it.
+pub trait Harness {
+    /// A new client of it.
+    fn connect(&self) -> Result<Arc<dyn Engine>>;
+
+    /// The time in which its leases, heartbeats and deadlines run. On a simulated cluster, sleeping on it moves it.
+    fn clock(&self) -> Arc<dyn Clock>;
+
+    /// Leaves behind a put that began and never ends, as a killed writer does.
+    fn abandon_put(&self, key: &ObjectKey, bytes: u64) -> Result<()>;
+
+    /// Kills a holder, without a goodbye. Holders count from 0.
+    fn kill_holder(&self, holder: usize) -> Result<()>;
+
+    /// Starts a killed holder again, with the SSD that it had. Need not wait until it serves.
+    fn restart_holder(&self, holder: usize) -> Result<()>;
+
+    /// Kills whatever knows where the objects are.
+    fn kill_master(&self) -> Result<()>;
+
+    /// Starts it again, at the same address. Need not wait until it serves.
+    fn restart_master(&self) -> Result<()>;
+}
+
+/// One case of the suite.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    /// Its name: the group, `::`, and what it shows.
+    pub name: &'static str,
+    /// The sentence of the contract that it holds up.
+    pub about: &'static str,
+    /// What it needs.
+    pub setup: fn() -> Setup,
+    /// The case itself.
+    pub run: fn(&Context) -> CaseResult,
+}
+
+/// All cases, in the order of the contract.
+pub fn cases() -> Vec<Case> {
+    [
+        put_get::CASES,
+        keys::CASES,
+        lengths::CASES,
+        batches::CASES,
+        registration::CASES,
+        remove::CASES,
+        probe::CASES,
+        pressure::CASES,
+        unfinished::CASES,
+        deadlines::CASES,
+        ssd::CASES,
+        loss::CASES,
+        concurrency::CASES,
+    ]
+    .concat()
+}
+
+/// Runs one case on a cluster of its own. The error says what the contract promises and what was seen instead.
+pub fn run(backend: &dyn Backend, case: &Case) -> Result<(), String> {
+    let setup = (case.setup)();
+    let outcome = Context::start(backend, case.name, &setup).and_then(|context| (case.run)(&context));
+    outcome.map_err(|failure| format!("{failure}\n  contract: {}\n  cluster: {setup:?}", case.about))
+}
+
+/// The `main` of a back end's test file: every case is one test, named after it. Takes libtest's arguments, and ends
+/// the process with its exit code if a case failed.
+pub fn main(backend: impl Backend + 'static) {
+    let mut arguments = libtest_mimic::Arguments::from_args();
+    if !backend.parallel() && arguments.test_threads.is_none() {
+        arguments.test_threads = Some(1);
+    }
+    let backend: Arc<dyn Backend> = Arc::new(backend);
+    let trials = cases()
+        .into_iter()
+        .map(|case| {
+            let backend = Arc::clone(&backend);
+            libtest_mimic::Trial::test(case.name, move || run(backend.as_ref(), &case).map_err(Into::into))
+        })
+        .collect();
+    libtest_mimic::run(&arguments, trials).exit_if_failed();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_case_has_a_name_of_its_own_and_a_sentence() {
+        let cases = cases();
+        let names: BTreeSet<_> = cases.iter().map(|case| case.name).collect();
+        assert_eq!(names.len(), cases.len(), "a name stands twice");
+        assert!(cases.len() >= 50, "only {} cases", cases.len());
+        for case in cases {
+            assert!(case.about.ends_with('.'), "{} is about {:?}", case.name, case.about);
+        }
+    }
+}

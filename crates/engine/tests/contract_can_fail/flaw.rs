@@ -1,0 +1,129 @@
+//! The ways to break the contract, and who must notice.
+
+/// One way to break the contract.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flaw {
+    /// Says Removed and removes nothing.
+    RemovesNothing,
+    /// Says Removed, and leaves what somebody has read, as an unforced remove would.
+    RemoveHonoursLeases,
+    /// Takes a short or long read for a good one, as engines' users do.
+    AnyLengthIsLoaded,
+    /// Tells a wrong length, but not the right one.
+    TellsTheBuffersLength,
+    /// Writes what fits of an object that does not.
+    OverrunsShortBuffers,
+    /// Answers a put backwards.
+    PutBackwards,
+    /// Answers a get backwards.
+    GetBackwards,
+    /// Answers a remove backwards.
+    RemoveBackwards,
+    /// Answers a probe backwards.
+    ProbeBackwards,
+    /// Answers a raise backwards.
+    RaiseBackwards,
+    /// Leaves misses out of the answer.
+    LeavesMissesOut,
+    /// Fills scattered buffers in the order of their addresses.
+    PartsByAddress,
+    /// Replaces what is there.
+    Overwrites,
+    /// Does its work whatever time it is given.
+    IgnoresNoTime,
+    /// Waits for a dead engine longer than it may.
+    WaitsTooLong,
+    /// Says Miss when it cannot know.
+    UnknownIsMiss,
+    /// Says Invalid when the engine is dead.
+    DeadIsInvalid,
+    /// Probes by asking for the object, which grants a lease and raises it.
+    ProbeHasSideEffects,
+    /// Rounds lengths up to the allocator's.
+    ProbeRoundsUp,
+    /// Does not tell a put that never ended from nothing.
+    UnfinishedIsAbsent,
+    /// Drops the pin.
+    PinsNothing,
+    /// Pins everything, to be safe.
+    PinsEverything,
+    /// Takes a full pool for success.
+    FullIsStored,
+    /// Takes a full pool for a failure.
+    FullIsFailure,
+    /// Writes each key of a put once and takes the second for done.
+    TakesAKeyTwice,
+    /// Leaves out what has no memory, and does the rest.
+    SkipsPartless,
+    /// Splits a batch that is too large, without being asked.
+    SplitsLargeBatches,
+    /// Does the first half of an unlawful batch before it says no.
+    RefusesTooLate,
+    /// Takes `+` for a space, as form decoding does.
+    PlusIsSpace,
+    /// Folds the case of keys.
+    FoldsCase,
+    /// Cuts long keys.
+    CutsLongKeys,
+    /// Never unregisters.
+    KeepsMemory,
+    /// Says that a raise was heard, whatever it is about.
+    EveryRaiseIsAsked,
+    /// Hears every raise, and forgets it.
+    RaisesNothing,
+    /// Counts nothing.
+    UsageIsZero,
+    /// Keeps one copy, whatever it was asked.
+    OneCopyOnly,
+    /// Has an effect after it said that it had none.
+    LateEffect,
+}
+
+use Flaw::*;
+
+/// Each flaw, and a case that must notice it.
+pub(crate) const FLAWS: &[(Flaw, &str)] = &[
+    (RemovesNothing, "remove::removed_means_miss_and_absent"),
+    (RemoveHonoursLeases, "remove::under_a_read_lease"),
+    (AnyLengthIsLoaded, "lengths::off_by_one"),
+    (TellsTheBuffersLength, "lengths::a_wrong_length_can_be_asked_again"),
+    (OverrunsShortBuffers, "lengths::a_wrong_length_writes_only_its_buffers"),
+    (PutBackwards, "pressure::a_batch_that_fits_in_part"),
+    (GetBackwards, "batches::present_and_absent_keys_keep_their_order"),
+    (GetBackwards, "lengths::wrong_lengths_do_not_spoil_their_batch"),
+    (RemoveBackwards, "batches::present_and_absent_keys_keep_their_order"),
+    (RemoveBackwards, "keys::odd_keys_in_one_batch"),
+    (ProbeBackwards, "batches::present_and_absent_keys_keep_their_order"),
+    (ProbeBackwards, "probe::presents_and_absents_in_one_batch"),
+    (RaiseBackwards, "batches::present_and_absent_keys_keep_their_order"),
+    (RaiseBackwards, "ssd::a_raise_of_a_herd_keeps_its_order"),
+    (LeavesMissesOut, "batches::present_and_absent_keys_keep_their_order"),
+    (PartsByAddress, "put_get::whole_put_scattered_get"),
+    (Overwrites, "put_get::a_put_on_an_existing_key_changes_nothing"),
+    (IgnoresNoTime, "deadlines::a_put_without_time"),
+    (WaitsTooLong, "loss::without_a_master_calls_are_unavailable_in_time"),
+    (UnknownIsMiss, "loss::without_a_master_calls_are_unavailable_in_time"),
+    (DeadIsInvalid, "loss::without_a_master_calls_are_unavailable_in_time"),
+    (ProbeHasSideEffects, "ssd::a_probe_raises_nothing"),
+    (ProbeHasSideEffects, "probe::probed_objects_stay_evictable"),
+    (ProbeRoundsUp, "probe::lengths_are_exact"),
+    (UnfinishedIsAbsent, "unfinished::is_seen_and_not_readable"),
+    (PinsNothing, "pressure::pinned_objects_never_give_way"),
+    (PinsEverything, "pressure::evictable_objects_give_way"),
+    (FullIsStored, "pressure::a_pool_full_of_pinned_objects_is_full"),
+    (FullIsFailure, "pressure::full_is_said_at_once"),
+    (TakesAKeyTwice, "batches::a_key_twice_in_a_put"),
+    (TakesAKeyTwice, "batches::a_key_twice_in_a_get"),
+    (SkipsPartless, "batches::a_transfer_without_parts"),
+    (SplitsLargeBatches, "batches::too_many_objects_in_other_calls"),
+    (RefusesTooLate, "batches::a_key_twice_in_a_large_put"),
+    (PlusIsSpace, "keys::near_misses_are_other_objects"),
+    (FoldsCase, "keys::near_misses_are_other_objects"),
+    (CutsLongKeys, "keys::near_misses_are_other_objects"),
+    (KeepsMemory, "registration::a_dropped_region_is_unregistered"),
+    (EveryRaiseIsAsked, "probe::raise_of_what_is_in_dram_or_nowhere"),
+    (RaisesNothing, "ssd::a_raise_brings_it_up"),
+    (UsageIsZero, "probe::capacity_is_the_segments"),
+    (OneCopyOnly, "loss::a_second_copy_survives"),
+    (LateEffect, "deadlines::a_put_with_hardly_any_time"),
+];
