@@ -1,0 +1,340 @@
+//! The master's admin HTTP, for what the wheel's module cannot do without side effects.
+//!
+//! Asking the module whether an object exists grants a read lease, which keeps garbage alive; asking it for replicas
+//! counts as a hit, which moves objects between tiers. The admin endpoint `batch_query_keys` does neither.
+//!
+//! It takes keys as one comma-separated list and splits *after* unescaping, so a comma in a key cannot be sent at all;
+//! [`holdfast_core::ObjectKey`] refuses such keys from the start. Everything else is percent-escaped. It knows the
+//! default tenant only.
+//!
+//! Of several masters only the leader answers; the others say so, and the next one is asked. The one that answered is
+//! asked first the next time.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use holdfast_core::{Deadline, Error, ObjectKey, Result, SystemClock};
+use holdfast_engine::{Presence, Usage};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use serde::Deserialize;
+
+/// Long enough for a few hundred keys; far below what the server and the URL type take.
+const MAX_QUERY_BYTES: usize = 16 << 10;
+/// Far above any answer to such a query; a limit all the same.
+const MAX_ANSWER_BYTES: u64 = 64 << 20;
+const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~')
+    .remove(b'/');
+
+/// A client of the admin endpoints of one cluster's masters.
+#[derive(Debug)]
+pub(crate) struct Admin {
+    http: ureq::Agent,
+    addresses: Vec<String>,
+    leader: AtomicUsize,
+    clock: SystemClock,
+}
+
+#[derive(Deserialize)]
+struct QueryAnswer {
+    data: HashMap<String, KeyAnswer>,
+}
+
+#[derive(Deserialize)]
+struct KeyAnswer {
+    ok: bool,
+    error: Option<String>,
+    values: Option<Vec<DramReplica>>,
+    disk_values: Option<Vec<DiskReplica>>,
+    local_disk_values: Option<Vec<DiskReplica>>,
+}
+
+#[derive(Deserialize)]
+struct DramReplica {
+    #[serde(rename = "size_")]
+    size: u64,
+}
+
+#[derive(Deserialize)]
+struct DiskReplica {
+    object_size: u64,
+}
+
+#[derive(Deserialize)]
+struct SegmentsAnswer {
+    segments: Vec<Segment>,
+}
+
+#[derive(Deserialize)]
+struct Segment {
+    allocator_used_bytes: u64,
+    allocator_capacity_bytes: u64,
+}
+
+impl Admin {
+    pub(crate) fn new(addresses: &[String]) -> Self {
+        let http = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .build()
+            .new_agent();
+        let addresses = addresses
+            .iter()
+            .map(|address| address.trim_end_matches('/').to_owned())
+            .collect();
+        Self {
+            http,
+            addresses,
+            leader: AtomicUsize::new(0),
+            clock: SystemClock::new(),
+        }
+    }
+
+    /// Whether there is anybody to ask.
+    pub(crate) fn is_configured(&self) -> bool {
+        !self.addresses.is_empty()
+    }
+
+    /// Where objects are, without side effects.
+    pub(crate) fn probe(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<Presence>> {
+        const OPERATION: &str = "engine.probe";
+        let deadline = Deadline::after(&self.clock, within);
+        let mut found = Vec::with_capacity(keys.len());
+        for (chunk, query) in queries(keys) {
+            let text = self.ask(OPERATION, &query, deadline)?;
+            let mut answer: QueryAnswer = parse(OPERATION, &text)?;
+            for key in chunk {
+                // The same key may stand in the batch twice; the answer names it once.
+                let entry = answer.data.get_mut(key.as_str()).ok_or_else(|| {
+                    Error::internal(OPERATION, "the master's answer leaves out a key it was asked for").with("key", key)
+                })?;
+                found.push(entry.presence(key)?);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Capacity and use of the whole cluster.
+    pub(crate) fn usage(&self, within: Duration) -> Result<Usage> {
+        const OPERATION: &str = "engine.usage";
+        let deadline = Deadline::after(&self.clock, within);
+        let text = self.ask(OPERATION, "/get_segments_detail", deadline)?;
+        let answer: SegmentsAnswer = parse(OPERATION, &text)?;
+        let metrics = self.ask(OPERATION, "/metrics", deadline)?;
+        Ok(Usage {
+            dram_capacity: answer
+                .segments
+                .iter()
+                .map(|segment| segment.allocator_capacity_bytes)
+                .sum(),
+            dram_used: answer.segments.iter().map(|segment| segment.allocator_used_bytes).sum(),
+            ssd_capacity: gauge(&metrics, "master_total_file_capacity_bytes"),
+            ssd_used: gauge(&metrics, "master_allocated_file_size_bytes"),
+            objects: gauge(&metrics, "master_key_count"),
+        })
+    }
+
+    /// Asks the masters in turn, beginning with the one that answered last time.
+    fn ask(&self, operation: &'static str, path: &str, deadline: Deadline) -> Result<String> {
+        let count = self.addresses.len();
+        let first = self.leader.load(Ordering::Relaxed);
+        let mut last = Error::new(
+            holdfast_core::ErrorKind::Unsupported,
+            operation,
+            "this needs the masters' admin addresses; name them in the setting `admin`",
+        );
+        for turn in 0..count {
+            let at = (first + turn) % count;
+            // A master that hangs must not eat the time of those that would answer.
+            let share = u32::try_from(count - turn).unwrap_or(1);
+            match self.ask_one(
+                operation,
+                &self.addresses[at],
+                path,
+                deadline.remaining(&self.clock) / share,
+            ) {
+                Ok(text) => {
+                    self.leader.store(at, Ordering::Relaxed);
+                    return Ok(text);
+                }
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    fn ask_one(&self, operation: &'static str, address: &str, path: &str, within: Duration) -> Result<String> {
+        let fail = |message: &str| Error::unavailable(operation, message).with("master", address);
+        if within.is_zero() {
+            return Err(fail("the deadline passed before the master was asked"));
+        }
+        let request = self
+            .http
+            .get(format!("{address}{path}"))
+            .config()
+            .timeout_global(Some(within))
+            .build();
+        let mut answer = request
+            .call()
+            .map_err(|error| fail("the master's admin port does not answer").caused_by(error))?;
+        let status = answer.status();
+        let body = answer.body_mut().with_config().limit(MAX_ANSWER_BYTES).read_to_string();
+        let body = body.map_err(|error| fail("the master's answer broke off").caused_by(error))?;
+        if status.as_u16() == 503 {
+            return Err(fail("this master does not lead now"));
+        }
+        if !status.is_success() {
+            return Err(
+                Error::internal(operation, "the master's admin port refuses the request")
+                    .with("status", status)
+                    .with("master", address),
+            );
+        }
+        Ok(body)
+    }
+}
+
+impl KeyAnswer {
+    fn presence(&mut self, key: &ObjectKey) -> Result<Presence> {
+        if self.ok {
+            let dram = self.values.as_deref().unwrap_or_default();
+            let ssd = || self.disk_values.iter().chain(&self.local_disk_values).flatten();
+            let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+            let bytes = dram
+                .first()
+                .map(|replica| replica.size)
+                .or_else(|| ssd().next().map(|replica| replica.object_size));
+            return Ok(match bytes {
+                Some(bytes) => Presence::Present {
+                    dram: count(dram.len()),
+                    ssd: count(ssd().count()),
+                    bytes,
+                },
+                // Known, but without one whole copy: nobody could read it.
+                None => Presence::Unfinished,
+            });
+        }
+        match self.error.as_deref() {
+            Some("OBJECT_NOT_FOUND") => Ok(Presence::Absent),
+            Some("REPLICA_IS_NOT_READY") => Ok(Presence::Unfinished),
+            other => Err(
+                Error::internal("engine.probe", "the master cannot say where this object is")
+                    .with("key", key)
+                    .with("answer", other.unwrap_or("none")),
+            ),
+        }
+    }
+}
+
+/// Cuts keys into requests that are not too long.
+fn queries(keys: &[ObjectKey]) -> Vec<(&[ObjectKey], String)> {
+    const PATH: &str = "/batch_query_keys?keys=";
+    let mut requests = Vec::new();
+    let (mut from, mut query) = (0, PATH.to_owned());
+    for (at, key) in keys.iter().enumerate() {
+        let escaped = utf8_percent_encode(key.as_str(), ESCAPED).to_string();
+        if at > from && query.len() + escaped.len() >= MAX_QUERY_BYTES {
+            requests.push((&keys[from..at], std::mem::replace(&mut query, PATH.to_owned())));
+            from = at;
+        }
+        if at > from {
+            query.push(',');
+        }
+        query.push_str(&escaped);
+    }
+    if from < keys.len() {
+        requests.push((&keys[from..], query));
+    }
+    requests
+}
+
+fn parse<'a, T: Deserialize<'a>>(operation: &'static str, text: &'a str) -> Result<T> {
+    serde_json::from_str(text).map_err(|error| {
+        Error::internal(
+            operation,
+            "the master's answer cannot be read; is this a release of Mooncake that Holdfast knows?",
+        )
+        .caused_by(error)
+    })
+}
+
+/// The value of one metric without labels in Prometheus' text form; zero if it is not there.
+fn gauge(metrics: &str, name: &str) -> u64 {
+    metrics
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
+        .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys(texts: &[&str]) -> Vec<ObjectKey> {
+        texts.iter().map(|text| ObjectKey::new(text).expect("a key")).collect()
+    }
+
+    #[test]
+    fn keys_are_escaped_and_separated() {
+        let keys = keys(&["a/b", "c d&e=f%2C", "é"]);
+        let queries = queries(&keys);
+        assert_eq!(queries.len(), 1);
+        assert_eq!(queries[0].1, "/batch_query_keys?keys=a/b,c%20d%26e%3Df%252C,%C3%A9");
+    }
+
+    #[test]
+    fn long_lists_are_cut_and_nothing_is_lost_or_doubled() {
+        let keys: Vec<_> = (0..1000)
+            .map(|n| ObjectKey::new(format!("{n}/{}", "k".repeat(200))).expect("a key"))
+            .collect();
+        let queries = queries(&keys);
+        assert!(queries.len() > 5);
+        assert!(queries.iter().all(|(_, query)| query.len() <= MAX_QUERY_BYTES));
+        assert_eq!(
+            queries.iter().flat_map(|(chunk, _)| chunk.iter()).collect::<Vec<_>>(),
+            keys.iter().collect::<Vec<_>>()
+        );
+        assert!(super::queries(&[]).is_empty());
+    }
+
+    #[test]
+    fn answers_are_read_as_the_master_writes_them() {
+        let text = r#"{"success":true,"data":{
+            "d":{"ok":true,"error":null,"values":[{"size_":7,"buffer_address_":1}],"disk_values":null,"local_disk_values":null,"nof_values":null},
+            "s":{"ok":true,"error":null,"values":[],"disk_values":null,"local_disk_values":[{"client_id":"c","object_size":9,"transport_endpoint":"e"}],"nof_values":null},
+            "n":{"ok":false,"error":"OBJECT_NOT_FOUND","values":null,"disk_values":null,"local_disk_values":null,"nof_values":null},
+            "u":{"ok":false,"error":"REPLICA_IS_NOT_READY","values":null,"disk_values":null,"local_disk_values":null,"nof_values":null},
+            "x":{"ok":false,"error":"INTERNAL_ERROR","values":null,"disk_values":null,"local_disk_values":null,"nof_values":null}}}"#;
+        let mut answer: QueryAnswer = parse("test", text).expect("reads");
+        let mut see = |name: &str| answer.data.get_mut(name).expect("there").presence(&keys(&[name])[0]);
+        assert_eq!(
+            see("d").expect("known"),
+            Presence::Present {
+                dram: 1,
+                ssd: 0,
+                bytes: 7
+            }
+        );
+        assert_eq!(
+            see("s").expect("known"),
+            Presence::Present {
+                dram: 0,
+                ssd: 1,
+                bytes: 9
+            }
+        );
+        assert_eq!(see("n").expect("known"), Presence::Absent);
+        assert_eq!(see("u").expect("known"), Presence::Unfinished);
+        assert!(see("x").is_err());
+        assert!(parse::<QueryAnswer>("test", "<html>").is_err());
+    }
+
+    #[test]
+    fn metrics_are_found_by_their_whole_name() {
+        let text = "# TYPE master_key_count gauge\nmaster_key_count_total 9\nmaster_key_count 4\n";
+        assert_eq!((gauge(text, "master_key_count"), gauge(text, "absent")), (4, 0));
+    }
+}

@@ -1,0 +1,137 @@
+//! How to reach a Mooncake Store cluster.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use holdfast_core::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+/// Every setting of a [`crate::MooncakeEngine`]. All have a default; the defaults reach a cluster on this host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MooncakeConfig {
+    /// The master: `host:port`, or `etcd://host:port[;host:port]` when masters are highly available.
+    /// Default: `127.0.0.1:50051`.
+    pub master: String,
+    /// The masters' admin addresses, `http://host:port` each; needed by probe and usage. Name all masters of a highly
+    /// available cluster: the one that leads answers. Default: `http://127.0.0.1:9003`.
+    pub admin: Vec<String>,
+    /// Where transfer engines find each other: `P2PHANDSHAKE` (no server), or the address of a metadata server. All
+    /// members of a cluster use the same. Default: `P2PHANDSHAKE`, because with a metadata server that is out of reach
+    /// memory can neither be registered nor forgotten.
+    pub metadata: String,
+    /// The name or address under which other hosts reach this one. Default: `127.0.0.1`.
+    pub local_hostname: String,
+    /// How bytes move: `tcp`, `rdma`, or whatever else the wheel was built with. Default: `tcp`.
+    pub protocol: String,
+    /// Network devices for RDMA, separated by commas. Default: none, the engine chooses.
+    pub devices: String,
+    /// DRAM that this process gives to the cluster. Default: 0, a pure client.
+    pub segment_bytes: u64,
+    /// The client's own staging buffer; Holdfast's transfers do not pass through it. Default: 16 MiB.
+    pub buffer_bytes: u64,
+    /// Where this process keeps SSD copies of what lies in its segment. Default: none.
+    pub ssd_path: Option<PathBuf>,
+    /// The tenant that keys belong to. The probe of this release of the engine sees the default one only.
+    /// Default: `default`.
+    pub tenant: String,
+    /// Port of the client's own HTTP metrics, if it is to have any. Default: none.
+    pub client_http_port: Option<u16>,
+    /// Environment variables that the engine reads when it is loaded (`MC_…`, `GLOG_…`, `MOONCAKE_…`). They are set for
+    /// the whole process, before the first engine in it is made. Default: none.
+    pub environment: BTreeMap<String, String>,
+    /// The most calls under way at once, those that hang included. Default: 128.
+    pub max_calls: usize,
+    /// How long connecting may take. Default: 30 s.
+    pub connect_within: Duration,
+    /// How long to wait, when the engine value is dropped, for calls that are under way. Default: 10 s.
+    pub close_within: Duration,
+}
+
+impl Default for MooncakeConfig {
+    fn default() -> Self {
+        Self {
+            master: "127.0.0.1:50051".to_owned(),
+            admin: vec!["http://127.0.0.1:9003".to_owned()],
+            metadata: Self::NO_METADATA_SERVER.to_owned(),
+            local_hostname: "127.0.0.1".to_owned(),
+            protocol: "tcp".to_owned(),
+            devices: String::new(),
+            segment_bytes: 0,
+            buffer_bytes: 16 << 20,
+            ssd_path: None,
+            tenant: Self::DEFAULT_TENANT.to_owned(),
+            client_http_port: None,
+            environment: BTreeMap::new(),
+            max_calls: 128,
+            connect_within: Duration::from_secs(30),
+            close_within: Duration::from_secs(10),
+        }
+    }
+}
+
+impl MooncakeConfig {
+    /// The metadata setting of a cluster without a metadata server.
+    pub const NO_METADATA_SERVER: &'static str = "P2PHANDSHAKE";
+    /// The tenant of keys that name none.
+    pub const DEFAULT_TENANT: &'static str = "default";
+
+    /// Checks what can be checked without the cluster.
+    pub fn validate(&self) -> Result<()> {
+        let refuse =
+            |setting: &'static str, why: &str| Err(Error::invalid("mooncake.config", why).with("setting", setting));
+        if self.master.is_empty() {
+            return refuse("master", "name the master: host:port, or etcd://host:port");
+        }
+        if self.metadata.is_empty() {
+            return refuse("metadata", "name the metadata server, or P2PHANDSHAKE for none");
+        }
+        if self.protocol.is_empty() {
+            return refuse("protocol", "name the protocol, such as tcp or rdma");
+        }
+        if let Some(address) = self.admin.iter().find(|address| !address.starts_with("http://")) {
+            return refuse(
+                "admin",
+                &format!("an admin address reads http://host:port, not {address:?}"),
+            );
+        }
+        if self.max_calls == 0 {
+            return refuse("max_calls", "at least one call must be allowed at a time");
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_read_from_json_with_defaults_and_without_surprises() {
+        let config: MooncakeConfig = serde_json::from_str(r#"{"master": "m:1", "protocol": "rdma"}"#).expect("reads");
+        assert_eq!(
+            (config.master.as_str(), config.protocol.as_str(), config.max_calls),
+            ("m:1", "rdma", 128)
+        );
+        assert!(
+            serde_json::from_str::<MooncakeConfig>(r#"{"protocl": "tcp"}"#).is_err(),
+            "a slip is not a default"
+        );
+        config.validate().expect("lawful");
+    }
+
+    #[test]
+    fn unusable_settings_are_refused_by_name() {
+        let bad = MooncakeConfig {
+            admin: vec!["127.0.0.1:9003".to_owned()],
+            ..MooncakeConfig::default()
+        };
+        assert_eq!(bad.validate().expect_err("refused").fact("setting"), Some("admin"));
+        let bad = MooncakeConfig {
+            max_calls: 0,
+            ..MooncakeConfig::default()
+        };
+        assert_eq!(bad.validate().expect_err("refused").fact("setting"), Some("max_calls"));
+    }
+}

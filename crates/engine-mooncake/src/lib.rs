@@ -1,0 +1,388 @@
+//! Mooncake Store under the [`Engine`] trait.
+//!
+//! # Why through Python
+//! Mooncake publishes one complete, supported interface: the Python module of its wheel. Its C interface is in no
+//! package and lacks batched removal, replica descriptors, tenants and the SSD settings; its C++ symbols and its RPC are
+//! tied to one release. So this crate drives the module through PyO3. That costs a microsecond or so per call, nothing
+//! per byte: the module is handed addresses, and lets go of the interpreter's lock while bytes move. Everything above
+//! the trait is untouched if another binding takes its place.
+//!
+//! # How a call goes
+//! ```text
+//! caller ─ batch rules ─▶ calls (a thread, a deadline) ─▶ store (the module) ─▶ codes (outcomes) ─▶ caller
+//!                                                      └▶ admin (HTTP: probe, usage)
+//! ```
+//! The module's calls cannot be cancelled, so they run on threads of `calls` while the caller waits within its
+//! deadline. `regions` keeps memory registered for as long as any of them may touch it.
+//!
+//! **Do not call in with the interpreter's lock held** (from an extension, detach first): the call's thread needs it.
+//!
+//! # What if…
+//! - *…the process dies?* The master drops this client's unfinished puts and, if it gave a segment, its objects.
+//! - *…the master or a holder dies?* Calls fail `Unavailable`; when they are back, the same value works again.
+//! - *…a call never returns?* Its caller leaves at the deadline; its thread and memory stay; at `max_calls` such calls
+//!   new ones fail `Unavailable` and say why.
+//!
+//! # Example
+//! ```no_run
+//! use std::time::Duration;
+//! use holdfast_engine::{Engine, EngineExt, PutOptions};
+//! use holdfast_engine_mooncake::{MooncakeConfig, MooncakeEngine};
+//!
+//! let second = Duration::from_secs(1);
+//! let engine = MooncakeEngine::connect(MooncakeConfig::default())?;
+//! let memory = engine.allocate(1 << 20, second)?;
+//! let key = "demo/object".parse()?;
+//! engine.put_one(&key, &memory.whole(), &PutOptions::default(), second)?;
+//! println!("{:?}", engine.probe_one(&key, second)?);
+//! engine.remove_one(&key, second)?;
+//! # Ok::<(), holdfast_core::Error>(())
+//! ```
+
+mod admin;
+mod calls;
+mod codes;
+mod config;
+#[cfg(feature = "embed")]
+mod embed;
+mod regions;
+mod store;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_core::{Deadline, Error, ErrorKind, ObjectKey, Result, SystemClock};
+use holdfast_engine::batch::{check_count, check_options, check_time, check_transfers};
+use holdfast_engine::{
+    Capabilities, Engine, EngineId, GetOutcome, HostMemory, Presence, PutOptions, PutOutcome, RaiseOutcome, Region,
+    Registrar, Registrations, RemoveOutcome, Transfer, Usage,
+};
+use pyo3::prelude::*;
+
+use admin::Admin;
+use calls::{CallPool, Effect};
+pub use config::MooncakeConfig;
+use regions::Regions;
+use store::Store;
+
+/// The most objects in one batch.
+const MAX_BATCH: usize = 1024;
+
+/// A client of a Mooncake Store cluster.
+///
+/// Dropping it, and the last region that it registered, waits for calls under way (up to
+/// [`MooncakeConfig::close_within`]) and then closes the client, unless it was handed in by somebody else.
+#[derive(Debug)]
+pub struct MooncakeEngine(Arc<Client>);
+
+#[derive(Debug)]
+struct Client {
+    id: EngineId,
+    config: MooncakeConfig,
+    calls: CallPool,
+    store: Arc<Store>,
+    regions: Arc<Regions>,
+    admin: Admin,
+    /// Whether the store is ours to close.
+    owned: bool,
+}
+
+impl MooncakeEngine {
+    /// Makes a client of our own and connects it.
+    pub fn connect(config: MooncakeConfig) -> Result<Self> {
+        config.validate()?;
+        let calls = CallPool::new(config.max_calls);
+        let settings = config.clone();
+        let store = calls.run(
+            "mooncake.connect",
+            Effect::Repeatable,
+            config.connect_within,
+            move || Store::connect(&settings),
+        )??;
+        Ok(Self::new(config, calls, store, true))
+    }
+
+    /// Uses a `MooncakeDistributedStore` that a Python caller has set up. It stays theirs: they close it, after this
+    /// engine and its regions are gone. Of `config` only what concerns this side is used: admin addresses, metadata,
+    /// tenant, limits.
+    pub fn adopt(store: Py<PyAny>, config: MooncakeConfig) -> Result<Self> {
+        config.validate()?;
+        let calls = CallPool::new(config.max_calls);
+        let store = calls.run("mooncake.adopt", Effect::Repeatable, config.connect_within, move || {
+            Store::adopt(store)
+        })??;
+        Ok(Self::new(config, calls, store, false))
+    }
+
+    fn new(config: MooncakeConfig, calls: CallPool, store: Store, owned: bool) -> Self {
+        let store = Arc::new(store);
+        let regions = Arc::new(Regions::new(Arc::clone(&store), &config.metadata));
+        let admin = Admin::new(&config.admin);
+        Self(Arc::new(Client {
+            id: EngineId::unique(),
+            config,
+            calls,
+            store,
+            regions,
+            admin,
+            owned,
+        }))
+    }
+
+    /// The settings it was made with.
+    pub fn config(&self) -> &MooncakeConfig {
+        &self.0.config
+    }
+}
+
+impl Client {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            engine: "mooncake",
+            max_batch: MAX_BATCH,
+            // Whether holders keep SSD copies is their setting, not the client's; the calls are there either way.
+            ssd: true,
+            probe: self.can_probe().is_ok(),
+        }
+    }
+
+    fn can_probe(&self) -> Result<()> {
+        if self.config.tenant != MooncakeConfig::DEFAULT_TENANT {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "engine.probe",
+                "this release of Mooncake probes the default tenant only",
+            )
+            .with("tenant", &self.config.tenant));
+        }
+        if !self.admin.is_configured() {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "engine.probe",
+                "a probe needs the masters' admin addresses; name them in the setting `admin`",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Posts the unregistration of `memory`; nobody waits for it but the end of the client.
+    fn post_forget(&self, memory: HostMemory) {
+        let regions = Arc::clone(&self.regions);
+        if let Err(error) = self.calls.post("engine.unregister", move || regions.forget(memory)) {
+            // Only a pool that is closing refuses; closing the client below it makes it forget all memory.
+            tracing::debug!(%error, "memory was left to the closing of the client");
+        }
+    }
+
+    /// Gives memory whose unregistration was put off another chance.
+    fn post_deferred(&self) {
+        for memory in self.regions.take_deferred() {
+            self.post_forget(memory);
+        }
+    }
+
+    /// The module says "wrong parameter" or "transfer failed" when buffers do not fit an object; the object's length,
+    /// asked for without side effects, tells whether that is why.
+    fn explain_lengths(&self, batch: &[Transfer], outcomes: &mut [GetOutcome], within: Duration) {
+        let doubtful: Vec<usize> = outcomes
+            .iter()
+            .enumerate()
+            .filter(|(_, outcome)| matches!(outcome, GetOutcome::Failed(error) if may_be_length(error)))
+            .map(|(at, _)| at)
+            .collect();
+        if doubtful.is_empty() || within.is_zero() || self.can_probe().is_err() {
+            return;
+        }
+        let keys: Vec<_> = doubtful.iter().map(|&at| batch[at].key.clone()).collect();
+        // If the probe fails too, the error that is there already tells the story.
+        let Ok(found) = self.admin.probe(&keys, within) else {
+            return;
+        };
+        for (at, presence) in doubtful.into_iter().zip(found) {
+            if let Presence::Present { bytes, .. } = presence
+                && bytes != batch[at].bytes()
+            {
+                outcomes[at] = GetOutcome::WrongLength { stored: bytes };
+            }
+        }
+    }
+}
+
+fn may_be_length(error: &Error) -> bool {
+    [codes::INVALID_PARAMS, codes::TRANSFER_FAIL]
+        .iter()
+        .any(|code| error.fact("code") == Some(code.to_string().as_str()))
+}
+
+impl Registrar for Client {
+    fn engine(&self) -> EngineId {
+        self.id
+    }
+
+    fn unregister(&self, memory: HostMemory) {
+        self.post_forget(memory);
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let left = self.calls.finish(self.config.close_within);
+        if !self.owned {
+            return;
+        }
+        if left > 0 {
+            // Closing under a call would take the ground from under it.
+            tracing::warn!(
+                calls = left,
+                "the engine's client is left open: calls into it have not returned"
+            );
+            return;
+        }
+        // A fresh pool of one: closing talks to the master, which may hang.
+        let store = Arc::clone(&self.store);
+        let closing = CallPool::new(1);
+        match closing.run(
+            "mooncake.close",
+            Effect::Repeatable,
+            self.config.close_within,
+            move || store.close(),
+        ) {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) | Err(error) => tracing::warn!(%error, "the engine's client did not close cleanly"),
+        }
+    }
+}
+
+impl Engine for MooncakeEngine {
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+
+    fn register(&self, memory: HostMemory, within: Duration) -> Result<Region> {
+        check_time("engine.register", within)?;
+        self.0.post_deferred();
+        let client = Arc::clone(&self.0);
+        // The region is made by the call itself: if nobody waits for it any more, it is dropped and unregistered there.
+        self.0
+            .calls
+            .run("engine.register", Effect::Repeatable, within, move || {
+                client.regions.register(&memory)?;
+                let registrar: Arc<dyn Registrar> = client;
+                Ok(Region::new(memory, registrar))
+            })?
+    }
+
+    fn registrations(&self) -> Registrations {
+        self.0.post_deferred();
+        self.0.regions.count()
+    }
+
+    fn put(&self, batch: &[Transfer], options: &PutOptions, within: Duration) -> Result<Vec<PutOutcome>> {
+        const OPERATION: &str = "engine.put";
+        check_time(OPERATION, within)?;
+        check_count(OPERATION, batch.len(), &self.capabilities())?;
+        check_transfers(OPERATION, batch, self.0.id)?;
+        check_options(OPERATION, options)?;
+        if batch.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (store, owned, options) = (Arc::clone(&self.0.store), batch.to_vec(), options.clone());
+        let codes = self
+            .0
+            .calls
+            .run(OPERATION, Effect::Changes, within, move || store.put(&owned, &options))??;
+        Ok(batch
+            .iter()
+            .zip(codes)
+            .map(|(transfer, code)| codes::put(&transfer.key, code))
+            .collect())
+    }
+
+    fn get(&self, batch: &[Transfer], within: Duration) -> Result<Vec<GetOutcome>> {
+        const OPERATION: &str = "engine.get";
+        check_time(OPERATION, within)?;
+        check_count(OPERATION, batch.len(), &self.capabilities())?;
+        check_transfers(OPERATION, batch, self.0.id)?;
+        if batch.is_empty() {
+            return Ok(Vec::new());
+        }
+        let clock = SystemClock::new();
+        let deadline = Deadline::after(&clock, within);
+        let (store, owned) = (Arc::clone(&self.0.store), batch.to_vec());
+        let codes = self
+            .0
+            .calls
+            .run(OPERATION, Effect::Repeatable, within, move || store.get(&owned))??;
+        let mut outcomes: Vec<_> = batch
+            .iter()
+            .zip(codes)
+            .map(|(t, code)| codes::get(&t.key, code, t.bytes()))
+            .collect();
+        self.0.explain_lengths(batch, &mut outcomes, deadline.remaining(&clock));
+        Ok(outcomes)
+    }
+
+    fn remove(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<RemoveOutcome>> {
+        const OPERATION: &str = "engine.remove";
+        check_time(OPERATION, within)?;
+        check_count(OPERATION, keys.len(), &self.capabilities())?;
+        if keys.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (store, owned) = (Arc::clone(&self.0.store), keys.to_vec());
+        let codes = self
+            .0
+            .calls
+            .run(OPERATION, Effect::Changes, within, move || store.remove(&owned))??;
+        Ok(keys
+            .iter()
+            .zip(codes)
+            .map(|(key, code)| codes::remove(key, code))
+            .collect())
+    }
+
+    fn probe(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<Presence>> {
+        check_time("engine.probe", within)?;
+        check_count("engine.probe", keys.len(), &self.capabilities())?;
+        self.0.can_probe()?;
+        self.0.admin.probe(keys, within)
+    }
+
+    fn raise(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<RaiseOutcome>> {
+        const OPERATION: &str = "engine.raise";
+        check_time(OPERATION, within)?;
+        check_count(OPERATION, keys.len(), &self.capabilities())?;
+        self.0.can_probe()?;
+        let clock = SystemClock::new();
+        let deadline = Deadline::after(&clock, within);
+        let found = self.0.admin.probe(keys, within)?;
+        let outcomes: Vec<_> = found
+            .into_iter()
+            .map(|presence| match presence {
+                Presence::Absent | Presence::Unfinished => RaiseOutcome::Absent,
+                Presence::Present { dram: 0, .. } => RaiseOutcome::Asked,
+                Presence::Present { .. } => RaiseOutcome::InDram,
+            })
+            .collect();
+        // Only what lies on SSD alone is touched, so that the hint grants no lease to anything else.
+        let below: Vec<_> = keys
+            .iter()
+            .zip(&outcomes)
+            .filter(|(_, outcome)| matches!(outcome, RaiseOutcome::Asked))
+            .map(|(key, _)| key.clone())
+            .collect();
+        if !below.is_empty() {
+            let store = Arc::clone(&self.0.store);
+            let left = deadline.remaining(&clock);
+            self.0
+                .calls
+                .run(OPERATION, Effect::Repeatable, left, move || store.touch(&below))??;
+        }
+        Ok(outcomes)
+    }
+
+    fn usage(&self, within: Duration) -> Result<Usage> {
+        check_time("engine.usage", within)?;
+        self.0.admin.usage(within)
+    }
+}

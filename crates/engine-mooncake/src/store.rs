@@ -1,0 +1,285 @@
+//! The wheel's `MooncakeDistributedStore`, call by call.
+//!
+//! One function here is one call of the module: Rust values in, result codes out, nothing decided. The interpreter's
+//! lock is held while arguments are made and results are read; the module itself lets go of it while it waits for the
+//! network and while bytes move (a test pins this).
+
+use holdfast_core::{Error, ObjectKey, Result};
+use holdfast_engine::{Pin, PutOptions, Transfer};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList, PyString};
+
+use crate::config::MooncakeConfig;
+
+const MODULE: &str = "mooncake.store";
+
+/// A connected store object.
+#[derive(Debug)]
+pub(crate) struct Store {
+    object: Py<PyAny>,
+    replicate_config: Py<PyAny>,
+    soft_pin: Py<PyAny>,
+}
+
+/// Turns a Python exception into an error of ours.
+fn raised(operation: &'static str, message: &'static str) -> impl Fn(PyErr) -> Error {
+    move |exception| Error::internal(operation, message).with("exception", exception)
+}
+
+fn module(py: Python<'_>) -> Result<Bound<'_, PyModule>> {
+    #[cfg(feature = "embed")]
+    crate::embed::prepare(py)?;
+    py.import(MODULE).map_err(|exception| {
+        Error::new(
+            holdfast_core::ErrorKind::Unsupported,
+            "mooncake.load",
+            "the engine's Python module cannot be loaded; install mooncake-transfer-engine-non-cuda (or its CUDA \
+             build) into the Python environment that this program uses",
+        )
+        .with("exception", exception)
+    })
+}
+
+impl Store {
+    /// Loads the module, makes a store of our own and connects it. Blocks until the engine has decided.
+    pub(crate) fn connect(config: &MooncakeConfig) -> Result<Self> {
+        const OPERATION: &str = "mooncake.connect";
+        let odd = raised(OPERATION, "setting up the engine's client raised an exception");
+        Python::attach(|py| {
+            set_environment(py, config).map_err(&odd)?;
+            let module = module(py)?;
+            let object = module
+                .getattr("MooncakeDistributedStore")
+                .and_then(|class| class.call0())
+                .map_err(&odd)?;
+            let settings = settings(py, config).map_err(&odd)?;
+            let code: i64 = object
+                .call_method("setup", (), Some(&settings))
+                .and_then(|c| c.extract())
+                .map_err(&odd)?;
+            if code != 0 {
+                return Err(crate::codes::error(OPERATION, code, holdfast_core::Retry::Safe)
+                    .with("master", &config.master)
+                    .with("metadata", &config.metadata)
+                    .with("protocol", &config.protocol));
+            }
+            Self::new(&module, object.unbind()).map_err(&odd)
+        })
+    }
+
+    /// Takes over the use, not the ownership, of a store that somebody else has connected.
+    pub(crate) fn adopt(object: Py<PyAny>) -> Result<Self> {
+        Python::attach(|py| {
+            Self::new(&module(py)?, object).map_err(raised("mooncake.adopt", "the engine's module lacks a class"))
+        })
+    }
+
+    fn new(module: &Bound<'_, PyModule>, object: Py<PyAny>) -> PyResult<Self> {
+        Ok(Self {
+            object,
+            replicate_config: module.getattr("ReplicateConfig")?.unbind(),
+            soft_pin: module.getattr("SoftPinAction")?.getattr("ENABLE")?.unbind(),
+        })
+    }
+
+    /// Ends the connection. The store must have no call under way.
+    pub(crate) fn close(&self) -> Result<()> {
+        let code = self.one("mooncake.close", |py, store| store.call_method0(intern!(py, "close")))?;
+        if code == 0 {
+            Ok(())
+        } else {
+            Err(crate::codes::error("mooncake.close", code, holdfast_core::Retry::Never))
+        }
+    }
+
+    pub(crate) fn register(&self, address: usize, len: usize) -> Result<i64> {
+        self.one("engine.register", |py, store| {
+            store.call_method1(intern!(py, "register_buffer"), (address, len))
+        })
+    }
+
+    pub(crate) fn unregister(&self, address: usize) -> Result<i64> {
+        self.one("engine.unregister", |py, store| {
+            store.call_method1(intern!(py, "unregister_buffer"), (address,))
+        })
+    }
+
+    pub(crate) fn put(&self, batch: &[Transfer], options: &PutOptions) -> Result<Vec<i64>> {
+        self.many("engine.put", batch.len(), |py, store| {
+            let config = self.replication(py, options)?;
+            let (keys, buffers) = (names(py, batch.iter().map(|t| &t.key))?, Buffers::new(py, batch)?);
+            let method = if buffers.scattered {
+                intern!(py, "batch_put_from_multi_buffers")
+            } else {
+                intern!(py, "batch_put_from")
+            };
+            store.call_method1(method, (keys, buffers.addresses, buffers.sizes, config))
+        })
+    }
+
+    pub(crate) fn get(&self, batch: &[Transfer]) -> Result<Vec<i64>> {
+        self.many("engine.get", batch.len(), |py, store| {
+            let (keys, buffers) = (names(py, batch.iter().map(|t| &t.key))?, Buffers::new(py, batch)?);
+            let method = if buffers.scattered {
+                intern!(py, "batch_get_into_multi_buffers")
+            } else {
+                intern!(py, "batch_get_into")
+            };
+            store.call_method1(method, (keys, buffers.addresses, buffers.sizes))
+        })
+    }
+
+    pub(crate) fn remove(&self, keys: &[ObjectKey]) -> Result<Vec<i64>> {
+        const FORCE: bool = true;
+        self.many("engine.remove", keys.len(), |py, store| {
+            store.call_method1(intern!(py, "batch_remove"), (names(py, keys)?, FORCE))
+        })
+    }
+
+    /// Asks for replica descriptors, which counts as a hit on each object, and throws them away.
+    pub(crate) fn touch(&self, keys: &[ObjectKey]) -> Result<()> {
+        Python::attach(|py| {
+            names(py, keys)
+                .and_then(|keys| {
+                    self.object
+                        .bind(py)
+                        .call_method1(intern!(py, "batch_get_replica_desc"), (keys,))
+                })
+                .map(drop)
+                .map_err(raised("engine.raise", "the engine's module raised an exception"))
+        })
+    }
+
+    fn replication<'py>(&self, py: Python<'py>, options: &PutOptions) -> PyResult<Bound<'py, PyAny>> {
+        let config = self.replicate_config.bind(py).call0()?;
+        if options.replicas != 1 {
+            config.setattr(intern!(py, "replica_num"), options.replicas)?;
+        }
+        match options.pin {
+            Pin::Evictable => {}
+            Pin::Hard => config.setattr(intern!(py, "with_hard_pin"), true)?,
+            Pin::Soft(ttl) => {
+                config.setattr(intern!(py, "soft_pin_action"), &self.soft_pin)?;
+                config.setattr(
+                    intern!(py, "soft_pin_ttl_ms"),
+                    u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX),
+                )?;
+            }
+        }
+        if !options.preferred_segments.is_empty() {
+            config.setattr(intern!(py, "preferred_segments"), &options.preferred_segments)?;
+        }
+        Ok(config)
+    }
+
+    fn one(
+        &self,
+        operation: &'static str,
+        call: impl for<'py> FnOnce(Python<'py>, &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>>,
+    ) -> Result<i64> {
+        Python::attach(|py| {
+            call(py, self.object.bind(py))
+                .and_then(|code| code.extract())
+                .map_err(raised(operation, "the engine's module raised an exception"))
+        })
+    }
+
+    fn many(
+        &self,
+        operation: &'static str,
+        expected: usize,
+        call: impl for<'py> FnOnce(Python<'py>, &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>>,
+    ) -> Result<Vec<i64>> {
+        let codes: Vec<i64> = Python::attach(|py| {
+            call(py, self.object.bind(py))
+                .and_then(|codes| codes.extract())
+                .map_err(raised(operation, "the engine's module raised an exception"))
+        })?;
+        if codes.len() != expected {
+            return Err(Error::internal(
+                operation,
+                "the engine returned another number of results than it was asked for",
+            )
+            .with("expected", expected)
+            .with("got", codes.len()));
+        }
+        Ok(codes)
+    }
+}
+
+/// The memory of a batch, as the module wants it: plain lists, or lists of lists if any object has several buffers.
+struct Buffers<'py> {
+    addresses: Bound<'py, PyList>,
+    sizes: Bound<'py, PyList>,
+    scattered: bool,
+}
+
+impl<'py> Buffers<'py> {
+    fn new(py: Python<'py>, batch: &[Transfer]) -> PyResult<Self> {
+        let scattered = batch.iter().any(|transfer| transfer.parts.len() != 1);
+        let (addresses, sizes) = if scattered {
+            let addresses: Vec<Vec<usize>> = each(batch, |part| part.address());
+            let sizes: Vec<Vec<usize>> = each(batch, |part| part.len());
+            (PyList::new(py, addresses)?, PyList::new(py, sizes)?)
+        } else {
+            let parts: Vec<_> = batch.iter().flat_map(|transfer| &transfer.parts).collect();
+            (
+                PyList::new(py, parts.iter().map(|part| part.address()))?,
+                PyList::new(py, parts.iter().map(|part| part.len()))?,
+            )
+        };
+        Ok(Self {
+            addresses,
+            sizes,
+            scattered,
+        })
+    }
+}
+
+fn each(batch: &[Transfer], figure: impl Fn(&holdfast_engine::Span) -> usize) -> Vec<Vec<usize>> {
+    batch
+        .iter()
+        .map(|transfer| transfer.parts.iter().map(&figure).collect())
+        .collect()
+}
+
+fn names<'a, 'py>(
+    py: Python<'py>,
+    keys: impl IntoIterator<Item = &'a ObjectKey, IntoIter: ExactSizeIterator>,
+) -> PyResult<Bound<'py, PyList>> {
+    PyList::new(py, keys.into_iter().map(|key| PyString::new(py, key.as_str())))
+}
+
+/// Sets what the engine's libraries read from the environment when they are loaded.
+fn set_environment(py: Python<'_>, config: &MooncakeConfig) -> PyResult<()> {
+    if config.environment.is_empty() {
+        return Ok(());
+    }
+    let environ = py.import("os")?.getattr("environ")?;
+    for (name, value) in &config.environment {
+        environ.set_item(name, value)?;
+    }
+    Ok(())
+}
+
+fn settings<'py>(py: Python<'py>, config: &MooncakeConfig) -> PyResult<Bound<'py, PyDict>> {
+    let settings = PyDict::new(py);
+    settings.set_item("local_hostname", &config.local_hostname)?;
+    settings.set_item("metadata_server", &config.metadata)?;
+    settings.set_item("global_segment_size", config.segment_bytes)?;
+    settings.set_item("local_buffer_size", config.buffer_bytes)?;
+    settings.set_item("protocol", &config.protocol)?;
+    settings.set_item("rdma_devices", &config.devices)?;
+    settings.set_item("master_server_addr", &config.master)?;
+    settings.set_item("tenant_id", &config.tenant)?;
+    if let Some(path) = &config.ssd_path {
+        settings.set_item("enable_ssd_offload", true)?;
+        settings.set_item("ssd_offload_path", path)?;
+    }
+    if let Some(port) = config.client_http_port {
+        settings.set_item("enable_client_http_server", true)?;
+        settings.set_item("client_http_port", port)?;
+    }
+    Ok(settings)
+}

@@ -1,0 +1,52 @@
+//! What the bare engine does, pinned.
+//!
+//! Holdfast is built on the behaviour of one release of Mooncake Store, and much of that behaviour is documented nowhere.
+//! Each test here drives the wheel's own module, on a real master and separate holder processes, and pins one thing that
+//! Holdfast leans on. Nothing of Holdfast's adapter is in between. When the wheel is upgraded, this file says what
+//! changed, and each message says what to look at again.
+//!
+//! | module | what it pins |
+//! |---|---|
+//! | `leases` | which calls grant a read lease, and what a lease stops |
+//! | `puts` | puts of a key that exists, of nothing, under odd names; a put that never ends |
+//! | `reads` | lengths, codes, reads that outlast their lease, torn reads |
+//! | `pressure` | full DRAM, eviction, pins |
+//! | `ssd` | what goes down to SSD, what comes up, what comes back from the dead |
+//! | `outages`, `failover` | masters and holders that die, hang and return |
+//! | `memory` | registration, with and without a metadata server |
+//! | `threads` | the interpreter's lock, one client in several threads |
+//! | `probe` | the master's HTTP probe |
+
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    unreachable_pub,
+    reason = "a test program: helpers outside its test functions may fail and print, too"
+)]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod bare;
+mod failover;
+mod leases;
+mod memory;
+mod outages;
+mod pressure;
+mod probe;
+mod puts;
+mod reads;
+mod ssd;
+mod threads;
+
+/// Which release these truths were found on. All of Holdfast's adapter leans on it.
+#[test]
+fn the_wheel_is_the_one_these_truths_were_found_on() {
+    let version = bare::wheel_version();
+    assert_eq!(
+        version, "0.3.13.post1",
+        "another release of the engine is installed; run this whole file, look at each difference that it finds, and \
+         only then write the new version here"
+    );
+}
