@@ -5,13 +5,14 @@
 //!
 //! ```no_run
 //! # use std::time::Duration;
-//! # use holdfast_core::Result;
+//! # use holdfast_core::{Error, Result};
 //! # use holdfast_engine::testing::{Backend, Harness, Setup};
 //! struct MyBackend;
 //!
 //! impl Backend for MyBackend {
 //!     fn start(&self, setup: &Setup) -> Result<Box<dyn Harness>> {
-//!         todo!("start a cluster that is like {setup:?}")
+//!         // Start a cluster that is like `setup`.
+//! #       Err(Error::internal("example", format!("no cluster like {setup:?}")))
 //!     }
 //! }
 //!
