@@ -33,9 +33,12 @@ pub(crate) struct Test {
 
 pub(crate) fn test(options: &Test) -> Result<()> {
     let mut arguments = vec!["nextest", "run", "--workspace", "--all-features"];
+    let quick;
     if options.quick {
         arguments.extend(["--exclude", "holdfast-testkit", "--exclude", "xtask"]);
-        arguments.extend(["-E", "not (package(holdfast-engine-mooncake) and kind(test))"]);
+        let real = "(package(holdfast-engine-mooncake) or package(holdfast-index-etcd)) and kind(test)";
+        quick = format!("not ({real})");
+        arguments.extend(["-E", &quick]);
     }
     arguments.extend(options.rest.iter().map(String::as_str));
     cargo(arguments, &[])?;
@@ -46,6 +49,8 @@ pub(crate) fn test(options: &Test) -> Result<()> {
 pub(crate) enum Subject {
     /// The engine trait against the wheel's own calls
     Engine,
+    /// The index against bare etcd transactions of the same shape
+    Index,
 }
 
 #[derive(Args)]
@@ -58,21 +63,16 @@ pub(crate) struct Bench {
 }
 
 pub(crate) fn bench(options: &Bench) -> Result<()> {
-    let mut arguments = match options.subject {
-        Subject::Engine => {
-            vec![
-                "run",
-                "--quiet",
-                "--release",
-                "-p",
-                "holdfast-engine-mooncake",
-                "--features",
-                "embed",
-                "--example",
-                "engine_bench",
-            ]
-        }
-    };
+    let mut arguments = vec!["run", "--quiet", "--release", "--package"];
+    arguments.extend(match options.subject {
+        Subject::Engine => [
+            "holdfast-engine-mooncake",
+            "--all-features",
+            "--example",
+            "engine_bench",
+        ],
+        Subject::Index => ["holdfast-index-etcd", "--all-features", "--example", "index_bench"],
+    });
     if options.json {
         arguments.extend(["--", "--json"]);
     }

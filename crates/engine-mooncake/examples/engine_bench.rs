@@ -32,17 +32,17 @@ fn cases() -> Vec<Case> {
     vec![
         Case {
             name: "128m",
-            rounds: 25,
+            rounds: 41,
             sizes: vec![96 * MIB, 32 * MIB, 32 * KIB, 32 * KIB, 32 * KIB],
         },
         Case {
             name: "4m",
-            rounds: 101,
+            rounds: 201,
             sizes: vec![3 * MIB, MIB, KIB, KIB, KIB],
         },
         Case {
             name: "64x256k",
-            rounds: 61,
+            rounds: 121,
             sizes: vec![256 * KIB; 64],
         },
     ]

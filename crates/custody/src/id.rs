@@ -1,0 +1,98 @@
+//! Who and when: sessions, groups, versions, tokens, ticks.
+
+use std::fmt;
+
+use holdfast_core::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+macro_rules! numbers {
+    ($($(#[$doc:meta])* $name:ident;)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+        #[serde(transparent)]
+        pub struct $name(pub u64);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    )*};
+}
+
+numbers! {
+    /// One process's membership of a store, from its opening to its death. Never used again after that.
+    SessionId;
+    /// The index's revision at which a record was last written. Only grows, over the whole index.
+    Version;
+    /// The fencing token of a lease: the [`Version`] at which it was granted. Zero stands for "the write that this
+    /// record is part of", until the index has told which that was; see [`Token::THIS_WRITE`].
+    Token;
+    /// A point on the clock that the index's users share. See the crate's story for how it moves.
+    Tick;
+}
+
+impl Token {
+    /// In a record that is about to be written: the version of that very write. No version is zero.
+    pub const THIS_WRITE: Self = Self(0);
+
+    /// Puts in the version of the write that the token was part of.
+    pub(crate) fn settle(&mut self, version: Version) {
+        if *self == Self::THIS_WRITE {
+            *self = Self(version.0);
+        }
+    }
+}
+
+impl Tick {
+    /// This many ticks later.
+    pub fn after(self, ticks: u64) -> Self {
+        Self(self.0.saturating_add(ticks))
+    }
+}
+
+/// A group of consumers that together use each sample once: the trainers of one job, say.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct GroupName(std::sync::Arc<str>);
+
+impl GroupName {
+    /// Checks and takes a name: letters, digits, `.`, `_` and `-`, at most 64 of them, because it becomes part of keys.
+    pub fn new(text: impl AsRef<str>) -> Result<Self> {
+        let text = text.as_ref();
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+        if text.is_empty() || text.len() > 64 || !text.chars().all(plain) {
+            return Err(Error::invalid(
+                "custody.group",
+                "a group's name has 1 to 64 letters, digits, dots, dashes or underscores",
+            )
+            .with("group", text.escape_debug()));
+        }
+        Ok(Self(text.into()))
+    }
+
+    /// The name.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for GroupName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl TryFrom<String> for GroupName {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Self> {
+        Self::new(text)
+    }
+}
+
+impl From<GroupName> for String {
+    fn from(name: GroupName) -> Self {
+        name.0.as_ref().to_owned()
+    }
+}

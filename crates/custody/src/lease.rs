@@ -1,0 +1,45 @@
+//! Who may read, until when.
+
+use serde::{Deserialize, Serialize};
+
+use crate::id::{SessionId, Tick, Token, Version};
+use crate::sweep::Sweep;
+
+/// Permission to read a sample's bytes, and to answer for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Lease {
+    /// The process that holds it.
+    pub session: SessionId,
+    /// What it must show to change anything.
+    pub token: Token,
+    /// The last tick at which it is valid.
+    pub until: Tick,
+}
+
+impl Lease {
+    /// A lease granted by the write that is being prepared.
+    pub fn granted(session: SessionId, until: Tick) -> Self {
+        Self {
+            session,
+            token: Token::THIS_WRITE,
+            until,
+        }
+    }
+
+    pub(crate) fn settle(&mut self, version: Version) {
+        self.token.settle(version);
+    }
+
+    /// Whether this is the lease that the token stands for. A lease that is not written yet has no token.
+    pub(crate) fn has(&self, token: Token) -> bool {
+        token != Token::THIS_WRITE && self.token == token
+    }
+
+    /// Whether nobody can be reading under it any more: its session is gone, or its time and the grace have passed.
+    ///
+    /// A session that is gone may have a reader in it that does not know yet; it finds out before it hands out bytes,
+    /// because that takes a look at the index, which is fenced by the session. The grace covers transfers under way.
+    pub fn is_over(&self, sweep: &Sweep<'_>) -> bool {
+        sweep.is_gone(self.session) || sweep.tick > self.until.after(sweep.grace)
+    }
+}

@@ -1,0 +1,249 @@
+//! A committed sample.
+
+use holdfast_core::{Error, ErrorKind, Generation, Nonce, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::id::{GroupName, SessionId, Tick, Token, Version};
+use crate::lease::Lease;
+use crate::retired::{Reason, Retired};
+
+/// For whom a sample is, and how.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Publication {
+    /// The groups that each use it once. With none, it stays until it is retired by hand.
+    pub groups: Vec<GroupName>,
+    /// Whether it stays for the next epoch when every group has acknowledged it.
+    pub retain: bool,
+    /// How often a group may take it before it is given up on.
+    pub max_attempts: u32,
+}
+
+/// How far one group is with a sample.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Progress {
+    /// To be taken.
+    Waiting,
+    /// Taken.
+    Leased(Lease),
+    /// Used.
+    Acked,
+    /// Given up on.
+    Dead,
+}
+
+/// One group's side of a sample.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct GroupState {
+    /// The group.
+    pub group: GroupName,
+    /// How often it has taken the sample, the present time included. Exact: LC9.
+    pub attempts: u32,
+    /// Where it stands.
+    pub progress: Progress,
+}
+
+/// A committed sample, visible to its groups and to readers.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Live {
+    /// Which incarnation of the sample.
+    pub generation: Generation,
+    /// Random part of the objects' keys.
+    pub nonce: Nonce,
+    /// The session that made it, whose credits its bytes are.
+    pub producer: SessionId,
+    /// Its bytes.
+    pub bytes: u64,
+    /// One entry per group, in the order of their names.
+    pub groups: Vec<GroupState>,
+    /// Leases of those who read it without using it up.
+    pub readers: Vec<Lease>,
+    /// Whether it stays when every group is done.
+    pub retain: bool,
+    /// The most attempts of a group.
+    pub max_attempts: u32,
+}
+
+/// What an acknowledgement leaves behind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Acknowledged {
+    /// Other groups still need it, or it is retained.
+    Live(Live),
+    /// It was the last one.
+    Retired(Retired),
+}
+
+pub(crate) fn fenced(operation: &'static str, token: Token) -> Error {
+    Error::new(
+        ErrorKind::Fenced,
+        operation,
+        "this token holds no lease on the sample any more",
+    )
+    .with("token", token)
+}
+
+impl Live {
+    /// Puts in the version of the write that this record was part of.
+    pub fn settle(&mut self, version: Version) {
+        self.leases_mut().for_each(|lease| lease.settle(version));
+    }
+
+    /// All leases on it.
+    pub fn leases(&self) -> impl Iterator<Item = &Lease> {
+        let of_groups = self.groups.iter().filter_map(|state| match &state.progress {
+            Progress::Leased(lease) => Some(lease),
+            _ => None,
+        });
+        of_groups.chain(&self.readers)
+    }
+
+    fn leases_mut(&mut self) -> impl Iterator<Item = &mut Lease> {
+        let of_groups = self.groups.iter_mut().filter_map(|state| match &mut state.progress {
+            Progress::Leased(lease) => Some(lease),
+            _ => None,
+        });
+        of_groups.chain(&mut self.readers)
+    }
+
+    fn group_mut(&mut self, operation: &'static str, group: &GroupName) -> Result<&mut GroupState> {
+        self.groups
+            .iter_mut()
+            .find(|state| state.group == *group)
+            .ok_or_else(|| {
+                Error::new(
+                    ErrorKind::NotFound,
+                    operation,
+                    "the sample was not published for this group",
+                )
+                .with("group", group)
+            })
+    }
+
+    /// The state of a group whose lease has this token.
+    fn held(&mut self, operation: &'static str, group: &GroupName, token: Token) -> Result<&mut GroupState> {
+        let state = self.group_mut(operation, group)?;
+        match state.progress {
+            Progress::Leased(lease) if lease.has(token) => Ok(state),
+            _ => Err(fenced(operation, token).with("group", group)),
+        }
+    }
+
+    /// A group takes the sample. `Conflict` if it has it already, has used it, or has been given up on.
+    pub fn lease(mut self, group: &GroupName, session: SessionId, until: Tick) -> Result<Self> {
+        let state = self.group_mut("custody.lease", group)?;
+        if state.progress != Progress::Waiting {
+            return Err(Error::new(
+                ErrorKind::Conflict,
+                "custody.lease",
+                "the group has this sample, or is done with it",
+            )
+            .with("group", group)
+            .with_retry(holdfast_core::Retry::Never));
+        }
+        state.attempts = state.attempts.saturating_add(1);
+        state.progress = Progress::Leased(Lease::granted(session, until));
+        Ok(self)
+    }
+
+    /// Somebody reads the sample without using it up.
+    pub fn read(mut self, session: SessionId, until: Tick) -> Self {
+        self.readers.push(Lease::granted(session, until));
+        self
+    }
+
+    /// The holder of a lease asks for more time. The token stays.
+    pub fn renew(mut self, token: Token, until: Tick) -> Result<Self> {
+        let lease = self
+            .leases_mut()
+            .find(|lease| lease.has(token))
+            .ok_or_else(|| fenced("custody.renew", token))?;
+        lease.until = lease.until.max(until);
+        Ok(self)
+    }
+
+    /// Whether a token still holds a lease: what a reader asks before it hands out bytes.
+    pub fn holds(&self, token: Token) -> bool {
+        self.leases().any(|lease| lease.has(token))
+    }
+
+    /// A group has used the sample. When every group is done, it retires, unless it is retained.
+    pub fn ack(mut self, group: &GroupName, token: Token) -> Result<Acknowledged> {
+        self.held("custody.ack", group, token)?.progress = Progress::Acked;
+        Ok(self.retire_if_done())
+    }
+
+    /// A group hands the sample back unused: it waits for another attempt, or is given up on.
+    pub fn nack(mut self, group: &GroupName, token: Token) -> Result<Acknowledged> {
+        let most = self.max_attempts;
+        self.held("custody.nack", group, token)?.hand_back(most);
+        Ok(self.retire_if_done())
+    }
+
+    /// A reader lets go.
+    pub fn release(mut self, token: Token) -> Result<Self> {
+        let before = self.readers.len();
+        self.readers.retain(|lease| !lease.has(token));
+        if self.readers.len() == before {
+            return Err(fenced("custody.release", token));
+        }
+        Ok(self)
+    }
+
+    /// Another epoch: every group that is done waits for the sample again, with all its attempts.
+    pub fn reopen(mut self) -> Self {
+        for state in &mut self.groups {
+            if matches!(state.progress, Progress::Acked | Progress::Dead) {
+                (state.attempts, state.progress) = (0, Progress::Waiting);
+            }
+        }
+        self
+    }
+
+    /// It is taken out of circulation. Whoever holds a lease keeps the objects until it ends.
+    pub fn retire(self, reason: Reason) -> Retired {
+        let readers = self.leases().copied().collect();
+        Retired {
+            generation: Some(self.generation),
+            nonce: self.nonce,
+            producer: self.producer,
+            bytes: self.bytes,
+            readers,
+            reason,
+            failed_frees: 0,
+        }
+    }
+
+    /// Takes back every lease that `over` says is over; returns how many.
+    pub(crate) fn take_back(&mut self, over: impl Fn(&Lease) -> bool) -> usize {
+        let mut taken = 0;
+        let most = self.max_attempts;
+        for state in &mut self.groups {
+            if matches!(&state.progress, Progress::Leased(lease) if over(lease)) {
+                state.hand_back(most);
+                taken += 1;
+            }
+        }
+        let before = self.readers.len();
+        self.readers.retain(|lease| !over(lease));
+        taken + before - self.readers.len()
+    }
+
+    /// Retires it if it was published for groups, none of them waits or works any more, and it is not retained.
+    pub(crate) fn retire_if_done(self) -> Acknowledged {
+        let done = |state: &GroupState| matches!(state.progress, Progress::Acked | Progress::Dead);
+        let dead = self.groups.iter().any(|state| state.progress == Progress::Dead);
+        if self.retain || self.groups.is_empty() || !self.groups.iter().all(done) {
+            return Acknowledged::Live(self);
+        }
+        Acknowledged::Retired(self.retire(if dead { Reason::DeadLetter } else { Reason::Consumed }))
+    }
+}
+
+impl GroupState {
+    fn hand_back(&mut self, most: u32) {
+        self.progress = if self.attempts >= most {
+            Progress::Dead
+        } else {
+            Progress::Waiting
+        };
+    }
+}

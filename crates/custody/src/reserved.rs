@@ -1,0 +1,111 @@
+//! A sample that is being written.
+
+use holdfast_core::{Error, ErrorKind, Generation, Nonce, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::id::{SessionId, Tick, Version};
+use crate::live::{GroupState, Live, Progress, Publication};
+use crate::retired::{Reason, Retired};
+
+/// Bytes set aside for a sample that its producer is writing.
+///
+/// Its generation is the version of the write that reserved it, so of two reservations of one sample id the later one
+/// has the larger generation, whoever made them.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Reserved {
+    /// The physical incarnation; `None` until the index has told the version of the reserving write.
+    pub generation: Option<Generation>,
+    /// Random part of the objects' keys.
+    pub nonce: Nonce,
+    /// The producer.
+    pub session: SessionId,
+    /// The bytes that it may write, taken from its credits.
+    pub bytes: u64,
+    /// The last tick at which it may commit.
+    pub until: Tick,
+}
+
+impl Reserved {
+    /// A reservation made by the write that is being prepared.
+    pub fn new(session: SessionId, nonce: Nonce, bytes: u64, until: Tick) -> Self {
+        Self {
+            generation: None,
+            nonce,
+            session,
+            bytes,
+            until,
+        }
+    }
+
+    /// Puts in the version of the write that made it.
+    pub fn settle(&mut self, version: Version) {
+        if self.generation.is_none() {
+            self.generation = Generation::new(version.0);
+        }
+    }
+
+    /// What the producer wrote becomes visible, to all groups at once. Only the session and the generation that made
+    /// the reservation may do so.
+    pub fn commit(self, session: SessionId, generation: Generation, publication: &Publication) -> Result<Live> {
+        self.check_owner("custody.commit", session, generation)?;
+        if publication.max_attempts == 0 {
+            return Err(Error::invalid(
+                "custody.commit",
+                "a sample needs at least one attempt per group",
+            ));
+        }
+        let mut groups: Vec<GroupState> = publication
+            .groups
+            .iter()
+            .map(|group| GroupState {
+                group: group.clone(),
+                attempts: 0,
+                progress: Progress::Waiting,
+            })
+            .collect();
+        groups.sort_by(|a, b| a.group.cmp(&b.group));
+        if groups.windows(2).any(|pair| pair[0].group == pair[1].group) {
+            return Err(Error::invalid(
+                "custody.commit",
+                "a group is named twice in the publication",
+            ));
+        }
+        Ok(Live {
+            generation,
+            nonce: self.nonce,
+            producer: self.session,
+            bytes: self.bytes,
+            groups,
+            readers: Vec::new(),
+            retain: publication.retain,
+            max_attempts: publication.max_attempts,
+        })
+    }
+
+    /// The producer gives up, or is given up on: whatever it wrote is to be removed.
+    pub fn abort(self, reason: Reason) -> Retired {
+        Retired {
+            generation: self.generation,
+            nonce: self.nonce,
+            producer: self.session,
+            bytes: self.bytes,
+            readers: Vec::new(),
+            reason,
+            failed_frees: 0,
+        }
+    }
+
+    /// Refuses everybody but the producer of this very reservation.
+    pub fn check_owner(&self, operation: &'static str, session: SessionId, generation: Generation) -> Result<()> {
+        if self.session == session && self.generation == Some(generation) {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Fenced,
+            operation,
+            "the reservation belongs to another producer or generation by now",
+        )
+        .with("session", session)
+        .with("generation", generation))
+    }
+}

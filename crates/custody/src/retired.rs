@@ -1,0 +1,76 @@
+//! A sample that is on its way out.
+
+use holdfast_core::{Generation, Nonce, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::id::{SessionId, Token, Version};
+use crate::lease::Lease;
+
+/// Why a generation was retired.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Reason {
+    /// Every group has acknowledged it.
+    Consumed,
+    /// Its producer, or somebody with the right to, took it back.
+    Aborted,
+    /// Its producer died, or let its time run out, before it committed.
+    Abandoned,
+    /// A later generation of the same sample was committed.
+    Superseded,
+    /// At least one group ran out of attempts, and no other group waits for it.
+    DeadLetter,
+    /// Its objects are gone from the engine.
+    Lost,
+}
+
+/// A generation that no new reader gets at. Its objects may be removed once [`Retired::may_be_freed`] holds.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Retired {
+    /// Which incarnation; `None` until the index has told the version of the reserving write.
+    pub generation: Option<Generation>,
+    /// Random part of the objects' keys.
+    pub nonce: Nonce,
+    /// Whose credits the bytes are.
+    pub producer: SessionId,
+    /// How many bytes come back when it is freed.
+    pub bytes: u64,
+    /// Those who had a lease when it was retired and have not let go of it.
+    pub readers: Vec<Lease>,
+    /// Why.
+    pub reason: Reason,
+    /// How often removing its objects has failed.
+    pub failed_frees: u32,
+}
+
+impl Retired {
+    /// Puts in the version of the write that this record was part of.
+    pub fn settle(&mut self, version: Version) {
+        self.readers.iter_mut().for_each(|lease| lease.settle(version));
+    }
+
+    /// A reader lets go.
+    pub fn release(mut self, token: Token) -> Result<Self> {
+        let before = self.readers.len();
+        self.readers.retain(|lease| !lease.has(token));
+        if self.readers.len() == before {
+            return Err(crate::live::fenced("custody.release", token));
+        }
+        Ok(self)
+    }
+
+    /// Whether a token still holds a lease: what a reader asks before it hands out bytes.
+    pub fn holds(&self, token: Token) -> bool {
+        self.readers.iter().any(|lease| lease.has(token))
+    }
+
+    /// Whether its objects may be removed: nobody can be reading them.
+    pub fn may_be_freed(&self) -> bool {
+        self.readers.is_empty()
+    }
+
+    /// Removing its objects failed; it stays recorded and is tried again.
+    pub fn free_failed(mut self) -> Self {
+        self.failed_frees = self.failed_frees.saturating_add(1);
+        self
+    }
+}

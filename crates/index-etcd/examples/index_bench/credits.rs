@@ -1,0 +1,136 @@
+//! What credits cost when everybody waits for them: 64 producers, and a budget for 16 samples.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Result;
+use holdfast_core::{Clock, Deadline, Nonce, SampleId, SystemClock};
+use holdfast_custody::{GroupName, Publication};
+use holdfast_index::{Commit, Index, KvIndex, Reserve, SampleRef, Session};
+
+use crate::ours::{DESCRIPTION, index_of};
+use crate::{WITHIN, connect, median, quantile, rounded};
+
+const PRODUCERS: usize = 64;
+const BUDGET_FOR: u64 = 16;
+const BYTES: u64 = 4 << 20;
+const ROUND: Duration = Duration::from_secs(4);
+const ROUNDS: usize = 4;
+
+struct Producer {
+    index: KvIndex,
+    session: Session,
+    made: usize,
+}
+
+pub(crate) async fn measure(
+    endpoints: &[String],
+    clock: &SystemClock,
+    report: &mut serde_json::Map<String, serde_json::Value>,
+) -> Result<()> {
+    let mut sides = [
+        producers(endpoints, "free", false).await?,
+        producers(endpoints, "budgeted", true).await?,
+    ];
+    let mut rates = [Vec::new(), Vec::new()];
+    let mut waits = Vec::new();
+    for round in 0..=ROUNDS {
+        for side in [round % 2, 1 - round % 2] {
+            let begin = clock.now();
+            let mut tasks = Vec::new();
+            for (number, mut producer) in std::mem::take(&mut sides[side]).into_iter().enumerate() {
+                tasks.push(tokio::spawn(async move {
+                    let waits = producer.work(number).await?;
+                    Ok::<_, anyhow::Error>((producer, waits))
+                }));
+            }
+            let mut samples = 0;
+            for task in tasks {
+                let (producer, times) = task.await??;
+                samples += times.len();
+                if side == 1 && round > 0 {
+                    waits.extend(times);
+                }
+                sides[side].push(producer);
+            }
+            let rate = samples as f64 / clock.now().since(begin).as_secs_f64();
+            if round > 0 {
+                rates[side].push(rate);
+            }
+        }
+    }
+    let [free, budgeted] = &mut rates;
+    let (free, budgeted) = (median(free), median(budgeted));
+    let (typical, longest) = (median(&mut waits), quantile(&mut waits, 1.0));
+    eprintln!(
+        "credits: {budgeted:.0} samples/s with, {free:.0} without; wait {typical:.1} ms, at most {longest:.1} ms"
+    );
+    report.insert("credit_throughput".into(), rounded(budgeted / free).into());
+    report.insert("credit_fairness".into(), rounded(longest / typical).into());
+    report.insert("credit_samples_per_s".into(), budgeted.round().into());
+    report.insert("credit_wait_ms".into(), vec![rounded(typical), rounded(longest)].into());
+    Ok(())
+}
+
+async fn producers(endpoints: &[String], store: &str, budgeted: bool) -> Result<Vec<Producer>> {
+    let kv = connect(endpoints, "credits").await?;
+    if budgeted {
+        index_of(Arc::clone(&kv), store)?
+            .set_budget(BUDGET_FOR * BYTES, WITHIN)
+            .await?;
+    }
+    let mut producers = Vec::new();
+    for _ in 0..PRODUCERS {
+        let index = index_of(Arc::clone(&kv), store)?;
+        let session = index.open_session(WITHIN).await?;
+        producers.push(Producer {
+            index,
+            session,
+            made: 0,
+        });
+    }
+    Ok(producers)
+}
+
+impl Producer {
+    /// Makes samples and uses them up until the round is over; returns how long each reservation took, in milliseconds.
+    async fn work(&mut self, number: usize) -> Result<Vec<f64>> {
+        let clock = SystemClock::new();
+        let over = Deadline::after(&clock, ROUND);
+        let group = GroupName::new("trainers")?;
+        let mut waits = Vec::new();
+        while !over.passed(&clock) {
+            let sample = SampleId::new(format!("{number}/{}", self.made))?;
+            self.made += 1;
+            let begin = clock.now();
+            let wish = Reserve {
+                sample: sample.clone(),
+                nonce: Nonce::from_u64(1),
+                bytes: BYTES,
+            };
+            let generation = self.index.reserve(&self.session, &[wish], WITHIN).await.remove(0)?;
+            waits.push(clock.now().since(begin).as_secs_f64() * 1e3);
+            let sample = SampleRef { sample, generation };
+            let publication = Publication {
+                groups: vec![group.clone()],
+                retain: false,
+                max_attempts: 3,
+            };
+            let commit = Commit {
+                sample: sample.clone(),
+                publication,
+                description: DESCRIPTION.to_vec(),
+            };
+            self.index.commit(&self.session, &[commit], WITHIN).await.remove(0)?;
+            let samples = [sample];
+            let held = self
+                .index
+                .lease(&self.session, &group, &samples, 600, WITHIN)
+                .await
+                .remove(0)?;
+            self.index.ack(&self.session, &[held], WITHIN).await.remove(0)?;
+            self.index.freed(&self.session, &samples, WITHIN).await.remove(0)?;
+        }
+        Ok(waits)
+    }
+}

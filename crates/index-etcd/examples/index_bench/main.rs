@@ -1,0 +1,177 @@
+//! The index benchmark: leases and acknowledgements through [`Index`](holdfast_index::Index), and transactions of the
+//! same shape sent bare with `etcd-client`, on one etcd, turn by turn. `cargo xtask bench index` runs it.
+//!
+//! A ratio is ours over bare, as throughput: 1.0 is as fast. Who goes first alternates from round to round. Besides:
+//! what a sweep costs when there are a hundred times more samples, and what credits cost when everybody waits for them.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark prints")]
+
+mod bare;
+mod credits;
+mod ours;
+mod sweep;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Result;
+use holdfast_core::{Clock, SystemClock};
+use holdfast_index_etcd::{EtcdConfig, EtcdKv};
+use holdfast_testkit::EtcdCluster;
+
+/// Enough for anything on a machine that does other things too.
+pub(crate) const WITHIN: Duration = Duration::from_secs(60);
+
+/// One way of working: so many workers, so many samples at a time.
+#[derive(Clone, Copy)]
+struct Shape {
+    name: &'static str,
+    workers: usize,
+    batch: usize,
+    /// Samples in a round, over all workers.
+    samples: usize,
+    rounds: usize,
+}
+
+const SHAPES: [Shape; 3] = [
+    Shape {
+        name: "seq",
+        workers: 1,
+        batch: 1,
+        samples: 150,
+        rounds: 9,
+    },
+    Shape {
+        name: "unbatched",
+        workers: 16,
+        batch: 1,
+        samples: 1_600,
+        rounds: 7,
+    },
+    Shape {
+        name: "batched",
+        workers: 16,
+        batch: 64,
+        samples: 8_192,
+        rounds: 7,
+    },
+];
+
+pub(crate) fn median(figures: &mut [f64]) -> f64 {
+    quantile(figures, 0.5)
+}
+
+pub(crate) fn quantile(figures: &mut [f64], q: f64) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "an index between 0 and the length"
+    )]
+    let at = ((figures.len().max(1) - 1) as f64 * q).round() as usize;
+    figures.get(at).copied().unwrap_or(f64::NAN)
+}
+
+pub(crate) fn rounded(figure: f64) -> f64 {
+    (figure * 1e4).round() / 1e4
+}
+
+#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+async fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().collect();
+    let (json, quick) = (
+        arguments.iter().any(|a| a == "--json"),
+        arguments.iter().any(|a| a == "--quick"),
+    );
+    let clock = SystemClock::new();
+    let mut report = serde_json::Map::new();
+    {
+        let etcd = EtcdCluster::start(1)?;
+        let endpoints = etcd.endpoints();
+        for shape in SHAPES {
+            let figures = compare(&endpoints, shape, &clock).await?;
+            eprintln!(
+                "{}: ours {:.0} pairs/s, bare {:.0} pairs/s",
+                shape.name, figures.ours, figures.bare
+            );
+            report.insert(
+                format!("{}_ratio", shape.name),
+                rounded(figures.ours / figures.bare).into(),
+            );
+            report.insert(format!("{}_pairs_per_s", shape.name), figures.ours.round().into());
+            report.insert(format!("{}_pairs_per_s_bare", shape.name), figures.bare.round().into());
+            report.insert(
+                format!("{}_pairs_per_s_spread", shape.name),
+                figures.spread.map(f64::round).to_vec().into(),
+            );
+            if shape.batch == 1 && shape.workers == 1 {
+                report.insert("seq_p50_ms".into(), rounded(figures.p50).into());
+                report.insert("seq_p99_ms".into(), rounded(figures.p99).into());
+            }
+            if shape.batch > 1 {
+                report.insert("batched_samples_per_s".into(), figures.ours.round().into());
+            }
+        }
+        credits::measure(&endpoints, &clock, &mut report).await?;
+    }
+    sweep::measure(if quick { 100_000 } else { 1_000_000 }, &clock, &mut report).await?;
+    if !json {
+        for (name, figure) in &report {
+            println!("{name:<32} {figure}");
+        }
+    }
+    println!("{}", serde_json::Value::Object(report));
+    Ok(())
+}
+
+struct Figures {
+    ours: f64,
+    bare: f64,
+    spread: [f64; 2],
+    p50: f64,
+    p99: f64,
+}
+
+/// A connection of its own to the bench's etcd, under a root of its own.
+pub(crate) async fn connect(endpoints: &[String], root: &str) -> Result<Arc<EtcdKv>> {
+    let mut config = EtcdConfig::new(endpoints.iter().cloned());
+    root.clone_into(&mut config.root);
+    Ok(Arc::new(
+        EtcdKv::open(config, Arc::new(SystemClock::new()), WITHIN).await?,
+    ))
+}
+
+async fn compare(endpoints: &[String], shape: Shape, clock: &SystemClock) -> Result<Figures> {
+    let mut ours = ours::Ours::connect(endpoints, shape.name).await?;
+    let mut bare = bare::Bare::connect(endpoints, shape.name, shape.batch).await?;
+    let (mut our_rates, mut bare_rates, mut pair_times) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 0..=shape.rounds {
+        ours.prepare(shape.samples).await?;
+        bare.prepare(shape.samples).await?;
+        for side in [round % 2, 1 - round % 2] {
+            let begin = clock.now();
+            let times = if side == 0 {
+                ours.run(shape.workers, shape.batch, shape.samples).await?
+            } else {
+                bare.run(shape.workers, shape.batch).await?;
+                Vec::new()
+            };
+            let rate = shape.samples as f64 / clock.now().since(begin).as_secs_f64();
+            // The first round warms connections and caches up.
+            if round > 0 {
+                if side == 0 {
+                    our_rates.push(rate)
+                } else {
+                    bare_rates.push(rate)
+                }
+                pair_times.extend(times);
+            }
+        }
+    }
+    Ok(Figures {
+        spread: [quantile(&mut our_rates, 0.25), quantile(&mut our_rates, 0.75)],
+        ours: median(&mut our_rates),
+        bare: median(&mut bare_rates),
+        p50: quantile(&mut pair_times, 0.5),
+        p99: quantile(&mut pair_times, 0.99),
+    })
+}

@@ -1,0 +1,270 @@
+//! The settings of an [`EtcdKv`](crate::EtcdKv): for a file, a person, and a log that may be read by anybody.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use holdfast_core::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+const OPERATION: &str = "etcd.config";
+
+/// How to reach etcd, and how patient to be.
+///
+/// Times are written as `250ms`, `5s` or `2m`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EtcdConfig {
+    /// The nodes' client addresses, `http://host:port` or `https://host:port`. Name all of them: only those that are
+    /// named are turned to when one fails. Default: none, this must be given.
+    pub endpoints: Vec<String>,
+    /// The first part of all keys, which are `/{root}/…`: one root is one index. Default: `holdfast`.
+    #[serde(default = "default_root")]
+    pub root: String,
+    /// The user, if etcd wants one. Default: none.
+    #[serde(default)]
+    pub user: Option<String>,
+    /// That user's password. Default: none.
+    #[serde(default)]
+    pub password: Option<Secret>,
+    /// Certificates, for endpoints with `https`. Default: none; `https` then trusts what the system trusts.
+    #[serde(default)]
+    pub tls: Option<TlsConfig>,
+    /// How long to wait for a connection to one node. Default: `1s`.
+    #[serde(default = "default_connect_timeout", with = "duration")]
+    pub connect_timeout: Duration,
+    /// How long to wait for one node's answer to what may be asked again elsewhere: reads, keep-alives, watches. It
+    /// doubles with every round of the nodes, within the caller's deadline. Default: `1s`.
+    #[serde(default = "default_try_timeout", with = "duration")]
+    pub try_timeout: Duration,
+    /// How long to wait for the answer to a transaction before it is called ambiguous, within the caller's deadline.
+    /// Default: `3s`, longer than an election.
+    #[serde(default = "default_write_timeout", with = "duration")]
+    pub write_timeout: Duration,
+    /// How often a silent connection is probed. etcd refuses clients that do so more often than every 5 s.
+    /// Default: `10s`.
+    #[serde(default = "default_keep_alive", with = "duration")]
+    pub keep_alive: Duration,
+    /// How often a silent watch asks for a sign of life; without one for as long again, it moves to another node.
+    /// Default: `5s`.
+    #[serde(default = "default_watch_probe", with = "duration")]
+    pub watch_probe: Duration,
+    /// How long a watch that lost its node looks for another before it ends with an error. Default: `30s`.
+    #[serde(default = "default_watch_patience", with = "duration")]
+    pub watch_patience: Duration,
+    /// Whether to begin with any endpoint rather than with the first, so that many processes spread over the nodes.
+    /// Default: true.
+    #[serde(default = "default_spread")]
+    pub spread: bool,
+}
+
+fn default_root() -> String {
+    "holdfast".to_owned()
+}
+
+const fn default_connect_timeout() -> Duration {
+    Duration::from_secs(1)
+}
+
+const fn default_try_timeout() -> Duration {
+    Duration::from_secs(1)
+}
+
+const fn default_write_timeout() -> Duration {
+    Duration::from_secs(3)
+}
+
+const fn default_keep_alive() -> Duration {
+    Duration::from_secs(10)
+}
+
+const fn default_watch_probe() -> Duration {
+    Duration::from_secs(5)
+}
+
+const fn default_watch_patience() -> Duration {
+    Duration::from_secs(30)
+}
+
+const fn default_spread() -> bool {
+    true
+}
+
+/// Who is trusted, and who we are.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TlsConfig {
+    /// The certificates that etcd's must be signed by. Default: what the system trusts.
+    #[serde(default)]
+    pub ca: Option<Pem>,
+    /// Our certificate, if etcd wants one. Default: none.
+    #[serde(default)]
+    pub certificate: Option<Pem>,
+    /// The private key of our certificate. Default: none.
+    #[serde(default)]
+    pub key: Option<Pem>,
+    /// The name that etcd's certificate must have. Default: the host of the endpoint.
+    #[serde(default)]
+    pub server_name: Option<String>,
+}
+
+/// A text that no log shows.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Takes the text.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    pub(crate) fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(hidden)")
+    }
+}
+
+/// Certificates or a key: the path of a PEM file, or the PEM text itself (it begins with `-----BEGIN`).
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Pem(String);
+
+impl Pem {
+    /// Takes a path or the text.
+    pub fn new(path_or_text: impl Into<String>) -> Self {
+        Self(path_or_text.into())
+    }
+
+    fn is_text(&self) -> bool {
+        self.0.trim_start().starts_with("-----BEGIN")
+    }
+
+    pub(crate) fn load(&self) -> Result<Vec<u8>> {
+        if self.is_text() {
+            return Ok(self.0.clone().into_bytes());
+        }
+        std::fs::read(PathBuf::from(&self.0)).map_err(|error| {
+            Error::invalid(OPERATION, "a PEM file cannot be read")
+                .with("path", &self.0)
+                .caused_by(error)
+        })
+    }
+}
+
+impl fmt::Debug for Pem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_text() {
+            f.write_str("(hidden)")
+        } else {
+            fmt::Debug::fmt(&self.0, f)
+        }
+    }
+}
+
+impl EtcdConfig {
+    /// The defaults, for these endpoints.
+    pub fn new(endpoints: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        Self {
+            endpoints: endpoints.into_iter().map(Into::into).collect(),
+            root: default_root(),
+            user: None,
+            password: None,
+            tls: None,
+            connect_timeout: default_connect_timeout(),
+            try_timeout: default_try_timeout(),
+            write_timeout: default_write_timeout(),
+            keep_alive: default_keep_alive(),
+            watch_probe: default_watch_probe(),
+            watch_patience: default_watch_patience(),
+            spread: default_spread(),
+        }
+    }
+
+    /// Says what is wrong with the settings, if something is.
+    pub fn check(&self) -> Result<()> {
+        let wrong = |message: &str| Err(Error::invalid(OPERATION, message));
+        if self.endpoints.is_empty() {
+            return wrong("no endpoint of etcd is given");
+        }
+        for endpoint in &self.endpoints {
+            let https = endpoint.starts_with("https://");
+            if !https && !endpoint.starts_with("http://") {
+                return Err(
+                    Error::invalid(OPERATION, "an endpoint begins with http:// or https://").with("endpoint", endpoint)
+                );
+            }
+            if !https && self.tls.is_some() {
+                return Err(
+                    Error::invalid(OPERATION, "certificates are given, but an endpoint is not https")
+                        .with("endpoint", endpoint),
+                );
+            }
+        }
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '/');
+        if self.root.is_empty() || !self.root.chars().all(plain) || self.root.split('/').any(str::is_empty) {
+            return Err(Error::invalid(
+                OPERATION,
+                "the root has letters, digits, '.', '_', '-', and single '/' inside",
+            )
+            .with("root", self.root.escape_debug()));
+        }
+        if self.user.is_some() != self.password.is_some() {
+            return wrong("a user and a password are given together or not at all");
+        }
+        if let Some(tls) = &self.tls
+            && tls.certificate.is_some() != tls.key.is_some()
+        {
+            return wrong("a client certificate and its key are given together or not at all");
+        }
+        let times = [
+            self.connect_timeout,
+            self.try_timeout,
+            self.write_timeout,
+            self.keep_alive,
+            self.watch_probe,
+            self.watch_patience,
+        ];
+        if times.iter().any(Duration::is_zero) {
+            return wrong("a timeout or an interval is zero");
+        }
+        Ok(())
+    }
+}
+
+/// Durations as people write them: a whole number and `ms`, `s` or `m`.
+mod duration {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serializer, de};
+
+    pub(super) fn serialize<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&format!("{}ms", time.as_millis()))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        parse(&text).ok_or_else(|| de::Error::custom(format!("{text:?} is no time: write 250ms, 5s or 2m")))
+    }
+
+    pub(super) fn parse(text: &str) -> Option<Duration> {
+        let units = text.find(|c: char| !c.is_ascii_digit())?;
+        let (number, unit) = text.split_at(units);
+        let number = number.parse::<u64>().ok()?;
+        match unit.trim_start() {
+            "ms" => Some(Duration::from_millis(number)),
+            "s" => Some(Duration::from_secs(number)),
+            "m" => number.checked_mul(60).map(Duration::from_secs),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "config_tests.rs"]
+mod tests;

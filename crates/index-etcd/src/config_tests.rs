@@ -1,0 +1,95 @@
+//! What a person may write, and what a log may show.
+
+use super::*;
+
+fn from_json(text: &str) -> Result<EtcdConfig, serde_json::Error> {
+    serde_json::from_str(text)
+}
+
+#[test]
+fn endpoints_are_enough() {
+    let config = from_json(r#"{"endpoints": ["http://a:2379"]}"#).expect("settings");
+    assert_eq!(config, EtcdConfig::new(["http://a:2379"]));
+    config.check().expect("lawful");
+}
+
+#[test]
+fn settings_survive_a_round_trip() {
+    let mut config = EtcdConfig::new(["https://a:2379", "https://b:2379"]);
+    config.try_timeout = Duration::from_millis(250);
+    config.user = Some("u".into());
+    config.password = Some(Secret::new("p"));
+    config.tls = Some(TlsConfig {
+        ca: Some(Pem::new("/etc/ca.pem")),
+        ..TlsConfig::default()
+    });
+    let text = serde_json::to_string(&config).expect("text");
+    assert_eq!(from_json(&text).expect("settings"), config);
+}
+
+#[test]
+fn a_misspelt_setting_is_an_error() {
+    let error = from_json(r#"{"endpoints": ["http://a:1"], "tryTimeout": "1s"}"#).expect_err("unknown");
+    assert!(error.to_string().contains("tryTimeout"), "{error}");
+    let error = from_json(r#"{"endpoints": ["http://a:1"], "try_timeout": "soon"}"#).expect_err("no time");
+    assert!(error.to_string().contains("250ms"), "{error}");
+}
+
+#[test]
+fn times_are_a_number_and_a_unit() {
+    let parse = duration::parse;
+    assert_eq!(parse("250ms"), Some(Duration::from_millis(250)));
+    assert_eq!(parse("5 s"), Some(Duration::from_secs(5)));
+    assert_eq!(parse("2m"), Some(Duration::from_secs(120)));
+    for wrong in ["", "5", "s", "-1s", "1.5s", "1h", "99999999999999999999s"] {
+        assert_eq!(parse(wrong), None, "{wrong:?}");
+    }
+}
+
+#[test]
+fn what_is_wrong_is_said() {
+    let ok = EtcdConfig::new(["https://a:1"]);
+    type Change = fn(&mut EtcdConfig);
+    let broken: [(&str, Change); 9] = [
+        ("no endpoint", |c| c.endpoints.clear()),
+        ("begins with http", |c| c.endpoints.push("a:1".into())),
+        ("not https", |c| {
+            c.endpoints = vec!["http://a:1".into()];
+            c.tls = Some(TlsConfig::default());
+        }),
+        ("root", |c| c.root.clear()),
+        ("root", |c| c.root = "/abs".into()),
+        ("root", |c| c.root = "a//b".into()),
+        ("password", |c| c.user = Some("u".into())),
+        ("key", |c| {
+            c.tls = Some(TlsConfig {
+                certificate: Some(Pem::new("x")),
+                ..TlsConfig::default()
+            })
+        }),
+        ("zero", |c| c.keep_alive = Duration::ZERO),
+    ];
+    ok.check().expect("lawful");
+    for (says, change) in broken {
+        let mut config = ok.clone();
+        change(&mut config);
+        let error = config.check().expect_err(says);
+        assert!(error.message().contains(says), "{error} should speak of {says:?}");
+    }
+}
+
+#[test]
+fn no_log_shows_a_secret() {
+    let mut config = EtcdConfig::new(["https://a:1"]);
+    config.user = Some("u".into());
+    config.password = Some(Secret::new("hunter2"));
+    let key = "-----BEGIN PRIVATE KEY-----\nhunter3\n-----END PRIVATE KEY-----";
+    config.tls = Some(TlsConfig {
+        ca: Some(Pem::new("/ca.pem")),
+        key: Some(Pem::new(key)),
+        ..TlsConfig::default()
+    });
+    let shown = format!("{config:?}");
+    assert!(!shown.contains("hunter"), "{shown}");
+    assert!(shown.contains("/ca.pem"), "a path is no secret: {shown}");
+}

@@ -1,0 +1,170 @@
+//! Our reads and transactions in etcd's words, and its answers in ours.
+
+use std::ops::Range;
+
+use etcd_client::{Compare, CompareOp, GetOptions, GetResponse, KeyValue, PutOptions, ResponseHeader, Txn, TxnOp};
+use holdfast_core::{Error, ErrorKind, Result};
+use holdfast_custody::{SessionId, Version};
+use holdfast_index::kv::{Change, Condition, Entry, Read, Transaction, Write};
+
+/// Where our keys lie in etcd.
+#[derive(Clone, Debug)]
+pub(crate) struct Names {
+    /// `/{root}/`
+    root: String,
+}
+
+impl Names {
+    pub(crate) fn new(root: &str) -> Self {
+        Self {
+            root: format!("/{root}/"),
+        }
+    }
+
+    pub(crate) fn full(&self, key: &str) -> Vec<u8> {
+        [self.root.as_bytes(), key.as_bytes()].concat()
+    }
+
+    fn relative(&self, key: &[u8]) -> Result<String> {
+        let ours = key
+            .strip_prefix(self.root.as_bytes())
+            .and_then(|key| std::str::from_utf8(key).ok());
+        ours.map(str::to_owned).ok_or_else(|| {
+            let message = "there is a key under our root that we cannot have written: who else uses it?";
+            let error = Error::new(ErrorKind::Corrupt, "etcd.read", message);
+            error.with("key", String::from_utf8_lossy(key).escape_debug())
+        })
+    }
+
+    /// A read, as one operation of etcd: its key, and how.
+    pub(crate) fn get(&self, read: &Read) -> (Vec<u8>, Option<GetOptions>) {
+        match read {
+            Read::Key(key) => (self.full(key), None),
+            // To etcd, a limit of zero is no limit, and an end that is not after the start may mean something else.
+            Read::Range { keys, limit, .. } if *limit == 0 || keys.start >= keys.end => {
+                (self.full(&keys.start), Some(GetOptions::new().with_count_only()))
+            }
+            Read::Range { keys, limit, keys_only } => {
+                let limit = i64::try_from(*limit).unwrap_or(i64::MAX);
+                let mut options = GetOptions::new().with_range(self.full(&keys.end)).with_limit(limit);
+                if *keys_only {
+                    options = options.with_keys_only();
+                }
+                (self.full(&keys.start), Some(options))
+            }
+        }
+    }
+
+    pub(crate) fn transaction(&self, transaction: &Transaction) -> Txn {
+        let conditions: Vec<_> = transaction
+            .conditions
+            .iter()
+            .map(|condition| self.compare(condition))
+            .collect();
+        let writes: Vec<_> = transaction.writes.iter().map(|write| self.operation(write)).collect();
+        Txn::new().when(conditions).and_then(writes)
+    }
+
+    fn compare(&self, condition: &Condition) -> Compare {
+        match condition {
+            Condition::Unchanged(key, Version(version)) => {
+                // No revision is that large: the condition does not hold, as it should not.
+                let version = i64::try_from(*version).unwrap_or(i64::MAX);
+                Compare::mod_revision(self.full(key), CompareOp::Equal, version)
+            }
+            Condition::Absent(key) => Compare::create_revision(self.full(key), CompareOp::Equal, 0),
+            Condition::Present(key) => Compare::create_revision(self.full(key), CompareOp::Greater, 0),
+        }
+    }
+
+    fn operation(&self, write: &Write) -> TxnOp {
+        match write {
+            Write::Put { key, value, session } => {
+                let options = session.map(|session| PutOptions::new().with_lease(lease(session)));
+                TxnOp::put(self.full(key), value.as_slice(), options)
+            }
+            Write::Delete(key) => TxnOp::delete(self.full(key), None),
+        }
+    }
+
+    pub(crate) fn entries(&self, mut response: GetResponse) -> Result<Vec<Entry>> {
+        response.take_kvs().into_iter().map(|kv| self.entry(kv)).collect()
+    }
+
+    fn entry(&self, kv: KeyValue) -> Result<Entry> {
+        let version = revision(kv.mod_revision())?;
+        let (key, value) = kv.into_key_value();
+        Ok(Entry {
+            key: self.relative(&key)?,
+            value,
+            version,
+        })
+    }
+
+    pub(crate) fn change(&self, kv: &KeyValue) -> Result<Change> {
+        // "A deletion resets the version to zero": that of the key, which counts its writes since it was created.
+        let value = (kv.version() > 0).then(|| kv.value().to_vec());
+        Ok(Change {
+            key: self.relative(kv.key())?,
+            value,
+            version: revision(kv.mod_revision())?,
+        })
+    }
+
+    pub(crate) fn range(&self, keys: &Range<String>) -> Range<Vec<u8>> {
+        self.full(&keys.start)..self.full(&keys.end)
+    }
+}
+
+/// The lease of a session. Zero is "no lease" to etcd, and must never be what a session's id becomes: an id that cannot
+/// be a lease becomes one that is not there.
+pub(crate) fn lease(session: SessionId) -> i64 {
+    i64::try_from(session.0).ok().filter(|id| *id > 0).unwrap_or(i64::MAX)
+}
+
+pub(crate) fn session(lease: i64) -> Result<SessionId> {
+    let id = u64::try_from(lease).ok().filter(|id| *id > 0);
+    id.map(SessionId)
+        .ok_or_else(|| strange("a lease that is not positive").with("lease", lease))
+}
+
+pub(crate) fn version(header: Option<&ResponseHeader>) -> Result<Version> {
+    revision(header.ok_or_else(|| strange("an answer without a header"))?.revision())
+}
+
+fn revision(revision: i64) -> Result<Version> {
+    let version = u64::try_from(revision).ok().filter(|version| *version > 0);
+    version
+        .map(Version)
+        .ok_or_else(|| strange("a revision that is not positive").with("revision", revision))
+}
+
+/// An answer that etcd's protocol rules out.
+pub(crate) fn strange(what: &str) -> Error {
+    Error::internal("etcd.answer", format!("etcd gave {what}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_session_becomes_the_lease_that_is_none() {
+        assert_eq!(lease(SessionId(7)), 7);
+        assert_eq!(lease(SessionId(0)), i64::MAX);
+        assert_eq!(lease(SessionId(u64::MAX)), i64::MAX);
+        session(0).expect_err("no lease");
+        session(-1).expect_err("no lease");
+    }
+
+    #[test]
+    fn keys_go_below_the_root_and_come_back() {
+        let names = Names::new("a/b");
+        assert_eq!(names.full("c"), b"/a/b/c");
+        assert_eq!(names.relative(b"/a/b/c").expect("ours"), "c");
+        assert_eq!(names.relative(b"/a/b/").expect("ours"), "");
+        for foreign in [b"/a/bc".as_slice(), b"", b"/a/b/\xff"] {
+            assert_eq!(names.relative(foreign).expect_err("foreign").kind(), ErrorKind::Corrupt);
+        }
+    }
+}

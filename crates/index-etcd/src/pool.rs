@@ -1,0 +1,263 @@
+//! The nodes, and which one is spoken to.
+//!
+//! All calls go to the current node. Who fails there moves everybody on to the next (once: a second one who fails at the
+//! same node finds it moved already) and tries again, within its own deadline:
+//!
+//! ```text
+//!   try ──ok──▶ done
+//!    ▲ │
+//!    │ ├─ refused ───────────────────▶ error
+//!    │ ├─ unknown, must be once ─────▶ error, Ambiguous
+//!    │ └─ not done / unknown ──▶ next node ──(a whole round failed: pause, more patience)──┐
+//!    └────────────────────────────────────────────────────────────────────── time left? ◀──┘
+//! ```
+//!
+//! **A transaction is not sent into an election.** A follower that does not know yet that its leader is dead passes a
+//! proposal on to nobody, and the caller waits for an answer that never comes: ambiguous, for nothing. So after trouble
+//! (and once per connection) a node must first answer a linearizable read, which it can only with a leader that lives,
+//! and which may be asked again.
+//!
+//! A connection that is in doubt is forgotten, so that whoever comes next makes a new one; calls under way on it are not
+//! disturbed. One caller at a time connects to a node; the others wait for it, each within its own time.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use etcd_client::GetOptions;
+use holdfast_core::{Clock, Deadline, Error, Result, Retry, Rng, SystemRng};
+use parking_lot::Mutex;
+use tonic::transport::Endpoint;
+
+use crate::config::EtcdConfig;
+use crate::dial::{self, Link};
+use crate::outcome::{Failure, judge};
+
+/// The first pause after all nodes failed; it doubles, up to the longest.
+const PAUSE: Duration = Duration::from_millis(25);
+const LONGEST_PAUSE: Duration = Duration::from_millis(400);
+
+/// Whether a request may be sent again if nobody knows what became of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Nature {
+    /// Doing it twice is as good as once.
+    Repeatable,
+    /// It must not be done twice: an unknown outcome is the caller's to find out.
+    Once,
+}
+
+/// What a call is, to the pool.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Call {
+    pub(crate) operation: &'static str,
+    pub(crate) nature: Nature,
+    pub(crate) deadline: Deadline,
+    /// How long one node may take to answer, at first.
+    pub(crate) patience: Duration,
+}
+
+pub(crate) struct Pool {
+    pub(crate) config: EtcdConfig,
+    pub(crate) clock: Arc<dyn Clock>,
+    nodes: Vec<Node>,
+    current: AtomicUsize,
+    /// A key that we may read.
+    some_key: Vec<u8>,
+}
+
+struct Node {
+    url: String,
+    endpoint: Endpoint,
+    link: Mutex<Option<Link>>,
+    dialing: tokio::sync::Mutex<()>,
+}
+
+impl Pool {
+    /// Checks the settings. Connects to nobody yet.
+    pub(crate) fn new(config: EtcdConfig, clock: Arc<dyn Clock>, some_key: Vec<u8>) -> Result<Self> {
+        config.check()?;
+        let node = |url: &String| {
+            Ok(Node {
+                url: url.clone(),
+                endpoint: dial::endpoint(url, &config)?,
+                link: Mutex::new(None),
+                dialing: tokio::sync::Mutex::new(()),
+            })
+        };
+        let nodes: Vec<Node> = config.endpoints.iter().map(node).collect::<Result<_>>()?;
+        let count = u64::try_from(nodes.len()).unwrap_or(1);
+        // Which node a process begins with decides nothing but its load, so nobody needs to choose it.
+        let first = if config.spread { SystemRng.below(count) } else { 0 };
+        let current = AtomicUsize::new(usize::try_from(first).unwrap_or(0));
+        Ok(Self {
+            config,
+            clock,
+            nodes,
+            current,
+            some_key,
+        })
+    }
+
+    /// Makes a request of the current node, and of the next ones if that fails, as long as its nature allows.
+    pub(crate) async fn call<T, F, A>(&self, call: Call, request: F) -> Result<T>
+    where
+        F: Fn(Link) -> A,
+        A: Future<Output = Result<T, etcd_client::Error>>,
+    {
+        let mut failed: usize = 0;
+        let mut last = None;
+        while !call.deadline.passed(self.clock.as_ref()) {
+            let round = u32::try_from(failed / self.nodes.len()).unwrap_or(u32::MAX).min(6);
+            let node = self.current.load(Ordering::Acquire);
+            let failure = match self
+                .attempt(node, &call, call.patience * 2_u32.pow(round), &request)
+                .await
+            {
+                Ok(answer) => return Ok(answer),
+                Err(failure) => failure,
+            };
+            match failure {
+                Failure::Refused(error) => return Err(error),
+                Failure::Unknown(error) if call.nature == Nature::Once => {
+                    self.leave(node, &error);
+                    return Err(error.with_retry(Retry::Ambiguous));
+                }
+                Failure::Unknown(error) | Failure::NotDone(error) => {
+                    self.leave(node, &error);
+                    last = Some(error);
+                }
+            }
+            failed += 1;
+            if failed.is_multiple_of(self.nodes.len()) {
+                let pause = (PAUSE * 2_u32.pow(round)).min(LONGEST_PAUSE);
+                tokio::time::sleep(pause.min(call.deadline.remaining(self.clock.as_ref()))).await;
+            }
+        }
+        let error = Error::unavailable(call.operation, "etcd did not answer before the deadline").with("tries", failed);
+        Err(match last {
+            Some(last) => error.caused_by(last),
+            None => error,
+        })
+    }
+
+    /// One try at one node.
+    async fn attempt<T, F, A>(&self, at: usize, call: &Call, patience: Duration, request: &F) -> Result<T, Failure>
+    where
+        F: Fn(Link) -> A,
+        A: Future<Output = Result<T, etcd_client::Error>>,
+    {
+        let node = &self.nodes[at];
+        let left = call.deadline.remaining(self.clock.as_ref());
+        let link = tokio::time::timeout(left, self.link(at)).await.unwrap_or_else(|_| {
+            Err(Failure::NotDone(
+                silent(call.operation, node, left).with("phase", "connect"),
+            ))
+        })?;
+        let (serial, proven) = (link.serial, Arc::clone(&link.proven));
+        let outcome = async {
+            if call.nature == Nature::Once && !proven.load(Ordering::Acquire) {
+                let mut kv = link.kv.clone();
+                let options = GetOptions::new().with_count_only();
+                let asked = kv.get(self.some_key.clone(), Some(options));
+                let answer = self.wait_for(at, call, self.config.try_timeout, asked).await;
+                answer.map_err(Failure::before_sending)?;
+                proven.store(true, Ordering::Release);
+            }
+            self.wait_for(at, call, patience, request(link)).await
+        };
+        outcome.await.inspect_err(|failure| {
+            if failure.spoils_connection() {
+                self.forget(at, serial);
+            }
+        })
+    }
+
+    /// A node's answer, if it comes in time.
+    async fn wait_for<T>(
+        &self,
+        at: usize,
+        call: &Call,
+        patience: Duration,
+        answer: impl Future<Output = Result<T, etcd_client::Error>>,
+    ) -> Result<T, Failure> {
+        let node = &self.nodes[at];
+        let patience = patience.min(call.deadline.remaining(self.clock.as_ref()));
+        if patience.is_zero() {
+            return Err(Failure::NotDone(silent(call.operation, node, patience)));
+        }
+        match tokio::time::timeout(patience, answer).await {
+            Ok(outcome) => outcome.map_err(|error| judge(call.operation, &node.url, error)),
+            Err(_) => Err(Failure::Unknown(silent(call.operation, node, patience))),
+        }
+    }
+
+    /// The connection to a node; makes one if there is none.
+    async fn link(&self, at: usize) -> Result<Link, Failure> {
+        let node = &self.nodes[at];
+        let there = || node.link.lock().clone();
+        if let Some(link) = there() {
+            return Ok(link);
+        }
+        let _one_at_a_time = node.dialing.lock().await;
+        if let Some(link) = there() {
+            return Ok(link);
+        }
+        let within = self.config.connect_timeout + self.config.try_timeout;
+        let link = tokio::time::timeout(within, dial::dial(at, &node.url, &node.endpoint, &self.config)).await;
+        let link = link.unwrap_or_else(|_| Err(Failure::NotDone(silent("etcd.connect", node, within))))?;
+        *node.link.lock() = Some(link.clone());
+        Ok(link)
+    }
+
+    /// Gives a connection up, unless it has been already.
+    fn forget(&self, at: usize, serial: u64) {
+        let mut link = self.nodes[at].link.lock();
+        if link.as_ref().is_some_and(|link| link.serial == serial) {
+            *link = None;
+        }
+    }
+
+    /// Moves on from a node, unless somebody has already.
+    fn leave(&self, at: usize, why: &Error) {
+        let next = (at + 1) % self.nodes.len();
+        let moved = self
+            .current
+            .compare_exchange(at, next, Ordering::AcqRel, Ordering::Acquire);
+        if moved.is_ok() {
+            if let Some(link) = &*self.nodes[next].link.lock() {
+                link.proven.store(false, Ordering::Release);
+            }
+            tracing::debug!(from = %self.nodes[at].url, to = %self.nodes[next].url, %why, "turning to another etcd node");
+        }
+    }
+
+    /// Gives up what a long-lived stream was on: its connection and, for everybody, the node.
+    pub(crate) fn lost(&self, node: usize, serial: u64, why: &Error) {
+        self.forget(node, serial);
+        self.leave(node, why);
+    }
+
+    pub(crate) fn url(&self, node: usize) -> &str {
+        &self.nodes[node].url
+    }
+}
+
+fn silent(operation: &'static str, node: &Node, waited: Duration) -> Error {
+    Error::unavailable(operation, "an etcd node did not answer in time")
+        .with("endpoint", &node.url)
+        .with("waited_ms", waited.as_millis())
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let current = self
+            .nodes
+            .get(self.current.load(Ordering::Relaxed))
+            .map(|node| &node.url);
+        f.debug_struct("Pool")
+            .field("config", &self.config)
+            .field("current", &current)
+            .finish_non_exhaustive()
+    }
+}

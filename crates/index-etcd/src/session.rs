@@ -1,0 +1,208 @@
+//! A session: a lease of etcd's, and the task that keeps it.
+//!
+//! ```text
+//!                     keep-alive answered: heard = when it was SENT
+//!                       ┌──────────┐
+//!   grant ──▶ alive ────┴──────────┘
+//!               │  heard + time to live has passed · etcd says that the lease is gone · close
+//!               ▼
+//!             ended   (for good: nothing leads back)
+//! ```
+//!
+//! **Never alive too long.** etcd counts the time to live from when it handles a keep-alive, we count from when we sent
+//! it, so we end first. [`EtcdSession::is_alive`] asks the clock itself: a process that was stopped for a minute knows
+//! that it is fenced before any of its tasks has run. (The clock is the monotonic one, which stands still while the
+//! whole machine sleeps; the store's fencing does not.)
+//!
+//! **The keeper** sends a keep-alive every third of the time to live. One that fails is sent again, to other nodes, until
+//! it is answered or the time is over. Each is a stream of its own: there is no state that could be left over from a
+//! node that is gone. Its owner is the session: dropping the session aborts it, closing it waits for its end.
+//!
+//! A grant may be sent twice, if its first answer is lost: the lease that nobody knows of dies by itself.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use holdfast_core::{Clock, Deadline, ErrorKind, Result, Timestamp};
+use holdfast_custody::SessionId;
+use holdfast_index::kv::KvSession;
+use parking_lot::Mutex;
+use tokio::task::JoinHandle;
+
+use crate::convert;
+use crate::dial::Link;
+use crate::pool::{Call, Nature, Pool};
+
+/// How many keep-alives a time to live has room for.
+const BEATS: u32 = 3;
+
+/// Dropping it aborts the keeper: the session dies by its time to live.
+#[derive(Debug)]
+pub(crate) struct EtcdSession {
+    life: Arc<Life>,
+    keeper: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What the session and its keeper both know.
+#[derive(Debug)]
+struct Life {
+    pool: Arc<Pool>,
+    id: SessionId,
+    lease: i64,
+    time_to_live: Duration,
+    /// When the last keep-alive that was answered had been sent.
+    heard: Mutex<Timestamp>,
+    over: tokio::sync::watch::Sender<bool>,
+}
+
+impl EtcdSession {
+    pub(crate) async fn open(pool: Arc<Pool>, time_to_live: Duration, call: Call) -> Result<Self> {
+        let request = |mut link: Link| {
+            let sent = pool.clock.now();
+            async move { Ok((sent, link.lease.grant(whole_seconds(time_to_live), None).await?)) }
+        };
+        let (sent, granted) = pool.call(call, request).await?;
+        let seconds = u64::try_from(granted.ttl()).map_err(|_| convert::strange("a negative time to live"))?;
+        let life = Arc::new(Life {
+            id: convert::session(granted.id())?,
+            lease: granted.id(),
+            time_to_live: Duration::from_secs(seconds),
+            heard: Mutex::new(sent),
+            over: tokio::sync::watch::Sender::new(false),
+            pool,
+        });
+        let keeper = tokio::spawn(Arc::clone(&life).keep());
+        Ok(Self {
+            life,
+            keeper: Mutex::new(Some(keeper)),
+        })
+    }
+}
+
+/// etcd counts in seconds; a session lives rather longer than asked than shorter.
+fn whole_seconds(time: Duration) -> i64 {
+    let seconds = time.as_secs().saturating_add(u64::from(time.subsec_nanos() > 0));
+    i64::try_from(seconds).unwrap_or(i64::MAX)
+}
+
+impl Life {
+    fn clock(&self) -> &dyn Clock {
+        self.pool.clock.as_ref()
+    }
+
+    /// How much longer etcd cannot have ended it for our silence.
+    fn left(&self) -> Duration {
+        let ends = self.heard.lock().after(self.time_to_live);
+        ends.since(self.clock().now())
+    }
+
+    fn is_alive(&self) -> bool {
+        !*self.over.borrow() && !self.left().is_zero()
+    }
+
+    fn end(&self, why: &str) {
+        if !self.over.send_replace(true) {
+            tracing::debug!(session = %self.id, why, "a session ended");
+        }
+    }
+
+    /// The keeper.
+    async fn keep(self: Arc<Self>) {
+        let beat = self.time_to_live / BEATS;
+        loop {
+            let since = self.clock().now().since(*self.heard.lock());
+            tokio::time::sleep(beat.saturating_sub(since)).await;
+            match self.keep_alive(beat).await {
+                Ok(sent) => *self.heard.lock() = sent,
+                Err(error) if error.kind() == ErrorKind::Unavailable => return self.end("no node answered in time"),
+                Err(error) if error.kind() == ErrorKind::Fenced => return self.end("etcd has ended it"),
+                Err(error) => {
+                    tracing::warn!(session = %self.id, ?error, "a session cannot be kept");
+                    return self.end("etcd refuses to keep it");
+                }
+            }
+        }
+    }
+
+    /// Sends keep-alives until one is answered or it is too late. When that one was sent.
+    async fn keep_alive(&self, patience: Duration) -> Result<Timestamp> {
+        let call = Call {
+            operation: "etcd.keep_alive",
+            nature: Nature::Repeatable,
+            deadline: Deadline::after(self.clock(), self.left()),
+            patience: patience.min(self.pool.config.try_timeout),
+        };
+        let request = |mut link: Link| {
+            let sent = self.clock().now();
+            async move { link.lease.keep_alive(self.lease).await.map(|_stream| sent) }
+        };
+        self.pool.call(call, request).await
+    }
+}
+
+#[async_trait]
+impl KvSession for EtcdSession {
+    fn id(&self) -> SessionId {
+        self.life.id
+    }
+
+    async fn ended(&self) {
+        let mut over = self.life.over.subscribe();
+        while self.life.is_alive() {
+            // Either way, look again: the clock ends it even if its keeper no longer runs.
+            let told = over.wait_for(|over| *over);
+            tokio::time::timeout(self.life.left(), told).await.ok();
+        }
+    }
+
+    fn is_alive(&self) -> bool {
+        self.life.is_alive()
+    }
+
+    async fn close(&self, within: Duration) -> Result<()> {
+        let life = &self.life;
+        let deadline = Deadline::after(life.clock(), within);
+        life.end("closed");
+        let keeper = self.keeper.lock().take();
+        if let Some(keeper) = keeper {
+            keeper.abort();
+            // It ends at its next await; whether it was aborted or had ended makes no difference.
+            tokio::time::timeout(deadline.remaining(life.clock()), keeper)
+                .await
+                .ok();
+        }
+        let call = Call {
+            operation: "kv.close_session",
+            nature: Nature::Repeatable,
+            deadline,
+            patience: life.pool.config.try_timeout,
+        };
+        let request = |mut link: Link| async move { link.lease.revoke(life.lease).await };
+        match life.pool.call(call, request).await {
+            Err(error) if error.kind() != ErrorKind::Fenced => Err(error),
+            _ended_now_or_before => Ok(()),
+        }
+    }
+}
+
+impl Drop for EtcdSession {
+    fn drop(&mut self) {
+        if let Some(keeper) = self.keeper.lock().take() {
+            keeper.abort();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_to_live_is_never_shortened() {
+        assert_eq!(whole_seconds(Duration::from_millis(1)), 1);
+        assert_eq!(whole_seconds(Duration::from_secs(5)), 5);
+        assert_eq!(whole_seconds(Duration::from_millis(5001)), 6);
+        assert_eq!(whole_seconds(Duration::MAX), i64::MAX);
+    }
+}

@@ -1,0 +1,224 @@
+//! A watch that outlives its node.
+//!
+//! ```text
+//!   watching ──message──▶ tell changes; next = their version + 1
+//!      ▲  │   ──progress─▶ next = its version + 1
+//!      │  ├─ silent for a probe ──▶ ask for progress ──▶ silent again ─┐
+//!      │  ├─ the stream broke, or its node has no leader ──────────────┤
+//!      │  └─ "compacted" ──▶ error NotFound                            ▼
+//!      └──────────────── opened elsewhere, from `next` ◀──────────── lost ──too long──▶ error Unavailable
+//! ```
+//!
+//! etcd tells the changes of a version together and in order, so the version after the last one told is where to go on.
+//! Progress ("all up to here has been told") moves that on while nothing changes, or else a quiet watch would fall
+//! behind the compaction and could not resume; asking for it is also how a node that went deaf is found out.
+//!
+//! Nothing runs in the background: all of it happens in [`Watch::next`], and a call of it that is given up loses nothing.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use etcd_client::{WatchOptions, WatchResponse, WatchStream};
+use holdfast_core::{Deadline, Error, Result, Timestamp};
+use holdfast_custody::Version;
+use holdfast_index::kv::{Change, Watch};
+
+use crate::convert::Names;
+use crate::dial::Link;
+use crate::outcome::{Failure, forgotten, judge};
+use crate::pool::{Call, Nature, Pool};
+
+const OPERATION: &str = "kv.watch";
+/// What is waited before a stream that was lost at once is opened again.
+const PAUSE: Duration = Duration::from_millis(50);
+
+pub(crate) struct EtcdWatch {
+    pool: Arc<Pool>,
+    names: Names,
+    keys: Range<Vec<u8>>,
+    /// The first revision that has not been told yet.
+    next: i64,
+    live: Option<Live>,
+    /// Since when nothing has come of any stream, if the last one was lost.
+    lost: Option<Timestamp>,
+}
+
+/// A stream, and where it is.
+struct Live {
+    stream: WatchStream,
+    node: usize,
+    serial: u64,
+    heard: Timestamp,
+    /// Whether progress was asked for since then.
+    asked: bool,
+}
+
+impl EtcdWatch {
+    pub(crate) async fn open(
+        pool: Arc<Pool>,
+        names: Names,
+        keys: &Range<String>,
+        after: Version,
+        call: Call,
+    ) -> Result<Self> {
+        let keys = names.range(keys);
+        let next = i64::try_from(after.0).unwrap_or(i64::MAX).saturating_add(1);
+        let mut watch = Self {
+            pool,
+            names,
+            keys,
+            next,
+            live: None,
+            lost: None,
+        };
+        watch.live = Some(watch.stream(call).await?);
+        Ok(watch)
+    }
+
+    /// A stream from `next` on, at whatever node gives one.
+    async fn stream(&self, call: Call) -> Result<Live> {
+        let options = WatchOptions::new()
+            .with_range(self.keys.end.clone())
+            .with_start_revision(self.next)
+            .with_progress_notify();
+        let request = |mut link: Link| {
+            let (key, options) = (self.keys.start.clone(), options.clone());
+            async move { Ok((link.node, link.serial, link.watch.watch(key, Some(options)).await?)) }
+        };
+        let (node, serial, stream) = self.pool.call(call, request).await?;
+        Ok(Live {
+            stream,
+            node,
+            serial,
+            heard: self.pool.clock.now(),
+            asked: false,
+        })
+    }
+
+    /// Opens a stream in place of one that was lost, as long as there is patience left.
+    async fn reopen(&mut self) -> Result<()> {
+        let clock = Arc::clone(&self.pool.clock);
+        let config = &self.pool.config;
+        let lost = *self.lost.get_or_insert_with(|| clock.now());
+        let gone = clock.now().since(lost);
+        if gone >= config.watch_patience {
+            return Err(
+                Error::unavailable(OPERATION, "the watch was lost and no node took it up: read again")
+                    .with("lost_for_ms", gone.as_millis()),
+            );
+        }
+        tokio::time::sleep(PAUSE).await;
+        let call = Call {
+            operation: OPERATION,
+            nature: Nature::Repeatable,
+            deadline: Deadline::after(clock.as_ref(), config.watch_patience.saturating_sub(gone)),
+            patience: config.try_timeout,
+        };
+        self.live = Some(self.stream(call).await?);
+        Ok(())
+    }
+
+    /// Gives the stream up.
+    fn lose(&mut self, why: &Error) {
+        if let Some(live) = self.live.take() {
+            self.pool.lost(live.node, live.serial, why);
+            self.lost.get_or_insert_with(|| self.pool.clock.now());
+        }
+    }
+
+    /// What one message tells. Empty if it only shows that the stream lives.
+    fn take(&mut self, response: &WatchResponse, url: &str) -> Result<Vec<Change>, Failure> {
+        if response.compact_revision() > 0 {
+            let error = forgotten(OPERATION)
+                .with("from", self.next)
+                .with("kept_from", response.compact_revision());
+            return Err(Failure::Refused(error));
+        }
+        if response.canceled() {
+            let code = if response.cancel_reason().contains("permission denied") {
+                tonic::Code::PermissionDenied
+            } else {
+                tonic::Code::Unavailable
+            };
+            let status = tonic::Status::new(code, response.cancel_reason());
+            return Err(judge(OPERATION, url, etcd_client::Error::GRpcStatus(status)));
+        }
+        if response.events().is_empty() {
+            // The header of the first message tells the store's version, not that all up to it has been told.
+            if !response.created() {
+                let told = response.header().map_or(0, etcd_client::ResponseHeader::revision);
+                self.next = self.next.max(told.saturating_add(1));
+                self.lost = None;
+            }
+            return Ok(Vec::new());
+        }
+        let events = response.events().iter().filter_map(etcd_client::Event::kv);
+        let new = events.clone().filter(|kv| kv.mod_revision() >= self.next);
+        let changes = new
+            .map(|kv| self.names.change(kv))
+            .collect::<Result<Vec<_>>>()
+            .map_err(Failure::Refused)?;
+        let last = events.map(etcd_client::KeyValue::mod_revision).max().unwrap_or(0);
+        self.next = self.next.max(last.saturating_add(1));
+        self.lost = None;
+        Ok(changes)
+    }
+}
+
+#[async_trait]
+impl Watch for EtcdWatch {
+    async fn next(&mut self) -> Result<Vec<Change>> {
+        loop {
+            let Some(live) = &mut self.live else {
+                self.reopen().await?;
+                continue;
+            };
+            let (node, probe) = (live.node, self.pool.config.watch_probe);
+            let silent = self.pool.clock.now().since(live.heard);
+            let patience = if live.asked { probe * 2 } else { probe };
+            let message = tokio::time::timeout(patience.saturating_sub(silent), live.stream.message()).await;
+            let failure = match message {
+                Ok(Ok(Some(response))) => {
+                    live.heard = self.pool.clock.now();
+                    live.asked = false;
+                    let pool = Arc::clone(&self.pool);
+                    match self.take(&response, pool.url(node)) {
+                        Ok(changes) if changes.is_empty() => continue,
+                        Ok(changes) => return Ok(changes),
+                        Err(failure) => failure,
+                    }
+                }
+                Ok(Ok(None)) => Failure::Unknown(Error::unavailable(OPERATION, "etcd ended the stream")),
+                Ok(Err(error)) => judge(OPERATION, self.pool.url(node), error),
+                Err(_) if !live.asked => {
+                    live.asked = true;
+                    // If it cannot be asked, the silence goes on, and that is what is judged.
+                    tokio::time::timeout(probe, live.stream.request_progress()).await.ok();
+                    continue;
+                }
+                Err(_) => Failure::Unknown(Error::unavailable(OPERATION, "a watch's node gave no sign of life")),
+            };
+            match failure {
+                Failure::Refused(error) => {
+                    self.live = None;
+                    return Err(error);
+                }
+                Failure::NotDone(error) | Failure::Unknown(error) => self.lose(&error),
+            }
+        }
+    }
+}
+
+impl fmt::Debug for EtcdWatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EtcdWatch")
+            .field("from", &String::from_utf8_lossy(&self.keys.start))
+            .field("to", &String::from_utf8_lossy(&self.keys.end))
+            .field("next", &self.next)
+            .field("node", &self.live.as_ref().map(|live| self.pool.url(live.node)))
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,60 @@
+//! What the tests share: a store on a real etcd, and a raw client to look behind it.
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_core::{Clock, SystemClock};
+use holdfast_custody::Version;
+use holdfast_index::kv::{Applied, Entry, Kv, Read, Transaction, Write};
+use holdfast_index_etcd::{EtcdConfig, EtcdKv};
+
+/// How long a call may take while nodes die: what an index would give it.
+pub(crate) const CALL: Duration = Duration::from_secs(10);
+/// How long a start may take on a machine that compiles beside it.
+pub(crate) const START: Duration = Duration::from_secs(30);
+
+pub(crate) fn clock() -> Arc<dyn Clock> {
+    Arc::new(SystemClock::new())
+}
+
+/// Settings that begin with `first`.
+pub(crate) fn config(endpoints: &[String], first: usize) -> EtcdConfig {
+    let mut endpoints = endpoints.to_vec();
+    endpoints.rotate_left(first);
+    let mut config = EtcdConfig::new(endpoints);
+    config.spread = false;
+    config
+}
+
+pub(crate) async fn open(endpoints: &[String], first: usize) -> EtcdKv {
+    EtcdKv::open(config(endpoints, first), clock(), START)
+        .await
+        .expect("a store")
+}
+
+pub(crate) fn put(key: &str, value: &str) -> Transaction {
+    Transaction {
+        conditions: Vec::new(),
+        writes: vec![Write::put(key, value)],
+    }
+}
+
+pub(crate) async fn put_now(kv: &dyn Kv, key: &str, value: &str) -> Version {
+    match kv.transact(&put(key, value), CALL).await.expect("a put") {
+        Applied::Yes(version) => version,
+        Applied::No => panic!("no conditions, not applied"),
+    }
+}
+
+pub(crate) async fn get(kv: &dyn Kv, key: &str) -> Option<Entry> {
+    let snapshot = kv.read(&[Read::Key(key.to_owned())], CALL).await.expect("a read");
+    snapshot.entries.concat().into_iter().next()
+}
+
+/// An etcd client of another make, to do what an operator would.
+pub(crate) async fn raw(endpoint: &str) -> etcd_client::Client {
+    etcd_client::Client::connect([endpoint], None)
+        .await
+        .expect("a raw client")
+}

@@ -1,0 +1,89 @@
+//! The contract suite of `Index` on a real etcd of one node per case.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use holdfast_core::{Clock, Error, Result, StoreId, SystemClock};
+use holdfast_index::kv::Kv;
+use holdfast_index::testing::{Backend, Harness};
+use holdfast_index::{IndexConfig, Session};
+use holdfast_index_etcd::{EtcdConfig, EtcdKv};
+use holdfast_testkit::EtcdCluster;
+
+/// How long a start may take on a machine that compiles beside it.
+const START: Duration = Duration::from_secs(30);
+
+struct EtcdBackend;
+
+struct OnEtcd {
+    cluster: EtcdCluster,
+    store: StoreId,
+    clock: SystemClock,
+}
+
+fn strange(error: impl std::fmt::Display) -> Error {
+    Error::unavailable("index.testing", format!("{error:#}"))
+}
+
+#[async_trait]
+impl Backend for EtcdBackend {
+    async fn start(&self) -> Result<Box<dyn Harness>> {
+        let cluster = tokio::task::spawn_blocking(|| EtcdCluster::start(1))
+            .await
+            .map_err(strange)?
+            .map_err(strange)?;
+        Ok(Box::new(OnEtcd {
+            cluster,
+            store: StoreId::new("contract/etcd")?,
+            clock: SystemClock::new(),
+        }))
+    }
+
+    fn parallel(&self) -> bool {
+        false
+    }
+}
+
+#[async_trait]
+impl Harness for OnEtcd {
+    fn store(&self) -> &StoreId {
+        &self.store
+    }
+
+    // etcd's shortest lease, and ticks that a case can wait for.
+    fn settings(&self) -> IndexConfig {
+        IndexConfig {
+            session_ttl: Duration::from_secs(2),
+            tick: Duration::from_millis(100),
+            grace_ticks: 2,
+            reserve_ticks: 20,
+        }
+    }
+
+    fn clock(&self) -> Arc<dyn Clock> {
+        Arc::new(self.clock)
+    }
+
+    async fn pass(&self, time: Duration) {
+        tokio::time::sleep(time).await;
+    }
+
+    async fn kill_session(&self, session: &Session) -> Result<()> {
+        let lease = i64::try_from(session.id().0).map_err(strange)?;
+        let operator = etcd_client::Client::connect(self.cluster.endpoints(), None)
+            .await
+            .map_err(strange)?;
+        operator.lease_client().revoke(lease).await.map_err(strange)?;
+        Ok(())
+    }
+
+    async fn kv(&self) -> Result<Arc<dyn Kv>> {
+        let config = EtcdConfig::new(self.cluster.endpoints());
+        Ok(Arc::new(EtcdKv::open(config, self.clock(), START).await?))
+    }
+}
+
+fn main() {
+    holdfast_index::testing::main(EtcdBackend);
+}

@@ -1,0 +1,242 @@
+//! The index over any [`Kv`]: its parts, sessions and the shared clock. The intents are in [`crate::intents`] and
+//! [`crate::sweep`].
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use holdfast_core::{Clock, Deadline, ErrorKind, Result, Retry, Rng, StoreId, Timestamp};
+use holdfast_custody::{Tick, Version};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use crate::kv::{Applied, Condition, Entry, Kv, Read, Transaction, Write};
+use crate::layout::{Layout, decode};
+use crate::session::{Sender, Session};
+
+/// How a store's index behaves. Everybody who uses a store uses the same settings.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct IndexConfig {
+    /// How long a process may be silent before its session has ended. Default: 10 s.
+    pub session_ttl: Duration,
+    /// The length of one tick of the shared clock. Default: 1 s.
+    pub tick: Duration,
+    /// How many ticks after its end a lease still counts, for transfers under way. Default: 2.
+    pub grace_ticks: u64,
+    /// How many ticks a reservation lasts. Default: 600.
+    pub reserve_ticks: u64,
+}
+
+impl Default for IndexConfig {
+    fn default() -> Self {
+        Self {
+            session_ttl: Duration::from_secs(10),
+            tick: Duration::from_secs(1),
+            grace_ticks: 2,
+            reserve_ticks: 600,
+        }
+    }
+}
+
+/// The index of one store, over any transactional store of keys.
+#[derive(Debug)]
+pub struct KvIndex {
+    sender: Sender,
+    rng: Arc<dyn Rng>,
+    config: IndexConfig,
+    seen: Mutex<SeenClock>,
+    /// The lane that the next one of this process looks into.
+    lane: AtomicU64,
+}
+
+/// The shared clock as it was last seen here.
+#[derive(Debug, Default)]
+struct SeenClock {
+    tick: Tick,
+    version: Option<Version>,
+    /// When this tick was first seen, by our own clock.
+    since: Option<Timestamp>,
+}
+
+impl KvIndex {
+    /// The index of `store` in `kv`.
+    pub fn new(
+        kv: Arc<dyn Kv>,
+        store: &StoreId,
+        config: IndexConfig,
+        clock: Arc<dyn Clock>,
+        rng: Arc<dyn Rng>,
+    ) -> Self {
+        let sender = Sender::new(kv, Layout::new(store), clock);
+        // Processes begin at different lanes.
+        let lane = rng.below(crate::layout::LANES);
+        Self {
+            sender,
+            rng,
+            config,
+            seen: Mutex::default(),
+            lane: AtomicU64::new(lane),
+        }
+    }
+
+    /// Its settings.
+    pub fn config(&self) -> &IndexConfig {
+        &self.config
+    }
+
+    pub(crate) fn kv(&self) -> &dyn Kv {
+        &*self.sender.kv
+    }
+
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.sender.layout
+    }
+
+    pub(crate) fn clock(&self) -> &dyn Clock {
+        &*self.sender.clock
+    }
+
+    pub(crate) fn rng(&self) -> &dyn Rng {
+        &*self.rng
+    }
+
+    pub(crate) fn sender(&self) -> &Sender {
+        &self.sender
+    }
+
+    /// A lane to look into: those of one process go round, so that they do not meet.
+    pub(crate) fn next_lane(&self) -> u64 {
+        self.lane.fetch_add(1, Ordering::Relaxed) % crate::layout::LANES
+    }
+
+    pub(crate) fn deadline(&self, within: Duration) -> Deadline {
+        Deadline::after(self.clock(), within)
+    }
+
+    pub(crate) async fn open(&self, within: Duration) -> Result<Session> {
+        const OPERATION: &str = "index.open_session";
+        let deadline = self.deadline(within);
+        let session = self.kv().open_session(self.config.session_ttl, within).await?;
+        let id = session.id();
+        let (alive, existed) = (self.layout().alive(id), self.layout().existed(id));
+        // What proves that it existed outlives it, so that somebody clears up after it. Repeating this is harmless.
+        let transaction = Transaction {
+            conditions: Vec::new(),
+            writes: vec![
+                Write::Put {
+                    key: alive,
+                    value: Vec::new(),
+                    session: Some(id),
+                },
+                Write::put(existed, Vec::new()),
+            ],
+        };
+        loop {
+            match self.kv().transact(&transaction, deadline.remaining(self.clock())).await {
+                Ok(_) => {
+                    let read = [Read::Key(self.layout().budget())];
+                    let snapshot = self.kv().read(&read, deadline.remaining(self.clock())).await?;
+                    let budget = snapshot.entries.iter().flatten().next().map(decode).transpose()?;
+                    return Ok(Session::new(session, budget));
+                }
+                Err(error) if error.kind() == ErrorKind::Unavailable && !deadline.passed(self.clock()) => {
+                    tracing::debug!(OPERATION, %error, "trying again");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Takes in what was read of the shared clock.
+    pub(crate) fn note_tick(&self, entry: Option<&Entry>) -> Result<()> {
+        let Some(entry) = entry else { return Ok(()) };
+        let tick: Tick = decode(entry)?;
+        let mut seen = self.seen.lock();
+        if seen.version.is_none_or(|version| version < entry.version) {
+            *seen = SeenClock {
+                tick,
+                version: Some(entry.version),
+                since: Some(self.clock().now()),
+            };
+        }
+        Ok(())
+    }
+
+    /// The shared clock, as far as is known; makes it if there is none.
+    pub(crate) async fn known_tick(&self, deadline: Deadline) -> Result<Tick> {
+        Ok(self.known_clock(deadline).await?.0)
+    }
+
+    /// The shared clock and when it was set to that, as far as is known; makes it if there is none.
+    pub(crate) async fn known_clock(&self, deadline: Deadline) -> Result<(Tick, Version)> {
+        loop {
+            {
+                let seen = self.seen.lock();
+                if let Some(version) = seen.version {
+                    return Ok((seen.tick, version));
+                }
+            }
+            let key = self.layout().clock();
+            let snapshot = self
+                .kv()
+                .read(&[Read::Key(key.clone())], deadline.remaining(self.clock()))
+                .await?;
+            let entry = snapshot.entries.into_iter().flatten().next();
+            if entry.is_some() {
+                self.note_tick(entry.as_ref())?;
+                continue;
+            }
+            self.write_tick(Condition::Absent(key), Tick(1), deadline).await?;
+        }
+    }
+
+    /// Moves the shared clock on, if it has stood at the present tick for a whole tick's length by our own clock.
+    /// Returns it.
+    pub(crate) async fn advance(&self, deadline: Deadline) -> Result<Tick> {
+        let key = self.layout().clock();
+        let snapshot = self
+            .kv()
+            .read(&[Read::Key(key.clone())], deadline.remaining(self.clock()))
+            .await?;
+        self.note_tick(snapshot.entries.iter().flatten().next())?;
+        self.known_clock(deadline).await?;
+        let due = {
+            let seen = self.seen.lock();
+            let stood = seen
+                .since
+                .map(|since| self.clock().now().since(since))
+                .unwrap_or_default();
+            seen.version
+                .filter(|_| stood >= self.config.tick)
+                .map(|version| (Condition::Unchanged(key, version), seen.tick.after(1)))
+        };
+        if let Some((unchanged, next)) = due {
+            self.write_tick(unchanged, next, deadline).await?;
+        }
+        self.known_tick(deadline).await
+    }
+
+    /// Writes the shared clock. Whether it was us or somebody else who did is all the same: both waited.
+    async fn write_tick(&self, condition: Condition, tick: Tick, deadline: Deadline) -> Result<()> {
+        let key = self.layout().clock();
+        let value = tick.0.to_string().into_bytes();
+        let transaction = Transaction {
+            conditions: vec![condition],
+            writes: vec![Write::put(key.clone(), value.clone())],
+        };
+        let answer = self.kv().transact(&transaction, deadline.remaining(self.clock())).await;
+        match answer {
+            Ok(Applied::Yes(version)) => self.note_tick(Some(&Entry { key, value, version })),
+            Err(error) if error.retry() != Retry::Ambiguous => Err(error),
+            // Somebody else did, or nobody knows: look.
+            Ok(Applied::No) | Err(_) => {
+                let snapshot = self
+                    .kv()
+                    .read(&[Read::Key(key)], deadline.remaining(self.clock()))
+                    .await?;
+                self.note_tick(snapshot.entries.iter().flatten().next())
+            }
+        }
+    }
+}

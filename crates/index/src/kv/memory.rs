@@ -1,0 +1,255 @@
+//! A [`Kv`] in memory: for tests, and for simulations that must always go the same way.
+//!
+//! [`MemoryKv`] keeps the contract of [`Kv`] to the letter, including what is easy to forget: session keys that vanish
+//! when the clock says so, histories that end, replies that are lost. Time is the [`Clock`] that it was given; what is
+//! due happens at the beginning of the next call, in the order in which it fell due, so with a
+//! [`holdfast_core::ManualClock`] the same calls always have the same results.
+//!
+//! ```text
+//!              open               kept(false), drop of the session         the time to live passes
+//!   (nothing) ─────▶ kept ───────────────────────────────────────▶ dying ──────────────────────────▶ ended
+//!                     ▲ └───────────────── close, expire ────────────│───────────────────────────────▶ ▲
+//!                     └───────────────── kept(true) ─────────────────┘
+//! ```
+//!
+//! Invariants:
+//! - a version is given to exactly one transaction (or one session's end) that changed something;
+//! - no key belongs to a session that has ended;
+//! - the history holds every change after `compacted`, in order.
+//!
+//! # Misbehaving on demand
+//! Every handle has its own [`faults`](MemoryKv::faults), so one of several clients can be cut off; a clone shares them,
+//! [`MemoryKv::client`] makes a handle of its own.
+//!
+//! ```
+//! # use std::sync::Arc;
+//! # use std::time::Duration;
+//! # use holdfast_core::{ManualClock, Retry};
+//! use holdfast_index::kv::memory::{Fate, MemoryKv};
+//! use holdfast_index::kv::{Kv, Transaction, Write};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() {
+//! let kv = MemoryKv::new(Arc::new(ManualClock::new()));
+//! kv.faults().lose_reply(Fate::Applied);
+//! let put = Transaction { writes: vec![Write::put("a", "1")], ..Transaction::default() };
+//! let lost = kv.transact(&put, Duration::from_secs(1)).await.unwrap_err();
+//! assert_eq!(lost.retry(), Retry::Ambiguous);
+//! assert_eq!(kv.dump().len(), 1, "it was applied all the same");
+//! # }
+//! ```
+
+mod faults;
+mod session;
+mod state;
+mod watch;
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use holdfast_core::{Clock, Error, Result, Retry};
+use holdfast_custody::{SessionId, Version};
+use parking_lot::Mutex;
+
+use self::session::MemorySession;
+use self::state::State;
+use self::watch::MemoryWatch;
+use super::{Applied, Entry, Kv, KvSession, Limits, Read, Snapshot, Transaction, Watch, check};
+
+pub use self::faults::{Fate, Faults};
+
+/// What etcd takes, so that nothing passes here and fails there.
+const LIMITS: Limits = Limits {
+    operations: 128,
+    bytes: 1_400_000,
+};
+/// How often a waiter looks whether the clock has moved: a clock tells nobody that it did.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// A transactional store of keys in memory. A clone is the same client of the same store.
+#[derive(Clone, Debug)]
+pub struct MemoryKv {
+    shared: Arc<Shared>,
+    faults: Arc<Faults>,
+}
+
+/// The store that all its clients share.
+#[derive(Debug)]
+struct Shared {
+    clock: Arc<dyn Clock>,
+    state: Mutex<State>,
+    /// The store's version, for those who wait for a change.
+    changed: tokio::sync::watch::Sender<Version>,
+}
+
+impl Shared {
+    /// Does something at one moment: after everything that is due, and before anybody who waits is told.
+    fn at_once<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.state.lock();
+        state.settle(self.clock.now());
+        let outcome = act(&mut state);
+        let version = state.version();
+        drop(state);
+        self.changed
+            .send_if_modified(|last| std::mem::replace(last, version) != version);
+        outcome
+    }
+}
+
+impl MemoryKv {
+    /// An empty store whose sessions live by `clock`.
+    pub fn new(clock: Arc<dyn Clock>) -> Self {
+        let shared = Shared {
+            clock,
+            state: Mutex::new(State::default()),
+            changed: tokio::sync::watch::Sender::new(Version(0)),
+        };
+        Self {
+            shared: Arc::new(shared),
+            faults: Arc::default(),
+        }
+    }
+
+    /// Another client of the same store, without this one's faults.
+    pub fn client(&self) -> Self {
+        Self {
+            shared: Arc::clone(&self.shared),
+            faults: Arc::default(),
+        }
+    }
+
+    /// What goes wrong for this client.
+    pub fn faults(&self) -> &Faults {
+        &self.faults
+    }
+
+    /// Lets what is due by the clock happen now, instead of at the next call.
+    pub fn settle(&self) {
+        self.shared.at_once(|_| ());
+    }
+
+    /// Ends a session now, as an operator or a store that lost its keeper would. Whether there was such a session.
+    pub fn expire(&self, session: SessionId) -> bool {
+        self.shared.at_once(|state| state.end(session))
+    }
+
+    /// Stops a session's keeper, or starts it again: without one, the session dies when its time to live has passed.
+    /// Whether there is such a session.
+    pub fn kept(&self, session: SessionId, kept: bool) -> bool {
+        let now = self.shared.clock.now();
+        self.shared.at_once(|state| state.keep(session, kept, now))
+    }
+
+    /// The sessions that have not ended.
+    pub fn sessions(&self) -> Vec<SessionId> {
+        self.shared.at_once(|state| state.sessions())
+    }
+
+    /// Forgets the history up to `version`: a watch from before it can no longer begin.
+    pub fn compact(&self, version: Version) {
+        self.shared.at_once(|state| state.compact(version));
+    }
+
+    /// Applies the transactions whose fate was [`Fate::Later`], in the order in which they were sent. How many wrote.
+    pub fn land(&self) -> usize {
+        let late = self.faults.take_late();
+        let applied = late.iter().filter(|transaction| {
+            let outcome = self.shared.at_once(|state| state.transact(transaction));
+            matches!(outcome, Ok(Applied::Yes(_)))
+        });
+        applied.count()
+    }
+
+    /// Everything that is in the store, in the order of the keys.
+    pub fn dump(&self) -> Vec<Entry> {
+        self.shared.at_once(|state| state.dump())
+    }
+
+    /// What every call begins with: it takes its time, or fails before it has had an effect.
+    async fn enter(&self, operation: &'static str, within: Duration) -> Result<()> {
+        let delay = self.faults.delay();
+        if delay >= within {
+            tokio::time::sleep(within).await;
+            return Err(Error::unavailable(
+                operation,
+                "the deadline passed before the request was sent",
+            ));
+        }
+        if delay.is_zero() {
+            // A real store would let others run here; a test of interleavings needs the same.
+            tokio::task::yield_now().await;
+        } else {
+            tokio::time::sleep(delay).await;
+        }
+        if self.faults.is_out() {
+            return Err(Error::unavailable(
+                operation,
+                "the store does not answer (an outage that was asked for)",
+            ));
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Kv for MemoryKv {
+    fn limits(&self) -> Limits {
+        LIMITS
+    }
+
+    async fn read(&self, reads: &[Read], within: Duration) -> Result<Snapshot> {
+        check::reads(reads, LIMITS)?;
+        self.enter("kv.read", within).await?;
+        Ok(self.shared.at_once(|state| state.read(reads)))
+    }
+
+    async fn transact(&self, transaction: &Transaction, within: Duration) -> Result<Applied> {
+        check::transaction(transaction, LIMITS)?;
+        self.enter("kv.transact", within).await?;
+        let lost = || {
+            Error::unavailable("kv.transact", "the reply was lost (a fault that was asked for)")
+                .with_retry(Retry::Ambiguous)
+        };
+        match self.faults.next_fate() {
+            None => self.shared.at_once(|state| state.transact(transaction)),
+            Some(Fate::Applied) => {
+                // The outcome, good or bad, is exactly what the lost reply would have told.
+                self.shared.at_once(|state| state.transact(transaction)).ok();
+                Err(lost())
+            }
+            Some(Fate::NotApplied) => Err(lost()),
+            Some(Fate::Later) => {
+                self.faults.add_late(transaction.clone());
+                Err(lost())
+            }
+        }
+    }
+
+    async fn open_session(&self, time_to_live: Duration, within: Duration) -> Result<Box<dyn KvSession>> {
+        if time_to_live.is_zero() {
+            return Err(Error::invalid("kv.open_session", "a session needs a time to live"));
+        }
+        self.enter("kv.open_session", within).await?;
+        let id = self.shared.at_once(|state| state.open(time_to_live));
+        Ok(Box::new(MemorySession::new(id, self.clone())))
+    }
+
+    async fn watch(&self, keys: Range<String>, after: Version, within: Duration) -> Result<Box<dyn Watch>> {
+        if keys.start >= keys.end {
+            return Err(Error::invalid("kv.watch", "the range is empty").with("keys", format!("{keys:?}")));
+        }
+        self.enter("kv.watch", within).await?;
+        let changed = self.shared.changed.subscribe();
+        Ok(Box::new(MemoryWatch::new(
+            Arc::clone(&self.shared),
+            keys,
+            after,
+            changed,
+        )))
+    }
+}
+
+#[cfg(test)]
+mod tests;

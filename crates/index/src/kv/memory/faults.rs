@@ -1,0 +1,76 @@
+//! What can be made to go wrong for one client of a [`MemoryKv`](super::MemoryKv).
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::kv::Transaction;
+
+/// What becomes of a transaction whose reply is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It was applied (or refused): only the reply was lost.
+    Applied,
+    /// It never arrived.
+    NotApplied,
+    /// It is still under way: it is applied, if its conditions hold then, by [`MemoryKv::land`](super::MemoryKv::land).
+    Later,
+}
+
+/// The faults of one client. All are off at first; each is used up by the calls that it is for.
+#[derive(Debug, Default)]
+pub struct Faults(Mutex<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    fates: VecDeque<Option<Fate>>,
+    late: Vec<Transaction>,
+    outage: usize,
+    delay: Duration,
+}
+
+impl Faults {
+    /// The next transaction that has no fate yet loses its reply.
+    pub fn lose_reply(&self, fate: Fate) {
+        self.0.lock().fates.push_back(Some(fate));
+    }
+
+    /// The next transaction that has no fate yet goes well: with this, a later one can be hit.
+    pub fn spare(&self) {
+        self.0.lock().fates.push_back(None);
+    }
+
+    /// The next `calls` calls fail without effect, whatever they are. Zero ends an outage.
+    pub fn outage(&self, calls: usize) {
+        self.0.lock().outage = calls;
+    }
+
+    /// Every call takes this long, in the runtime's time. Zero is the beginning.
+    pub fn slow(&self, delay: Duration) {
+        self.0.lock().delay = delay;
+    }
+
+    pub(super) fn delay(&self) -> Duration {
+        self.0.lock().delay
+    }
+
+    pub(super) fn is_out(&self) -> bool {
+        let mut inner = self.0.lock();
+        let out = inner.outage > 0;
+        inner.outage = inner.outage.saturating_sub(1);
+        out
+    }
+
+    pub(super) fn next_fate(&self) -> Option<Fate> {
+        self.0.lock().fates.pop_front().flatten()
+    }
+
+    pub(super) fn add_late(&self, transaction: Transaction) {
+        self.0.lock().late.push(transaction);
+    }
+
+    pub(super) fn take_late(&self) -> Vec<Transaction> {
+        std::mem::take(&mut self.0.lock().late)
+    }
+}

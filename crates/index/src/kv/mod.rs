@@ -1,0 +1,214 @@
+//! What an index needs of a store of keys: transactions on versions, sessions, and watches.
+//!
+//! This is the narrow waist under the index: [`crate::KvIndex`] turns intents (reserve, commit, lease…) into the
+//! transactions of this trait. etcd is the real one; [`memory::MemoryKv`] is the one for tests and simulation.
+//!
+//! # Contract of [`Kv`]
+//! - **Versions.** Every transaction that changes something gets a version larger than all before it; all keys that it
+//!   writes carry that version. One that changes nothing (no writes, or only deletes of keys that are not there) gets the
+//!   store's version at that moment. Versions never go back, also not over a restart or a change of leader, and none is
+//!   zero.
+//! - **Reads** are linearizable: they see every write that was acknowledged before the read began. All reads of one call
+//!   see one moment.
+//! - **Transactions** are atomic: all conditions are checked and all writes are done at one moment, or nothing is. A
+//!   write to one key twice in a transaction is unlawful; so are one that exceeds [`Kv::limits`] and a condition on
+//!   version zero. All three fail with `Invalid`, and [`check`] is where they are found.
+//! - **Ambiguity.** An error with [`holdfast_core::Retry::Ambiguous`] means that the transaction may have been applied,
+//!   may not have been, or may be later. Any other error means that it was not and never will be.
+//! - **Sessions.** Keys that are written with a session vanish when it ends; it ends when it is closed, or when its
+//!   keeper has not been heard of for the time to live. A session's id is never given out again. A transaction whose
+//!   conditions hold and that writes a key with a session that has ended fails with `Fenced`. A holder learns of its
+//!   session's death no later than the store acts on it, unless it was ended from outside; then soon after. A store may
+//!   lengthen a time to live that is too short or too fine for it, never shorten it.
+//! - **Watches** tell every change of a key in their range after a version, in order of versions, at least once, and end
+//!   with an error if they cannot: `NotFound` if the changes are no longer kept, `Unavailable` if the connection is lost
+//!   for good. A watcher reads again then. Changes of one version are told together.
+//! - **Deadlines.** Every call returns within its time. Reconnects and leader changes happen inside it. A call whose
+//!   time is over before anything was sent fails with `Unavailable` and had no effect.
+
+pub mod check;
+pub mod memory;
+#[cfg(feature = "testing")]
+pub mod testing;
+
+use std::fmt::Debug;
+use std::ops::Range;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use holdfast_core::Result;
+use holdfast_custody::{SessionId, Version};
+
+/// A key and what is under it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The key.
+    pub key: String,
+    /// The value.
+    pub value: Vec<u8>,
+    /// When it was last written.
+    pub version: Version,
+}
+
+/// Something to be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Read {
+    /// One key.
+    Key(String),
+    /// The first `limit` keys of a range, in order. Keep the range narrow: its whole length costs, not only the limit.
+    Range {
+        /// From the first key, up to but not including the second.
+        keys: Range<String>,
+        /// The most entries.
+        limit: usize,
+        /// Whether to leave the values out (they come back empty).
+        keys_only: bool,
+    },
+}
+
+/// What must hold for a transaction to be applied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Condition {
+    /// The key was last written at this version.
+    Unchanged(String, Version),
+    /// There is no such key.
+    Absent(String),
+    /// There is such a key.
+    Present(String),
+}
+
+/// A change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Write {
+    /// Puts a value.
+    Put {
+        /// The key.
+        key: String,
+        /// The value.
+        value: Vec<u8>,
+        /// The session that it vanishes with, if any.
+        session: Option<SessionId>,
+    },
+    /// Deletes a key; none there is fine.
+    Delete(String),
+}
+
+impl Write {
+    /// A put that outlives every session.
+    pub fn put(key: impl Into<String>, value: impl Into<Vec<u8>>) -> Self {
+        Self::Put {
+            key: key.into(),
+            value: value.into(),
+            session: None,
+        }
+    }
+
+    /// The key that it changes.
+    pub fn key(&self) -> &str {
+        match self {
+            Self::Put { key, .. } | Self::Delete(key) => key,
+        }
+    }
+}
+
+/// Conditions, and what to do if all of them hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Transaction {
+    /// What must hold.
+    pub conditions: Vec<Condition>,
+    /// What is written then.
+    pub writes: Vec<Write>,
+}
+
+/// What a read saw.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// The store's version at that moment: a watch from here misses nothing.
+    pub version: Version,
+    /// The entries of each read, in the order of the reads.
+    pub entries: Vec<Vec<Entry>>,
+}
+
+/// How a transaction ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Applied {
+    /// All conditions held; everything was written, at this version.
+    Yes(Version),
+    /// A condition did not hold; nothing was written.
+    No,
+}
+
+/// A change that a watch tells of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// The key.
+    pub key: String,
+    /// Its new value; `None` if it is gone.
+    pub value: Option<Vec<u8>>,
+    /// When.
+    pub version: Version,
+}
+
+/// A stream of changes. Dropping it ends the watch.
+#[async_trait]
+pub trait Watch: Send + Debug {
+    /// The next changes, at least one. Pends until there are some; ends with an error if changes were or may have been
+    /// missed: read again, then watch from there.
+    async fn next(&mut self) -> Result<Vec<Change>>;
+}
+
+/// A session that is kept alive in the background. Dropping it lets it die by its time to live; closing ends it at once.
+#[async_trait]
+pub trait KvSession: Send + Sync + Debug {
+    /// Its id.
+    fn id(&self) -> SessionId;
+
+    /// Pends until the session has ended or can no longer be kept: from then on its holder is fenced.
+    async fn ended(&self);
+
+    /// Whether, as far as is known here, it is alive.
+    fn is_alive(&self) -> bool;
+
+    /// Ends it now: its keys vanish.
+    async fn close(&self, within: Duration) -> Result<()>;
+}
+
+/// The most that one transaction or read may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Conditions, writes, or reads: each at most this many.
+    pub operations: usize,
+    /// Bytes of keys and values together.
+    pub bytes: usize,
+}
+
+/// A transactional store of keys. See the module for the contract.
+#[async_trait]
+pub trait Kv: Send + Sync + Debug {
+    /// How much fits into one call.
+    fn limits(&self) -> Limits;
+
+    /// Reads, all at one moment.
+    async fn read(&self, reads: &[Read], within: Duration) -> Result<Snapshot>;
+
+    /// Checks and writes, all at one moment.
+    async fn transact(&self, transaction: &Transaction, within: Duration) -> Result<Applied>;
+
+    /// Opens a session that dies if it is not heard of for `time_to_live`.
+    async fn open_session(&self, time_to_live: Duration, within: Duration) -> Result<Box<dyn KvSession>>;
+
+    /// Tells changes of keys in a range after `after`.
+    async fn watch(&self, keys: Range<String>, after: Version, within: Duration) -> Result<Box<dyn Watch>>;
+}
+
+/// The range of all keys that begin with `prefix`.
+pub fn prefix(prefix: impl Into<String>) -> Range<String> {
+    let from = prefix.into();
+    let mut to = from.clone();
+    // Keys are ASCII, so the next prefix ends in the next character; an empty prefix is everything.
+    match to.pop() {
+        Some(last) => to.push(char::from_u32(u32::from(last) + 1).unwrap_or(char::MAX)),
+        None => to.push(char::MAX),
+    }
+    from..to
+}

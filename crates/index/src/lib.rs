@@ -1,0 +1,279 @@
+//! The shared index of custody records: who has what, until when, visible to every process, whatever dies in between.
+//!
+//! [`Index`] speaks in intents (reserve, commit, lease, ack…), not in keys, so that any strongly consistent store can
+//! come under it. [`KvIndex`] is the index over a transactional store of keys ([`kv::Kv`]): over etcd (crate
+//! `holdfast-index-etcd`), or in memory for tests and simulation ([`memory_index`]). What an intent may do is decided by
+//! `holdfast-custody`; this crate reads, asks it, and writes on condition that nothing has changed in between.
+//!
+//! | module | its job |
+//! |---|---|
+//! | [`kv`] | what is needed of a store of keys, and one in memory |
+//! | `layout` | where records lie, and which list entries follow from a record |
+//! | `session` | a process's membership; transactions whose outcome is always found out |
+//! | `batch` | read, decide, write, for many samples at once |
+//! | `intents`, `ready`, `look`, `sweep` | the intents themselves |
+
+mod batch;
+mod credits;
+mod index;
+mod intents;
+pub mod kv;
+mod layout;
+mod look;
+mod ready;
+pub mod schema;
+mod session;
+mod sweep;
+#[cfg(feature = "testing")]
+pub mod testing;
+mod types;
+
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use holdfast_core::{Clock, Generation, Result, Rng, SampleId, StoreId};
+use holdfast_custody::{GroupName, Reason, Tick, Version};
+
+pub use index::{IndexConfig, KvIndex};
+pub use session::Session;
+pub use types::{Answered, Commit, FreeTask, Held, Reserve, SampleRef, SweepReport, Versioned, View};
+
+/// The custody records of one store, shared by all processes that use it.
+///
+/// # Contract
+///
+/// **Batches.** A batch gets one result per item, in order; an item that is refused does not hold up the others. Several
+/// items of one batch may be about the same sample; they are done one after the other.
+///
+/// **Deadlines.** Every call returns within its time. An error with [`holdfast_core::Retry::Ambiguous`] means that the
+/// deadline passed before it was known whether the change was made: read back. Every other error means that it was not.
+///
+/// **Sessions.** Whatever is done in the name of a session that has ended is refused as `Fenced`, at once and for ever,
+/// also by an index that does not know yet that it has. What it held is taken back by the next sweeps.
+///
+/// **Reserve** sets a sample id aside for one producer at a time (`Conflict` for a second one). Its generation is larger
+/// than that of every reservation before it. A live sample of that id stays live meanwhile.
+///
+/// **Commit** makes the sample visible to all its groups at once, and retires the generation that was live before. Only
+/// the session and generation that reserved it may do so (`Fenced`).
+///
+/// **Lease** gives a sample to one process of a group at a time, for a number of ticks; **read** gives it to any number.
+/// Both return a token. While a token is good, the objects are not removed.
+///
+/// **Ack, nack, renew, release** need the token; with another one they are `Fenced` and change nothing. An ack is final.
+/// The last group's ack retires the sample; a nack, or a lease that ended, costs the group one attempt.
+///
+/// **Check** tells whether tokens are still good; a reader asks it after its bytes have arrived.
+///
+/// **Retired** samples are given out by **to_free** when no lease on them is left; **freed** forgets them. Freed twice is
+/// freed once.
+///
+/// **Sweep** moves the shared clock on and takes back what has ended. Any process may, at any time, several at once.
+#[async_trait]
+pub trait Index: Send + Sync + Debug {
+    /// Becomes a member of the store. The session is kept alive until it is dropped or closed.
+    async fn open_session(&self, within: Duration) -> Result<Session>;
+
+    /// Gives the store a budget in bytes; once. Sessions opened after that need credits to reserve.
+    async fn set_budget(&self, bytes: u64, within: Duration) -> Result<()>;
+
+    /// Sets samples aside for writing. Over budget, waits for credits in line until the deadline; `Capacity` then.
+    async fn reserve(&self, session: &Session, items: &[Reserve], within: Duration) -> Vec<Result<Generation>>;
+
+    /// Makes written samples visible. Returns the version at which they are.
+    async fn commit(&self, session: &Session, items: &[Commit], within: Duration) -> Vec<Result<Version>>;
+
+    /// Gives reservations up.
+    async fn abort(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>>;
+
+    /// Takes these samples for a group.
+    async fn lease(
+        &self,
+        session: &Session,
+        group: &GroupName,
+        items: &[SampleRef],
+        ticks: u64,
+        within: Duration,
+    ) -> Vec<Result<Held>>;
+
+    /// Takes the next samples of a group, up to `count`, oldest first as far as that goes without a queue for it. Waits
+    /// for the first one; none at the deadline is not an error.
+    async fn lease_next(
+        &self,
+        session: &Session,
+        group: &GroupName,
+        count: usize,
+        ticks: u64,
+        within: Duration,
+    ) -> Result<Vec<Held>>;
+
+    /// Takes leases for reading only.
+    async fn read(&self, session: &Session, items: &[SampleRef], ticks: u64, within: Duration) -> Vec<Result<Held>>;
+
+    /// Prolongs leases to so many ticks from now.
+    async fn renew(&self, session: &Session, items: &[Held], ticks: u64, within: Duration) -> Vec<Result<Held>>;
+
+    /// Answers that samples were used.
+    async fn ack(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<Answered>>;
+
+    /// Hands samples back unused.
+    async fn nack(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<Answered>>;
+
+    /// Lets go of leases of either kind, also on samples that were retired meanwhile.
+    async fn release(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<()>>;
+
+    /// Whether leases are still good.
+    async fn check(&self, session: &Session, items: &[Held], within: Duration) -> Result<Vec<bool>>;
+
+    /// Takes samples out of circulation.
+    async fn retire(
+        &self,
+        session: &Session,
+        items: &[SampleRef],
+        reason: Reason,
+        within: Duration,
+    ) -> Vec<Result<Answered>>;
+
+    /// Another epoch for retained samples.
+    async fn reopen(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>>;
+
+    /// What is known of samples; none for one that is not live.
+    async fn look(&self, samples: &[SampleId], within: Duration) -> Result<Vec<Option<View>>>;
+
+    /// Takes back what has ended; looks at no more than `limit` records.
+    async fn sweep(&self, session: &Session, limit: usize, within: Duration) -> Result<SweepReport>;
+
+    /// The shared clock, as of the last sweep or lease here.
+    async fn tick(&self, within: Duration) -> Result<Tick>;
+
+    /// Retired samples whose objects may be removed now.
+    async fn to_free(&self, limit: usize, within: Duration) -> Result<Vec<FreeTask>>;
+
+    /// Their objects are gone.
+    async fn freed(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>>;
+
+    /// Their objects could not be removed now.
+    async fn free_failed(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>>;
+}
+
+/// An index in memory, for tests and simulation.
+pub fn memory_index(
+    kv: Arc<kv::memory::MemoryKv>,
+    store: &StoreId,
+    config: IndexConfig,
+    clock: Arc<dyn Clock>,
+    rng: Arc<dyn Rng>,
+) -> KvIndex {
+    KvIndex::new(kv, store, config, clock, rng)
+}
+
+#[async_trait]
+impl Index for KvIndex {
+    async fn open_session(&self, within: Duration) -> Result<Session> {
+        self.open(within).await
+    }
+
+    async fn set_budget(&self, bytes: u64, within: Duration) -> Result<()> {
+        self.do_set_budget(bytes, self.deadline(within)).await
+    }
+
+    async fn reserve(&self, session: &Session, items: &[Reserve], within: Duration) -> Vec<Result<Generation>> {
+        self.do_reserve(session, items, self.deadline(within)).await
+    }
+
+    async fn commit(&self, session: &Session, items: &[Commit], within: Duration) -> Vec<Result<Version>> {
+        self.do_commit(session, items, self.deadline(within)).await
+    }
+
+    async fn abort(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
+        self.do_abort(session, items, self.deadline(within)).await
+    }
+
+    async fn lease(
+        &self,
+        session: &Session,
+        group: &GroupName,
+        items: &[SampleRef],
+        ticks: u64,
+        within: Duration,
+    ) -> Vec<Result<Held>> {
+        self.do_lease(session, items, Some(group), ticks, self.deadline(within))
+            .await
+    }
+
+    async fn lease_next(
+        &self,
+        session: &Session,
+        group: &GroupName,
+        count: usize,
+        ticks: u64,
+        within: Duration,
+    ) -> Result<Vec<Held>> {
+        self.do_lease_next(session, group, count, ticks, self.deadline(within))
+            .await
+    }
+
+    async fn read(&self, session: &Session, items: &[SampleRef], ticks: u64, within: Duration) -> Vec<Result<Held>> {
+        self.do_lease(session, items, None, ticks, self.deadline(within)).await
+    }
+
+    async fn renew(&self, session: &Session, items: &[Held], ticks: u64, within: Duration) -> Vec<Result<Held>> {
+        self.do_renew(session, items, ticks, self.deadline(within)).await
+    }
+
+    async fn ack(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<Answered>> {
+        self.do_ack(session, items, true, self.deadline(within)).await
+    }
+
+    async fn nack(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<Answered>> {
+        self.do_ack(session, items, false, self.deadline(within)).await
+    }
+
+    async fn release(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<()>> {
+        self.do_release(session, items, self.deadline(within)).await
+    }
+
+    async fn check(&self, session: &Session, items: &[Held], within: Duration) -> Result<Vec<bool>> {
+        self.do_check(session, items, self.deadline(within)).await
+    }
+
+    async fn retire(
+        &self,
+        session: &Session,
+        items: &[SampleRef],
+        reason: Reason,
+        within: Duration,
+    ) -> Vec<Result<Answered>> {
+        self.do_retire(session, items, reason, self.deadline(within)).await
+    }
+
+    async fn reopen(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
+        self.do_reopen(session, items, self.deadline(within)).await
+    }
+
+    async fn look(&self, samples: &[SampleId], within: Duration) -> Result<Vec<Option<View>>> {
+        self.do_look(samples, self.deadline(within)).await
+    }
+
+    async fn sweep(&self, session: &Session, limit: usize, within: Duration) -> Result<SweepReport> {
+        self.do_sweep(session, limit, self.deadline(within)).await
+    }
+
+    async fn tick(&self, within: Duration) -> Result<Tick> {
+        self.known_tick(self.deadline(within)).await
+    }
+
+    async fn to_free(&self, limit: usize, within: Duration) -> Result<Vec<FreeTask>> {
+        self.do_to_free(limit, self.deadline(within)).await
+    }
+
+    async fn freed(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
+        self.do_freed(session, items, self.deadline(within)).await
+    }
+
+    async fn free_failed(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
+        self.do_free_failed(session, items, self.deadline(within)).await
+    }
+}

@@ -1,0 +1,189 @@
+//! Taking the next samples of a group, and waiting for some without polling.
+
+use std::time::Duration;
+
+use holdfast_core::{Deadline, Error, ErrorKind, Generation, Result, Retry};
+use holdfast_custody::{GroupName, Version};
+
+use crate::index::KvIndex;
+use crate::kv::Read;
+use crate::layout::{LANES, Layout};
+use crate::session::Session;
+use crate::types::{Held, SampleRef};
+
+/// How close to its deadline a call that was cut short by it ends: clocks and timers round.
+const CUT_SHORT: Duration = Duration::from_millis(10);
+
+/// What one look at the ready list came to.
+enum Next {
+    Taken(Vec<Held>),
+    /// Somebody else was faster, or something new has come.
+    Again,
+    /// The deadline passed while nothing came.
+    Nothing,
+}
+
+impl KvIndex {
+    /// Takes up to `count` samples; waits for the first one until the deadline. None means that none came.
+    pub(crate) async fn do_lease_next(
+        &self,
+        session: &Session,
+        group: &GroupName,
+        count: usize,
+        ticks: u64,
+        deadline: Deadline,
+    ) -> Result<Vec<Held>> {
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        let mut looked = false;
+        loop {
+            match self
+                .look_and_take(session, group, count, ticks, &mut looked, deadline)
+                .await
+            {
+                Ok(Next::Taken(held)) => return Ok(held),
+                Ok(Next::Nothing) => return Ok(Vec::new()),
+                Ok(Next::Again) if deadline.passed(self.clock()) => return Ok(Vec::new()),
+                Ok(Next::Again) => {}
+                // The last look was cut short by the deadline; the one before it found nothing to take.
+                Err(error)
+                    if looked
+                        && (error.kind(), error.retry()) == (ErrorKind::Unavailable, Retry::Safe)
+                        && deadline.remaining(self.clock()) < CUT_SHORT =>
+                {
+                    return Ok(Vec::new());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Takes what waits; waits if nothing does. Says if it has looked at least once.
+    async fn look_and_take(
+        &self,
+        session: &Session,
+        group: &GroupName,
+        count: usize,
+        ticks: u64,
+        looked: &mut bool,
+        deadline: Deadline,
+    ) -> Result<Next> {
+        let (ready, version) = self.ready(session, group, count, deadline).await?;
+        let first = !std::mem::replace(looked, true);
+        if ready.is_empty() {
+            let came = self.wait_for_ready(session, group, version, deadline).await?;
+            return Ok(if came { Next::Again } else { Next::Nothing });
+        }
+        // Too late to take something: it would not be known whether it was. Who was in a hurry from the start may try.
+        if !first && deadline.remaining(self.clock()) < CUT_SHORT {
+            return Ok(Next::Nothing);
+        }
+        let mut held = Vec::with_capacity(ready.len());
+        let mut failed = None;
+        for result in self.do_lease(session, &ready, Some(group), ticks, deadline).await {
+            match result {
+                Ok(lease) => held.push(lease),
+                // Somebody else was faster, or the sample went away in between.
+                Err(error) if matches!(error.kind(), ErrorKind::Conflict | ErrorKind::NotFound) => {}
+                Err(error)
+                    if error.kind() == ErrorKind::Fenced && session.is_alive() && error.fact("session").is_none() => {}
+                Err(error) => failed = Some(error),
+            }
+        }
+        // What was taken beside an error must not be forgotten.
+        match failed {
+            _ if !held.is_empty() => Ok(Next::Taken(held)),
+            Some(error) => Err(error),
+            None => Ok(Next::Again),
+        }
+    }
+
+    /// Some samples that wait for the group, and the moment at which they did.
+    ///
+    /// Each looks into another lane, so that those who come at the same time reach for different samples; into all lanes
+    /// only if that one was empty. Within a lane the oldest come first. Processes that meet in a lane lose a try and go
+    /// on to the next.
+    async fn ready(
+        &self,
+        session: &Session,
+        group: &GroupName,
+        count: usize,
+        deadline: Deadline,
+    ) -> Result<(Vec<SampleRef>, Version)> {
+        let lane = self.next_lane();
+        let read = [self.lane(group, lane, count)];
+        let snapshot = self.kv().read(&read, deadline.remaining(self.clock())).await?;
+        let waiting: Vec<_> = snapshot.entries.into_iter().flatten().collect();
+        if !waiting.is_empty() {
+            let samples: Result<_> = waiting.iter().map(|entry| parse(&entry.key)).collect();
+            return Ok((samples?, snapshot.version));
+        }
+        let mut reads: Vec<Read> = (0..LANES)
+            .map(|turn| self.lane(group, (lane + turn) % LANES, count.div_ceil(4)))
+            .collect();
+        // Who has nothing to take learns here that its session has ended; the others do when they take it.
+        reads.push(Read::Key(self.layout().alive(session.id())));
+        let mut snapshot = self.kv().read(&reads, deadline.remaining(self.clock())).await?;
+        if snapshot.entries.pop().is_none_or(|alive| alive.is_empty()) {
+            return Err(session.fenced("index.lease_next"));
+        }
+        let waiting = snapshot.entries.into_iter().flatten().take(count);
+        let samples: Result<_> = waiting.map(|entry| parse(&entry.key)).collect();
+        Ok((samples?, snapshot.version))
+    }
+
+    fn lane(&self, group: &GroupName, lane: u64, limit: usize) -> Read {
+        Read::Range {
+            keys: self.layout().ready_lane(group, lane),
+            limit,
+            keys_only: true,
+        }
+    }
+
+    /// Waits until something becomes ready for the group after `version`. False if the deadline came first.
+    async fn wait_for_ready(
+        &self,
+        session: &Session,
+        group: &GroupName,
+        version: Version,
+        deadline: Deadline,
+    ) -> Result<bool> {
+        let left = deadline.remaining(self.clock());
+        if left.is_zero() {
+            return Ok(false);
+        }
+        let mut watch = match self.kv().watch(self.layout().ready(group), version, left).await {
+            Ok(watch) => watch,
+            // That moment is forgotten already: look again.
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(true),
+            Err(error) => return Err(error),
+        };
+        let put = async {
+            loop {
+                match watch.next().await {
+                    Ok(changes) if changes.iter().any(|change| change.value.is_some()) => return true,
+                    Ok(_) => {}
+                    // Something may have been missed: look again.
+                    Err(_) => return true,
+                }
+            }
+        };
+        tokio::select! {
+            came = tokio::time::timeout(left.max(Duration::from_millis(1)), put) => Ok(came.unwrap_or(false)),
+            () = session.ended() => Err(session.fenced("index.lease_next")),
+        }
+    }
+}
+
+/// The sample behind a key of the ready list.
+fn parse(key: &str) -> Result<SampleRef> {
+    let order = key
+        .rsplit('/')
+        .nth(1)
+        .and_then(|order| u64::from_str_radix(order, 16).ok());
+    let parsed = order.and_then(Generation::new).zip(Layout::ready_sample(key));
+    let (generation, sample) = parsed
+        .ok_or_else(|| Error::internal("index.ready", "an entry of the ready list cannot be read").with("key", key))?;
+    Ok(SampleRef { sample, generation })
+}

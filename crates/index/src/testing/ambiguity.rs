@@ -1,0 +1,288 @@
+//! Replies that are lost: what was done is reported as done, what was not is not, and nothing is done twice.
+
+use std::sync::Arc;
+
+use holdfast_core::{ErrorKind, Retry};
+use holdfast_custody::Reason;
+
+use super::check::{CaseResult, refused};
+use super::client::{CALL, Client, a};
+use super::context::Context;
+use super::lossy::LossyKv;
+use super::records::Records;
+use crate::Answered;
+use crate::kv::memory::Fate;
+
+cases! {
+    "ambiguity" Keys
+    a_reservation
+        "Every error that is not `Ambiguous` means that the change was not made; a lost reply is found out about.";
+    a_commit
+        "Every error that is not `Ambiguous` means that the change was not made; a lost reply is found out about.";
+    a_lease
+        "Every error that is not `Ambiguous` means that the change was not made; a lost reply is found out about.";
+    an_ack
+        "Every error that is not `Ambiguous` means that the change was not made; a lost reply is found out about.";
+    a_nack
+        "Delivery count and dead letter are exact.";
+    a_free
+        "Freed twice is freed once.";
+    a_sweep
+        "Any process may sweep, at any time, several at once.";
+    an_opening
+        "What proves that a session existed outlives it, so that somebody clears up after it.";
+    what_is_late_is_never_done_later
+        "Every error that is not `Ambiguous` means that the change was not made, and never will be.";
+    two_lost_replies_in_a_row
+        "A lost reply is found out about, also when the question about it is lost too.";
+    when_the_session_ends_meanwhile_it_stays_open
+        "An error with `Ambiguous` means that it was not found out whether the change was made: read back.";
+}
+
+/// A process whose replies can be lost.
+async fn lossy(context: &Context) -> CaseResult<(Arc<LossyKv>, Client)> {
+    let kv = Arc::new(LossyKv::new(context.harness().kv().await?));
+    let index = context
+        .harness()
+        .index_over(Arc::clone(&kv) as Arc<dyn crate::kv::Kv>)?;
+    let client = Client::open(index).await?;
+    // So that it knows the shared clock, and the next thing that it sends is what the case is about.
+    client.tick().await?;
+    Ok((kv, client))
+}
+
+const FATES: [Fate; 3] = [Fate::Applied, Fate::NotApplied, Fate::Later];
+
+/// The lists follow from the records, whatever was lost; and what was under way comes too late.
+async fn all_is_well(context: &Context, kv: &LossyKv, lost: usize) -> CaseResult {
+    ensure!(kv.is_done(), "not everything was sent that should have been lost");
+    ensure_eq!(kv.lost(), lost, "replies lost");
+    ensure_eq!(kv.land(CALL).await?, 0, "late transactions that were applied after all");
+    Records::read(context).await?.are_consistent()
+}
+
+async fn a_reservation(context: &Context) -> CaseResult {
+    let (kv, client) = lossy(context).await?;
+    for (at, fate) in FATES.into_iter().enumerate() {
+        kv.plan([Some(fate)]);
+        let sample = client.reserve(&format!("s-{at}")).await?;
+        all_is_well(context, &kv, at + 1).await?;
+        client.commit(&sample, &["a"]).await?;
+    }
+    ensure_eq!(context.free_list().await?, [], "to be freed");
+    Ok(())
+}
+
+async fn a_commit(context: &Context) -> CaseResult {
+    let (kv, client) = lossy(context).await?;
+    for (at, fate) in FATES.into_iter().enumerate() {
+        let older = client.publish("s", &["a"]).await?;
+        let sample = client.reserve("s").await?;
+        kv.plan([Some(fate)]);
+        client.commit(&sample, &["a"]).await?;
+        all_is_well(context, &kv, at + 1).await?;
+        let record = context.record(&sample).await?;
+        ensure_eq!(record.generation, sample.generation, "{fate:?}: the generation");
+        ensure!(
+            context.free_list().await?.contains(&older),
+            "{fate:?}: the older one is not to be freed"
+        );
+    }
+    Ok(())
+}
+
+async fn a_lease(context: &Context) -> CaseResult {
+    let (kv, client) = lossy(context).await?;
+    for (at, fate) in FATES.into_iter().enumerate() {
+        let sample = client.publish(&format!("s-{at}"), &["a"]).await?;
+        kv.plan([Some(fate)]);
+        let held = client.lease(&sample).await?;
+        all_is_well(context, &kv, at + 1).await?;
+        ensure_eq!(context.attempts(&sample, &a()?).await?, 1, "{fate:?}: attempts");
+        ensure!(client.check(&held).await?, "{fate:?}: the token is good");
+        client.ack(&held).await?;
+    }
+    Ok(())
+}
+
+async fn an_ack(context: &Context) -> CaseResult {
+    let (kv, client) = lossy(context).await?;
+    for (at, fate) in FATES.into_iter().enumerate() {
+        let sample = client.publish(&format!("s-{at}"), &["a"]).await?;
+        let held = client.lease(&sample).await?;
+        kv.plan([Some(fate)]);
+        let answer = client.ack(&held).await?;
+        ensure_eq!(
+            answer,
+            Answered::Retired {
+                reason: Reason::Consumed,
+                free: true
+            },
+            "{fate:?}: the answer"
+        );
+        all_is_well(context, &kv, at + 1).await?;
+        ensure_eq!(
+            context.free_list().await?,
+            std::slice::from_ref(&sample),
+            "{fate:?}: to be freed"
+        );
+        context.freed(&sample).await?;
+    }
+    Ok(())
+}
+
+async fn a_nack(context: &Context) -> CaseResult {
+    let (kv, client) = lossy(context).await?;
+    for (at, fate) in FATES.into_iter().enumerate() {
+        let sample = client.publish(&format!("s-{at}"), &["a"]).await?;
+        let held = client.lease(&sample).await?;
+        kv.plan([Some(fate)]);
+        ensure_eq!(client.nack(&held).await?, Answered::Live, "{fate:?}: the answer");
+        all_is_well(context, &kv, at + 1).await?;
+        ensure_eq!(context.attempts(&sample, &a()?).await?, 1, "{fate:?}: attempts");
+        context.lease(&sample).await?;
+        refused(client.nack(&held).await, ErrorKind::Fenced, "a second nack")?;
+    }
+    Ok(())
+}
+
+async fn a_free(context: &Context) -> CaseResult {
+    let (kv, client) = lossy(context).await?;
+    for (at, fate) in FATES.into_iter().enumerate() {
+        let sample = client.publish("s", &["a"]).await?;
+        client.retire(&sample, Reason::Aborted).await?;
+        kv.plan([Some(fate)]);
+        client.freed(&sample).await?;
+        ensure_eq!(context.free_list().await?, [], "{fate:?}: to be freed");
+        all_is_well(context, &kv, at + 1).await?;
+    }
+    Ok(())
+}
+
+async fn a_sweep(context: &Context) -> CaseResult {
+    let (kv, client) = lossy(context).await?;
+    for (at, fate) in FATES.into_iter().enumerate() {
+        let other = context.join().await?;
+        let sample = context.publish(&format!("s-{at}"), &["a"]).await?;
+        other.lease(&sample).await?;
+        context.harness().kill_session(other.session()).await?;
+        // What takes the lease back.
+        kv.only("/s/");
+        kv.plan([Some(fate)]);
+        let report = client.sweep().await?;
+        ensure_eq!(report.taken_back, 1, "{fate:?}: leases taken back");
+        all_is_well(context, &kv, 2 * at + 1).await?;
+        ensure_eq!(context.attempts(&sample, &a()?).await?, 1, "{fate:?}: attempts");
+        // What moves the clock.
+        kv.only("/t");
+        let before = client.tick().await?;
+        context.harness().pass(context.harness().settings().tick * 2).await;
+        kv.plan([Some(fate)]);
+        client.sweep().await?;
+        ensure_eq!(kv.lost(), 2 * at + 2, "replies lost");
+        // The clock has no slot: what is under way may still move it on, by the one tick that was waited for.
+        kv.land(CALL).await?;
+        let now = context.join().await?.tick().await?;
+        ensure!(
+            now == before || now == before.after(1),
+            "{fate:?}: the clock went from {before} to {now}"
+        );
+    }
+    Ok(())
+}
+
+async fn an_opening(context: &Context) -> CaseResult {
+    for fate in FATES {
+        let kv = Arc::new(LossyKv::new(context.harness().kv().await?));
+        let index = context
+            .harness()
+            .index_over(Arc::clone(&kv) as Arc<dyn crate::kv::Kv>)?;
+        kv.plan([Some(fate)]);
+        let client = Client::open(index).await?;
+        let sample = client.publish("s", &["a"]).await?;
+        kv.land(CALL).await?;
+        client.lease(&sample).await?;
+        context.harness().kill_session(client.session()).await?;
+        let mut cleared = 0;
+        for _ in 0..3 {
+            cleared += context.sweep().await?.sessions_cleared;
+        }
+        ensure_eq!(cleared, 1, "{fate:?}: sessions cleared up");
+    }
+    Ok(())
+}
+
+async fn what_is_late_is_never_done_later(context: &Context) -> CaseResult {
+    let (kv, client) = lossy(context).await?;
+    let sample = client.publish("s", &["a"]).await?;
+    kv.plan([Some(Fate::Later)]);
+    let held = client.lease(&sample).await?;
+    client.nack(&held).await?;
+    // The lease that was under way would fit again now, were it not for its slot.
+    ensure_eq!(kv.land(CALL).await?, 0, "late transactions that were applied after all");
+    ensure_eq!(context.attempts(&sample, &a()?).await?, 1, "attempts");
+    let reserved = client.reserve("t").await?;
+    client.abort(&reserved).await?;
+    kv.plan([Some(Fate::Later)]);
+    let reserved = client.reserve("t").await?;
+    client.commit(&reserved, &["a"]).await?;
+    ensure_eq!(kv.land(CALL).await?, 0, "late transactions that were applied after all");
+    client.reserve("t").await?;
+    Records::read(context).await?.are_consistent()
+}
+
+async fn two_lost_replies_in_a_row(context: &Context) -> CaseResult {
+    let (kv, client) = lossy(context).await?;
+    let mut lost = 0;
+    for (at, first) in FATES.into_iter().enumerate() {
+        for (and, second) in FATES.into_iter().enumerate() {
+            let sample = client.publish(&format!("s-{at}-{and}"), &["a"]).await?;
+            kv.plan([Some(first), Some(second)]);
+            let held = client.lease(&sample).await?;
+            lost += 2;
+            all_is_well(context, &kv, lost).await?;
+            ensure_eq!(
+                context.attempts(&sample, &a()?).await?,
+                1,
+                "{first:?}, then {second:?}: attempts"
+            );
+            client.ack(&held).await?;
+            context.freed(&sample).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn when_the_session_ends_meanwhile_it_stays_open(context: &Context) -> CaseResult {
+    let (kv, client) = lossy(context).await?;
+    let sample = client.publish("s", &["a"]).await?;
+    let held = client.lease(&sample).await?;
+    kv.plan([Some(Fate::Applied)]);
+    let index = Arc::new(super::lossy::EndsAfterLoss::new(kv.clone()));
+    let over = context.harness().index_over(index.clone() as Arc<dyn crate::kv::Kv>)?;
+    // The reply is lost, and before anybody can ask, the session has ended.
+    let answer = async {
+        over.ack(client.session(), std::slice::from_ref(&held), CALL)
+            .await
+            .into_iter()
+            .next()
+    };
+    let end = async {
+        index.lost().await;
+        let ended = context.harness().kill_session(client.session()).await;
+        index.go_on();
+        ended
+    };
+    let (answer, ended) = tokio::join!(answer, end);
+    ended?;
+    let Some(Err(error)) = answer else {
+        return Err(super::Failure::new(format!("nobody can know: {answer:?}")));
+    };
+    ensure_eq!(
+        (error.kind(), error.retry()),
+        (ErrorKind::Fenced, Retry::Ambiguous),
+        "{error:?}"
+    );
+    ensure_eq!(context.free_list().await?, [sample], "reading back tells: to be freed");
+    Ok(())
+}

@@ -1,0 +1,170 @@
+//! A connection that loses replies, over any store of keys.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use holdfast_core::{Error, Result, Retry};
+use holdfast_custody::Version;
+use parking_lot::Mutex;
+
+use crate::kv::memory::Fate;
+use crate::kv::{Applied, Kv, KvSession, Limits, Read, Snapshot, Transaction, Watch};
+
+/// A store of keys whose replies to transactions can be lost, one by one, in the order in which they are sent.
+#[derive(Debug)]
+pub struct LossyKv {
+    inner: Arc<dyn Kv>,
+    plan: Mutex<Plan>,
+}
+
+#[derive(Debug, Default)]
+struct Plan {
+    fates: VecDeque<Option<Fate>>,
+    late: Vec<Transaction>,
+    lost: usize,
+    only: &'static str,
+}
+
+impl LossyKv {
+    /// A connection that loses nothing yet.
+    pub fn new(inner: Arc<dyn Kv>) -> Self {
+        Self {
+            inner,
+            plan: Mutex::default(),
+        }
+    }
+
+    /// What becomes of the next transactions; `None` lets one pass.
+    pub fn plan(&self, fates: impl IntoIterator<Item = Option<Fate>>) {
+        self.plan.lock().fates.extend(fates);
+    }
+
+    /// From now on the plan is for those transactions only that write a key with this in it.
+    pub fn only(&self, part: &'static str) {
+        self.plan.lock().only = part;
+    }
+
+    /// Whether everything that was planned has happened.
+    pub fn is_done(&self) -> bool {
+        self.plan.lock().fates.is_empty()
+    }
+
+    /// How many replies were lost so far.
+    pub fn lost(&self) -> usize {
+        self.plan.lock().lost
+    }
+
+    /// Sends the transactions whose fate was [`Fate::Later`]. How many of them were applied.
+    pub async fn land(&self, within: Duration) -> Result<usize> {
+        let late = std::mem::take(&mut self.plan.lock().late);
+        let mut applied = 0;
+        for transaction in late {
+            applied += usize::from(matches!(
+                self.inner.transact(&transaction, within).await?,
+                Applied::Yes(_)
+            ));
+        }
+        Ok(applied)
+    }
+}
+
+#[async_trait]
+impl Kv for LossyKv {
+    fn limits(&self) -> Limits {
+        self.inner.limits()
+    }
+
+    async fn read(&self, reads: &[Read], within: Duration) -> Result<Snapshot> {
+        self.inner.read(reads, within).await
+    }
+
+    async fn transact(&self, transaction: &Transaction, within: Duration) -> Result<Applied> {
+        let fate = {
+            let mut plan = self.plan.lock();
+            let meant = transaction.writes.iter().any(|write| write.key().contains(plan.only));
+            if meant { plan.fates.pop_front().flatten() } else { None }
+        };
+        match fate {
+            None => return self.inner.transact(transaction, within).await,
+            Some(Fate::Applied) => {
+                self.inner.transact(transaction, within).await?;
+            }
+            Some(Fate::NotApplied) => {}
+            Some(Fate::Later) => self.plan.lock().late.push(transaction.clone()),
+        }
+        self.plan.lock().lost += 1;
+        Err(
+            Error::unavailable("kv.transact", "the reply was lost (the case asked for it)")
+                .with_retry(Retry::Ambiguous),
+        )
+    }
+
+    async fn open_session(&self, time_to_live: Duration, within: Duration) -> Result<Box<dyn KvSession>> {
+        self.inner.open_session(time_to_live, within).await
+    }
+
+    async fn watch(&self, keys: Range<String>, after: Version, within: Duration) -> Result<Box<dyn Watch>> {
+        self.inner.watch(keys, after, within).await
+    }
+}
+
+/// A connection on which everything stops when a reply was lost, until it is told to go on: time for something else to
+/// happen in between.
+#[derive(Debug)]
+pub(super) struct EndsAfterLoss {
+    inner: Arc<LossyKv>,
+    lost: tokio::sync::Semaphore,
+    go_on: tokio::sync::Semaphore,
+}
+
+impl EndsAfterLoss {
+    pub(super) fn new(inner: Arc<LossyKv>) -> Self {
+        Self {
+            inner,
+            lost: tokio::sync::Semaphore::new(0),
+            go_on: tokio::sync::Semaphore::new(0),
+        }
+    }
+
+    /// Pends until a reply was lost.
+    pub(super) async fn lost(&self) {
+        // It is never closed, so this is not an error.
+        self.lost.acquire().await.map(|permit| permit.forget()).ok();
+    }
+
+    pub(super) fn go_on(&self) {
+        self.go_on.add_permits(1);
+    }
+}
+
+#[async_trait]
+impl Kv for EndsAfterLoss {
+    fn limits(&self) -> Limits {
+        self.inner.limits()
+    }
+
+    async fn read(&self, reads: &[Read], within: Duration) -> Result<Snapshot> {
+        self.inner.read(reads, within).await
+    }
+
+    async fn transact(&self, transaction: &Transaction, within: Duration) -> Result<Applied> {
+        let before = self.inner.lost();
+        let outcome = self.inner.transact(transaction, within).await;
+        if self.inner.lost() > before {
+            self.lost.add_permits(1);
+            self.go_on.acquire().await.map(|permit| permit.forget()).ok();
+        }
+        outcome
+    }
+
+    async fn open_session(&self, time_to_live: Duration, within: Duration) -> Result<Box<dyn KvSession>> {
+        self.inner.open_session(time_to_live, within).await
+    }
+
+    async fn watch(&self, keys: Range<String>, after: Version, within: Duration) -> Result<Box<dyn Watch>> {
+        self.inner.watch(keys, after, within).await
+    }
+}

@@ -1,0 +1,78 @@
+//! The suite's own back end: the index over a store of keys in memory, with a clock that moves when a case says so.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use holdfast_core::{Clock, Error, ManualClock, Result, StoreId};
+
+use super::{Backend, Harness};
+use crate::kv::Kv;
+use crate::kv::memory::MemoryKv;
+use crate::{IndexConfig, Session};
+
+/// An index in memory.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MemoryBackend;
+
+/// One index in memory.
+#[derive(Debug)]
+pub struct MemoryHarness {
+    store: StoreId,
+    clock: Arc<ManualClock>,
+    kv: MemoryKv,
+}
+
+impl MemoryHarness {
+    /// An empty one.
+    pub fn new() -> Result<Self> {
+        let clock = Arc::new(ManualClock::new());
+        Ok(Self {
+            store: StoreId::new("contract/memory")?,
+            kv: MemoryKv::new(Arc::clone(&clock) as Arc<dyn Clock>),
+            clock,
+        })
+    }
+}
+
+#[async_trait]
+impl Backend for MemoryBackend {
+    async fn start(&self) -> Result<Box<dyn Harness>> {
+        Ok(Box::new(MemoryHarness::new()?))
+    }
+}
+
+#[async_trait]
+impl Harness for MemoryHarness {
+    fn store(&self) -> &StoreId {
+        &self.store
+    }
+
+    fn settings(&self) -> IndexConfig {
+        IndexConfig {
+            reserve_ticks: 20,
+            ..IndexConfig::default()
+        }
+    }
+
+    fn clock(&self) -> Arc<dyn Clock> {
+        Arc::clone(&self.clock) as Arc<dyn Clock>
+    }
+
+    async fn pass(&self, time: Duration) {
+        self.clock.advance(time);
+        self.kv.settle();
+        tokio::task::yield_now().await;
+    }
+
+    async fn kill_session(&self, session: &Session) -> Result<()> {
+        if !self.kv.expire(session.id()) {
+            return Err(Error::invalid("testing.kill_session", "there is no such session"));
+        }
+        Ok(())
+    }
+
+    async fn kv(&self) -> Result<Arc<dyn Kv>> {
+        Ok(Arc::new(self.kv.client()))
+    }
+}

@@ -1,0 +1,142 @@
+//! What lies in the store of keys under an index, and whether it fits together.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use holdfast_core::SampleId;
+use holdfast_core::key::unescape;
+use holdfast_custody::{Live, invariants};
+
+use super::check::{CaseResult, Failure};
+use super::client::CALL;
+use super::context::Context;
+use crate::kv::{Entry, Read, prefix};
+use crate::layout::{Layout, Placed, decode_live, decode_reserved, decode_retired};
+
+/// Every key of a store, read at one moment.
+#[derive(Debug)]
+pub(super) struct Records {
+    root: String,
+    layout: Layout,
+    entries: BTreeMap<String, Entry>,
+}
+
+impl Records {
+    /// Reads all keys of the case's store.
+    pub(super) async fn read(context: &Context) -> CaseResult<Self> {
+        let layout = Layout::new(context.harness().store());
+        let clock = layout.clock();
+        let root = clock.strip_suffix('t').unwrap_or(&clock).to_owned();
+        let kv = context.harness().kv().await?;
+        let all = Read::Range {
+            keys: prefix(root.as_str()),
+            limit: 100_000,
+            keys_only: false,
+        };
+        let snapshot = kv.read(&[all], CALL).await?;
+        let entries = snapshot.entries.into_iter().flatten();
+        Ok(Self {
+            entries: entries.map(|entry| (entry.key.clone(), entry)).collect(),
+            layout,
+            root,
+        })
+    }
+
+    /// The keys of one kind: `s` for live samples, and so on, as the layout's table has it.
+    fn of(&self, kind: char) -> impl Iterator<Item = &Entry> {
+        let start = format!("{}{kind}/", self.root);
+        self.entries.values().filter(move |entry| entry.key.starts_with(&start))
+    }
+
+    /// The keys that are not about sessions or the clock: none when everything was freed.
+    pub(super) fn left_over(&self) -> Vec<&str> {
+        "pscgfqh"
+            .chars()
+            .flat_map(|kind| self.of(kind).map(|entry| entry.key.as_str()))
+            .collect()
+    }
+
+    /// How many sessions are not cleared up.
+    pub(super) fn sessions(&self) -> usize {
+        self.of('z').count()
+    }
+
+    /// The live records.
+    pub(super) fn live(&self) -> CaseResult<Vec<Live>> {
+        Ok(self.of('s').map(decode_live).collect::<Result<_, _>>()?)
+    }
+
+    /// The lists are exactly what follows from the records, and so are the descriptions.
+    pub(super) fn are_consistent(&self) -> CaseResult {
+        let mut lists = BTreeSet::new();
+        let mut described = BTreeSet::new();
+        let mut at_home = |entry: &Entry, placed: Placed| -> CaseResult {
+            ensure_eq!(entry.key, placed.key, "the home of a record");
+            lists.extend(placed.lists);
+            Ok(())
+        };
+        for entry in self.of('p') {
+            let record = decode_reserved(entry)?;
+            at_home(entry, self.layout.place_reserved(&name(&entry.key)?, &record)?)?;
+        }
+        for entry in self.of('s') {
+            let (sample, record) = (name(&entry.key)?, decode_live(entry)?);
+            ensure!(invariants::attempts_are_exact(&record), "LC9 does not hold: {record:?}");
+            described.insert(self.layout.description(&sample, record.generation));
+            at_home(entry, self.layout.place_live(&sample, &record)?)?;
+        }
+        let mut retired = BTreeSet::new();
+        for entry in self.of('g').chain(self.of('f')) {
+            let record = decode_retired(entry)?;
+            let parsed = Layout::parse_retired(&entry.key);
+            let (sample, generation) = parsed.ok_or_else(|| unreadable(&entry.key))?;
+            ensure!(
+                retired.insert((sample.clone(), generation)),
+                "{sample} {generation} is retired twice"
+            );
+            let live = self.entries.get(&self.layout.live(&sample));
+            if let Some(live) = live.map(decode_live).transpose()? {
+                ensure!(
+                    live.generation != generation,
+                    "{sample} {generation} is live and retired"
+                );
+            }
+            described.insert(self.layout.description(&sample, generation));
+            at_home(entry, self.layout.place_retired(&sample, &record)?)?;
+        }
+        let seen: BTreeSet<String> = self
+            .of('q')
+            .chain(self.of('h'))
+            .map(|entry| entry.key.clone())
+            .collect();
+        let missing: Vec<_> = lists.difference(&seen).collect();
+        let too_many: Vec<_> = seen.difference(&lists).collect();
+        ensure!(
+            missing.is_empty() && too_many.is_empty(),
+            "the lists do not follow from the records; missing: {missing:?}, too many: {too_many:?}"
+        );
+        for entry in self.of('c') {
+            ensure!(
+                described.contains(&entry.key),
+                "a description without a record: {}",
+                entry.key
+            );
+        }
+        for entry in self.of('s') {
+            let key = self
+                .layout
+                .description(&name(&entry.key)?, decode_live(entry)?.generation);
+            ensure!(self.entries.contains_key(&key), "a live sample without {key}");
+        }
+        Ok(())
+    }
+}
+
+fn unreadable(key: &str) -> Failure {
+    Failure::new(format!("this key cannot be read: {key}"))
+}
+
+/// The sample whose name is the last part of a key.
+fn name(key: &str) -> CaseResult<SampleId> {
+    let last = key.rsplit('/').next().and_then(unescape);
+    Ok(SampleId::new(last.ok_or_else(|| unreadable(key))?)?)
+}

@@ -1,0 +1,113 @@
+//! What goes into an intent and what comes out of it.
+
+use holdfast_core::{Generation, Nonce, SampleId};
+use holdfast_custody::{GroupName, Live, Publication, Reason, Retired, Token, Version};
+
+/// A sample's physical incarnation.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SampleRef {
+    /// The sample.
+    pub sample: SampleId,
+    /// Which incarnation.
+    pub generation: Generation,
+}
+
+/// A wish to write a sample.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reserve {
+    /// The sample.
+    pub sample: SampleId,
+    /// Random part of its objects' keys.
+    pub nonce: Nonce,
+    /// How many bytes it will have at most.
+    pub bytes: u64,
+}
+
+/// What a producer has written and wants to be seen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Commit {
+    /// The reservation.
+    pub sample: SampleRef,
+    /// For whom it is.
+    pub publication: Publication,
+    /// Physical keys, tensor specs, checksums: opaque to the index, handed to every reader as it is.
+    pub description: Vec<u8>,
+}
+
+/// A record as it was read, and when it had been written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Versioned<T> {
+    /// The record.
+    pub record: T,
+    /// The version at which it was last written.
+    pub version: Version,
+}
+
+/// A lease on a sample, as its holder has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// The sample.
+    pub sample: SampleRef,
+    /// The group that it was taken for; none for a plain read.
+    pub group: Option<GroupName>,
+    /// What to show when answering for it.
+    pub token: Token,
+    /// What the producer said about it.
+    pub description: Vec<u8>,
+    /// The record as of the lease; lets the first answer go without another look.
+    pub(crate) seen: Versioned<Live>,
+}
+
+/// What became of an answer (ack or nack).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answered {
+    /// Other groups need the sample still, or it is retained.
+    Live,
+    /// It was the last one: the sample is retired, for this reason. If `free` it has no reader left, and whoever
+    /// answers may remove its objects now.
+    Retired {
+        /// Why.
+        reason: Reason,
+        /// Whether its objects may be removed at once.
+        free: bool,
+    },
+}
+
+/// A retired sample whose objects are to be removed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FreeTask {
+    /// The sample.
+    pub sample: SampleRef,
+    /// What its producer said about it; none if it never committed.
+    pub description: Option<Vec<u8>>,
+    /// The record.
+    pub record: Versioned<Retired>,
+}
+
+/// What a sweep did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SweepReport {
+    /// Records that were due and looked at.
+    pub looked_at: usize,
+    /// Reservations given up on.
+    pub abandoned: usize,
+    /// Leases taken back.
+    pub taken_back: usize,
+    /// Samples that retired because of it.
+    pub retired: usize,
+    /// Sessions that had ended and are cleared up.
+    pub sessions_cleared: usize,
+    /// Whether there is more to do than the limit allowed.
+    pub more: bool,
+}
+
+/// What the index knows about one sample.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct View {
+    /// The sample.
+    pub sample: SampleRef,
+    /// Its record.
+    pub record: Versioned<Live>,
+    /// What its producer said about it.
+    pub description: Vec<u8>,
+}

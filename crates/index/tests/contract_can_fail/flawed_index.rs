@@ -1,0 +1,216 @@
+//! An index that gets one thing wrong, whatever lies under it.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use holdfast_core::{Error, Generation, Result, SampleId};
+use holdfast_custody::{GroupName, Reason, Tick, Version};
+use holdfast_index::{Answered, Commit, FreeTask, Held, Index, Reserve, SampleRef, Session, SweepReport, View};
+use parking_lot::Mutex;
+
+use crate::flaw::Flaw;
+
+#[derive(Debug)]
+pub(crate) struct FlawedIndex {
+    inner: Arc<dyn Index>,
+    flaw: Flaw,
+    freed: Mutex<HashSet<SampleRef>>,
+    retired: Mutex<Vec<SampleRef>>,
+}
+
+impl FlawedIndex {
+    pub(crate) fn new(inner: Arc<dyn Index>, flaw: Flaw) -> Self {
+        Self {
+            inner,
+            flaw,
+            freed: Mutex::default(),
+            retired: Mutex::default(),
+        }
+    }
+
+    fn cut(&self, mut held: Held) -> Held {
+        if self.flaw == Flaw::DescriptionIsCut {
+            held.description.pop();
+        }
+        held
+    }
+
+    fn stop_at_a_refusal<T>(&self, results: Vec<Result<T>>) -> Vec<Result<T>> {
+        let mut refusal: Option<Error> = None;
+        let stop = self.flaw == Flaw::BatchStopsAtARefusal;
+        let mut stopped = Vec::with_capacity(results.len());
+        for result in results {
+            stopped.push(match (&refusal, result) {
+                (Some(error), _) if stop => Err(error.clone()),
+                (_, result) => result,
+            });
+            if let Some(Err(error)) = stopped.last() {
+                refusal = Some(error.clone());
+            }
+        }
+        stopped
+    }
+
+    /// The token that would be right, whatever the caller has.
+    async fn forgiven(&self, held: &Held, within: Duration) -> Held {
+        let mut held = held.clone();
+        if self.flaw == Flaw::AckIgnoresToken
+            && let Ok(views) = self.inner.look(std::slice::from_ref(&held.sample.sample), within).await
+            && let Some(Some(view)) = views.first()
+            && let Some(lease) = view.record.record.leases().next()
+        {
+            held.token = lease.token;
+        }
+        held
+    }
+}
+
+#[async_trait]
+impl Index for FlawedIndex {
+    async fn open_session(&self, within: Duration) -> Result<Session> {
+        self.inner.open_session(within).await
+    }
+
+    async fn set_budget(&self, bytes: u64, within: Duration) -> Result<()> {
+        self.inner.set_budget(bytes, within).await
+    }
+
+    async fn reserve(&self, session: &Session, items: &[Reserve], within: Duration) -> Vec<Result<Generation>> {
+        self.stop_at_a_refusal(self.inner.reserve(session, items, within).await)
+    }
+
+    async fn commit(&self, session: &Session, items: &[Commit], within: Duration) -> Vec<Result<Version>> {
+        self.inner.commit(session, items, within).await
+    }
+
+    async fn abort(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
+        self.inner.abort(session, items, within).await
+    }
+
+    async fn lease(
+        &self,
+        session: &Session,
+        group: &GroupName,
+        items: &[SampleRef],
+        ticks: u64,
+        within: Duration,
+    ) -> Vec<Result<Held>> {
+        let results = self.inner.lease(session, group, items, ticks, within).await;
+        results
+            .into_iter()
+            .map(|result| result.map(|held| self.cut(held)))
+            .collect()
+    }
+
+    async fn lease_next(
+        &self,
+        session: &Session,
+        group: &GroupName,
+        count: usize,
+        ticks: u64,
+        within: Duration,
+    ) -> Result<Vec<Held>> {
+        let more = usize::from(self.flaw == Flaw::TakesOneMore);
+        self.inner.lease_next(session, group, count + more, ticks, within).await
+    }
+
+    async fn read(&self, session: &Session, items: &[SampleRef], ticks: u64, within: Duration) -> Vec<Result<Held>> {
+        self.inner.read(session, items, ticks, within).await
+    }
+
+    async fn renew(&self, session: &Session, items: &[Held], ticks: u64, within: Duration) -> Vec<Result<Held>> {
+        self.inner.renew(session, items, ticks, within).await
+    }
+
+    async fn ack(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<Answered>> {
+        let mut forgiven = Vec::with_capacity(items.len());
+        for held in items {
+            forgiven.push(self.forgiven(held, within).await);
+        }
+        self.inner.ack(session, &forgiven, within).await
+    }
+
+    async fn nack(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<Answered>> {
+        self.inner.nack(session, items, within).await
+    }
+
+    async fn release(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<()>> {
+        self.inner.release(session, items, within).await
+    }
+
+    async fn check(&self, session: &Session, items: &[Held], within: Duration) -> Result<Vec<bool>> {
+        if self.flaw == Flaw::CheckSaysYes {
+            return Ok(vec![true; items.len()]);
+        }
+        self.inner.check(session, items, within).await
+    }
+
+    async fn retire(
+        &self,
+        session: &Session,
+        items: &[SampleRef],
+        reason: Reason,
+        within: Duration,
+    ) -> Vec<Result<Answered>> {
+        self.retired.lock().extend_from_slice(items);
+        self.inner.retire(session, items, reason, within).await
+    }
+
+    async fn reopen(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
+        self.inner.reopen(session, items, within).await
+    }
+
+    async fn look(&self, samples: &[SampleId], within: Duration) -> Result<Vec<Option<View>>> {
+        self.inner.look(samples, within).await
+    }
+
+    async fn sweep(&self, session: &Session, limit: usize, within: Duration) -> Result<SweepReport> {
+        self.inner.sweep(session, limit, within).await
+    }
+
+    async fn tick(&self, within: Duration) -> Result<Tick> {
+        self.inner.tick(within).await
+    }
+
+    async fn to_free(&self, limit: usize, within: Duration) -> Result<Vec<FreeTask>> {
+        let mut tasks = self.inner.to_free(limit, within).await?;
+        if self.flaw == Flaw::ForgetsReaders {
+            // Whatever was retired, as if nobody had a lease on it.
+            for sample in self.retired.lock().iter() {
+                if let Some(known) = tasks.first().cloned()
+                    && !tasks.iter().any(|task| task.sample == *sample)
+                {
+                    tasks.push(FreeTask {
+                        sample: sample.clone(),
+                        ..known
+                    });
+                }
+            }
+        }
+        Ok(tasks)
+    }
+
+    async fn freed(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
+        let results = self.inner.freed(session, items, within).await;
+        if self.flaw != Flaw::FreedTwiceFails {
+            return results;
+        }
+        let mut freed = self.freed.lock();
+        let again = |sample: &SampleRef| Err(Error::invalid("flawed.freed", format!("{sample:?} is gone")));
+        let first = |sample: &SampleRef| freed.insert(sample.clone());
+        let first: Vec<bool> = items.iter().map(first).collect();
+        let results = results.into_iter().zip(items.iter().zip(first));
+        results
+            .map(|(result, (sample, first))| if first { result } else { again(sample) })
+            .collect()
+    }
+
+    async fn free_failed(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
+        if self.flaw == Flaw::ForgetsFailures {
+            return items.iter().map(|_| Ok(())).collect();
+        }
+        self.inner.free_failed(session, items, within).await
+    }
+}
