@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 
 use holdfast_core::{Deadline, Error, ErrorKind, Generation, Result, SampleId};
-use holdfast_custody::{Acknowledged, GroupName, Live, Reason, Reserved, Retired, Token, Version};
+use holdfast_custody::{Acknowledged, GroupName, Live, Reason, Reserved, Token, Version};
 
 use crate::batch::{CreditsOf, Decision, Intent, Loaded};
 use crate::index::KvIndex;
 use crate::kv::{Condition, Write};
-use crate::layout::{Layout, Placed, settled_live, writes};
+use crate::layout::{Layout, Placed, writes};
 use crate::session::Session;
 use crate::types::{Answered, Commit, Held, Reserve, SampleRef, Versioned};
 
@@ -55,102 +55,6 @@ fn held_of(operation: &'static str, layout: &Layout, loaded: &Loaded, held: &Hel
 type DecideAnswer<'a, T> = dyn Fn(&Held, &Versioned<Live>, &Loaded) -> Result<Decision<T>> + Sync + 'a;
 
 impl KvIndex {
-    fn unchanged(&self, key: String, version: Version) -> Condition {
-        Condition::Unchanged(key, version)
-    }
-
-    /// A live record becomes another one.
-    fn rewrite<T: Send + 'static>(
-        &self,
-        sample: &SampleId,
-        before: &Versioned<Live>,
-        after: Live,
-        done: impl FnOnce(Versioned<Live>) -> T + Send + 'static,
-    ) -> Result<Decision<T>> {
-        let from = self.layout().place_live(sample, &before.record)?;
-        let to = self.layout().place_live(sample, &after)?;
-        Ok(Decision {
-            conditions: vec![self.unchanged(from.key.clone(), before.version)],
-            writes: writes(&[from], &[to]),
-            done: Box::new(move |version| {
-                done(Versioned {
-                    record: settled_live(after, version),
-                    version,
-                })
-            }),
-        })
-    }
-
-    /// A live record becomes another one or is retired.
-    pub(crate) fn conclude<T: Send + 'static>(
-        &self,
-        sample: &SampleId,
-        before: &Versioned<Live>,
-        after: Acknowledged,
-        done: impl FnOnce(Answered) -> T + Send + 'static,
-    ) -> Result<Decision<T>> {
-        match after {
-            Acknowledged::Live(after) => self.rewrite(sample, before, after, |_| done(Answered::Live)),
-            Acknowledged::Retired(retired) => {
-                let answer = Answered::Retired {
-                    reason: retired.reason,
-                    free: retired.may_be_freed(),
-                };
-                self.retire_live(sample, before, &retired, move || done(answer))
-            }
-        }
-    }
-
-    fn retire_live<T: Send + 'static>(
-        &self,
-        sample: &SampleId,
-        before: &Versioned<Live>,
-        retired: &Retired,
-        done: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<Decision<T>> {
-        let from = self.layout().place_live(sample, &before.record)?;
-        let to = self.layout().place_retired(sample, retired)?;
-        Ok(Decision {
-            conditions: vec![self.unchanged(from.key.clone(), before.version)],
-            writes: writes(&[from], &[to]),
-            done: Box::new(|_| done()),
-        })
-    }
-
-    /// A reservation ends without a commit.
-    pub(crate) fn give_up<T: Send + 'static>(
-        &self,
-        sample: &SampleId,
-        before: &Versioned<Reserved>,
-        retired: &Retired,
-        done: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<Decision<T>> {
-        let from = self.layout().place_reserved(sample, &before.record)?;
-        let to = self.layout().place_retired(sample, retired)?;
-        Ok(Decision {
-            conditions: vec![self.unchanged(from.key.clone(), before.version)],
-            writes: writes(&[from], &[to]),
-            done: Box::new(|_| done()),
-        })
-    }
-
-    /// A retired record loses readers.
-    pub(crate) fn drain<T: Send + 'static>(
-        &self,
-        sample: &SampleId,
-        before: &Versioned<Retired>,
-        after: &Retired,
-        done: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<Decision<T>> {
-        let from = self.layout().place_retired(sample, &before.record)?;
-        let to = self.layout().place_retired(sample, after)?;
-        Ok(Decision {
-            conditions: vec![self.unchanged(from.key.clone(), before.version)],
-            writes: writes(&[from], &[to]),
-            done: Box::new(|_| done()),
-        })
-    }
-
     pub(crate) async fn do_reserve(
         &self,
         session: &Session,
@@ -244,10 +148,10 @@ impl KvIndex {
                 .commit(session.id(), *generation, &item.publication)?;
             let mut before = vec![self.layout().place_reserved(sample, &reserved.record)?];
             let mut after: Vec<Placed> = vec![self.layout().place_live(sample, &record)?];
-            let mut conditions = vec![self.unchanged(pending, reserved.version)];
+            let mut conditions = vec![Condition::Unchanged(pending, reserved.version)];
             match loaded.live(&live)? {
                 Some(older) => {
-                    conditions.push(self.unchanged(live, older.version));
+                    conditions.push(Condition::Unchanged(live, older.version));
                     before.push(self.layout().place_live(sample, &older.record)?);
                     after.push(
                         self.layout()

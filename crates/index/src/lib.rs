@@ -20,6 +20,7 @@ mod intents;
 pub mod kv;
 mod layout;
 mod look;
+mod moves;
 mod ready;
 pub mod schema;
 mod session;

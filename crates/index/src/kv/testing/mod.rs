@@ -5,14 +5,15 @@
 //!
 //! ```no_run
 //! # use async_trait::async_trait;
-//! # use holdfast_core::Result;
+//! # use holdfast_core::{Error, Result};
 //! # use holdfast_index::kv::testing::{Backend, Harness};
 //! struct MyStore;
 //!
 //! #[async_trait]
 //! impl Backend for MyStore {
 //!     async fn start(&self) -> Result<Box<dyn Harness>> {
-//!         todo!("start an empty store")
+//!         // Start an empty store.
+//! #       Err(Error::internal("example", "no store"))
 //!     }
 //! }
 //!

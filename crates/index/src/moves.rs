@@ -1,0 +1,90 @@
+//! How one record becomes another: what must be unchanged, and what is written.
+
+use holdfast_core::{Result, SampleId};
+use holdfast_custody::{Acknowledged, Live, Reserved, Retired, Version};
+
+use crate::batch::Decision;
+use crate::index::KvIndex;
+use crate::kv::Condition;
+use crate::layout::{Placed, settled_live, writes};
+use crate::types::{Answered, Versioned};
+
+/// A record that was last written at `version` becomes another one, or the same in another place.
+fn replace<T>(
+    from: Placed,
+    version: Version,
+    to: Placed,
+    done: impl FnOnce(Version) -> T + Send + 'static,
+) -> Result<Decision<T>> {
+    Ok(Decision {
+        conditions: vec![Condition::Unchanged(from.key.clone(), version)],
+        writes: writes(&[from], &[to]),
+        done: Box::new(done),
+    })
+}
+
+impl KvIndex {
+    /// A live record becomes another one.
+    pub(crate) fn rewrite<T: Send + 'static>(
+        &self,
+        sample: &SampleId,
+        before: &Versioned<Live>,
+        after: Live,
+        done: impl FnOnce(Versioned<Live>) -> T + Send + 'static,
+    ) -> Result<Decision<T>> {
+        let from = self.layout().place_live(sample, &before.record)?;
+        let to = self.layout().place_live(sample, &after)?;
+        replace(from, before.version, to, move |version| {
+            let record = settled_live(after, version);
+            done(Versioned { record, version })
+        })
+    }
+
+    /// A live record becomes another one or is retired.
+    pub(crate) fn conclude<T: Send + 'static>(
+        &self,
+        sample: &SampleId,
+        before: &Versioned<Live>,
+        after: Acknowledged,
+        done: impl FnOnce(Answered) -> T + Send + 'static,
+    ) -> Result<Decision<T>> {
+        match after {
+            Acknowledged::Live(after) => self.rewrite(sample, before, after, |_| done(Answered::Live)),
+            Acknowledged::Retired(retired) => {
+                let answer = Answered::Retired {
+                    reason: retired.reason,
+                    free: retired.may_be_freed(),
+                };
+                let from = self.layout().place_live(sample, &before.record)?;
+                let to = self.layout().place_retired(sample, &retired)?;
+                replace(from, before.version, to, move |_| done(answer))
+            }
+        }
+    }
+
+    /// A reservation ends without a commit.
+    pub(crate) fn give_up<T: Send + 'static>(
+        &self,
+        sample: &SampleId,
+        before: &Versioned<Reserved>,
+        retired: &Retired,
+        done: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<Decision<T>> {
+        let from = self.layout().place_reserved(sample, &before.record)?;
+        let to = self.layout().place_retired(sample, retired)?;
+        replace(from, before.version, to, |_| done())
+    }
+
+    /// A retired record loses readers.
+    pub(crate) fn drain<T: Send + 'static>(
+        &self,
+        sample: &SampleId,
+        before: &Versioned<Retired>,
+        after: &Retired,
+        done: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<Decision<T>> {
+        let from = self.layout().place_retired(sample, &before.record)?;
+        let to = self.layout().place_retired(sample, after)?;
+        replace(from, before.version, to, |_| done())
+    }
+}
