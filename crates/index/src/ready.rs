@@ -128,8 +128,11 @@ impl KvIndex {
         if snapshot.entries.pop().is_none_or(|alive| alive.is_empty()) {
             return Err(session.fenced("index.lease_next"));
         }
-        let waiting = snapshot.entries.into_iter().flatten().take(count);
-        let samples: Result<_> = waiting.map(|entry| parse(&entry.key)).collect();
+        let mut waiting: Vec<_> = snapshot.entries.into_iter().flatten().collect();
+        // Others whose lane was empty look at the same few: each begins somewhere else.
+        let from = usize::try_from(self.rng().below(waiting.len() as u64)).unwrap_or(0);
+        waiting.rotate_left(from);
+        let samples: Result<_> = waiting.iter().take(count).map(|entry| parse(&entry.key)).collect();
         Ok((samples?, snapshot.version))
     }
 
