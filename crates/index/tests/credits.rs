@@ -250,3 +250,29 @@ async fn many_producers_on_a_small_budget_all_get_through() {
     let (free, granted, outstanding) = world.books();
     assert_eq!((free + granted, outstanding), (60, 0));
 }
+
+/// Others change a session's account between its reservations. What it remembers of the account must not come back.
+#[tokio::test]
+async fn what_was_taken_from_an_account_is_not_written_back_by_its_owner() {
+    let world = World::with_budget(40).await;
+    let (owner, other) = (world.index(), world.index());
+    let session = owner.open_session(WITHIN).await.expect("a session");
+    let elsewhere = other.open_session(WITHIN).await.expect("a session");
+    let mut generations = Vec::new();
+    for name in ["a", "b", "c", "d"] {
+        generations.push(reserve(&owner, &session, name, 10, WITHIN).await.expect("fits"));
+    }
+    for (name, generation) in ["b", "c", "d"].into_iter().zip(&generations[1..]) {
+        use_up(&owner, &session, name, *generation).await;
+    }
+    let e = reserve(&owner, &session, "e", 10, WITHIN).await.expect("came back");
+    use_up(&owner, &session, "e", e).await;
+    reserve(&other, &elsewhere, "f", 10, WITHIN)
+        .await
+        .expect("lay idle with the owner");
+    for name in ["g", "h"] {
+        reserve(&owner, &session, name, 10, WITHIN).await.expect("still there");
+        let (free, granted, _) = world.books();
+        assert_eq!(free + granted, 40, "after {name}");
+    }
+}

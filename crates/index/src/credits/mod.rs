@@ -17,12 +17,32 @@ mod line;
 use holdfast_core::{Deadline, Error, ErrorKind, Generation, Result};
 use holdfast_custody::{Account, SessionId, Version, Want};
 
+use parking_lot::Mutex;
+
 use crate::batch::Loaded;
 use crate::index::KvIndex;
 use crate::kv::{Applied, Condition, Entry, Read, Transaction, Write};
 use crate::layout::{decode, encode};
 use crate::session::Session;
 use crate::types::Reserve;
+
+/// The session's account after a reservation, if it can be told for certain: all items went through in one transaction,
+/// and the last one that was prepared is what it wrote. Anything else is looked up when it is needed; a guess with the
+/// right version would overwrite what others have done to the account.
+fn known_account(reserved: &[Result<Generation>], written: Option<Write>) -> Option<Entry> {
+    let version = reserved.first()?.as_ref().ok()?.get();
+    let together = reserved
+        .iter()
+        .all(|result| matches!(result, Ok(generation) if generation.get() == version));
+    match written {
+        Some(Write::Put { key, value, .. }) if together => Some(Entry {
+            key,
+            value,
+            version: Version(version),
+        }),
+        _ => None,
+    }
+}
 
 impl KvIndex {
     /// Sets the store's budget. Sessions opened from now on need credits to reserve.
@@ -109,11 +129,14 @@ impl KvIndex {
             }
             let known = session.account.lock().clone();
             let seen = known.map_or_else(Loaded::default, |own| Loaded::default().with_entry(own));
+            let written = Mutex::new(None);
             let credits = |these: &[&Reserve], loaded: &Loaded| {
-                self.spend(session, these.iter().map(|item| item.bytes).sum(), loaded)
+                let moved = self.spend(session, these.iter().map(|item| item.bytes).sum(), loaded)?;
+                *written.lock() = moved.writes.first().cloned();
+                Ok(moved)
             };
             let reserved = self.reserve_now(session, items, Some(&credits), seen, deadline).await;
-            self.note_spent(session, items, &reserved);
+            *session.account.lock() = known_account(&reserved, written.into_inner());
             // What lay idle here was needed elsewhere, and went there in between: draw again.
             if !reserved.iter().all(robbed) || deadline.passed(self.clock()) {
                 return reserved;
@@ -138,29 +161,6 @@ impl KvIndex {
             loaded.add(snapshot.entries);
         }
         Ok(())
-    }
-
-    /// Keeps what is known of the session's account in step with what was just spent.
-    fn note_spent(&self, session: &Session, items: &[Reserve], reserved: &[Result<Generation>]) {
-        let done = items
-            .iter()
-            .zip(reserved)
-            .filter_map(|(item, result)| Some((item.bytes, result.as_ref().ok()?.get())));
-        let (spent, version) = done.fold((0, 0), |(spent, latest), (bytes, version)| {
-            (spent + bytes, latest.max(version))
-        });
-        let mut known = session.account.lock();
-        let after = known.as_ref().and_then(|entry| {
-            let mut account: Account = decode(entry).ok()?;
-            account.spend(spent).ok()?;
-            Some(Entry {
-                key: entry.key.clone(),
-                value: encode(&account).ok()?,
-                version: Version(version),
-            })
-        });
-        // If it cannot be told, the next reservation looks.
-        *known = if spent > 0 { after } else { None };
     }
 
     /// A session has ended: what it had not spent is free.
