@@ -2,7 +2,7 @@
 //!
 //! [`Index`] speaks in intents (reserve, commit, lease, ack…), not in keys, so that any strongly consistent store can
 //! come under it. [`KvIndex`] is the index over a transactional store of keys ([`kv::Kv`]): over etcd (crate
-//! `holdfast-index-etcd`), or in memory for tests and simulation ([`memory_index`]). What an intent may do is decided by
+//! `holdfast-index-etcd`), or in memory for tests and simulation ([`kv::memory`]). What an intent may do is decided by
 //! `holdfast-custody`; this crate reads, asks it, and writes on condition that nothing has changed in between.
 //!
 //! | module | its job |
@@ -30,11 +30,10 @@ pub mod testing;
 mod types;
 
 use std::fmt::Debug;
-use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::{Clock, Generation, Result, Rng, SampleId, StoreId};
+use holdfast_core::{Generation, Result, SampleId};
 use holdfast_custody::{GroupName, Reason, Tick, Version};
 
 pub use index::{IndexConfig, KvIndex};
@@ -157,17 +156,6 @@ pub trait Index: Send + Sync + Debug {
 
     /// Their objects could not be removed now.
     async fn free_failed(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>>;
-}
-
-/// An index in memory, for tests and simulation.
-pub fn memory_index(
-    kv: Arc<kv::memory::MemoryKv>,
-    store: &StoreId,
-    config: IndexConfig,
-    clock: Arc<dyn Clock>,
-    rng: Arc<dyn Rng>,
-) -> KvIndex {
-    KvIndex::new(kv, store, config, clock, rng)
 }
 
 #[async_trait]
