@@ -209,6 +209,7 @@ impl Live {
             readers,
             reason,
             failed_frees: 0,
+            plan: String::new(),
         }
     }
 

@@ -23,6 +23,9 @@ pub struct Reserved {
     pub bytes: u64,
     /// The last tick at which it may commit.
     pub until: Tick,
+    /// What it is about to write, in its own words: whoever removes the objects of one that never commits reads it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub plan: String,
 }
 
 impl Reserved {
@@ -34,7 +37,15 @@ impl Reserved {
             session,
             bytes,
             until,
+            plan: String::new(),
         }
+    }
+
+    /// Says what is about to be written.
+    #[must_use]
+    pub fn with_plan(mut self, plan: impl Into<String>) -> Self {
+        self.plan = plan.into();
+        self
     }
 
     /// Puts in the version of the write that made it.
@@ -92,6 +103,7 @@ impl Reserved {
             readers: Vec::new(),
             reason,
             failed_frees: 0,
+            plan: self.plan,
         }
     }
 

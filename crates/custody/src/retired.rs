@@ -40,6 +40,9 @@ pub struct Retired {
     pub reason: Reason,
     /// How often removing its objects has failed.
     pub failed_frees: u32,
+    /// What its producer was about to write, if it never committed.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub plan: String,
 }
 
 impl Retired {

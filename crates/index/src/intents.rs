@@ -99,7 +99,7 @@ impl KvIndex {
                 .with("sample", &item.sample));
             }
             let until = loaded.tick.after(self.config().reserve_ticks);
-            let record = Reserved::new(session.id(), item.nonce, item.bytes, until);
+            let record = Reserved::new(session.id(), item.nonce, item.bytes, until).with_plan(&item.plan);
             let placed = self.layout().place_reserved(&item.sample, &record)?;
             let no_generation = || Error::internal(OPERATION, "the index gave out version zero");
             Ok(Decision {

@@ -21,6 +21,8 @@ pub struct Reserve {
     pub nonce: Nonce,
     /// How many bytes it will have at most.
     pub bytes: u64,
+    /// What is about to be written: opaque to the index, handed to whoever frees it if it never commits.
+    pub plan: String,
 }
 
 /// What a producer has written and wants to be seen.

@@ -83,6 +83,7 @@ async fn costs(count: usize) -> [(&'static str, (usize, usize)); 5] {
             sample: SampleId::new(format!("s{n}")).expect("a name"),
             nonce: Nonce::from_u64(1),
             bytes: 1,
+            plan: String::new(),
         })
         .collect();
     let generations = index.reserve(&session, &wishes, WITHIN).await;

@@ -61,6 +61,7 @@ fn want(name: &str, bytes: u64) -> Reserve {
         sample: SampleId::new(name).expect("a name"),
         nonce: Nonce::from_u64(1),
         bytes,
+        plan: String::new(),
     }
 }
 

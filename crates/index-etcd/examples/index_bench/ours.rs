@@ -50,6 +50,7 @@ pub(crate) async fn publish(
                 sample: sample.clone(),
                 nonce: Nonce::from_u64(7),
                 bytes: 4 << 20,
+                plan: String::new(),
             })
             .collect();
         let mut commits = Vec::with_capacity(wishes.len());

@@ -120,6 +120,7 @@ async fn produce(index: &KvIndex, session: &Session, recorder: &Recorder, name: 
         sample: sample.clone(),
         nonce: Nonce::from_u64(1),
         bytes: BYTES,
+        plan: String::new(),
     };
     let generation = match index.reserve(session, &[wish], WITHIN).await.remove(0) {
         Ok(generation) => generation,

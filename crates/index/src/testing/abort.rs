@@ -29,6 +29,7 @@ async fn what_was_written_is_to_be_freed(context: &Context) -> CaseResult {
     ensure_eq!(tasks[0].description, None, "nobody described it");
     let record = &tasks[0].record.record;
     ensure_eq!((record.reason, record.bytes), (Reason::Aborted, 4096), "the record");
+    ensure_eq!(record.plan, "plan of s", "what its producer was about to write");
     let again = context.reserve("s").await?;
     ensure!(again.generation > sample.generation, "{again:?} after {sample:?}");
     context.freed(&sample).await?;

@@ -90,6 +90,7 @@ impl Client {
             sample: sample.clone(),
             nonce: Nonce::from_u64(7),
             bytes: 4096,
+            plan: format!("plan of {label}"),
         };
         let generation: Generation = only(self.index.reserve(&self.session, &[item], CALL).await)?;
         Ok(SampleRef { sample, generation })
@@ -136,6 +137,7 @@ impl Client {
                     sample: SampleId::new(format!("{label}-{i:04}"))?,
                     nonce: Nonce::from_u64(7),
                     bytes: 1,
+                    plan: String::new(),
                 })
             })
             .collect::<CaseResult<_>>()?;

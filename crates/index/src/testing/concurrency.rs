@@ -149,6 +149,7 @@ async fn produce(client: Client, producer: usize, count: usize) -> CaseResult {
                     sample: SampleId::new(format!("s-{producer}-{at}"))?,
                     nonce: Nonce::from_u64(3),
                     bytes: 1,
+                    plan: String::new(),
                 })
             })
             .collect::<CaseResult<_>>()?;

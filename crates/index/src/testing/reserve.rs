@@ -37,6 +37,7 @@ fn wish(label: &str) -> CaseResult<Reserve> {
         sample: SampleId::new(label)?,
         nonce: Nonce::from_u64(9),
         bytes: 1,
+        plan: String::new(),
     })
 }
 

@@ -59,6 +59,7 @@ async fn everything_is_fenced(client: &Client, hands: &Hands) -> CaseResult {
         sample: SampleId::new("new")?,
         nonce: Nonce::from_u64(1),
         bytes: 1,
+        plan: String::new(),
     };
     let commit = Commit {
         sample: hands.reserved.clone(),
