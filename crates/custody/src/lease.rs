@@ -31,7 +31,7 @@ impl Lease {
     }
 
     /// Whether this is the lease that the token stands for. A lease that is not written yet has no token.
-    pub(crate) fn has(&self, token: Token) -> bool {
+    pub fn has(&self, token: Token) -> bool {
         token != Token::THIS_WRITE && self.token == token
     }
 

@@ -4,23 +4,18 @@
 //! decided again; the one that lost gets its own error then, and the others go on. Decisions come from
 //! `holdfast-custody`, so what is refused there is refused here, whatever the timing.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::time::Duration;
 
 use holdfast_core::{Deadline, Error, Result};
 use holdfast_custody::{Live, Reserved, Retired, Tick, Version};
 
 use crate::index::KvIndex;
-use crate::kv::{Applied, Condition, Entry, Read, Write};
-use crate::layout::{decode_live, decode_reserved, decode_retired};
-use crate::session::{Sender, Session};
+use crate::kv::{Condition, Entry, Read, Write};
+use crate::layout::{decode_live, decode_reserved, decode_retired, description_of};
+use crate::round::Decision;
+use crate::session::Session;
 use crate::types::Versioned;
-
-/// Room in every transaction for moving credits: free bytes, a few accounts, and those who wait.
-pub(crate) const CREDIT_OPERATIONS: usize = 24;
-
-/// Room in every transaction for what is not about its items: the slot, the session, the clock, credits.
-const OTHER_BYTES: usize = 64 * 1024;
 
 /// What was read for a batch.
 #[derive(Debug, Default)]
@@ -29,11 +24,11 @@ pub(crate) struct Loaded {
     /// Records that the caller had seen before; used for the first try only.
     seen: HashMap<String, Versioned<Live>>,
     /// Whether nothing was read: a refusal that follows from this is no refusal yet.
-    guess: bool,
+    pub(crate) guess: bool,
     /// The shared clock.
     pub(crate) tick: Tick,
     /// When the shared clock was set to that: deadlines hold on condition that it still is.
-    clock: Option<Version>,
+    pub(crate) clock: Option<Version>,
     /// One or two who wait for credits, and their places in line; read only where credits come back.
     pub(crate) wants: Vec<(usize, Entry)>,
 }
@@ -50,12 +45,13 @@ impl Loaded {
         (self.tick, self.clock) = (tick, Some(version));
     }
 
-    pub(crate) fn with_entry(mut self, entry: Entry) -> Self {
-        self.entries.insert(entry.key.clone(), entry);
-        self
+    pub(crate) fn with_entries(entries: impl IntoIterator<Item = Entry>) -> Self {
+        let mut loaded = Self::default();
+        loaded.add([entries.into_iter().collect()]);
+        loaded
     }
 
-    pub(crate) fn add(&mut self, entries: Vec<Vec<Entry>>) {
+    pub(crate) fn add(&mut self, entries: impl IntoIterator<Item = Vec<Entry>>) {
         self.entries
             .extend(entries.into_iter().flatten().map(|entry| (entry.key.clone(), entry)));
     }
@@ -86,31 +82,10 @@ impl Loaded {
                 Ok(Versioned {
                     record: decode(entry)?,
                     version: entry.version,
+                    description: description_of(entry),
                 })
             })
             .transpose()
-    }
-}
-
-/// What is to be done for one item.
-pub(crate) struct Decision<T> {
-    pub(crate) conditions: Vec<Condition>,
-    pub(crate) writes: Vec<Write>,
-    /// What the caller gets, once the version is known.
-    pub(crate) done: Box<dyn FnOnce(Version) -> T + Send>,
-}
-
-impl<T> Decision<T> {
-    /// How many bytes it takes of a transaction.
-    fn bytes(&self) -> usize {
-        let conditions = self.conditions.iter().map(|condition| match condition {
-            Condition::Unchanged(key, _) | Condition::Absent(key) | Condition::Present(key) => key.len(),
-        });
-        let writes = self.writes.iter().map(|write| match write {
-            Write::Put { key, value, .. } => key.len() + value.len(),
-            Write::Delete(key) => key.len(),
-        });
-        conditions.chain(writes).sum()
     }
 }
 
@@ -181,7 +156,7 @@ impl KvIndex {
                     break;
                 }
             };
-            self.write(session, items, &open, &intent, &loaded, &mut results, deadline)
+            self.round(session, items, &open, &intent, &loaded, &mut results, deadline)
                 .await;
         }
         let missing = || Err(Error::internal(intent.operation, "an item was left without a result"));
@@ -238,138 +213,5 @@ impl KvIndex {
             self.load_credits(keys, &mut loaded, deadline).await?;
         }
         Ok(loaded)
-    }
-
-    #[expect(clippy::too_many_arguments, reason = "one round of a batch")]
-    async fn write<Item, T>(
-        &self,
-        session: &Session,
-        items: &[Item],
-        open: &[usize],
-        intent: &Intent<'_, Item, T>,
-        loaded: &Loaded,
-        results: &mut [Option<Result<T>>],
-        deadline: Deadline,
-    ) {
-        let for_credits = if intent.credits.is_some() { CREDIT_OPERATIONS } else { 0 };
-        let most = self.kv().limits().operations - Sender::OVERHEAD - 1 - for_credits;
-        let mut round: Vec<(usize, Decision<T>)> = Vec::new();
-        let most_bytes = self.kv().limits().bytes.saturating_sub(OTHER_BYTES);
-        let (mut conditions, mut writes, mut bytes) = (0, 0, 0);
-        let mut touched = HashSet::new();
-        for (place, at) in open.iter().enumerate() {
-            match (intent.decide)(&items[*at], loaded) {
-                // It follows from what was believed; what is there has yet to be looked at.
-                Err(_) if loaded.guess => {}
-                Err(error) => results[*at] = Some(Err(error)),
-                Ok(decision) if decision.bytes() > most_bytes => {
-                    results[*at] = Some(Err(Error::invalid(
-                        intent.operation,
-                        "one sample has more bytes than a transaction holds; shorten its description",
-                    )
-                    .with("bytes", decision.bytes())
-                    .with("limit", most_bytes)));
-                }
-                Ok(decision) if decision.conditions.len() > most || decision.writes.len() > most => {
-                    results[*at] = Some(Err(Error::invalid(
-                        intent.operation,
-                        "one sample needs more than a transaction holds; use fewer groups",
-                    )));
-                }
-                // Nothing to change: nothing to send.
-                Ok(decision) if decision.conditions.is_empty() && decision.writes.is_empty() => {
-                    results[*at] = Some(Ok((decision.done)(Version::default())));
-                }
-                // Two items of one batch about the same record: the second waits for what the first leaves behind.
-                Ok(decision) if decision.writes.iter().any(|write| touched.contains(write.key())) => {}
-                Ok(decision) => {
-                    touched.extend(decision.writes.iter().map(|write| write.key().to_owned()));
-                    if conditions + decision.conditions.len() > most
-                        || writes + decision.writes.len() > most
-                        || bytes + decision.bytes() > most_bytes
-                    {
-                        self.send(
-                            session,
-                            items,
-                            intent,
-                            loaded,
-                            std::mem::take(&mut round),
-                            results,
-                            deadline,
-                        )
-                        .await;
-                        (conditions, writes, bytes) = (0, 0, 0);
-                    }
-                    bytes += decision.bytes();
-                    conditions += decision.conditions.len();
-                    writes += decision.writes.len();
-                    round.push((*at, decision));
-                }
-            }
-            if place + 1 == open.len() && !round.is_empty() {
-                self.send(
-                    session,
-                    items,
-                    intent,
-                    loaded,
-                    std::mem::take(&mut round),
-                    results,
-                    deadline,
-                )
-                .await;
-            }
-        }
-    }
-
-    #[expect(clippy::too_many_arguments, reason = "one transaction of a batch")]
-    async fn send<Item, T>(
-        &self,
-        session: &Session,
-        items: &[Item],
-        intent: &Intent<'_, Item, T>,
-        loaded: &Loaded,
-        round: Vec<(usize, Decision<T>)>,
-        results: &mut [Option<Result<T>>],
-        deadline: Deadline,
-    ) {
-        let mut conditions = Vec::new();
-        let mut writes = Vec::new();
-        let mut done = Vec::with_capacity(round.len());
-        for (at, decision) in round {
-            conditions.extend(decision.conditions);
-            writes.extend(decision.writes);
-            done.push((at, decision.done));
-        }
-        if intent.sets_deadlines {
-            let set = |version| Condition::Unchanged(self.layout().clock(), version);
-            conditions.extend(loaded.clock.map(set));
-        }
-        if let Some(credits) = intent.credits {
-            let these: Vec<&Item> = done.iter().map(|(at, _)| &items[*at]).collect();
-            match credits(&these, loaded) {
-                Ok(moved) => {
-                    conditions.extend(moved.conditions);
-                    writes.extend(moved.writes);
-                }
-                Err(error) => {
-                    done.iter().for_each(|(at, _)| results[*at] = Some(Err(error.clone())));
-                    return;
-                }
-            }
-        }
-        match self
-            .sender()
-            .transact(intent.operation, session, conditions, writes, deadline)
-            .await
-        {
-            Ok(Applied::Yes(version)) => {
-                for (at, done) in done {
-                    results[at] = Some(Ok(done(version)));
-                }
-            }
-            // Read again, decide again. That the session has ended, if that is why, is noticed there.
-            Ok(Applied::No) => {}
-            Err(error) => done.iter().for_each(|(at, _)| results[*at] = Some(Err(error.clone()))),
-        }
     }
 }

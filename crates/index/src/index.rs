@@ -1,16 +1,18 @@
 //! The index over any [`Kv`]: its parts, sessions and the shared clock. The intents are in [`crate::intents`] and
 //! [`crate::sweep`].
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use holdfast_core::{Clock, Deadline, ErrorKind, Result, Retry, Rng, StoreId, Timestamp};
-use holdfast_custody::{Tick, Version};
+use holdfast_custody::{GroupName, Tick, Version};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::kv::{Applied, Condition, Entry, Kv, Read, Transaction, Write};
+use crate::lanes::ReadyList;
 use crate::layout::{Layout, decode};
 use crate::session::{Sender, Session};
 
@@ -48,6 +50,7 @@ pub struct KvIndex {
     seen: Mutex<SeenClock>,
     /// The lane that the next one of this process looks into.
     lane: AtomicU64,
+    ready: Mutex<HashMap<GroupName, Arc<ReadyList>>>,
 }
 
 /// The shared clock as it was last seen here.
@@ -77,6 +80,7 @@ impl KvIndex {
             config,
             seen: Mutex::default(),
             lane: AtomicU64::new(lane),
+            ready: Mutex::default(),
         }
     }
 
@@ -108,6 +112,10 @@ impl KvIndex {
     /// A lane to look into: those of one process go round, so that they do not meet.
     pub(crate) fn next_lane(&self) -> u64 {
         self.lane.fetch_add(1, Ordering::Relaxed) % crate::layout::LANES
+    }
+
+    pub(crate) fn ready_list(&self, group: &GroupName) -> Arc<ReadyList> {
+        Arc::clone(self.ready.lock().entry(group.clone()).or_default())
     }
 
     pub(crate) fn deadline(&self, within: Duration) -> Deadline {

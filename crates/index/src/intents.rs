@@ -1,18 +1,21 @@
-//! Intents as transactions: what each reads, what custody decides, what is written.
+//! Making samples and taking them, as transactions: what each reads, what custody decides, what is written.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use holdfast_core::{Deadline, Error, ErrorKind, Generation, Result, SampleId};
-use holdfast_custody::{Acknowledged, GroupName, Live, Reason, Reserved, Token, Version};
+use holdfast_custody::{GroupName, Live, Reason, Reserved, SessionId, Tick, Token, Version};
 
-use crate::batch::{CreditsOf, Decision, Intent, Loaded};
+use crate::batch::{CreditsOf, Intent, Loaded};
 use crate::index::KvIndex;
-use crate::kv::{Condition, Write};
+use crate::kv::Condition;
 use crate::layout::{Layout, Placed, writes};
+use crate::notes::{Given, Holding};
+use crate::round::Decision;
 use crate::session::Session;
-use crate::types::{Answered, Commit, Held, Reserve, SampleRef, Versioned};
+use crate::types::{Commit, Held, Reserve, SampleRef, Versioned};
 
-fn gone(operation: &'static str, sample: &SampleId) -> Error {
+pub(crate) fn gone(operation: &'static str, sample: &SampleId) -> Error {
     Error::new(
         ErrorKind::NotFound,
         operation,
@@ -21,7 +24,7 @@ fn gone(operation: &'static str, sample: &SampleId) -> Error {
     .with("sample", sample)
 }
 
-fn superseded(operation: &'static str, sample: &SampleRef) -> Error {
+pub(crate) fn superseded(operation: &'static str, sample: &SampleRef) -> Error {
     Error::new(
         ErrorKind::Fenced,
         operation,
@@ -32,7 +35,12 @@ fn superseded(operation: &'static str, sample: &SampleRef) -> Error {
 }
 
 /// The live record of exactly this generation.
-fn live_of(operation: &'static str, layout: &Layout, loaded: &Loaded, sample: &SampleRef) -> Result<Versioned<Live>> {
+pub(crate) fn live_of(
+    operation: &'static str,
+    layout: &Layout,
+    loaded: &Loaded,
+    sample: &SampleRef,
+) -> Result<Versioned<Live>> {
     match loaded.live(&layout.live(&sample.sample))? {
         Some(live) if live.record.generation == sample.generation => Ok(live),
         Some(_) => Err(superseded(operation, sample)),
@@ -40,19 +48,13 @@ fn live_of(operation: &'static str, layout: &Layout, loaded: &Loaded, sample: &S
     }
 }
 
-/// As [`live_of`], for those who show a token: whatever became of the sample, the token holds nothing any more.
-fn held_of(operation: &'static str, layout: &Layout, loaded: &Loaded, held: &Held) -> Result<Versioned<Live>> {
-    live_of(operation, layout, loaded, &held.sample).map_err(|error| {
-        if error.kind() == ErrorKind::NotFound {
-            superseded(operation, &held.sample)
-        } else {
-            error
-        }
-    })
+pub(crate) fn held_until(sample: &SampleRef, to: SessionId, until: Tick) -> Given {
+    let what = Holding {
+        sample: sample.sample.clone(),
+        generation: Some(sample.generation),
+    };
+    Given { to, until, what }
 }
-
-/// Decides an answer to a lease on a live sample.
-type DecideAnswer<'a, T> = dyn Fn(&Held, &Versioned<Live>, &Loaded) -> Result<Decision<T>> + Sync + 'a;
 
 impl KvIndex {
     pub(crate) async fn do_reserve(
@@ -102,11 +104,20 @@ impl KvIndex {
             let record = Reserved::new(session.id(), item.nonce, item.bytes, until).with_plan(&item.plan);
             let placed = self.layout().place_reserved(&item.sample, &record)?;
             let no_generation = || Error::internal(OPERATION, "the index gave out version zero");
-            Ok(Decision {
-                conditions: vec![Condition::Absent(key)],
-                writes: writes(&[], &[placed]),
-                done: Box::new(move |version| Generation::new(version.0).ok_or_else(no_generation)),
+            let what = Holding {
+                sample: item.sample.clone(),
+                generation: None,
+            };
+            let conditions = vec![Condition::Absent(key.clone())];
+            Ok(Decision::new(conditions, writes(&[], vec![placed]), move |done| {
+                Generation::new(done.version.0).ok_or_else(no_generation)
             })
+            .giving(Given {
+                to: session.id(),
+                until,
+                what,
+            })
+            .remembering(key))
         };
         let intent = Intent {
             operation: OPERATION,
@@ -130,6 +141,14 @@ impl KvIndex {
         deadline: Deadline,
     ) -> Vec<Result<Version>> {
         const OPERATION: &str = "index.commit";
+        // What this session has just reserved it need not read, and hardly any sample has been live before.
+        let reserved = |item: &Commit| session.recall(&self.layout().pending(&item.sample.sample));
+        let remembered: Vec<_> = items.iter().filter_map(reserved).collect();
+        let seen = Loaded::with_entries(remembered.iter().map(|known| known.entry.clone()));
+        let notes: HashMap<String, _> = remembered
+            .into_iter()
+            .filter_map(|known| Some((known.entry.key, known.note?)))
+            .collect();
         let keys = |item: &Commit| {
             vec![
                 self.layout().pending(&item.sample.sample),
@@ -146,30 +165,21 @@ impl KvIndex {
                 .record
                 .clone()
                 .commit(session.id(), *generation, &item.publication)?;
+            let description = Some(Arc::from(item.description.as_slice()));
             let mut before = vec![self.layout().place_reserved(sample, &reserved.record)?];
-            let mut after: Vec<Placed> = vec![self.layout().place_live(sample, &record)?];
+            let mut after: Vec<Placed> = vec![self.layout().place_live(sample, &record, &description)?];
+            let note = notes.get(&pending).cloned();
             let mut conditions = vec![Condition::Unchanged(pending, reserved.version)];
             match loaded.live(&live)? {
                 Some(older) => {
                     conditions.push(Condition::Unchanged(live, older.version));
-                    before.push(self.layout().place_live(sample, &older.record)?);
-                    after.push(
-                        self.layout()
-                            .place_retired(sample, &older.record.retire(Reason::Superseded))?,
-                    );
+                    before.push(self.layout().place_live(sample, &older.record, &older.description)?);
+                    let retired = older.record.retire(Reason::Superseded);
+                    after.push(self.layout().place_retired(sample, &retired, &older.description)?);
                 }
                 None => conditions.push(Condition::Absent(live)),
             }
-            let mut all = writes(&before, &after);
-            all.push(Write::put(
-                self.layout().description(sample, *generation),
-                item.description.clone(),
-            ));
-            Ok(Decision {
-                conditions,
-                writes: all,
-                done: Box::new(|version| version),
-            })
+            Ok(Decision::new(conditions, writes(&before, after), |done| done.version).ending(note, sample))
         };
         let intent = Intent {
             operation: OPERATION,
@@ -179,7 +189,7 @@ impl KvIndex {
             credits: None,
             credit_keys: None,
         };
-        self.batch(session, items, intent, None, deadline).await
+        self.batch(session, items, intent, Some(seen), deadline).await
     }
 
     pub(crate) async fn do_abort(&self, session: &Session, items: &[SampleRef], deadline: Deadline) -> Vec<Result<()>> {
@@ -205,43 +215,38 @@ impl KvIndex {
         self.batch(session, items, intent, None, deadline).await
     }
 
-    /// Leases samples, for a group or for reading only.
+    /// Leases samples, for a group or for reading only. The first try goes by `seen`, if something was.
     pub(crate) async fn do_lease(
         &self,
         session: &Session,
         samples: &[SampleRef],
         group: Option<&GroupName>,
         ticks: u64,
+        seen: Option<Loaded>,
         deadline: Deadline,
     ) -> Vec<Result<Held>> {
         const OPERATION: &str = "index.lease";
-        let keys = |item: &SampleRef| {
-            vec![
-                self.layout().live(&item.sample),
-                self.layout().description(&item.sample, item.generation),
-            ]
-        };
+        let keys = |item: &SampleRef| vec![self.layout().live(&item.sample)];
         let decide = |item: &SampleRef, loaded: &Loaded| {
             let live = live_of(OPERATION, self.layout(), loaded, item)?;
-            let description = loaded
-                .entry(&self.layout().description(&item.sample, item.generation))
-                .map(|entry| entry.value.clone())
-                .ok_or_else(|| {
-                    Error::internal(OPERATION, "a live sample has no description").with("sample", &item.sample)
-                })?;
+            let description = live.description.as_deref().map(<[u8]>::to_vec).ok_or_else(|| {
+                Error::internal(OPERATION, "a live sample has no description").with("sample", &item.sample)
+            })?;
             let until = loaded.tick.after(ticks);
             let after = match group {
                 Some(group) => live.record.clone().lease(group, session.id(), until)?,
                 None => live.record.clone().read(session.id(), until),
             };
             let (sample, group) = (item.clone(), group.cloned());
-            self.rewrite(&item.sample, &live, after, move |seen| Held {
+            let decision = self.rewrite(&item.sample, &live, after, move |seen, done| Held {
                 sample,
                 group,
                 token: Token(seen.version.0),
                 description,
                 seen,
-            })
+                note: done.note,
+            })?;
+            Ok(decision.giving(held_until(item, session.id(), until)))
         };
         let intent = Intent {
             operation: OPERATION,
@@ -251,170 +256,6 @@ impl KvIndex {
             credits: None,
             credit_keys: None,
         };
-        self.batch(session, samples, intent, None, deadline).await
-    }
-
-    /// What the holders of leases saw last: good for a first try without a look.
-    fn seen(&self, items: &[Held]) -> Loaded {
-        let mut seen = HashMap::with_capacity(items.len());
-        for item in items {
-            seen.insert(self.layout().live(&item.sample.sample), item.seen.clone());
-        }
-        Loaded::with_seen(seen)
-    }
-
-    /// One kind of answer to a lease on a live sample.
-    pub(crate) async fn answer<T: Send + 'static>(
-        &self,
-        operation: &'static str,
-        session: &Session,
-        items: &[Held],
-        decide: &DecideAnswer<'_, T>,
-        sets_deadlines: bool,
-        deadline: Deadline,
-    ) -> Vec<Result<T>> {
-        let keys = |item: &Held| vec![self.layout().live(&item.sample.sample)];
-        let decide = |item: &Held, loaded: &Loaded| {
-            let live = held_of(operation, self.layout(), loaded, item)?;
-            decide(item, &live, loaded)
-        };
-        let intent = Intent {
-            operation,
-            keys: &keys,
-            decide: &decide,
-            sets_deadlines,
-            credits: None,
-            credit_keys: None,
-        };
-        self.batch(session, items, intent, Some(self.seen(items)), deadline)
-            .await
-    }
-
-    pub(crate) async fn do_ack(
-        &self,
-        session: &Session,
-        items: &[Held],
-        ack: bool,
-        deadline: Deadline,
-    ) -> Vec<Result<Answered>> {
-        let operation = if ack { "index.ack" } else { "index.nack" };
-        let decide = |item: &Held, live: &Versioned<Live>, _: &Loaded| {
-            let group = item.group.as_ref().ok_or_else(|| {
-                Error::invalid(operation, "a plain read is released, not acknowledged")
-                    .with("sample", &item.sample.sample)
-            })?;
-            let record = live.record.clone();
-            let after = if ack {
-                record.ack(group, item.token)?
-            } else {
-                record.nack(group, item.token)?
-            };
-            self.conclude(&item.sample.sample, live, after, |answer| answer)
-        };
-        self.answer(operation, session, items, &decide, false, deadline).await
-    }
-
-    pub(crate) async fn do_renew(
-        &self,
-        session: &Session,
-        items: &[Held],
-        ticks: u64,
-        deadline: Deadline,
-    ) -> Vec<Result<Held>> {
-        let decide = |item: &Held, live: &Versioned<Live>, loaded: &Loaded| {
-            let after = live.record.clone().renew(item.token, loaded.tick.after(ticks))?;
-            let held = item.clone();
-            self.rewrite(&item.sample.sample, live, after, move |seen| Held { seen, ..held })
-        };
-        self.answer("index.renew", session, items, &decide, true, deadline)
-            .await
-    }
-
-    /// A lease of either kind is let go, on a live sample or on one that has been retired meanwhile.
-    pub(crate) async fn do_release(&self, session: &Session, items: &[Held], deadline: Deadline) -> Vec<Result<()>> {
-        const OPERATION: &str = "index.release";
-        let keys = |item: &Held| {
-            vec![
-                self.layout().live(&item.sample.sample),
-                self.layout()
-                    .retired_with_readers(&item.sample.sample, item.sample.generation),
-            ]
-        };
-        let decide = |item: &Held, loaded: &Loaded| {
-            let SampleRef { sample, generation } = &item.sample;
-            if let Some(retired) = loaded.retired(&self.layout().retired_with_readers(sample, *generation))? {
-                let after = retired.record.clone().release(item.token)?;
-                return self.drain(sample, &retired, &after, || ());
-            }
-            let live = held_of(OPERATION, self.layout(), loaded, item)?;
-            match &item.group {
-                None => {
-                    let after = live.record.clone().release(item.token)?;
-                    self.rewrite(sample, &live, after, |_| ())
-                }
-                Some(group) => {
-                    let after = live.record.clone().nack(group, item.token)?;
-                    self.conclude(sample, &live, after, |_| ())
-                }
-            }
-        };
-        let intent = Intent {
-            operation: OPERATION,
-            keys: &keys,
-            decide: &decide,
-            sets_deadlines: false,
-            credits: None,
-            credit_keys: None,
-        };
-        self.batch(session, items, intent, None, deadline).await
-    }
-
-    pub(crate) async fn do_retire(
-        &self,
-        session: &Session,
-        items: &[SampleRef],
-        reason: Reason,
-        deadline: Deadline,
-    ) -> Vec<Result<Answered>> {
-        const OPERATION: &str = "index.retire";
-        let keys = |item: &SampleRef| vec![self.layout().live(&item.sample)];
-        let decide = |item: &SampleRef, loaded: &Loaded| {
-            let live = live_of(OPERATION, self.layout(), loaded, item)?;
-            let retired = live.record.clone().retire(reason);
-            self.conclude(&item.sample, &live, Acknowledged::Retired(retired), |answer| answer)
-        };
-        let intent = Intent {
-            operation: OPERATION,
-            keys: &keys,
-            decide: &decide,
-            sets_deadlines: false,
-            credits: None,
-            credit_keys: None,
-        };
-        self.batch(session, items, intent, None, deadline).await
-    }
-
-    pub(crate) async fn do_reopen(
-        &self,
-        session: &Session,
-        items: &[SampleRef],
-        deadline: Deadline,
-    ) -> Vec<Result<()>> {
-        const OPERATION: &str = "index.reopen";
-        let keys = |item: &SampleRef| vec![self.layout().live(&item.sample)];
-        let decide = |item: &SampleRef, loaded: &Loaded| {
-            let live = live_of(OPERATION, self.layout(), loaded, item)?;
-            let after = live.record.clone().reopen();
-            self.rewrite(&item.sample, &live, after, |_| ())
-        };
-        let intent = Intent {
-            operation: OPERATION,
-            keys: &keys,
-            decide: &decide,
-            sets_deadlines: false,
-            credits: None,
-            credit_keys: None,
-        };
-        self.batch(session, items, intent, None, deadline).await
+        self.batch(session, samples, intent, seen, deadline).await
     }
 }

@@ -1,9 +1,14 @@
 //! Where records lie, and what follows from a record.
 //!
-//! Each record has one home; the lists that are searched (ready, held, to be freed) hold nothing but keys, and which
-//! keys there must be follows from the record alone. So a change of a record is: the keys that followed from it before,
-//! minus those that follow now, are deleted; the new ones are put. Nothing else ever writes these lists, and an index is
-//! consistent when its lists are exactly what follows from its records.
+//! Each record has one home, and what its producer said about the sample (the description) rides behind it. Which entries
+//! the ready lists must have follows from the record alone. So a change of a record is: the keys that followed from it
+//! before, minus those that follow now, are deleted; the new ones are put. Nothing else ever writes these lists, and an
+//! index is consistent when its lists are exactly what follows from its records.
+//!
+//! A ready entry of a sample with one group holds a copy of the record: whoever takes the sample needs no look at it, if
+//! nobody has touched the record since (they have the same version).
+//!
+//! Who holds what is not listed sample by sample but noted once per transaction: see [`crate::notes`].
 //!
 //! | key, under the store's root | what | kept in step by |
 //! |---|---|---|
@@ -12,11 +17,10 @@
 //! | `o/{session}/{slot}` | the last transaction of one slot (vanishes with the session) | every transaction |
 //! | `p/{sample}` | [`Reserved`] | reserve, commit, abort |
 //! | `s/{sample}` | [`Live`] | commit, lease, ack, … |
-//! | `c/{sample}/{generation}` | the producer's description | commit, freed |
 //! | `g/{sample}/{generation}` | [`Retired`] with readers | retire, release, sweep |
 //! | `f/{sample}/{generation}` | [`Retired`] without readers: to be freed | as above, freed |
 //! | `q/{group}/{lane}/{order}/{sample}` | ready for a group | follows from `s` |
-//! | `h/{session}/{until}/{sample}/{generation or p}` | held by a session until a tick | follows from `p`, `s`, `g` |
+//! | `h/{session}/{until}/{by}-{number}` | what one transaction gave a session until a tick | notes, sweep |
 //! | `t` | the shared clock | tick |
 //! | `b/budget` | the store's budget in bytes; no such key, no budget | set once |
 //! | `b/free` | bytes of the budget that are nobody's | draw, freed, sweep |
@@ -28,10 +32,11 @@
 
 use std::collections::BTreeSet;
 use std::ops::Range;
+use std::sync::Arc;
 
 use holdfast_core::key::{escape, unescape};
 use holdfast_core::{Digest, Error, Generation, Result, SampleId, StoreId};
-use holdfast_custody::{GroupName, Lease, Live, Progress, Reserved, Retired, SessionId, Tick, Version};
+use holdfast_custody::{GroupName, Live, Progress, Reserved, Retired, SessionId, Tick, Version};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -51,16 +56,33 @@ pub(crate) struct Layout {
 pub(crate) struct Placed {
     pub(crate) key: String,
     pub(crate) value: Vec<u8>,
-    pub(crate) lists: BTreeSet<String>,
+    /// Entries of ready lists.
+    pub(crate) ready: BTreeSet<String>,
+    /// Whether these hold a copy of the record.
+    copied: bool,
 }
 
-/// Something that a session holds, as a list entry tells it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Holding {
-    pub(crate) key: String,
-    pub(crate) sample: SampleId,
-    /// The generation; none for a reservation.
-    pub(crate) generation: Option<Generation>,
+/// What a producer said about a sample: opaque to us. None if it has not committed.
+pub(crate) type Description = Option<Arc<[u8]>>;
+
+/// Between a record and the description behind it; JSON has no such byte.
+const BEHIND: u8 = 0;
+
+/// A record with what was said about it behind it.
+fn encode_described(record: &impl Serialize, description: &Description) -> Result<Vec<u8>> {
+    let mut value = encode(record)?;
+    if let Some(description) = description {
+        value.reserve_exact(1 + description.len());
+        value.push(BEHIND);
+        value.extend_from_slice(description);
+    }
+    Ok(value)
+}
+
+/// What rides behind a record.
+pub(crate) fn description_of(entry: &Entry) -> Description {
+    let at = entry.value.iter().position(|byte| *byte == BEHIND)?;
+    entry.value.get(at + 1..).map(Arc::from)
 }
 
 pub(crate) fn encode(record: &impl Serialize) -> Result<Vec<u8>> {
@@ -70,7 +92,8 @@ pub(crate) fn encode(record: &impl Serialize) -> Result<Vec<u8>> {
 
 /// Reads a record. Fields that a later release added are passed over, so that releases can work side by side.
 pub(crate) fn decode<T: DeserializeOwned>(entry: &Entry) -> Result<T> {
-    serde_json::from_slice(&entry.value).map_err(|error| {
+    let record = entry.value.split(|byte| *byte == BEHIND).next().unwrap_or_default();
+    serde_json::from_slice(record).map_err(|error| {
         Error::internal(
             "index.decode",
             "a record cannot be read; was it written by something else?",
@@ -157,10 +180,6 @@ impl Layout {
         self.key(format_args!("s/{}", escape(sample.as_str())))
     }
 
-    pub(crate) fn description(&self, sample: &SampleId, generation: Generation) -> String {
-        self.key(format_args!("c/{}/{:016x}", escape(sample.as_str()), generation.get()))
-    }
-
     pub(crate) fn retired_with_readers(&self, sample: &SampleId, generation: Generation) -> String {
         self.key(format_args!("g/{}/{:016x}", escape(sample.as_str()), generation.get()))
     }
@@ -190,45 +209,19 @@ impl Layout {
         }
     }
 
-    fn holding(&self, session: SessionId, until: Tick, sample: &SampleId, generation: Option<Generation>) -> String {
-        let which = generation.map_or_else(|| "p".to_owned(), |generation| format!("{:016x}", generation.get()));
-        self.key(format_args!(
-            "h/{:016x}/{:016x}/{}/{which}",
-            session.0,
-            until.0,
-            escape(sample.as_str())
-        ))
+    /// The notes of what a session was given until a tick.
+    pub(crate) fn notes(&self, to: SessionId, until: Tick) -> String {
+        self.key(format_args!("h/{:016x}/{:016x}/", to.0, until.0))
     }
 
-    fn held_by_leases<'a>(
-        &'a self,
-        sample: &'a SampleId,
-        generation: Generation,
-        leases: impl Iterator<Item = &'a Lease> + 'a,
-    ) -> impl Iterator<Item = String> + 'a {
-        leases.map(move |lease| self.holding(lease.session, lease.until, sample, Some(generation)))
+    /// The note number such and such of one who gives.
+    pub(crate) fn note(&self, to: SessionId, until: Tick, by: SessionId, number: u64) -> String {
+        format!("{}{:016x}-{number:x}", self.notes(to, until), by.0)
     }
 
     /// The sample behind a key of the ready list.
     pub(crate) fn ready_sample(key: &str) -> Option<SampleId> {
         SampleId::new(unescape(key.rsplit('/').next()?)?).ok()
-    }
-
-    /// What an entry of the held list is about.
-    pub(crate) fn parse_holding(key: &str) -> Option<Holding> {
-        let mut parts = key.rsplit('/');
-        let which = parts.next()?;
-        let sample = SampleId::new(unescape(parts.next()?)?).ok()?;
-        let generation = if which == "p" {
-            None
-        } else {
-            Some(Generation::new(u64::from_str_radix(which, 16).ok()?)?)
-        };
-        Some(Holding {
-            key: key.to_owned(),
-            sample,
-            generation,
-        })
     }
 
     /// The sample and generation behind a key of `f/` or `g/`.
@@ -239,22 +232,20 @@ impl Layout {
     }
 
     pub(crate) fn place_reserved(&self, sample: &SampleId, record: &Reserved) -> Result<Placed> {
-        let lists = BTreeSet::from([self.holding(record.session, record.until, sample, None)]);
         Ok(Placed {
             key: self.pending(sample),
             value: encode(record)?,
-            lists,
+            ready: BTreeSet::new(),
+            copied: false,
         })
     }
 
-    pub(crate) fn place_live(&self, sample: &SampleId, record: &Live) -> Result<Placed> {
-        let mut lists: BTreeSet<String> = self
-            .held_by_leases(sample, record.generation, record.leases())
-            .collect();
+    pub(crate) fn place_live(&self, sample: &SampleId, record: &Live, description: &Description) -> Result<Placed> {
+        let mut ready = BTreeSet::new();
         let order = record.generation.get();
         for state in record.groups.iter().filter(|state| state.progress == Progress::Waiting) {
             let lane = lane_of(sample);
-            lists.insert(self.key(format_args!(
+            ready.insert(self.key(format_args!(
                 "q/{}/{lane:02x}/{order:016x}/{}",
                 state.group,
                 escape(sample.as_str())
@@ -262,13 +253,19 @@ impl Layout {
         }
         Ok(Placed {
             key: self.live(sample),
-            value: encode(record)?,
-            lists,
+            value: encode_described(record, description)?,
+            ready,
+            copied: record.groups.len() == 1,
         })
     }
 
     /// A record that was never reserved at a known version cannot be retired: its generation names its home.
-    pub(crate) fn place_retired(&self, sample: &SampleId, record: &Retired) -> Result<Placed> {
+    pub(crate) fn place_retired(
+        &self,
+        sample: &SampleId,
+        record: &Retired,
+        description: &Description,
+    ) -> Result<Placed> {
         let generation = record.generation.ok_or_else(|| {
             Error::internal("index.place", "a retired record has no generation").with("sample", sample)
         })?;
@@ -277,11 +274,11 @@ impl Layout {
         } else {
             self.retired_with_readers(sample, generation)
         };
-        let lists = self.held_by_leases(sample, generation, record.readers.iter()).collect();
         Ok(Placed {
             key,
-            value: encode(record)?,
-            lists,
+            value: encode_described(record, description)?,
+            ready: BTreeSet::new(),
+            copied: false,
         })
     }
 }
@@ -293,27 +290,30 @@ fn lane_of(sample: &SampleId) -> u64 {
 }
 
 /// The writes that turn what was there into what is to be there.
-pub(crate) fn writes(before: &[Placed], after: &[Placed]) -> Vec<Write> {
-    let keys = |placed: &[Placed]| -> BTreeSet<String> {
-        placed
-            .iter()
-            .flat_map(|placed| placed.lists.iter().chain([&placed.key]))
-            .cloned()
-            .collect()
-    };
-    let (old, new) = (keys(before), keys(after));
-    let mut writes: Vec<Write> = old.difference(&new).cloned().map(Write::Delete).collect();
-    writes.extend(
+pub(crate) fn writes(before: &[Placed], after: Vec<Placed>) -> Vec<Write> {
+    let stays = |key: &String| {
         after
             .iter()
-            .map(|placed| Write::put(placed.key.clone(), placed.value.clone())),
-    );
-    let homes: BTreeSet<&String> = after.iter().map(|placed| &placed.key).collect();
-    writes.extend(
-        new.difference(&old)
-            .filter(|key| !homes.contains(key))
-            .map(|key| Write::put(key.clone(), Vec::new())),
-    );
+            .any(|placed| placed.key == *key || placed.ready.contains(key))
+    };
+    let was_there = |key: &String| before.iter().any(|placed| placed.ready.contains(key));
+    let old = before
+        .iter()
+        .flat_map(|placed| placed.ready.iter().chain([&placed.key]));
+    let mut writes: Vec<Write> = old.filter(|key| !stays(key)).cloned().map(Write::Delete).collect();
+    for placed in after {
+        for key in placed.ready {
+            if !was_there(&key) {
+                let value = if placed.copied {
+                    placed.value.clone()
+                } else {
+                    Vec::new()
+                };
+                writes.push(Write::put(key, value));
+            }
+        }
+        writes.push(Write::put(placed.key, placed.value));
+    }
     writes
 }
 

@@ -10,18 +10,26 @@
 //! | [`kv`] | what is needed of a store of keys, and one in memory |
 //! | `layout` | where records lie, and which list entries follow from a record |
 //! | `session` | a process's membership; transactions whose outcome is always found out |
-//! | `batch` | read, decide, write, for many samples at once |
-//! | `intents`, `ready`, `look`, `sweep` | the intents themselves |
+//! | `batch`, `round` | read, decide, write, for many samples at once |
+//! | `notes` | what was given to whom, so that it can be taken back |
+//! | `memory` | records that a session has just written, so that it need not read them |
+//! | `lanes` | what a process knows about the ready lists |
+//! | `intents`, `answers`, `ready`, `look`, `sweep` | the intents themselves |
 
+mod answers;
 mod batch;
 mod credits;
 mod index;
 mod intents;
 pub mod kv;
+mod lanes;
 mod layout;
 mod look;
+mod memory;
 mod moves;
+mod notes;
 mod ready;
+mod round;
 pub mod schema;
 mod session;
 mod sweep;
@@ -188,7 +196,7 @@ impl Index for KvIndex {
         ticks: u64,
         within: Duration,
     ) -> Vec<Result<Held>> {
-        self.do_lease(session, items, Some(group), ticks, self.deadline(within))
+        self.do_lease(session, items, Some(group), ticks, None, self.deadline(within))
             .await
     }
 
@@ -205,7 +213,8 @@ impl Index for KvIndex {
     }
 
     async fn read(&self, session: &Session, items: &[SampleRef], ticks: u64, within: Duration) -> Vec<Result<Held>> {
-        self.do_lease(session, items, None, ticks, self.deadline(within)).await
+        self.do_lease(session, items, None, ticks, None, self.deadline(within))
+            .await
     }
 
     async fn renew(&self, session: &Session, items: &[Held], ticks: u64, within: Duration) -> Vec<Result<Held>> {

@@ -3,8 +3,8 @@
 use holdfast_core::{Deadline, Result, SampleId};
 
 use crate::index::KvIndex;
-use crate::kv::Read;
-use crate::layout::decode_live;
+use crate::kv::{Entry, Read};
+use crate::layout::{decode_live, description_of};
 use crate::session::Session;
 use crate::types::{Held, SampleRef, Versioned, View};
 
@@ -31,81 +31,33 @@ impl KvIndex {
     }
 
     pub(crate) async fn do_look(&self, samples: &[SampleId], deadline: Deadline) -> Result<Vec<Option<View>>> {
-        // A sample that was superseded and freed between the two reads is looked at again; hardly ever twice.
-        const LOOKS: usize = 8;
-        let mut views: Vec<Option<View>> = samples.iter().map(|_| None).collect();
-        let mut open: Vec<usize> = (0..samples.len()).collect();
-        for _ in 0..LOOKS {
-            let found = self.look_for_records(samples, &open, &mut views, deadline).await?;
-            open = self.look_for_descriptions(&found, &mut views, deadline).await?;
-            if open.is_empty() {
-                break;
+        let mut views = Vec::with_capacity(samples.len());
+        for chunk in samples.chunks(self.kv().limits().operations) {
+            let reads: Vec<Read> = chunk
+                .iter()
+                .map(|sample| Read::Key(self.layout().live(sample)))
+                .collect();
+            let snapshot = self.kv().read(&reads, deadline.remaining(self.clock())).await?;
+            for (sample, entries) in chunk.iter().zip(snapshot.entries) {
+                views.push(entries.first().map(|entry| view(sample, entry)).transpose()?);
             }
         }
         Ok(views)
     }
+}
 
-    /// Reads the live records of the samples at these places. Returns the places of those that are there.
-    async fn look_for_records(
-        &self,
-        samples: &[SampleId],
-        open: &[usize],
-        views: &mut [Option<View>],
-        deadline: Deadline,
-    ) -> Result<Vec<usize>> {
-        let mut found = Vec::new();
-        for chunk in open.chunks(self.kv().limits().operations) {
-            let reads: Vec<Read> = chunk
-                .iter()
-                .map(|at| Read::Key(self.layout().live(&samples[*at])))
-                .collect();
-            let snapshot = self.kv().read(&reads, deadline.remaining(self.clock())).await?;
-            for (at, entries) in chunk.iter().zip(snapshot.entries) {
-                let Some(entry) = entries.first() else { continue };
-                let record = Versioned {
-                    record: decode_live(entry)?,
-                    version: entry.version,
-                };
-                let sample = SampleRef {
-                    sample: samples[*at].clone(),
-                    generation: record.record.generation,
-                };
-                views[*at] = Some(View {
-                    sample,
-                    record,
-                    description: Vec::new(),
-                });
-                found.push(*at);
-            }
-        }
-        Ok(found)
-    }
-
-    /// Reads the descriptions of what was found. Returns the places of those that are gone by now.
-    async fn look_for_descriptions(
-        &self,
-        found: &[usize],
-        views: &mut [Option<View>],
-        deadline: Deadline,
-    ) -> Result<Vec<usize>> {
-        let mut gone = Vec::new();
-        for chunk in found.chunks(self.kv().limits().operations) {
-            let reads: Vec<Read> = chunk
-                .iter()
-                .filter_map(|at| views[*at].as_ref())
-                .map(|view| Read::Key(self.layout().description(&view.sample.sample, view.sample.generation)))
-                .collect();
-            let snapshot = self.kv().read(&reads, deadline.remaining(self.clock())).await?;
-            for (at, entries) in chunk.iter().zip(snapshot.entries) {
-                match (entries.into_iter().next(), &mut views[*at]) {
-                    (Some(entry), Some(view)) => view.description = entry.value,
-                    (_, view) => {
-                        *view = None;
-                        gone.push(*at);
-                    }
-                }
-            }
-        }
-        Ok(gone)
-    }
+fn view(sample: &SampleId, entry: &Entry) -> Result<View> {
+    let (record, description) = (decode_live(entry)?, description_of(entry));
+    Ok(View {
+        sample: SampleRef {
+            sample: sample.clone(),
+            generation: record.generation,
+        },
+        description: description.as_deref().map(<[u8]>::to_vec).unwrap_or_default(),
+        record: Versioned {
+            record,
+            version: entry.version,
+            description,
+        },
+    })
 }

@@ -3,10 +3,10 @@
 use holdfast_core::{Result, SampleId};
 use holdfast_custody::{Acknowledged, Live, Reserved, Retired, Version};
 
-use crate::batch::Decision;
 use crate::index::KvIndex;
 use crate::kv::Condition;
 use crate::layout::{Placed, settled_live, writes};
+use crate::round::{Decision, Done};
 use crate::types::{Answered, Versioned};
 
 /// A record that was last written at `version` becomes another one, or the same in another place.
@@ -14,13 +14,10 @@ fn replace<T>(
     from: Placed,
     version: Version,
     to: Placed,
-    done: impl FnOnce(Version) -> T + Send + 'static,
+    done: impl FnOnce(Done) -> T + Send + 'static,
 ) -> Result<Decision<T>> {
-    Ok(Decision {
-        conditions: vec![Condition::Unchanged(from.key.clone(), version)],
-        writes: writes(&[from], &[to]),
-        done: Box::new(done),
-    })
+    let conditions = vec![Condition::Unchanged(from.key.clone(), version)];
+    Ok(Decision::new(conditions, writes(&[from], vec![to]), done))
 }
 
 impl KvIndex {
@@ -30,13 +27,18 @@ impl KvIndex {
         sample: &SampleId,
         before: &Versioned<Live>,
         after: Live,
-        done: impl FnOnce(Versioned<Live>) -> T + Send + 'static,
+        done: impl FnOnce(Versioned<Live>, Done) -> T + Send + 'static,
     ) -> Result<Decision<T>> {
-        let from = self.layout().place_live(sample, &before.record)?;
-        let to = self.layout().place_live(sample, &after)?;
-        replace(from, before.version, to, move |version| {
-            let record = settled_live(after, version);
-            done(Versioned { record, version })
+        let description = before.description.clone();
+        let from = self.layout().place_live(sample, &before.record, &description)?;
+        let to = self.layout().place_live(sample, &after, &description)?;
+        replace(from, before.version, to, move |outcome| {
+            let seen = Versioned {
+                record: settled_live(after, outcome.version),
+                version: outcome.version,
+                description,
+            };
+            done(seen, outcome)
         })
     }
 
@@ -49,15 +51,19 @@ impl KvIndex {
         done: impl FnOnce(Answered) -> T + Send + 'static,
     ) -> Result<Decision<T>> {
         match after {
-            Acknowledged::Live(after) => self.rewrite(sample, before, after, |_| done(Answered::Live)),
+            Acknowledged::Live(after) => self.rewrite(sample, before, after, |_, _| done(Answered::Live)),
             Acknowledged::Retired(retired) => {
+                let free = retired.may_be_freed();
                 let answer = Answered::Retired {
                     reason: retired.reason,
-                    free: retired.may_be_freed(),
+                    free,
                 };
-                let from = self.layout().place_live(sample, &before.record)?;
-                let to = self.layout().place_retired(sample, &retired)?;
-                replace(from, before.version, to, move |_| done(answer))
+                let from = self.layout().place_live(sample, &before.record, &before.description)?;
+                let to = self.layout().place_retired(sample, &retired, &before.description)?;
+                let home = free.then(|| to.key.clone());
+                let mut decision = replace(from, before.version, to, move |_| done(answer))?;
+                decision.remember = home;
+                Ok(decision)
             }
         }
     }
@@ -71,7 +77,7 @@ impl KvIndex {
         done: impl FnOnce() -> T + Send + 'static,
     ) -> Result<Decision<T>> {
         let from = self.layout().place_reserved(sample, &before.record)?;
-        let to = self.layout().place_retired(sample, retired)?;
+        let to = self.layout().place_retired(sample, retired, &None)?;
         replace(from, before.version, to, |_| done())
     }
 
@@ -83,8 +89,10 @@ impl KvIndex {
         after: &Retired,
         done: impl FnOnce() -> T + Send + 'static,
     ) -> Result<Decision<T>> {
-        let from = self.layout().place_retired(sample, &before.record)?;
-        let to = self.layout().place_retired(sample, after)?;
+        let from = self
+            .layout()
+            .place_retired(sample, &before.record, &before.description)?;
+        let to = self.layout().place_retired(sample, after, &before.description)?;
         replace(from, before.version, to, |_| done())
     }
 }

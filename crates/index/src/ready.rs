@@ -1,15 +1,22 @@
 //! Taking the next samples of a group, and waiting for some without polling.
+//!
+//! Those of one process who come at the same time look at the list together: one reads as much as all of them want, the
+//! others take from what it found. Processes look into different lanes, so that they reach for different samples. What
+//! they find is a guess: somebody else may have taken it meanwhile, and then the taking tells.
 
+use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use holdfast_core::{Deadline, Error, ErrorKind, Generation, Result, Retry};
 use holdfast_custody::{GroupName, Version};
 
+use crate::batch::Loaded;
 use crate::index::KvIndex;
-use crate::kv::Read;
-use crate::layout::{LANES, Layout};
+use crate::kv::{Entry, Read};
+use crate::lanes::{Found, Looked, MOST_AT_ONCE};
+use crate::layout::{LANES, Layout, decode_live, description_of};
 use crate::session::Session;
-use crate::types::{Held, SampleRef};
+use crate::types::{Held, SampleRef, Versioned};
 
 /// How close to its deadline a call that was cut short by it ends: clocks and timers round.
 const CUT_SHORT: Duration = Duration::from_millis(10);
@@ -81,7 +88,12 @@ impl KvIndex {
         }
         let mut held = Vec::with_capacity(ready.len());
         let mut failed = None;
-        for result in self.do_lease(session, &ready, Some(group), ticks, deadline).await {
+        let seen = self.seen_ready(&ready);
+        let samples: Vec<SampleRef> = ready.into_iter().map(|found| found.sample).collect();
+        for result in self
+            .do_lease(session, &samples, Some(group), ticks, seen, deadline)
+            .await
+        {
             match result {
                 Ok(lease) => held.push(lease),
                 // Somebody else was faster, or the sample went away in between.
@@ -99,48 +111,90 @@ impl KvIndex {
         }
     }
 
+    /// What was copied to the ready list is good for a first try without a look.
+    fn seen_ready(&self, ready: &[Found]) -> Option<Loaded> {
+        let mut seen = HashMap::with_capacity(ready.len());
+        for found in ready {
+            let copied = found.copied.clone()?;
+            seen.insert(self.layout().live(&found.sample.sample), copied);
+        }
+        Some(Loaded::with_seen(seen))
+    }
+
     /// Some samples that wait for the group, and the moment at which they did.
-    ///
-    /// Each looks into another lane, so that those who come at the same time reach for different samples; into all lanes
-    /// only if that one was empty. Within a lane the oldest come first. Processes that meet in a lane lose a try and go
-    /// on to the next.
     async fn ready(
         &self,
         session: &Session,
         group: &GroupName,
         count: usize,
         deadline: Deadline,
-    ) -> Result<(Vec<SampleRef>, Version)> {
-        let lane = self.next_lane();
-        let read = [self.lane(group, lane, count)];
-        let snapshot = self.kv().read(&read, deadline.remaining(self.clock())).await?;
-        let waiting: Vec<_> = snapshot.entries.into_iter().flatten().collect();
-        if !waiting.is_empty() {
-            let samples: Result<_> = waiting.iter().map(|entry| parse(&entry.key)).collect();
-            return Ok((samples?, snapshot.version));
+    ) -> Result<(Vec<Found>, Version)> {
+        let list = self.ready_list(group);
+        let _in_line = list.come(count);
+        let left = deadline.remaining(self.clock());
+        let Ok(mut looked) = tokio::time::timeout(left, list.looked.lock()).await else {
+            return Err(Error::unavailable(
+                "index.lease_next",
+                "others of this process looked until the deadline",
+            ));
+        };
+        if let Some(found) = looked.take(count, self.clock().now()) {
+            return Ok((found, looked.version));
         }
-        let mut reads: Vec<Read> = (0..LANES)
-            .map(|turn| self.lane(group, (lane + turn) % LANES, count.div_ceil(4)))
-            .collect();
+        let wanted = list.wanted().clamp(count, MOST_AT_ONCE.max(count));
+        self.look_into_lanes(session, group, count, wanted, &mut looked, deadline)
+            .await?;
+        looked.since = Some(self.clock().now());
+        let found = looked.take(count, self.clock().now()).unwrap_or_default();
+        Ok((found, looked.version))
+    }
+
+    /// Looks into one lane, and if there is nothing into all of them. Within a lane the oldest come first.
+    async fn look_into_lanes(
+        &self,
+        session: &Session,
+        group: &GroupName,
+        count: usize,
+        wanted: usize,
+        looked: &mut Looked,
+        deadline: Deadline,
+    ) -> Result<()> {
+        if let Some(lane) = looked.lanes.next(self.next_lane()) {
+            let read = [self.lane(group, lane, wanted)];
+            let snapshot = self.kv().read(&read, deadline.remaining(self.clock())).await?;
+            looked.version = snapshot.version;
+            let found: Vec<_> = snapshot.entries.into_iter().flatten().collect();
+            looked.lanes.saw(lane, found.len() < wanted);
+            if !found.is_empty() {
+                looked.found = found.iter().map(parse).collect::<Result<_>>()?;
+                return Ok(());
+            }
+        }
+        let each = count.div_ceil(4);
+        let mut reads: Vec<Read> = (0..LANES).map(|lane| self.lane(group, lane, each)).collect();
         // Who has nothing to take learns here that its session has ended; the others do when they take it.
         reads.push(Read::Key(self.layout().alive(session.id())));
         let mut snapshot = self.kv().read(&reads, deadline.remaining(self.clock())).await?;
         if snapshot.entries.pop().is_none_or(|alive| alive.is_empty()) {
             return Err(session.fenced("index.lease_next"));
         }
-        let mut waiting: Vec<_> = snapshot.entries.into_iter().flatten().collect();
-        // Others whose lane was empty look at the same few: each begins somewhere else.
-        let from = usize::try_from(self.rng().below(waiting.len() as u64)).unwrap_or(0);
-        waiting.rotate_left(from);
-        let samples: Result<_> = waiting.iter().take(count).map(|entry| parse(&entry.key)).collect();
-        Ok((samples?, snapshot.version))
+        looked.version = snapshot.version;
+        for (lane, entries) in (0..LANES).zip(&snapshot.entries) {
+            looked.lanes.saw(lane, entries.len() < each);
+        }
+        let mut found: VecDeque<Found> = snapshot.entries.iter().flatten().map(parse).collect::<Result<_>>()?;
+        // Other processes whose lane was empty look at the same few: each begins somewhere else.
+        let from = usize::try_from(self.rng().below(found.len() as u64)).unwrap_or(0);
+        found.rotate_left(from);
+        looked.found = found;
+        Ok(())
     }
 
     fn lane(&self, group: &GroupName, lane: u64, limit: usize) -> Read {
         Read::Range {
             keys: self.layout().ready_lane(group, lane),
             limit,
-            keys_only: true,
+            keys_only: false,
         }
     }
 
@@ -179,8 +233,9 @@ impl KvIndex {
     }
 }
 
-/// The sample behind a key of the ready list.
-fn parse(key: &str) -> Result<SampleRef> {
+/// What an entry of the ready list tells.
+fn parse(entry: &Entry) -> Result<Found> {
+    let key = &entry.key;
     let order = key
         .rsplit('/')
         .nth(1)
@@ -188,5 +243,17 @@ fn parse(key: &str) -> Result<SampleRef> {
     let parsed = order.and_then(Generation::new).zip(Layout::ready_sample(key));
     let (generation, sample) = parsed
         .ok_or_else(|| Error::internal("index.ready", "an entry of the ready list cannot be read").with("key", key))?;
-    Ok(SampleRef { sample, generation })
+    let copied = if entry.value.is_empty() {
+        None
+    } else {
+        Some(Versioned {
+            record: decode_live(entry)?,
+            version: entry.version,
+            description: description_of(entry),
+        })
+    };
+    Ok(Found {
+        sample: SampleRef { sample, generation },
+        copied,
+    })
 }

@@ -26,12 +26,16 @@ use parking_lot::Mutex;
 
 use crate::kv::{Applied, Condition, Entry, Kv, KvSession, Read, Transaction, Write};
 use crate::layout::Layout;
+use crate::memory::{Memory, Remembered};
+use crate::notes::{Notes, OpenNote};
 
 /// A process's membership of a store. Dropping it lets it die by its time to live; [`Session::close`] ends it at once.
 pub struct Session {
     kv: Box<dyn KvSession>,
     free: Mutex<Vec<Slot>>,
     next: AtomicU64,
+    pub(crate) notes: Notes,
+    memory: Memory,
     /// The store's budget, if it has one: reservations need credits then.
     pub(crate) budget: Option<u64>,
     /// Those of this process who reserve, in the order in which they came.
@@ -64,6 +68,8 @@ impl Session {
             kv,
             free: Mutex::default(),
             next: AtomicU64::new(0),
+            notes: Notes::default(),
+            memory: Memory::default(),
             budget,
             turn: tokio::sync::Mutex::default(),
             account: Mutex::default(),
@@ -88,6 +94,14 @@ impl Session {
     /// Ends it now. Leases and reservations that it holds are taken back by the next sweep.
     pub async fn close(&self, within: Duration) -> Result<()> {
         self.kv.close(within).await
+    }
+
+    pub(crate) fn remember(&self, key: String, value: Vec<u8>, version: Version, note: Option<Arc<OpenNote>>) {
+        self.memory.put(key, value, version, note);
+    }
+
+    pub(crate) fn recall(&self, key: &str) -> Option<Remembered> {
+        self.memory.take(key)
     }
 
     fn take_slot(&self) -> Slot {

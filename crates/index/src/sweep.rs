@@ -9,11 +9,13 @@ use std::collections::BTreeSet;
 use holdfast_core::{Deadline, Error, Result};
 use holdfast_custody::{Acknowledged, SessionId, Sweep, Tick, Verdict};
 
-use crate::batch::{Decision, Intent, Loaded};
+use crate::batch::{Intent, Loaded, Moved};
 use crate::index::KvIndex;
-use crate::kv::{Applied, Condition, Read, Write};
-use crate::layout::{Holding, Layout, decode_retired};
-use crate::session::Session;
+use crate::kv::{Applied, Condition, Entry, Read, Write};
+use crate::layout::{Layout, decode_retired, description_of, encode};
+use crate::notes::{Holding, Note};
+use crate::round::Decision;
+use crate::session::{Sender, Session};
 use crate::types::{FreeTask, SampleRef, SweepReport, Versioned};
 
 /// What became of one due record.
@@ -28,11 +30,11 @@ impl KvIndex {
         let tick = self.advance(deadline).await?;
         let (all, dead) = self.sessions(session, deadline).await?;
         let mut report = SweepReport::default();
-        let mut due = Vec::new();
+        let mut notes = Vec::new();
         let mut cleared = Vec::new();
         for chunk in all.chunks(self.kv().limits().operations) {
             // One more than allowed, to know whether there is more.
-            let left = limit.saturating_add(1).saturating_sub(due.len());
+            let left = limit.saturating_add(1).saturating_sub(notes.len());
             if left == 0 {
                 break;
             }
@@ -45,12 +47,10 @@ impl KvIndex {
                 if entries.is_empty() && dead.contains(id) {
                     cleared.push(*id);
                 }
-                due.extend(entries.iter().filter_map(|entry| Layout::parse_holding(&entry.key)));
+                notes.extend(entries);
             }
         }
-        report.more = due.len() > limit;
-        due.truncate(limit);
-        report.looked_at = due.len();
+        let (due, strike_out) = open_notes(notes, limit, &mut report)?;
         for swept in self.sweep_holdings(session, &due, &dead, deadline).await {
             match swept? {
                 Swept::Nothing => {}
@@ -60,6 +60,15 @@ impl KvIndex {
                     report.retired += usize::from(retired);
                 }
             }
+        }
+        // Only now: what was not looked at, because we died before, is still noted.
+        for chunk in strike_out.chunks(self.kv().limits().operations - Sender::OVERHEAD) {
+            let unchanged = chunk.iter().map(|(condition, _)| condition.clone()).collect();
+            let writes = chunk.iter().map(|(_, write)| write.clone()).collect();
+            // If somebody else was faster with one of them, all of them stay for the next sweep.
+            self.sender()
+                .transact("index.sweep", session, unchanged, writes, deadline)
+                .await?;
         }
         for id in &dead {
             self.end_account(session, *id, deadline).await?;
@@ -79,7 +88,7 @@ impl KvIndex {
         Read::Range {
             keys: self.layout().held(session, before),
             limit,
-            keys_only: true,
+            keys_only: false,
         }
     }
 
@@ -206,25 +215,16 @@ impl KvIndex {
                 Error::internal("index.to_free", "an entry of the list of what to free cannot be read")
                     .with("key", &entry.key)
             })?;
-            let record = Versioned {
-                record: decode_retired(&entry)?,
-                version: entry.version,
-            };
+            let description = description_of(&entry);
             tasks.push(FreeTask {
                 sample: SampleRef { sample, generation },
-                description: None,
-                record,
+                description: description.as_deref().map(<[u8]>::to_vec),
+                record: Versioned {
+                    record: decode_retired(&entry)?,
+                    version: entry.version,
+                    description,
+                },
             });
-        }
-        for chunk in tasks.chunks_mut(self.kv().limits().operations) {
-            let reads: Vec<Read> = chunk
-                .iter()
-                .map(|task| Read::Key(self.layout().description(&task.sample.sample, task.sample.generation)))
-                .collect();
-            let snapshot = self.kv().read(&reads, deadline.remaining(self.clock())).await?;
-            for (task, entries) in chunk.iter_mut().zip(snapshot.entries) {
-                task.description = entries.into_iter().next().map(|entry| entry.value);
-            }
         }
         Ok(tasks)
     }
@@ -234,25 +234,28 @@ impl KvIndex {
         let keys = |item: &SampleRef| vec![self.free_key(item)];
         let decide = |item: &SampleRef, loaded: &Loaded| {
             let key = self.free_key(item);
-            let Some(entry) = loaded.entry(&key) else {
-                return Ok(Decision {
-                    conditions: Vec::new(),
-                    writes: Vec::new(),
-                    done: Box::new(|_| ()),
-                });
-            };
-            let description = self.layout().description(&item.sample, item.generation);
-            Ok(Decision {
-                conditions: vec![Condition::Unchanged(key.clone(), entry.version)],
-                writes: vec![Write::Delete(key), Write::Delete(description)],
-                done: Box::new(|_| ()),
-            })
+            match loaded.entry(&key) {
+                None if loaded.guess => Err(Error::internal("index.freed", "this record is not remembered")),
+                None => Ok(Decision::nothing(|| ())),
+                Some(entry) => {
+                    let conditions = vec![Condition::Unchanged(key.clone(), entry.version)];
+                    Ok(Decision::new(conditions, vec![Write::Delete(key)], |_| ()))
+                }
+            }
         };
+        let remembered = items.iter().filter_map(|item| session.recall(&self.free_key(item)));
+        let seen = Loaded::with_entries(remembered.map(|known| known.entry));
         let spent = |loaded: &Loaded, item: &SampleRef| -> Result<Option<(SessionId, u64)>> {
             let retired = loaded.retired(&self.free_key(item))?;
             Ok(retired.map(|retired| (retired.record.producer, retired.record.bytes)))
         };
         let credits = |these: &[&SampleRef], loaded: &Loaded| {
+            if loaded.guess {
+                return Ok(Moved {
+                    conditions: vec![Condition::Absent(self.layout().budget())],
+                    writes: Vec::new(),
+                });
+            }
             let freed: Result<Vec<_>> = these
                 .iter()
                 .filter_map(|item| spent(loaded, item).transpose())
@@ -276,7 +279,8 @@ impl KvIndex {
             credits: Some(&credits),
             credit_keys: Some(&credit_keys),
         };
-        self.batch(session, items, intent, None, deadline).await
+        let seen = session.budget.is_none().then_some(seen);
+        self.batch(session, items, intent, seen, deadline).await
     }
 
     /// Removing objects failed; that is recorded, and they are tried again.
@@ -288,11 +292,7 @@ impl KvIndex {
     ) -> Vec<Result<()>> {
         let keys = |item: &SampleRef| vec![self.free_key(item)];
         let decide = |item: &SampleRef, loaded: &Loaded| match loaded.retired(&self.free_key(item))? {
-            None => Ok(Decision {
-                conditions: Vec::new(),
-                writes: Vec::new(),
-                done: Box::new(|_| ()),
-            }),
+            None => Ok(Decision::nothing(|| ())),
             Some(retired) => self.drain(&item.sample, &retired, &retired.record.clone().free_failed(), || ()),
         };
         let intent = Intent {
@@ -312,9 +312,29 @@ impl KvIndex {
 }
 
 fn nothing() -> Decision<Swept> {
-    Decision {
-        conditions: Vec::new(),
-        writes: Vec::new(),
-        done: Box::new(|_| Swept::Nothing),
+    Decision::nothing(|| Swept::Nothing)
+}
+
+/// A note that is as it was read is deleted, or rewritten without what has been looked at.
+type StrikeOut = (Condition, Write);
+
+/// What notes name, up to a limit, and how they are struck out once that has been looked at.
+fn open_notes(notes: Vec<Entry>, limit: usize, report: &mut SweepReport) -> Result<(Vec<Holding>, Vec<StrikeOut>)> {
+    let (mut due, mut strike_out) = (Vec::new(), Vec::new());
+    for entry in notes {
+        let mut named = Note::read(&entry)?;
+        let later = named.split_off(named.len().min(limit - due.len()));
+        report.more |= !later.is_empty();
+        let unchanged = Condition::Unchanged(entry.key.clone(), entry.version);
+        if later.is_empty() {
+            strike_out.push((unchanged, Write::Delete(entry.key)));
+        } else if !named.is_empty() {
+            let mut rest = Note::default();
+            later.into_iter().for_each(|holding| rest.add(holding));
+            strike_out.push((unchanged, Write::put(entry.key, encode(&rest)?)));
+        }
+        due.extend(named);
     }
+    report.looked_at = due.len();
+    Ok((due, strike_out))
 }

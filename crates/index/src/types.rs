@@ -1,7 +1,12 @@
 //! What goes into an intent and what comes out of it.
 
+use std::sync::Arc;
+
 use holdfast_core::{Generation, Nonce, SampleId};
 use holdfast_custody::{GroupName, Live, Publication, Reason, Retired, Token, Version};
+
+use crate::layout::Description;
+use crate::notes::OpenNote;
 
 /// A sample's physical incarnation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -43,6 +48,8 @@ pub struct Versioned<T> {
     pub record: T,
     /// The version at which it was last written.
     pub version: Version,
+    /// What rides behind it.
+    pub(crate) description: Description,
 }
 
 /// A lease on a sample, as its holder has it.
@@ -58,6 +65,8 @@ pub struct Held {
     pub description: Vec<u8>,
     /// The record as of the lease; lets the first answer go without another look.
     pub(crate) seen: Versioned<Live>,
+    /// The note that says that it is held.
+    pub(crate) note: Option<Arc<OpenNote>>,
 }
 
 /// What became of an answer (ack or nack).

@@ -1,42 +1,46 @@
 //! The other side: the same reads and transactions, made by hand and sent with `etcd-client`, with nothing decided.
 //!
-//! A lease is: a range of the ready list, a read of records and descriptions and the clock, and a transaction with one
-//! condition and three writes per sample. An acknowledgement is a transaction with one condition and three writes per
-//! sample. Each transaction carries two conditions and one write more, for the session and its slot, and the lease one
-//! condition for the clock. As many samples share a transaction as do in ours.
+//! A lease is: a range of the ready list, which holds the records, and a transaction with one condition and two writes per
+//! sample, and one for the note of all of them. An acknowledgement is a transaction with one condition and two writes per
+//! sample, and one for the note. Each transaction carries two conditions and one write more, for the session and its slot,
+//! and the lease one condition for the clock. As many samples share a transaction as do in ours, and those who come at the
+//! same time share a look at the list, as ours do.
 
 use anyhow::{Result, ensure};
 use etcd_client::{Client, Compare, CompareOp, GetOptions, PutOptions, Txn, TxnOp};
 
-/// The size of a live record, and of a retired one.
-const LIVE: [u8; 230] = [b'l'; 230];
-const RETIRED: [u8; 180] = [b'r'; 180];
-/// The most samples in one of our transactions: three writes each, of 128, less what the session needs.
-const PER_TRANSACTION: usize = 41;
+/// The size of a live record with its description, and of a retired one.
+const LIVE: [u8; 430] = [b'l'; 430];
+const RETIRED: [u8; 380] = [b'r'; 380];
+/// The samples in one of our transactions when 64 are taken at a time: two writes each, of 128.
+const PER_TRANSACTION: usize = 32;
+/// The most that those who come at the same time read at once, as ours do.
+const MOST_AT_ONCE: usize = 256;
 
 pub(crate) struct Bare {
     client: Client,
     root: String,
     lease: i64,
-    batch: usize,
+    clock: i64,
     made: usize,
-    ready: Vec<usize>,
+    ready: Vec<(usize, i64)>,
 }
 
 impl Bare {
-    pub(crate) async fn connect(endpoints: &[String], name: &str, batch: usize) -> Result<Self> {
+    pub(crate) async fn connect(endpoints: &[String], name: &str) -> Result<Self> {
         let mut client = Client::connect(endpoints, None).await?;
         let lease = client.lease_grant(600, None).await?.id();
         let root = format!("/bare/{name}");
         client
             .put(format!("{root}/n"), "", Some(PutOptions::new().with_lease(lease)))
             .await?;
-        client.put(format!("{root}/t"), "1", None).await?;
+        let clock = client.put(format!("{root}/t"), "1", None).await?;
+        let clock = clock.header().map_or(0, etcd_client::ResponseHeader::revision);
         Ok(Self {
             client,
             root,
             lease,
-            batch,
+            clock,
             made: 0,
             ready: Vec::new(),
         })
@@ -44,21 +48,22 @@ impl Bare {
 
     pub(crate) async fn prepare(&mut self, samples: usize) -> Result<()> {
         for at in (0..samples).step_by(40) {
+            let these: Vec<usize> = (self.made + at..self.made + samples.min(at + 40)).collect();
             let mut operations = Vec::new();
-            for n in self.made + at..self.made + samples.min(at + 40) {
-                operations.push(TxnOp::put(format!("{}/s/sample-{n:09}", self.root), LIVE, None));
-                operations.push(TxnOp::put(
-                    format!("{}/c/sample-{n:09}", self.root),
-                    crate::ours::DESCRIPTION,
-                    None,
-                ));
-                operations.push(TxnOp::put(self.queue_key(n), "", None));
-                self.ready.push(n);
+            for n in &these {
+                operations.push(TxnOp::put(self.record(*n), LIVE, None));
+                operations.push(TxnOp::put(self.queue_key(*n), LIVE, None));
             }
-            self.client.txn(Txn::new().and_then(operations)).await?;
+            let answer = self.client.txn(Txn::new().and_then(operations)).await?;
+            let revision = answer.header().map_or(0, etcd_client::ResponseHeader::revision);
+            self.ready.extend(these.into_iter().map(|n| (n, revision)));
         }
         self.made += samples;
         Ok(())
+    }
+
+    fn record(&self, n: usize) -> String {
+        format!("{}/s/sample-{n:09}", self.root)
     }
 
     fn queue_key(&self, n: usize) -> String {
@@ -69,7 +74,7 @@ impl Bare {
         let all = std::mem::take(&mut self.ready);
         let mut tasks = Vec::new();
         for worker in 0..workers {
-            let share: Vec<usize> = all.iter().copied().skip(worker).step_by(workers).collect();
+            let share: Vec<(usize, i64)> = all.iter().copied().skip(worker).step_by(workers).collect();
             let mut side = Self {
                 client: self.client.clone(),
                 root: self.root.clone(),
@@ -77,10 +82,14 @@ impl Bare {
                 ..*self
             };
             let slot = format!("{}/o/{worker}", self.root);
+            // One look serves as many workers as it has samples for.
+            let together = (MOST_AT_ONCE / batch).clamp(1, workers);
             tasks.push(tokio::spawn(async move {
                 let mut version = None;
-                for chunk in share.chunks(batch) {
-                    side.pair(chunk, &slot, &mut version).await?;
+                for (turn, chunk) in share.chunks(batch).enumerate() {
+                    let looks = (turn + worker) % together == 0;
+                    side.pair(chunk, looks.then_some(together * batch), &slot, &mut version)
+                        .await?;
                 }
                 Ok::<_, anyhow::Error>(())
             }));
@@ -91,80 +100,53 @@ impl Bare {
         Ok(())
     }
 
-    async fn pair(&mut self, samples: &[usize], slot: &str, version: &mut Option<i64>) -> Result<()> {
-        let lane = format!(
-            "{}/q/trainers/{:02x}/",
-            self.root,
-            samples.first().copied().unwrap_or(0) % 32
-        );
-        let options = GetOptions::new()
-            .with_prefix()
-            .with_keys_only()
-            .with_limit(i64::try_from(self.batch)?);
-        self.client.get(lane, Some(options)).await?;
-        let mut versions = Vec::new();
-        let mut clock = 0;
-        for chunk in samples.chunks(63) {
-            let mut reads = Vec::new();
-            for n in chunk {
-                reads.push(TxnOp::get(format!("{}/s/sample-{n:09}", self.root), None));
-                reads.push(TxnOp::get(format!("{}/c/sample-{n:09}", self.root), None));
-            }
-            reads.push(TxnOp::get(format!("{}/t", self.root), None));
-            let answer = self.client.txn(Txn::new().and_then(reads)).await?;
-            let mut found: Vec<i64> = answer
-                .op_responses()
-                .iter()
-                .filter_map(|response| match response {
-                    etcd_client::TxnOpResponse::Get(get) => get.kvs().first().map(etcd_client::KeyValue::mod_revision),
-                    _ => None,
-                })
-                .collect();
-            clock = found.pop().unwrap_or(0);
-            versions.extend(found.into_iter().step_by(2));
+    /// Takes samples, whose records were written at the revisions given, and acknowledges them.
+    async fn pair(
+        &mut self,
+        samples: &[(usize, i64)],
+        look: Option<usize>,
+        slot: &str,
+        version: &mut Option<i64>,
+    ) -> Result<()> {
+        if let Some(limit) = look {
+            let lane = samples.first().map_or(0, |(n, _)| n % 32);
+            let options = GetOptions::new().with_prefix().with_limit(i64::try_from(limit)?);
+            self.client
+                .get(format!("{}/q/trainers/{lane:02x}/", self.root), Some(options))
+                .await?;
         }
         let mut tokens = Vec::new();
-        for (chunk, versions) in samples.chunks(PER_TRANSACTION).zip(versions.chunks(PER_TRANSACTION)) {
-            let mut conditions = vec![Compare::mod_revision(
-                format!("{}/t", self.root),
-                CompareOp::Equal,
-                clock,
-            )];
+        for chunk in samples.chunks(PER_TRANSACTION) {
+            let clock = format!("{}/t", self.root);
+            let mut conditions = vec![Compare::mod_revision(clock, CompareOp::Equal, self.clock)];
             let mut operations = Vec::new();
-            for (n, version) in chunk.iter().zip(versions) {
-                let record = format!("{}/s/sample-{n:09}", self.root);
-                conditions.push(Compare::mod_revision(record.as_str(), CompareOp::Equal, *version));
+            for (n, revision) in chunk {
+                conditions.push(Compare::mod_revision(self.record(*n), CompareOp::Equal, *revision));
                 operations.push(TxnOp::delete(self.queue_key(*n), None));
-                operations.push(TxnOp::put(record, LIVE, None));
-                operations.push(TxnOp::put(self.held_key(*n), "", None));
+                operations.push(TxnOp::put(self.record(*n), LIVE, None));
             }
-            let token = self.send(conditions, operations, slot, version).await?;
-            tokens.extend(std::iter::repeat_n(token, chunk.len()));
+            operations.push(TxnOp::put(self.note(chunk), vec![b'n'; 32 * chunk.len()], None));
+            tokens.push(self.send(conditions, operations, slot, version).await?);
         }
-        for (chunk, tokens) in samples.chunks(PER_TRANSACTION).zip(tokens.chunks(PER_TRANSACTION)) {
+        for (chunk, token) in samples.chunks(PER_TRANSACTION).zip(tokens) {
             let mut conditions = Vec::new();
             let mut operations = Vec::new();
-            for (n, token) in chunk.iter().zip(tokens) {
-                let record = format!("{}/s/sample-{n:09}", self.root);
-                conditions.push(Compare::mod_revision(record.as_str(), CompareOp::Equal, *token));
-                operations.push(TxnOp::delete(record, None));
-                operations.push(TxnOp::put(
-                    format!("{}/f/sample-{n:09}/{n:016x}", self.root),
-                    RETIRED,
-                    None,
-                ));
-                operations.push(TxnOp::delete(self.held_key(*n), None));
+            for (n, _) in chunk {
+                conditions.push(Compare::mod_revision(self.record(*n), CompareOp::Equal, token));
+                operations.push(TxnOp::delete(self.record(*n), None));
+                let retired = format!("{}/f/sample-{n:09}/{n:016x}", self.root);
+                operations.push(TxnOp::put(retired, RETIRED, None));
             }
+            operations.push(TxnOp::delete(self.note(chunk), None));
             self.send(conditions, operations, slot, version).await?;
         }
         Ok(())
     }
 
-    fn held_key(&self, n: usize) -> String {
-        format!(
-            "{}/h/{:016x}/{:016x}/sample-{n:09}/{n:016x}",
-            self.root, self.lease, 601
-        )
+    fn note(&self, samples: &[(usize, i64)]) -> String {
+        let number = samples.first().map_or(0, |(n, _)| *n);
+        let (holder, until) = (self.lease, 601);
+        format!("{}/h/{holder:016x}/{until:016x}/{holder:016x}-{number:x}", self.root)
     }
 
     async fn send(

@@ -142,7 +142,7 @@ pub(crate) async fn connect(endpoints: &[String], root: &str) -> Result<Arc<Etcd
 
 async fn compare(endpoints: &[String], shape: Shape, clock: &SystemClock) -> Result<Figures> {
     let mut ours = ours::Ours::connect(endpoints, shape.name).await?;
-    let mut bare = bare::Bare::connect(endpoints, shape.name, shape.batch).await?;
+    let mut bare = bare::Bare::connect(endpoints, shape.name).await?;
     let (mut our_rates, mut bare_rates, mut pair_times) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..=shape.rounds {
         ours.prepare(shape.samples).await?;

@@ -60,30 +60,23 @@ pub(crate) async fn measure(
     Ok(())
 }
 
-/// Live samples as the index has them, written in bulk: record, description, and a ready entry of another group.
+/// Live samples as the index has them, written in bulk: a record with its description, and a ready entry of another group.
 async fn fill(endpoints: &[String], from: usize, to: usize) -> Result<()> {
     let client = Client::connect(endpoints, None).await?;
     let record = r#"{"generation":1,"nonce":7,"producer":1,"bytes":4194304,"readers":[],"retain":false,"max_attempts":9,
         "groups":[{"group":"others","attempts":0,"progress":"Waiting"}]}"#;
+    let live = [record.as_bytes(), &[0], &crate::ours::DESCRIPTION].concat();
     let mut tasks = Vec::new();
     for worker in 0..8 {
-        let mut client = client.clone();
+        let (mut client, live) = (client.clone(), live.clone());
         tasks.push(tokio::spawn(async move {
             let mine: Vec<usize> = (from..to).skip(worker).step_by(8).collect();
-            for chunk in mine.chunks(42) {
-                let mut writes = Vec::with_capacity(3 * chunk.len());
+            for chunk in mine.chunks(60) {
+                let mut writes = Vec::with_capacity(2 * chunk.len());
                 for n in chunk {
-                    writes.push(TxnOp::put(format!("/sweep/sweep/s/live-{n:09}"), record, None));
-                    writes.push(TxnOp::put(
-                        format!("/sweep/sweep/c/live-{n:09}/{:016x}", 1),
-                        crate::ours::DESCRIPTION,
-                        None,
-                    ));
-                    writes.push(TxnOp::put(
-                        format!("/sweep/sweep/q/others/{:02x}/{n:016x}/live-{n:09}", n % 64),
-                        "",
-                        None,
-                    ));
+                    let ready = format!("/sweep/sweep/q/others/{:02x}/{n:016x}/live-{n:09}", n % 32);
+                    writes.push(TxnOp::put(format!("/sweep/sweep/s/live-{n:09}"), live.as_slice(), None));
+                    writes.push(TxnOp::put(ready, live.as_slice(), None));
                 }
                 client.txn(Txn::new().and_then(writes)).await?;
             }

@@ -128,7 +128,7 @@ impl KvIndex {
                 return items.iter().map(|_| Err(error.clone())).collect();
             }
             let known = session.account.lock().clone();
-            let seen = known.map_or_else(Loaded::default, |own| Loaded::default().with_entry(own));
+            let seen = Loaded::with_entries(known);
             let written = Mutex::new(None);
             let credits = |these: &[&Reserve], loaded: &Loaded| {
                 let moved = self.spend(session, these.iter().map(|item| item.bytes).sum(), loaded)?;

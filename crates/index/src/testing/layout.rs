@@ -178,6 +178,7 @@ async fn drain(context: &Context, clients: &[Client]) -> CaseResult {
     }
     let records = Records::read(context).await?;
     ensure_eq!(records.left_over(), Vec::<&str>::new(), "keys left over");
+    ensure_eq!(records.notes(), Vec::<&str>::new(), "notes left over");
     ensure_eq!(records.sessions(), 1, "sessions that are not cleared up");
     Ok(())
 }

@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use holdfast_core::SampleId;
 use holdfast_core::key::unescape;
-use holdfast_custody::{Live, invariants};
+use holdfast_custody::{Live, SessionId, Tick, invariants};
 
 use super::check::{CaseResult, Failure};
 use super::client::CALL;
 use super::context::Context;
 use crate::kv::{Entry, Read, prefix};
-use crate::layout::{Layout, Placed, decode_live, decode_reserved, decode_retired};
+use crate::layout::{Layout, Placed, decode_live, decode_reserved, decode_retired, description_of};
+use crate::notes::{Holding, Note};
 
 /// Every key of a store, read at one moment.
 #[derive(Debug)]
@@ -47,12 +48,18 @@ impl Records {
         self.entries.values().filter(move |entry| entry.key.starts_with(&start))
     }
 
-    /// The keys that are not about sessions or the clock: none when everything was freed.
+    /// The keys that are not about sessions or the clock: none when everything was freed. A note belongs to its session,
+    /// and vanishes with it or when it is due.
     pub(super) fn left_over(&self) -> Vec<&str> {
-        "pscgfqh"
+        "psgfq"
             .chars()
             .flat_map(|kind| self.of(kind).map(|entry| entry.key.as_str()))
             .collect()
+    }
+
+    /// Notes of what somebody was given.
+    pub(super) fn notes(&self) -> Vec<&str> {
+        self.of('h').map(|entry| entry.key.as_str()).collect()
     }
 
     /// How many sessions are not cleared up.
@@ -65,24 +72,32 @@ impl Records {
         Ok(self.of('s').map(decode_live).collect::<Result<_, _>>()?)
     }
 
-    /// The lists are exactly what follows from the records, and so are the descriptions.
+    /// The ready lists are exactly what follows from the records, and whatever is held is noted.
     pub(super) fn are_consistent(&self) -> CaseResult {
         let mut lists = BTreeSet::new();
-        let mut described = BTreeSet::new();
+        let mut held = Vec::new();
         let mut at_home = |entry: &Entry, placed: Placed| -> CaseResult {
             ensure_eq!(entry.key, placed.key, "the home of a record");
-            lists.extend(placed.lists);
+            lists.extend(placed.ready);
             Ok(())
         };
         for entry in self.of('p') {
-            let record = decode_reserved(entry)?;
-            at_home(entry, self.layout.place_reserved(&name(&entry.key)?, &record)?)?;
+            let (sample, record) = (name(&entry.key)?, decode_reserved(entry)?);
+            at_home(entry, self.layout.place_reserved(&sample, &record)?)?;
+            held.push((record.session, record.until, sample, None));
         }
         for entry in self.of('s') {
             let (sample, record) = (name(&entry.key)?, decode_live(entry)?);
             ensure!(invariants::attempts_are_exact(&record), "LC9 does not hold: {record:?}");
-            described.insert(self.layout.description(&sample, record.generation));
-            at_home(entry, self.layout.place_live(&sample, &record)?)?;
+            let description = description_of(entry);
+            ensure!(
+                description.is_some(),
+                "a live sample without a description: {}",
+                entry.key
+            );
+            at_home(entry, self.layout.place_live(&sample, &record, &description)?)?;
+            let of_leases = record.leases().map(|lease| (lease.session, lease.until));
+            held.extend(of_leases.map(|(who, until)| (who, until, sample.clone(), Some(record.generation))));
         }
         let mut retired = BTreeSet::new();
         for entry in self.of('g').chain(self.of('f')) {
@@ -100,34 +115,37 @@ impl Records {
                     "{sample} {generation} is live and retired"
                 );
             }
-            described.insert(self.layout.description(&sample, generation));
-            at_home(entry, self.layout.place_retired(&sample, &record)?)?;
+            at_home(
+                entry,
+                self.layout.place_retired(&sample, &record, &description_of(entry))?,
+            )?;
+            let of_readers = record.readers.iter().map(|lease| (lease.session, lease.until));
+            held.extend(of_readers.map(|(who, until)| (who, until, sample.clone(), Some(generation))));
         }
-        let seen: BTreeSet<String> = self
-            .of('q')
-            .chain(self.of('h'))
-            .map(|entry| entry.key.clone())
-            .collect();
+        let seen: BTreeSet<String> = self.of('q').map(|entry| entry.key.clone()).collect();
         let missing: Vec<_> = lists.difference(&seen).collect();
         let too_many: Vec<_> = seen.difference(&lists).collect();
         ensure!(
             missing.is_empty() && too_many.is_empty(),
             "the lists do not follow from the records; missing: {missing:?}, too many: {too_many:?}"
         );
-        for entry in self.of('c') {
-            ensure!(
-                described.contains(&entry.key),
-                "a description without a record: {}",
-                entry.key
-            );
-        }
-        for entry in self.of('s') {
-            let key = self
-                .layout
-                .description(&name(&entry.key)?, decode_live(entry)?.generation);
-            ensure!(self.entries.contains_key(&key), "a live sample without {key}");
+        for (session, until, sample, generation) in held {
+            self.is_noted(session, until, &Holding { sample, generation })?;
         }
         Ok(())
+    }
+
+    /// What is held is noted under its session and its tick.
+    fn is_noted(&self, session: SessionId, until: Tick, holding: &Holding) -> CaseResult {
+        let notes = self.layout.notes(session, until);
+        for entry in self.of('h').filter(|entry| entry.key.starts_with(&notes)) {
+            if Note::read(entry)?.contains(holding) {
+                return Ok(());
+            }
+        }
+        Err(Failure::new(format!(
+            "{session} holds {holding:?} until {until:?}, and there is no note of it"
+        )))
     }
 }
 

@@ -21,8 +21,8 @@ pub(crate) enum Flaw {
     /// A failed free is not counted.
     ForgetsFailures,
     // In what is written.
-    /// Freed leaves the description behind.
-    LeavesDescriptions,
+    /// Nobody notes what a session was given.
+    TakesNoNotes,
     /// Changes to live records do not require that they are as they were read.
     IgnoresVersions,
     /// A reservation does not require that there is none.
@@ -58,7 +58,8 @@ pub(crate) const FLAWS: &[(Flaw, &str)] = &[
     (Flaw::FreedTwiceFails, "free::freed_twice_is_freed_once"),
     (Flaw::ForgetsReaders, "free::what_is_read_is_not_given_out"),
     (Flaw::ForgetsFailures, "free::a_failure_is_counted_and_stays"),
-    (Flaw::LeavesDescriptions, "concurrency::one_session_many_tasks"),
+    (Flaw::TakesNoNotes, "layout::lists_follow_from_records_seed_1"),
+    (Flaw::TakesNoNotes, "sweep::more_than_fits_into_one_transaction"),
     (Flaw::IgnoresVersions, "concurrency::one_of_many_gets_a_sample"),
     (Flaw::IgnoresVersions, "sweep::several_at_once_do_each_thing_once"),
     (Flaw::ReservesOver, "reserve::a_second_producer_is_refused"),

@@ -35,7 +35,7 @@ impl FlawedKv {
 
     fn writes(&self, write: Write) -> Option<Write> {
         match write {
-            Write::Delete(key) if self.flaw == Flaw::LeavesDescriptions && key.contains("/c/") => None,
+            Write::Put { key, .. } if self.flaw == Flaw::TakesNoNotes && key.contains("/h/") => None,
             Write::Delete(key) if self.flaw == Flaw::LeavesReadyEntries && key.contains("/q/") => None,
             // Else the store itself would refuse it.
             Write::Put { key, value, .. } if self.flaw == Flaw::IgnoresSessions && key.contains("/o/") => {

@@ -1,0 +1,208 @@
+//! Answers to leases, and taking samples out of circulation or back into it: what each reads, what custody decides, what
+//! is written.
+
+use std::collections::HashMap;
+
+use holdfast_core::{Deadline, Error, ErrorKind, Result};
+use holdfast_custody::{Acknowledged, Live, Reason};
+
+use crate::batch::{Intent, Loaded};
+use crate::index::KvIndex;
+use crate::intents::{held_until, live_of, superseded};
+use crate::layout::Layout;
+use crate::round::Decision;
+use crate::session::Session;
+use crate::types::{Answered, Held, SampleRef, Versioned};
+
+/// As [`live_of`], for those who show a token: whatever became of the sample, the token holds nothing any more.
+fn held_of(operation: &'static str, layout: &Layout, loaded: &Loaded, held: &Held) -> Result<Versioned<Live>> {
+    live_of(operation, layout, loaded, &held.sample).map_err(|error| {
+        if error.kind() == ErrorKind::NotFound {
+            superseded(operation, &held.sample)
+        } else {
+            error
+        }
+    })
+}
+
+/// Decides an answer to a lease on a live sample.
+type DecideAnswer<'a, T> = dyn Fn(&Held, &Versioned<Live>, &Loaded) -> Result<Decision<T>> + Sync + 'a;
+
+impl KvIndex {
+    /// What the holders of leases saw last: good for a first try without a look.
+    fn seen(&self, items: &[Held]) -> Loaded {
+        let mut seen = HashMap::with_capacity(items.len());
+        for item in items {
+            seen.insert(self.layout().live(&item.sample.sample), item.seen.clone());
+        }
+        Loaded::with_seen(seen)
+    }
+
+    /// One kind of answer to a lease on a live sample.
+    pub(crate) async fn answer<T: Send + 'static>(
+        &self,
+        operation: &'static str,
+        session: &Session,
+        items: &[Held],
+        decide: &DecideAnswer<'_, T>,
+        sets_deadlines: bool,
+        deadline: Deadline,
+    ) -> Vec<Result<T>> {
+        let keys = |item: &Held| vec![self.layout().live(&item.sample.sample)];
+        let decide = |item: &Held, loaded: &Loaded| {
+            let live = held_of(operation, self.layout(), loaded, item)?;
+            decide(item, &live, loaded)
+        };
+        let intent = Intent {
+            operation,
+            keys: &keys,
+            decide: &decide,
+            sets_deadlines,
+            credits: None,
+            credit_keys: None,
+        };
+        self.batch(session, items, intent, Some(self.seen(items)), deadline)
+            .await
+    }
+
+    pub(crate) async fn do_ack(
+        &self,
+        session: &Session,
+        items: &[Held],
+        ack: bool,
+        deadline: Deadline,
+    ) -> Vec<Result<Answered>> {
+        let operation = if ack { "index.ack" } else { "index.nack" };
+        let decide = |item: &Held, live: &Versioned<Live>, _: &Loaded| {
+            let group = item.group.as_ref().ok_or_else(|| {
+                Error::invalid(operation, "a plain read is released, not acknowledged")
+                    .with("sample", &item.sample.sample)
+            })?;
+            let record = live.record.clone();
+            let after = if ack {
+                record.ack(group, item.token)?
+            } else {
+                record.nack(group, item.token)?
+            };
+            let decision = self.conclude(&item.sample.sample, live, after, |answer| answer)?;
+            Ok(decision.ending(item.note.clone(), &item.sample.sample))
+        };
+        self.answer(operation, session, items, &decide, false, deadline).await
+    }
+
+    pub(crate) async fn do_renew(
+        &self,
+        session: &Session,
+        items: &[Held],
+        ticks: u64,
+        deadline: Deadline,
+    ) -> Vec<Result<Held>> {
+        let decide = |item: &Held, live: &Versioned<Live>, loaded: &Loaded| {
+            let after = live.record.clone().renew(item.token, loaded.tick.after(ticks))?;
+            // It may have had more time than that already.
+            let lease = after.leases().find(|lease| lease.has(item.token)).copied();
+            let (to, until) = lease.map_or((session.id(), loaded.tick), |lease| (lease.session, lease.until));
+            let held = item.clone();
+            let decision = self.rewrite(&item.sample.sample, live, after, move |seen, done| Held {
+                seen,
+                note: done.note,
+                ..held
+            })?;
+            Ok(decision
+                .giving(held_until(&item.sample, to, until))
+                .ending(item.note.clone(), &item.sample.sample))
+        };
+        self.answer("index.renew", session, items, &decide, true, deadline)
+            .await
+    }
+
+    /// A lease of either kind is let go, on a live sample or on one that has been retired meanwhile.
+    pub(crate) async fn do_release(&self, session: &Session, items: &[Held], deadline: Deadline) -> Vec<Result<()>> {
+        const OPERATION: &str = "index.release";
+        let keys = |item: &Held| {
+            vec![
+                self.layout().live(&item.sample.sample),
+                self.layout()
+                    .retired_with_readers(&item.sample.sample, item.sample.generation),
+            ]
+        };
+        let decide = |item: &Held, loaded: &Loaded| {
+            let SampleRef { sample, generation } = &item.sample;
+            if let Some(retired) = loaded.retired(&self.layout().retired_with_readers(sample, *generation))? {
+                let after = retired.record.clone().release(item.token)?;
+                let decision = self.drain(sample, &retired, &after, || ())?;
+                return Ok(decision.ending(item.note.clone(), sample));
+            }
+            let live = held_of(OPERATION, self.layout(), loaded, item)?;
+            let decision = match &item.group {
+                None => {
+                    let after = live.record.clone().release(item.token)?;
+                    self.rewrite(sample, &live, after, |_, _| ())?
+                }
+                Some(group) => {
+                    let after = live.record.clone().nack(group, item.token)?;
+                    self.conclude(sample, &live, after, |_| ())?
+                }
+            };
+            Ok(decision.ending(item.note.clone(), sample))
+        };
+        let intent = Intent {
+            operation: OPERATION,
+            keys: &keys,
+            decide: &decide,
+            sets_deadlines: false,
+            credits: None,
+            credit_keys: None,
+        };
+        self.batch(session, items, intent, None, deadline).await
+    }
+
+    pub(crate) async fn do_retire(
+        &self,
+        session: &Session,
+        items: &[SampleRef],
+        reason: Reason,
+        deadline: Deadline,
+    ) -> Vec<Result<Answered>> {
+        const OPERATION: &str = "index.retire";
+        let keys = |item: &SampleRef| vec![self.layout().live(&item.sample)];
+        let decide = |item: &SampleRef, loaded: &Loaded| {
+            let live = live_of(OPERATION, self.layout(), loaded, item)?;
+            let retired = live.record.clone().retire(reason);
+            self.conclude(&item.sample, &live, Acknowledged::Retired(retired), |answer| answer)
+        };
+        let intent = Intent {
+            operation: OPERATION,
+            keys: &keys,
+            decide: &decide,
+            sets_deadlines: false,
+            credits: None,
+            credit_keys: None,
+        };
+        self.batch(session, items, intent, None, deadline).await
+    }
+
+    pub(crate) async fn do_reopen(
+        &self,
+        session: &Session,
+        items: &[SampleRef],
+        deadline: Deadline,
+    ) -> Vec<Result<()>> {
+        const OPERATION: &str = "index.reopen";
+        let keys = |item: &SampleRef| vec![self.layout().live(&item.sample)];
+        let decide = |item: &SampleRef, loaded: &Loaded| {
+            let live = live_of(OPERATION, self.layout(), loaded, item)?;
+            let after = live.record.clone().reopen();
+            self.rewrite(&item.sample, &live, after, |_, _| ())
+        };
+        let intent = Intent {
+            operation: OPERATION,
+            keys: &keys,
+            decide: &decide,
+            sets_deadlines: false,
+            credits: None,
+            credit_keys: None,
+        };
+        self.batch(session, items, intent, None, deadline).await
+    }
+}

@@ -1,0 +1,379 @@
+//! One round of a batch: what was decided for each item, packed into as few transactions as the store's limits allow.
+//!
+//! Items that share a transaction share what is not about one of them alone: the session's slot, the condition on the
+//! clock, the note of what is given out, the credits. Transactions of one round are about equally large.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+
+use holdfast_core::{Deadline, Error, Result, SampleId};
+use holdfast_custody::{SessionId, Tick, Version};
+
+use crate::batch::{Intent, Loaded};
+use crate::index::KvIndex;
+use crate::kv::{Applied, Condition, Write};
+use crate::layout::encode;
+use crate::notes::{Given, Note, OpenNote};
+use crate::session::{Sender, Session};
+
+/// Room in every transaction for moving credits: free bytes, a few accounts, and those who wait.
+pub(crate) const CREDIT_OPERATIONS: usize = 24;
+
+/// Room in every transaction for what is not about its items: the slot, the session, the clock, credits.
+const OTHER_BYTES: usize = 64 * 1024;
+
+/// What is to be done for one item.
+pub(crate) struct Decision<T> {
+    pub(crate) conditions: Vec<Condition>,
+    pub(crate) writes: Vec<Write>,
+    /// What the session holds from then on.
+    pub(crate) gives: Option<Given>,
+    /// What it holds no longer, and the note that says so.
+    pub(crate) ends: Option<(Arc<OpenNote>, SampleId)>,
+    /// The key of a record that this session is likely to change next.
+    pub(crate) remember: Option<String>,
+    /// What the caller gets.
+    pub(crate) done: Box<dyn FnOnce(Done) -> T + Send>,
+}
+
+/// What is known once a decision has been carried out.
+pub(crate) struct Done {
+    /// When.
+    pub(crate) version: Version,
+    /// The note of what was given, if something was.
+    pub(crate) note: Option<Arc<OpenNote>>,
+}
+
+impl<T> Decision<T> {
+    /// A change that gives and ends nothing.
+    pub(crate) fn new(
+        conditions: Vec<Condition>,
+        writes: Vec<Write>,
+        done: impl FnOnce(Done) -> T + Send + 'static,
+    ) -> Self {
+        Self {
+            conditions,
+            writes,
+            gives: None,
+            ends: None,
+            remember: None,
+            done: Box::new(done),
+        }
+    }
+
+    /// Nothing is to be changed.
+    pub(crate) fn nothing(done: impl FnOnce() -> T + Send + 'static) -> Self {
+        Self::new(Vec::new(), Vec::new(), |_| done())
+    }
+
+    pub(crate) fn giving(mut self, given: Given) -> Self {
+        self.gives = Some(given);
+        self
+    }
+
+    pub(crate) fn ending(mut self, note: Option<Arc<OpenNote>>, sample: &SampleId) -> Self {
+        self.ends = note.map(|note| (note, sample.clone()));
+        self
+    }
+
+    pub(crate) fn remembering(mut self, key: String) -> Self {
+        self.remember = Some(key);
+        self
+    }
+
+    fn is_nothing(&self) -> bool {
+        self.conditions.is_empty() && self.writes.is_empty()
+    }
+
+    /// How many bytes it takes of a transaction.
+    fn bytes(&self) -> usize {
+        let conditions = self.conditions.iter().map(|condition| match condition {
+            Condition::Unchanged(key, _) | Condition::Absent(key) | Condition::Present(key) => key.len(),
+        });
+        let writes = self.writes.iter().map(|write| match write {
+            Write::Put { key, value, .. } => key.len() + value.len(),
+            Write::Delete(key) => key.len(),
+        });
+        conditions.chain(writes).sum()
+    }
+
+    /// How many operations of a transaction it takes, notes aside.
+    fn operations(&self) -> usize {
+        self.conditions.len().max(self.writes.len())
+    }
+}
+
+/// What a transaction can still take.
+struct Room {
+    operations: usize,
+    bytes: usize,
+    /// Notes that it writes or may strike out, each once.
+    notes: HashSet<String>,
+}
+
+impl Room {
+    fn take<T>(&mut self, decision: &Decision<T>) -> bool {
+        let given = decision
+            .gives
+            .as_ref()
+            .map(|given| format!("{}/{}", given.to, given.until.0));
+        let ended = decision.ends.as_ref().map(|(note, _)| note.key.clone());
+        let notes: Vec<String> = given.into_iter().chain(ended).collect();
+        let new_notes = notes.iter().filter(|note| !self.notes.contains(*note)).count();
+        let (operations, bytes) = (decision.operations() + new_notes, decision.bytes());
+        if operations > self.operations || bytes > self.bytes {
+            return false;
+        }
+        self.operations -= operations;
+        self.bytes -= bytes;
+        self.notes.extend(notes);
+        true
+    }
+}
+
+impl KvIndex {
+    /// How many operations of a transaction there are for items and notes.
+    fn room<Item, T>(&self, intent: &Intent<'_, Item, T>) -> usize {
+        let for_credits = if intent.credits.is_some() { CREDIT_OPERATIONS } else { 0 };
+        self.kv().limits().operations - Sender::OVERHEAD - 1 - for_credits
+    }
+
+    /// Decides every open item and sends what is to be changed. Items without a result are to be decided anew.
+    #[expect(clippy::too_many_arguments, reason = "one round of a batch")]
+    pub(crate) async fn round<Item, T>(
+        &self,
+        session: &Session,
+        items: &[Item],
+        open: &[usize],
+        intent: &Intent<'_, Item, T>,
+        loaded: &Loaded,
+        results: &mut [Option<Result<T>>],
+        deadline: Deadline,
+    ) {
+        let most = self.room(intent);
+        let most_bytes = self.kv().limits().bytes.saturating_sub(OTHER_BYTES);
+        let mut decided: Vec<(usize, Decision<T>)> = Vec::with_capacity(open.len());
+        let mut touched = HashSet::new();
+        for at in open {
+            match (intent.decide)(&items[*at], loaded) {
+                // It follows from what was believed; what is there has yet to be looked at.
+                Err(_) if loaded.guess => {}
+                Err(error) => results[*at] = Some(Err(error)),
+                Ok(decision) if decision.bytes() > most_bytes => {
+                    results[*at] = Some(Err(Error::invalid(
+                        intent.operation,
+                        "one sample has more bytes than a transaction holds; shorten its description",
+                    )
+                    .with("bytes", decision.bytes())
+                    .with("limit", most_bytes)));
+                }
+                Ok(decision) if decision.operations() + 2 > most => {
+                    results[*at] = Some(Err(Error::invalid(
+                        intent.operation,
+                        "one sample needs more than a transaction holds; use fewer groups",
+                    )));
+                }
+                Ok(decision) if decision.is_nothing() => {
+                    let done = Done {
+                        version: Version::default(),
+                        note: None,
+                    };
+                    results[*at] = Some(Ok((decision.done)(done)));
+                }
+                // Two items of one batch about the same record: the second waits for what the first leaves behind.
+                Ok(decision) if decision.writes.iter().any(|write| touched.contains(write.key())) => {}
+                Ok(decision) => {
+                    touched.extend(decision.writes.iter().map(|write| write.key().to_owned()));
+                    decided.push((*at, decision));
+                }
+            }
+        }
+        // Two of 32 are better than one of 63 and one of 1.
+        let all: usize = decided.iter().map(|(_, decision)| decision.operations()).sum();
+        let share = all.div_ceil(all.div_ceil(most - 1).max(1)) + 4;
+        let room = || Room {
+            operations: share.min(most),
+            bytes: most_bytes,
+            notes: HashSet::new(),
+        };
+        let (mut together, mut left) = (Vec::new(), room());
+        for (at, decision) in decided {
+            if !left.take(&decision) && !together.is_empty() {
+                let full = std::mem::take(&mut together);
+                self.send(session, items, intent, loaded, full, results, deadline).await;
+                left = room();
+                left.take(&decision);
+            }
+            together.push((at, decision));
+        }
+        if !together.is_empty() {
+            self.send(session, items, intent, loaded, together, results, deadline)
+                .await;
+        }
+    }
+
+    /// Sends what was decided for some items as one transaction.
+    #[expect(clippy::too_many_arguments, reason = "one transaction of a batch")]
+    async fn send<Item, T>(
+        &self,
+        session: &Session,
+        items: &[Item],
+        intent: &Intent<'_, Item, T>,
+        loaded: &Loaded,
+        together: Vec<(usize, Decision<T>)>,
+        results: &mut [Option<Result<T>>],
+        deadline: Deadline,
+    ) {
+        let places: Vec<usize> = together.iter().map(|(at, _)| *at).collect();
+        let prepared = self.prepare(session, items, intent, loaded, together);
+        let outcome = match prepared {
+            Ok(prepared) => {
+                let Prepared {
+                    conditions,
+                    writes,
+                    finish,
+                } = prepared;
+                let answer = self
+                    .sender()
+                    .transact(intent.operation, session, conditions, writes, deadline)
+                    .await;
+                answer.map(|applied| (applied, finish))
+            }
+            Err(error) => Err(error),
+        };
+        match outcome {
+            Ok((Applied::Yes(version), finish)) => finish.done(session, version, results),
+            // Read again, decide again. That the session has ended, if that is why, is noticed there.
+            Ok((Applied::No, finish)) => session.notes.add(finish.struck_out_late),
+            Err(error) => places.iter().for_each(|at| results[*at] = Some(Err(error.clone()))),
+        }
+    }
+
+    fn prepare<Item, T>(
+        &self,
+        session: &Session,
+        items: &[Item],
+        intent: &Intent<'_, Item, T>,
+        loaded: &Loaded,
+        together: Vec<(usize, Decision<T>)>,
+    ) -> Result<Prepared<T>> {
+        let mut finish = Finish {
+            items: Vec::with_capacity(together.len()),
+            ended: Vec::new(),
+            struck_out: Vec::new(),
+            struck_out_late: Vec::new(),
+            remembered: Vec::new(),
+        };
+        let (mut conditions, mut writes) = (Vec::new(), Vec::new());
+        let mut given: BTreeMap<(SessionId, Tick), Vec<(usize, Given)>> = BTreeMap::new();
+        let these: Vec<&Item> = together.iter().map(|(at, _)| &items[*at]).collect();
+        for (at, decision) in together {
+            if let Some(key) = decision.remember {
+                let value = decision.writes.iter().find_map(|write| match write {
+                    Write::Put { key: put, value, .. } if *put == key => Some(value.clone()),
+                    _ => None,
+                });
+                finish.remembered.extend(value.map(|value| (at, key, value)));
+            }
+            conditions.extend(decision.conditions);
+            writes.extend(decision.writes);
+            finish.ended.extend(decision.ends);
+            if let Some(gives) = decision.gives {
+                given.entry((gives.to, gives.until)).or_default().push((at, gives));
+            }
+            finish.items.push((at, None, decision.done));
+        }
+        for ((to, until), given) in given {
+            let (key, note, open) = self.write_note(session, to, until, &given);
+            writes.push(Write::put(key, encode(&note)?));
+            let there: HashSet<usize> = given.iter().map(|(at, _)| *at).collect();
+            let theirs = finish.items.iter_mut().filter(|(at, ..)| there.contains(at));
+            theirs.for_each(|(_, note, _)| *note = Some(Arc::clone(&open)));
+        }
+        finish.struck_out = struck_out(&finish.ended);
+        finish.struck_out_late = session
+            .notes
+            .take(self.room(intent).saturating_sub(writes.len() + finish.struck_out.len()));
+        let over = finish.struck_out.iter().chain(&finish.struck_out_late);
+        writes.extend(over.cloned().map(Write::Delete));
+        if intent.sets_deadlines {
+            let set = |version| Condition::Unchanged(self.layout().clock(), version);
+            conditions.extend(loaded.clock.map(set));
+        }
+        if let Some(credits) = intent.credits {
+            let moved = credits(&these, loaded)?;
+            conditions.extend(moved.conditions);
+            writes.extend(moved.writes);
+        }
+        Ok(Prepared {
+            conditions,
+            writes,
+            finish,
+        })
+    }
+
+    fn write_note(
+        &self,
+        session: &Session,
+        to: SessionId,
+        until: Tick,
+        given: &[(usize, Given)],
+    ) -> (String, Note, Arc<OpenNote>) {
+        let mut note = Note::default();
+        for (_, given) in given {
+            note.add(given.what.clone());
+        }
+        let key = self.layout().note(to, until, session.id(), session.notes.next());
+        let samples = given.iter().map(|(_, given)| given.what.sample.clone());
+        let open = OpenNote::new(key.clone(), samples);
+        (key, note, open)
+    }
+}
+
+/// The notes of which nothing is left.
+fn struck_out(ended: &[(Arc<OpenNote>, SampleId)]) -> Vec<String> {
+    let mut notes: HashMap<&str, (&Arc<OpenNote>, HashSet<&SampleId>)> = HashMap::new();
+    for (note, sample) in ended {
+        let (_, answered) = notes.entry(&note.key).or_insert_with(|| (note, HashSet::new()));
+        answered.insert(sample);
+    }
+    let done = notes.into_values().filter(|(note, answered)| note.ends_with(answered));
+    done.map(|(note, _)| note.key.clone()).collect()
+}
+
+struct Prepared<T> {
+    conditions: Vec<Condition>,
+    writes: Vec<Write>,
+    finish: Finish<T>,
+}
+
+type WhenDone<T> = Box<dyn FnOnce(Done) -> T + Send>;
+
+/// What is left to do when a transaction has been applied.
+struct Finish<T> {
+    items: Vec<(usize, Option<Arc<OpenNote>>, WhenDone<T>)>,
+    ended: Vec<(Arc<OpenNote>, SampleId)>,
+    /// Notes of which nothing is left after this.
+    struck_out: Vec<String>,
+    /// Notes of which nothing was left before.
+    struck_out_late: Vec<String>,
+    remembered: Vec<(usize, String, Vec<u8>)>,
+}
+
+impl<T> Finish<T> {
+    fn done(self, session: &Session, version: Version, results: &mut [Option<Result<T>>]) {
+        // Others answered the rest at the same time: the next transaction strikes it out.
+        let over = self.ended.iter().filter(|(note, sample)| note.answered(sample));
+        let missed = over.map(|(note, _)| note.key.clone());
+        let missed = missed.filter(|key| !self.struck_out.contains(key)).collect();
+        session.notes.add(missed);
+        for (at, key, value) in self.remembered {
+            let note = self.items.iter().find(|(item, ..)| *item == at);
+            let note = note.and_then(|(_, note, _)| note.clone());
+            session.remember(key, value, version, note);
+        }
+        for (at, note, done) in self.items {
+            results[at] = Some(Ok(done(Done { version, note })));
+        }
+    }
+}
