@@ -180,6 +180,10 @@ pub fn escape(name: &str) -> String {
 }
 
 fn escape_into(text: &mut String, name: &str) {
+    if name.bytes().all(is_plain) {
+        text.push_str(name);
+        return;
+    }
     for byte in name.bytes() {
         if is_plain(byte) {
             text.push(char::from(byte));

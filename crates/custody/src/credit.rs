@@ -14,6 +14,10 @@
 //! ```
 //!
 //! `granted = available + outstanding` for each session, and over all of them LC5: granted + free = budget, always.
+//!
+//! This is the specification, and what the model runs. An index keeps the same books without an account that is written
+//! whenever a sample moves on: what is outstanding stands in the records themselves (`paid`), and only what a session has
+//! available is kept apart. [`crate::invariants::budget_is_accounted_for`] says the same of those.
 
 use std::collections::BTreeMap;
 
@@ -22,6 +26,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::id::SessionId;
 
+/// For records: nothing paid is nothing said.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "how serde calls it")]
+pub(crate) fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
+}
+
 /// What one session holds of the budget.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Account {
@@ -29,43 +39,33 @@ pub struct Account {
     pub granted: u64,
     /// Of those, the bytes behind samples that exist: reserved, live or not yet freed.
     pub outstanding: u64,
-    /// Of what is available, the bytes that were drawn for a reservation that is about to be made.
-    #[serde(default)]
-    pub promised: u64,
     /// Whether the session has ended: what comes back is nobody's.
     pub ended: bool,
 }
 
-impl Account {
-    /// The operation that an error of [`Account::spend`] names.
-    pub const SPEND: &'static str = "credit.spend";
+const SPEND: &str = "credit.spend";
 
+impl Account {
     /// What the session may spend now.
     pub fn available(&self) -> u64 {
         self.granted.saturating_sub(self.outstanding)
     }
 
-    /// What lies idle: available, and drawn for nothing in particular.
-    pub fn idle(&self) -> u64 {
-        self.available().saturating_sub(self.promised)
-    }
-
     /// The session reserves bytes.
     pub fn spend(&mut self, bytes: u64) -> Result<()> {
         if self.ended {
-            return Err(Error::new(ErrorKind::Fenced, Self::SPEND, "the session has ended"));
+            return Err(Error::new(ErrorKind::Fenced, SPEND, "the session has ended"));
         }
         if self.available() < bytes {
             return Err(Error::new(
                 ErrorKind::Capacity,
-                Self::SPEND,
+                SPEND,
                 "the session has not that many credits; draw some",
             )
             .with("available", self.available())
             .with("wanted", bytes));
         }
         self.outstanding += bytes;
-        self.promised = self.promised.saturating_sub(bytes);
         Ok(())
     }
 

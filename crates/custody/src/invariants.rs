@@ -75,6 +75,17 @@ pub fn credits_add_up(ledger: &Ledger) -> bool {
             .all(|(_, account)| account.outstanding <= account.granted)
 }
 
+/// LC5, of what an index keeps: what is nobody's, what sessions have available, and what the records were paid with, that
+/// is all of the budget, once.
+pub fn budget_is_accounted_for(
+    budget: u64,
+    free: u64,
+    available: impl Iterator<Item = u64>,
+    paid: impl Iterator<Item = u64>,
+) -> bool {
+    free + available.sum::<u64>() + paid.sum::<u64>() == budget
+}
+
 /// LC5, of the ledger and the records: each session has spent what its reserved, live and retired samples take, no more
 /// and no less. The sum alone would not show that credits came back twice.
 pub fn credits_are_spent_on(ledger: &Ledger, samples: impl Iterator<Item = (SessionId, u64)>) -> bool {

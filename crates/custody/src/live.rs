@@ -3,6 +3,7 @@
 use holdfast_core::{Error, ErrorKind, Generation, Nonce, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::credit::is_zero;
 use crate::id::{GroupName, SessionId, Tick, Token, Version};
 use crate::lease::Lease;
 use crate::retired::{Reason, Retired};
@@ -49,10 +50,13 @@ pub struct Live {
     pub generation: Generation,
     /// Random part of the objects' keys.
     pub nonce: Nonce,
-    /// The session that made it, whose credits its bytes are.
+    /// The session that made it.
     pub producer: SessionId,
     /// Its bytes.
     pub bytes: u64,
+    /// The bytes of the store's budget that it holds.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub paid: u64,
     /// One entry per group, in the order of their names.
     pub groups: Vec<GroupState>,
     /// Leases of those who read it without using it up.
@@ -206,6 +210,7 @@ impl Live {
             nonce: self.nonce,
             producer: self.producer,
             bytes: self.bytes,
+            paid: self.paid,
             readers,
             reason,
             failed_frees: 0,

@@ -3,6 +3,7 @@
 use holdfast_core::{Error, ErrorKind, Generation, Nonce, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::credit::is_zero;
 use crate::id::{SessionId, Tick, Version};
 use crate::live::{GroupState, Live, Progress, Publication};
 use crate::retired::{Reason, Retired};
@@ -19,8 +20,11 @@ pub struct Reserved {
     pub nonce: Nonce,
     /// The producer.
     pub session: SessionId,
-    /// The bytes that it may write, taken from its credits.
+    /// The bytes that it may write.
     pub bytes: u64,
+    /// The bytes of the store's budget that it holds; none if the store had no budget when it was reserved.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub paid: u64,
     /// The last tick at which it may commit.
     pub until: Tick,
     /// What it is about to write, in its own words: whoever removes the objects of one that never commits reads it.
@@ -36,9 +40,17 @@ impl Reserved {
             nonce,
             session,
             bytes,
+            paid: 0,
             until,
             plan: String::new(),
         }
+    }
+
+    /// Says how many bytes of the store's budget were taken for it.
+    #[must_use]
+    pub fn with_paid(mut self, bytes: u64) -> Self {
+        self.paid = bytes;
+        self
     }
 
     /// Says what is about to be written.
@@ -86,6 +98,7 @@ impl Reserved {
             nonce: self.nonce,
             producer: self.session,
             bytes: self.bytes,
+            paid: self.paid,
             groups,
             readers: Vec::new(),
             retain: publication.retain,
@@ -100,6 +113,7 @@ impl Reserved {
             nonce: self.nonce,
             producer: self.session,
             bytes: self.bytes,
+            paid: self.paid,
             readers: Vec::new(),
             reason,
             failed_frees: 0,

@@ -3,6 +3,7 @@
 use holdfast_core::{Generation, Nonce, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::credit::is_zero;
 use crate::id::{SessionId, Token, Version};
 use crate::lease::Lease;
 
@@ -30,10 +31,13 @@ pub struct Retired {
     pub generation: Option<Generation>,
     /// Random part of the objects' keys.
     pub nonce: Nonce,
-    /// Whose credits the bytes are.
+    /// The session that made it.
     pub producer: SessionId,
-    /// How many bytes come back when it is freed.
+    /// Its bytes.
     pub bytes: u64,
+    /// How many bytes of the store's budget come back when it is freed.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub paid: u64,
     /// Those who had a lease when it was retired and have not let go of it.
     pub readers: Vec<Lease>,
     /// Why.

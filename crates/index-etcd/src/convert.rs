@@ -2,7 +2,10 @@
 
 use std::ops::Range;
 
-use etcd_client::{Compare, CompareOp, GetOptions, GetResponse, KeyValue, PutOptions, ResponseHeader, Txn, TxnOp};
+use etcd_client::{
+    Compare, CompareOp, GetOptions, GetResponse, KeyValue, PutOptions, ResponseHeader, SortOrder, SortTarget, Txn,
+    TxnOp,
+};
 use holdfast_core::{Error, ErrorKind, Result};
 use holdfast_custody::{SessionId, Version};
 use holdfast_index::kv::{Change, Condition, Entry, Read, Transaction, Write};
@@ -41,7 +44,7 @@ impl Names {
         match read {
             Read::Key(key) => (self.full(key), None),
             // To etcd, a limit of zero is no limit, and an end that is not after the start may mean something else.
-            Read::Range { keys, limit, .. } if *limit == 0 || keys.start >= keys.end => {
+            Read::Range { keys, limit, .. } | Read::Oldest { keys, limit } if *limit == 0 || keys.start >= keys.end => {
                 (self.full(&keys.start), Some(GetOptions::new().with_count_only()))
             }
             Read::Range { keys, limit, keys_only } => {
@@ -52,17 +55,37 @@ impl Names {
                 }
                 (self.full(&keys.start), Some(options))
             }
+            Read::Oldest { keys, limit } => {
+                let limit = i64::try_from(*limit).unwrap_or(i64::MAX);
+                let options = GetOptions::new()
+                    .with_range(self.full(&keys.end))
+                    .with_sort(SortTarget::Mod, SortOrder::Ascend)
+                    .with_limit(limit);
+                (self.full(&keys.start), Some(options))
+            }
         }
     }
 
-    pub(crate) fn transaction(&self, transaction: &Transaction) -> Txn {
+    /// A transaction, and what it reads, whether its conditions hold or not.
+    pub(crate) fn transaction(&self, transaction: &Transaction, reads: &[Read]) -> Txn {
         let conditions: Vec<_> = transaction
             .conditions
             .iter()
             .map(|condition| self.compare(condition))
             .collect();
-        let writes: Vec<_> = transaction.writes.iter().map(|write| self.operation(write)).collect();
-        Txn::new().when(conditions).and_then(writes)
+        let reads = || {
+            reads
+                .iter()
+                .map(|read| self.get(read))
+                .map(|(key, how)| TxnOp::get(key, how))
+        };
+        let writes = transaction.writes.iter().map(|write| self.operation(write));
+        let held: Vec<_> = writes.chain(reads()).collect();
+        let transaction = Txn::new().when(conditions).and_then(held);
+        match reads().collect::<Vec<_>>() {
+            none if none.is_empty() => transaction,
+            reads => transaction.or_else(reads),
+        }
     }
 
     fn compare(&self, condition: &Condition) -> Compare {
@@ -74,6 +97,10 @@ impl Names {
             }
             Condition::Absent(key) => Compare::create_revision(self.full(key), CompareOp::Equal, 0),
             Condition::Present(key) => Compare::create_revision(self.full(key), CompareOp::Greater, 0),
+            // Every key of the range must have been created at revision zero, which none was.
+            Condition::NoneIn(keys) => {
+                Compare::create_revision(self.full(&keys.start), CompareOp::Equal, 0).with_range(self.full(&keys.end))
+            }
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use etcd_client::{Txn, TxnOp, TxnOpResponse};
+use etcd_client::{Txn, TxnOp, TxnOpResponse, TxnResponse};
 use holdfast_core::{Clock, Deadline, Error, Result};
 use holdfast_custody::Version;
 use holdfast_index::kv::{Applied, Kv, KvSession, Limits, Read, Snapshot, Transaction, Watch, check};
@@ -83,15 +83,20 @@ impl EtcdKv {
             async move { link.kv.txn(transaction).await }
         };
         let response = self.pool.call(call, request).await?;
+        self.snapshot(&response, reads.len())
+    }
+
+    /// What the last so many operations of a transaction read.
+    fn snapshot(&self, response: &TxnResponse, reads: usize) -> Result<Snapshot> {
         let version = convert::version(response.header())?;
-        let entries = response.op_responses().into_iter().map(|response| match response {
+        let answers = response.op_responses();
+        let from = answers.len().checked_sub(reads);
+        let from = from.ok_or_else(|| convert::strange("another number of answers than of reads"))?;
+        let entries = answers.into_iter().skip(from).map(|response| match response {
             TxnOpResponse::Get(response) => self.names.entries(response),
             _ => Err(convert::strange("another answer to a read")),
         });
         let entries = entries.collect::<Result<Vec<_>>>()?;
-        if entries.len() != reads.len() {
-            return Err(convert::strange("another number of answers than of reads"));
-        }
         Ok(Snapshot { version, entries })
     }
 }
@@ -112,22 +117,36 @@ impl Kv for EtcdKv {
     }
 
     async fn transact(&self, transaction: &Transaction, within: Duration) -> Result<Applied> {
-        check::transaction(transaction, LIMITS)?;
+        Ok(self.transact_and_read(transaction, &[], within).await?.0)
+    }
+
+    async fn transact_and_read(
+        &self,
+        transaction: &Transaction,
+        reads: &[Read],
+        within: Duration,
+    ) -> Result<(Applied, Option<Snapshot>)> {
+        check::transaction_and_reads(transaction, reads, LIMITS)?;
         let call = Call {
             nature: Nature::Once,
             patience: self.pool.config.write_timeout,
             ..self.call("kv.transact", within)
         };
-        let transaction = self.names.transaction(transaction);
+        // Made anew for each try, of which there is hardly ever a second.
         let request = |mut link: crate::dial::Link| {
-            let transaction = transaction.clone();
+            let transaction = self.names.transaction(transaction, reads);
             async move { link.kv.txn(transaction).await }
         };
         let response = self.pool.call(call, request).await?;
-        Ok(match response.succeeded() {
+        let applied = match response.succeeded() {
             true => Applied::Yes(convert::version(response.header())?),
             false => Applied::No,
-        })
+        };
+        let snapshot = match reads {
+            [] => None,
+            reads => Some(self.snapshot(&response, reads.len())?),
+        };
+        Ok((applied, snapshot))
     }
 
     async fn open_session(&self, time_to_live: Duration, within: Duration) -> Result<Box<dyn KvSession>> {

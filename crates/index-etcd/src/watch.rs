@@ -52,8 +52,8 @@ struct Live {
     node: usize,
     serial: u64,
     heard: Timestamp,
-    /// Whether progress was asked for since then.
-    asked: bool,
+    /// When progress was asked for since then, if it was.
+    asked: Option<Timestamp>,
 }
 
 impl EtcdWatch {
@@ -94,7 +94,7 @@ impl EtcdWatch {
             node,
             serial,
             heard: self.pool.clock.now(),
-            asked: false,
+            asked: None,
         })
     }
 
@@ -177,13 +177,14 @@ impl Watch for EtcdWatch {
                 continue;
             };
             let (node, probe) = (live.node, self.pool.config.watch_probe);
-            let silent = self.pool.clock.now().since(live.heard);
-            let patience = if live.asked { probe * 2 } else { probe };
-            let message = tokio::time::timeout(patience.saturating_sub(silent), live.stream.message()).await;
+            // Nobody may have listened for long. What has come meanwhile is there at once; silence counts against the
+            // node only after it was asked.
+            let silent = self.pool.clock.now().since(live.asked.unwrap_or(live.heard));
+            let message = tokio::time::timeout(probe.saturating_sub(silent), live.stream.message()).await;
             let failure = match message {
                 Ok(Ok(Some(response))) => {
                     live.heard = self.pool.clock.now();
-                    live.asked = false;
+                    live.asked = None;
                     let pool = Arc::clone(&self.pool);
                     match self.take(&response, pool.url(node)) {
                         Ok(changes) if changes.is_empty() => continue,
@@ -193,8 +194,8 @@ impl Watch for EtcdWatch {
                 }
                 Ok(Ok(None)) => Failure::Unknown(Error::unavailable(OPERATION, "etcd ended the stream")),
                 Ok(Err(error)) => judge(OPERATION, self.pool.url(node), error),
-                Err(_) if !live.asked => {
-                    live.asked = true;
+                Err(_) if live.asked.is_none() => {
+                    live.asked = Some(self.pool.clock.now());
                     // If it cannot be asked, the silence goes on, and that is what is judged.
                     tokio::time::timeout(probe, live.stream.request_progress()).await.ok();
                     continue;

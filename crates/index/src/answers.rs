@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use holdfast_core::{Deadline, Error, ErrorKind, Result};
 use holdfast_custody::{Acknowledged, Live, Reason};
 
-use crate::batch::{Intent, Loaded};
+use crate::batch::{Credits, Intent, Loaded};
 use crate::index::KvIndex;
 use crate::intents::{held_until, live_of, superseded};
 use crate::layout::Layout;
@@ -33,12 +33,13 @@ impl KvIndex {
     fn seen(&self, items: &[Held]) -> Loaded {
         let mut seen = HashMap::with_capacity(items.len());
         for item in items {
-            seen.insert(self.layout().live(&item.sample.sample), item.seen.clone());
+            seen.insert(item.sample.sample.clone(), item.seen.clone());
         }
         Loaded::with_seen(seen)
     }
 
     /// One kind of answer to a lease on a live sample.
+    #[expect(clippy::too_many_arguments, reason = "one kind of answer")]
     pub(crate) async fn answer<T: Send + 'static>(
         &self,
         operation: &'static str,
@@ -46,6 +47,7 @@ impl KvIndex {
         items: &[Held],
         decide: &DecideAnswer<'_, T>,
         sets_deadlines: bool,
+        credits: Option<&dyn Credits<Held>>,
         deadline: Deadline,
     ) -> Vec<Result<T>> {
         let keys = |item: &Held| vec![self.layout().live(&item.sample.sample)];
@@ -58,8 +60,7 @@ impl KvIndex {
             keys: &keys,
             decide: &decide,
             sets_deadlines,
-            credits: None,
-            credit_keys: None,
+            credits,
         };
         self.batch(session, items, intent, Some(self.seen(items)), deadline)
             .await
@@ -87,7 +88,11 @@ impl KvIndex {
             let decision = self.conclude(&item.sample.sample, live, after, |answer| answer)?;
             Ok(decision.ending(item.note.clone(), &item.sample.sample))
         };
-        self.answer(operation, session, items, &decide, false, deadline).await
+        // Who acknowledges is likely to free next, and then needs to know who waits.
+        let peek = self.peek(session);
+        let credits = peek.as_ref().map(|peek| peek as &dyn Credits<Held>);
+        self.answer(operation, session, items, &decide, false, credits, deadline)
+            .await
     }
 
     pub(crate) async fn do_renew(
@@ -112,7 +117,7 @@ impl KvIndex {
                 .giving(held_until(&item.sample, to, until))
                 .ending(item.note.clone(), &item.sample.sample))
         };
-        self.answer("index.renew", session, items, &decide, true, deadline)
+        self.answer("index.renew", session, items, &decide, true, None, deadline)
             .await
     }
 
@@ -152,7 +157,6 @@ impl KvIndex {
             decide: &decide,
             sets_deadlines: false,
             credits: None,
-            credit_keys: None,
         };
         self.batch(session, items, intent, None, deadline).await
     }
@@ -177,7 +181,6 @@ impl KvIndex {
             decide: &decide,
             sets_deadlines: false,
             credits: None,
-            credit_keys: None,
         };
         self.batch(session, items, intent, None, deadline).await
     }
@@ -201,7 +204,6 @@ impl KvIndex {
             decide: &decide,
             sets_deadlines: false,
             credits: None,
-            credit_keys: None,
         };
         self.batch(session, items, intent, None, deadline).await
     }

@@ -7,12 +7,12 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Error, Result};
+use holdfast_core::{Deadline, Error, Result, SampleId};
 use holdfast_custody::{Live, Reserved, Retired, Tick, Version};
 
 use crate::index::KvIndex;
-use crate::kv::{Condition, Entry, Read, Write};
-use crate::layout::{decode_live, decode_reserved, decode_retired, description_of};
+use crate::kv::{Condition, Entry, Read, Snapshot, Write};
+use crate::layout::{Layout, decode_live, decode_reserved, decode_retired, description_of};
 use crate::round::Decision;
 use crate::session::Session;
 use crate::types::Versioned;
@@ -22,19 +22,19 @@ use crate::types::Versioned;
 pub(crate) struct Loaded {
     entries: HashMap<String, Entry>,
     /// Records that the caller had seen before; used for the first try only.
-    seen: HashMap<String, Versioned<Live>>,
+    seen: HashMap<SampleId, Versioned<Live>>,
     /// Whether nothing was read: a refusal that follows from this is no refusal yet.
     pub(crate) guess: bool,
     /// The shared clock.
     pub(crate) tick: Tick,
     /// When the shared clock was set to that: deadlines hold on condition that it still is.
     pub(crate) clock: Option<Version>,
-    /// One or two who wait for credits, and their places in line; read only where credits come back.
-    pub(crate) wants: Vec<(usize, Entry)>,
+    /// What was read for the credits, if something was.
+    pub(crate) credits: Option<Snapshot>,
 }
 
 impl Loaded {
-    pub(crate) fn with_seen(seen: HashMap<String, Versioned<Live>>) -> Self {
+    pub(crate) fn with_seen(seen: HashMap<SampleId, Versioned<Live>>) -> Self {
         Self {
             seen,
             ..Self::default()
@@ -56,6 +56,11 @@ impl Loaded {
             .extend(entries.into_iter().flatten().map(|entry| (entry.key.clone(), entry)));
     }
 
+    /// Whether no record is known.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
     pub(crate) fn entry(&self, key: &str) -> Option<&Entry> {
         self.entries.get(key)
     }
@@ -68,10 +73,10 @@ impl Loaded {
         self.decoded(key, decode_retired)
     }
 
-    pub(crate) fn live(&self, key: &str) -> Result<Option<Versioned<Live>>> {
-        match self.seen.get(key) {
+    pub(crate) fn live(&self, layout: &Layout, sample: &SampleId) -> Result<Option<Versioned<Live>>> {
+        match self.seen.get(sample) {
             Some(seen) => Ok(Some(seen.clone())),
-            None => self.decoded(key, decode_live),
+            None => self.decoded(&layout.live(sample), decode_live),
         }
     }
 
@@ -98,17 +103,44 @@ pub(crate) struct Intent<'a, Item, T> {
     pub(crate) decide: &'a (dyn Fn(&Item, &Loaded) -> Result<Decision<T>> + Sync),
     /// Whether deadlines are set, so the shared clock must not have moved in between.
     pub(crate) sets_deadlines: bool,
-    /// What a transaction needs besides what its items need: the credits that they spend or give back together.
-    pub(crate) credits: Option<&'a CreditsOf<'a, Item>>,
-    /// What must be read for `credits`, besides who waits.
-    pub(crate) credit_keys: Option<&'a CreditKeysOf<'a>>,
+    /// The credits that its items spend or give back.
+    pub(crate) credits: Option<&'a dyn Credits<Item>>,
 }
 
-/// The credits that some items of a batch move together.
-pub(crate) type CreditsOf<'a, Item> = dyn Fn(&[&Item], &Loaded) -> Result<Moved> + Sync + 'a;
+/// The credits that the items of one transaction move together, in that transaction.
+pub(crate) trait Credits<Item>: Sync {
+    /// What must be read to know which.
+    fn reads(&self) -> Vec<Read>;
 
-/// The credit keys that must be read too, as they follow from what was read before.
-pub(crate) type CreditKeysOf<'a> = dyn Fn(&Loaded) -> Result<Vec<String>> + Sync + 'a;
+    /// What is to be done besides what the items need, if there is room for it. An error is that of all these items.
+    fn move_for(&self, items: &[&Item], loaded: &Loaded, room: Room) -> Result<Moved>;
+
+    /// What was last asked for has been done.
+    fn moved(&self, version: Version);
+
+    /// How many operations of a transaction it needs at most.
+    fn operations(&self) -> usize {
+        CREDIT_OPERATIONS
+    }
+
+    /// What is to be read along with every transaction.
+    fn reads_along(&self) -> Vec<Read> {
+        Vec::new()
+    }
+
+    /// What was.
+    fn read_along(&self, _: Snapshot) {}
+}
+
+/// Room in every transaction that moves credits: free bytes, a few purses, and those who wait.
+const CREDIT_OPERATIONS: usize = 24;
+
+/// What a transaction can still take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Room {
+    pub(crate) operations: usize,
+    pub(crate) bytes: usize,
+}
 
 /// Conditions and writes that move credits.
 #[derive(Debug, Default)]
@@ -184,11 +216,22 @@ impl KvIndex {
         keys.sort_unstable();
         keys.dedup();
         let mut entries = HashMap::with_capacity(keys.len());
-        for chunk in keys.chunks(self.kv().limits().operations.saturating_sub(2).max(1)) {
+        let mut credits = intent.credits.map(Credits::reads).unwrap_or_default();
+        let mut seen_credits = None;
+        let most = self.kv().limits().operations.saturating_sub(2 + credits.len()).max(1);
+        for chunk in keys.chunks(most) {
             let mut reads: Vec<Read> = chunk.iter().cloned().map(Read::Key).collect();
             reads.push(Read::Key(self.layout().clock()));
             reads.push(Read::Key(self.layout().alive(session.id())));
+            let records = reads.len();
+            reads.append(&mut credits);
             let mut snapshot = self.kv().read(&reads, deadline.remaining(self.clock())).await?;
+            if reads.len() > records {
+                seen_credits = Some(Snapshot {
+                    version: snapshot.version,
+                    entries: snapshot.entries.split_off(records),
+                });
+            }
             if snapshot.entries.pop().is_none_or(|alive| alive.is_empty()) {
                 return Err(session.fenced(intent.operation));
             }
@@ -205,13 +248,10 @@ impl KvIndex {
         }
         let mut loaded = Loaded {
             entries,
+            credits: seen_credits,
             ..Loaded::default()
         };
         loaded.set_clock(self.known_clock(deadline).await?);
-        if let Some(credit_keys) = intent.credit_keys {
-            let keys = credit_keys(&loaded)?;
-            self.load_credits(keys, &mut loaded, deadline).await?;
-        }
         Ok(loaded)
     }
 }

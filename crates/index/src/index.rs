@@ -11,6 +11,7 @@ use holdfast_custody::{GroupName, Tick, Version};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
+use crate::credits::Hints;
 use crate::kv::{Applied, Condition, Entry, Kv, Read, Transaction, Write};
 use crate::lanes::ReadyList;
 use crate::layout::{Layout, decode};
@@ -51,6 +52,7 @@ pub struct KvIndex {
     /// The lane that the next one of this process looks into.
     lane: AtomicU64,
     ready: Mutex<HashMap<GroupName, Arc<ReadyList>>>,
+    hints: Hints,
 }
 
 /// The shared clock as it was last seen here.
@@ -81,6 +83,7 @@ impl KvIndex {
             seen: Mutex::default(),
             lane: AtomicU64::new(lane),
             ready: Mutex::default(),
+            hints: Hints::default(),
         }
     }
 
@@ -103,6 +106,10 @@ impl KvIndex {
 
     pub(crate) fn rng(&self) -> &dyn Rng {
         &*self.rng
+    }
+
+    pub(crate) fn hints(&self) -> &Hints {
+        &self.hints
     }
 
     pub(crate) fn sender(&self) -> &Sender {

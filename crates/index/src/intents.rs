@@ -6,10 +6,11 @@ use std::sync::Arc;
 use holdfast_core::{Deadline, Error, ErrorKind, Generation, Result, SampleId};
 use holdfast_custody::{GroupName, Live, Reason, Reserved, SessionId, Tick, Token, Version};
 
-use crate::batch::{CreditsOf, Intent, Loaded};
+use crate::batch::{Credits, Intent, Loaded};
+use crate::credits::generation_of;
 use crate::index::KvIndex;
 use crate::kv::Condition;
-use crate::layout::{Layout, Placed, writes};
+use crate::layout::{Home, Layout, Placed, writes};
 use crate::notes::{Given, Holding};
 use crate::round::Decision;
 use crate::session::Session;
@@ -20,6 +21,15 @@ pub(crate) fn gone(operation: &'static str, sample: &SampleId) -> Error {
         ErrorKind::NotFound,
         operation,
         "there is no such sample, or not any more",
+    )
+    .with("sample", sample)
+}
+
+pub(crate) fn being_written(sample: &SampleId) -> Error {
+    Error::new(
+        ErrorKind::Conflict,
+        "index.reserve",
+        "another producer is writing this sample now",
     )
     .with("sample", sample)
 }
@@ -41,7 +51,7 @@ pub(crate) fn live_of(
     loaded: &Loaded,
     sample: &SampleRef,
 ) -> Result<Versioned<Live>> {
-    match loaded.live(&layout.live(&sample.sample))? {
+    match loaded.live(layout, &sample.sample)? {
         Some(live) if live.record.generation == sample.generation => Ok(live),
         Some(_) => Err(superseded(operation, sample)),
         None => Err(gone(operation, &sample.sample)),
@@ -67,57 +77,51 @@ impl KvIndex {
             Some(budget) => self.reserve_with_credits(session, items, budget, deadline).await,
             None => {
                 // Nobody else's reservation is expected: the first try goes without a look.
-                self.reserve_now(session, items, None, Loaded::default(), deadline)
+                self.reserve_now(session, items, None, Some(Loaded::default()), deadline)
                     .await
             }
         }
     }
 
-    /// Reserves, and spends in the same transaction what `credits` says, if anything.
+    /// Reserves, and pays for it in the same transaction if there are credits. The first try goes by `seen`, if something
+    /// was.
     pub(crate) async fn reserve_now(
         &self,
         session: &Session,
         items: &[Reserve],
-        credits: Option<&CreditsOf<'_, Reserve>>,
-        seen: Loaded,
+        credits: Option<&dyn Credits<Reserve>>,
+        seen: Option<Loaded>,
         deadline: Deadline,
     ) -> Vec<Result<Generation>> {
         const OPERATION: &str = "index.reserve";
-        let keys = |item: &Reserve| {
-            let account = credits.map(|_| self.layout().account(session.id()));
-            account
-                .into_iter()
-                .chain([self.layout().pending(&item.sample)])
-                .collect()
-        };
+        let keys = |item: &Reserve| vec![self.layout().pending(&item.sample)];
         let decide = |item: &Reserve, loaded: &Loaded| {
             let key = self.layout().pending(&item.sample);
             if loaded.entry(&key).is_some() {
-                return Err(Error::new(
-                    ErrorKind::Conflict,
-                    OPERATION,
-                    "another producer is writing this sample now",
-                )
-                .with("sample", &item.sample));
+                return Err(being_written(&item.sample));
             }
             let until = loaded.tick.after(self.config().reserve_ticks);
-            let record = Reserved::new(session.id(), item.nonce, item.bytes, until).with_plan(&item.plan);
+            let paid = if credits.is_some() { item.bytes } else { 0 };
+            let record = Reserved::new(session.id(), item.nonce, item.bytes, until)
+                .with_paid(paid)
+                .with_plan(&item.plan);
             let placed = self.layout().place_reserved(&item.sample, &record)?;
-            let no_generation = || Error::internal(OPERATION, "the index gave out version zero");
             let what = Holding {
                 sample: item.sample.clone(),
                 generation: None,
             };
             let conditions = vec![Condition::Absent(key.clone())];
-            Ok(Decision::new(conditions, writes(&[], vec![placed]), move |done| {
-                Generation::new(done.version.0).ok_or_else(no_generation)
-            })
-            .giving(Given {
-                to: session.id(),
-                until,
-                what,
-            })
-            .remembering(key))
+            Ok(
+                Decision::new(conditions, writes(Vec::new(), vec![placed]), move |done| {
+                    generation_of(done.version)
+                })
+                .giving(Given {
+                    to: session.id(),
+                    until,
+                    what,
+                })
+                .remembering(key),
+            )
         };
         let intent = Intent {
             operation: OPERATION,
@@ -125,9 +129,8 @@ impl KvIndex {
             decide: &decide,
             sets_deadlines: true,
             credits,
-            credit_keys: None,
         };
-        let results = self.batch(session, items, intent, Some(seen), deadline).await;
+        let results = self.batch(session, items, intent, seen, deadline).await;
         results
             .into_iter()
             .map(|result| result.and_then(|generation| generation))
@@ -166,20 +169,20 @@ impl KvIndex {
                 .clone()
                 .commit(session.id(), *generation, &item.publication)?;
             let description = Some(Arc::from(item.description.as_slice()));
-            let mut before = vec![self.layout().place_reserved(sample, &reserved.record)?];
+            let mut before = vec![Home::from(pending.clone())];
             let mut after: Vec<Placed> = vec![self.layout().place_live(sample, &record, &description)?];
             let note = notes.get(&pending).cloned();
             let mut conditions = vec![Condition::Unchanged(pending, reserved.version)];
-            match loaded.live(&live)? {
+            match loaded.live(self.layout(), sample)? {
                 Some(older) => {
                     conditions.push(Condition::Unchanged(live, older.version));
-                    before.push(self.layout().place_live(sample, &older.record, &older.description)?);
+                    before.push(self.layout().live_home(sample, &older.record));
                     let retired = older.record.retire(Reason::Superseded);
                     after.push(self.layout().place_retired(sample, &retired, &older.description)?);
                 }
                 None => conditions.push(Condition::Absent(live)),
             }
-            Ok(Decision::new(conditions, writes(&before, after), |done| done.version).ending(note, sample))
+            Ok(Decision::new(conditions, writes(before, after), |done| done.version).ending(note, sample))
         };
         let intent = Intent {
             operation: OPERATION,
@@ -187,7 +190,6 @@ impl KvIndex {
             decide: &decide,
             sets_deadlines: false,
             credits: None,
-            credit_keys: None,
         };
         self.batch(session, items, intent, Some(seen), deadline).await
     }
@@ -210,7 +212,6 @@ impl KvIndex {
             decide: &decide,
             sets_deadlines: false,
             credits: None,
-            credit_keys: None,
         };
         self.batch(session, items, intent, None, deadline).await
     }
@@ -254,7 +255,6 @@ impl KvIndex {
             decide: &decide,
             sets_deadlines: true,
             credits: None,
-            credit_keys: None,
         };
         self.batch(session, samples, intent, seen, deadline).await
     }

@@ -2,20 +2,23 @@
 //! had nothing.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use holdfast_core::Timestamp;
-use holdfast_custody::{Live, Version};
+use holdfast_custody::Live;
+use parking_lot::Mutex;
 
 use crate::layout::LANES;
 use crate::types::{SampleRef, Versioned};
 
 /// The most entries of one look.
-pub(crate) const MOST_AT_ONCE: usize = 256;
+const MOST_AT_ONCE: usize = 256;
+
+/// How many of one process look at the same time, each into another lane.
+const LOOK_AT_ONCE: usize = 2;
 
 /// For how long what was seen is worth a try: others take from the same list.
-const FRESH: Duration = Duration::from_millis(50);
+const FRESH: Duration = Duration::from_millis(100);
 
 /// For how many looks a lane that had nothing is passed over. After that it is looked into again, whatever the others
 /// have, so that nothing in it is left behind.
@@ -30,59 +33,67 @@ pub(crate) struct Found {
 }
 
 /// One group's ready list, to those of one process.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct ReadyList {
-    /// How many samples those who are about to look want, all together.
-    wanted: AtomicUsize,
-    pub(crate) looked: tokio::sync::Mutex<Looked>,
+    known: Mutex<Known>,
+    pub(crate) looking: tokio::sync::Semaphore,
 }
 
-/// Somebody who is about to look; counts until it is dropped.
-pub(crate) struct InLine<'a> {
-    list: &'a ReadyList,
-    count: usize,
-}
-
-impl Drop for InLine<'_> {
-    fn drop(&mut self) {
-        self.list.wanted.fetch_sub(self.count, Ordering::Relaxed);
+impl Default for ReadyList {
+    fn default() -> Self {
+        Self {
+            known: Mutex::default(),
+            looking: tokio::sync::Semaphore::new(LOOK_AT_ONCE),
+        }
     }
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    /// What was seen and not taken yet, and when.
+    found: VecDeque<(Found, Timestamp)>,
+    lanes: Lanes,
+    /// How many are taken while what was seen is fresh, more or less: so many are worth seeing at once.
+    appetite: usize,
 }
 
 impl ReadyList {
-    pub(crate) fn come(&self, count: usize) -> InLine<'_> {
-        self.wanted.fetch_add(count, Ordering::Relaxed);
-        InLine { list: self, count }
-    }
-
-    pub(crate) fn wanted(&self) -> usize {
-        self.wanted.load(Ordering::Relaxed)
-    }
-}
-
-/// What was seen at the last look.
-#[derive(Debug, Default)]
-pub(crate) struct Looked {
-    pub(crate) found: VecDeque<Found>,
-    pub(crate) version: Version,
-    pub(crate) since: Option<Timestamp>,
-    pub(crate) lanes: Lanes,
-}
-
-impl Looked {
     /// Up to `count` of what was seen, if it is fresh and there is any.
-    pub(crate) fn take(&mut self, count: usize, now: Timestamp) -> Option<Vec<Found>> {
-        if self.since.is_none_or(|since| now.since(since) > FRESH) {
-            self.found.clear();
+    pub(crate) fn take(&self, count: usize, now: Timestamp) -> Option<Vec<Found>> {
+        let mut known = self.known.lock();
+        let seen = known.found.len();
+        known.found.retain(|(_, since)| now.since(*since) <= FRESH);
+        if known.found.len() < seen {
+            known.appetite /= 2;
         }
-        let taken: Vec<Found> = self.found.drain(..count.min(self.found.len())).collect();
+        let taken = count.min(known.found.len());
+        let taken: Vec<Found> = known.found.drain(..taken).map(|(found, _)| found).collect();
         (!taken.is_empty()).then_some(taken)
+    }
+
+    /// Where to look, and how many are worth seeing: all that was seen before has been taken.
+    pub(crate) fn next(&self, count: usize, start: u64) -> (Option<u64>, usize) {
+        let mut known = self.known.lock();
+        known.appetite = (2 * known.appetite).clamp(1, MOST_AT_ONCE);
+        (known.lanes.next(start), known.appetite.max(count))
+    }
+
+    /// What looks into lanes showed: of each, whether there was nothing.
+    pub(crate) fn saw(&self, lanes: impl IntoIterator<Item = (u64, bool)>) {
+        let mut known = self.known.lock();
+        lanes.into_iter().for_each(|(lane, empty)| known.lanes.saw(lane, empty));
+    }
+
+    /// What one who looked leaves to the others.
+    pub(crate) fn leave(&self, found: impl IntoIterator<Item = Found>, now: Timestamp) {
+        let found = found.into_iter().map(|found| (found, now));
+        self.known.lock().found.extend(found);
     }
 }
 
 /// Which lanes are worth a look.
 #[derive(Debug)]
-pub(crate) struct Lanes {
+struct Lanes {
     looks: u64,
     /// Until which look a lane is passed over.
     empty_until: Vec<u64>,
@@ -99,7 +110,7 @@ impl Default for Lanes {
 
 impl Lanes {
     /// The first lane from `start` on that is worth a look; none if all had nothing lately.
-    pub(crate) fn next(&mut self, start: u64) -> Option<u64> {
+    fn next(&mut self, start: u64) -> Option<u64> {
         self.looks += 1;
         let worth = |lane: &u64| {
             let until = usize::try_from(*lane).ok().and_then(|at| self.empty_until.get(at));
@@ -108,9 +119,9 @@ impl Lanes {
         (0..LANES).map(|turn| (start + turn) % LANES).find(worth)
     }
 
-    /// What a look into a lane showed: whether that was all there is in it.
-    pub(crate) fn saw(&mut self, lane: u64, all_of_it: bool) {
-        let until = if all_of_it { self.looks + PASSED_OVER } else { 0 };
+    /// What a look into a lane showed: whether there was nothing.
+    fn saw(&mut self, lane: u64, empty: bool) {
+        let until = if empty { self.looks + PASSED_OVER } else { 0 };
         if let Some(place) = usize::try_from(lane).ok().and_then(|at| self.empty_until.get_mut(at)) {
             *place = until;
         }
@@ -119,7 +130,40 @@ impl Lanes {
 
 #[cfg(test)]
 mod tests {
+    use holdfast_core::{Clock, Generation, ManualClock, SampleId};
+
     use super::*;
+
+    fn found(name: &str) -> Found {
+        let sample = SampleRef {
+            sample: SampleId::new(name).expect("a name"),
+            generation: Generation::new(1).expect("a generation"),
+        };
+        Found { sample, copied: None }
+    }
+
+    #[test]
+    fn what_was_seen_is_taken_once_and_only_while_it_is_fresh() {
+        let (clock, list) = (ManualClock::new(), ReadyList::default());
+        assert!(list.take(1, clock.now()).is_none());
+        list.leave([found("a"), found("b"), found("c")], clock.now());
+        let taken = list.take(2, clock.now()).expect("fresh");
+        assert_eq!(taken.len(), 2);
+        clock.advance(2 * FRESH);
+        assert!(list.take(2, clock.now()).is_none(), "too old");
+    }
+
+    #[test]
+    fn more_is_seen_at_once_as_long_as_it_is_all_taken() {
+        let (clock, list) = (ManualClock::new(), ReadyList::default());
+        let seen = |list: &ReadyList| list.next(1, 0).1;
+        assert_eq!([seen(&list), seen(&list), seen(&list)], [1, 2, 4]);
+        list.leave([found("a")], clock.now());
+        clock.advance(2 * FRESH);
+        list.take(1, clock.now());
+        assert_eq!(seen(&list), 4, "half of it was enough");
+        assert_eq!(list.next(64, 0).1, 64, "never less than is asked for");
+    }
 
     #[test]
     fn a_lane_that_had_nothing_is_passed_over_for_a_while() {

@@ -23,14 +23,13 @@
 //! | `h/{session}/{until}/{by}-{number}` | what one transaction gave a session until a tick | notes, sweep |
 //! | `t` | the shared clock | tick |
 //! | `b/budget` | the store's budget in bytes; no such key, no budget | set once |
-//! | `b/free` | bytes of the budget that are nobody's | draw, freed, sweep |
-//! | `b/a/{session}` | a session's [`Account`](holdfast_custody::Account) | draw, reserve, freed, sweep |
-//! | `b/q` | when somebody last began to wait | draw |
-//! | `b/w/{order}-{session}` | a session that waits for credits, longest first | draw, freed, sweep |
+//! | `b/free` | bytes of the budget that are nobody's | reserve, freed, sweep: see [`crate::credits`] |
+//! | `b/a/{session}` | a session's purse: bytes that it may spend | reserve, freed, sweep |
+//! | `b/w/{session}` | a session that waits for credits, and for what (vanishes with it) | reserve, freed, sweep |
+//! | `b/t/{session}` | what a session that waited was last told (vanishes with it) | freed, sweep |
 //!
 //! Numbers in keys are sixteen hex digits, so that the order of keys is the order of numbers. Names are escaped.
 
-use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -51,14 +50,27 @@ pub(crate) struct Layout {
     root: String,
 }
 
-/// A record in its home, with the list entries that follow from it.
+/// Where a record is, with the list entries that follow from it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Home {
+    pub(crate) key: String,
+    /// Entries of ready lists.
+    pub(crate) ready: Vec<String>,
+}
+
+impl From<String> for Home {
+    fn from(key: String) -> Self {
+        let ready = Vec::new();
+        Self { key, ready }
+    }
+}
+
+/// A record and its home.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Placed {
-    pub(crate) key: String,
+    pub(crate) home: Home,
     pub(crate) value: Vec<u8>,
-    /// Entries of ready lists.
-    pub(crate) ready: BTreeSet<String>,
-    /// Whether these hold a copy of the record.
+    /// Whether the entries of ready lists hold a copy of it.
     copied: bool,
 }
 
@@ -126,25 +138,26 @@ impl Layout {
         self.key(format_args!("b/free"))
     }
 
-    /// Written by whoever begins to wait, so that one who brings credits back finds out that somebody does.
-    pub(crate) fn waiting_since(&self) -> String {
-        self.key(format_args!("b/q"))
-    }
-
-    pub(crate) fn all_accounts(&self) -> Range<String> {
+    pub(crate) fn all_purses(&self) -> Range<String> {
         prefix(self.key(format_args!("b/a/")))
     }
 
-    pub(crate) fn account(&self, session: SessionId) -> String {
+    pub(crate) fn purse(&self, session: SessionId) -> String {
         self.key(format_args!("b/a/{:016x}", session.0))
     }
 
-    pub(crate) fn want(&self, order: Version, session: SessionId) -> String {
-        self.key(format_args!("b/w/{:016x}-{:016x}", order.0, session.0))
+    pub(crate) fn want(&self, session: SessionId) -> String {
+        self.key(format_args!("b/w/{:016x}", session.0))
     }
 
-    pub(crate) fn all_wants(&self) -> Range<String> {
+    /// Those who wait for credits.
+    pub(crate) fn line(&self) -> Range<String> {
         prefix(self.key(format_args!("b/w/")))
+    }
+
+    /// Where one who waits is told what became of it.
+    pub(crate) fn told(&self, session: SessionId) -> String {
+        self.key(format_args!("b/t/{:016x}", session.0))
     }
 
     pub(crate) fn alive(&self, session: SessionId) -> String {
@@ -163,7 +176,7 @@ impl Layout {
         prefix(self.key(format_args!("z/")))
     }
 
-    /// The session that a key of `n/` or `z/` names.
+    /// The session that a key of `n/`, `z/`, `b/a/` or `b/w/` names.
     pub(crate) fn session_of(key: &str) -> Option<SessionId> {
         u64::from_str_radix(key.rsplit('/').next()?, 16).ok().map(SessionId)
     }
@@ -233,39 +246,39 @@ impl Layout {
 
     pub(crate) fn place_reserved(&self, sample: &SampleId, record: &Reserved) -> Result<Placed> {
         Ok(Placed {
-            key: self.pending(sample),
+            home: self.pending(sample).into(),
             value: encode(record)?,
-            ready: BTreeSet::new(),
             copied: false,
         })
     }
 
-    pub(crate) fn place_live(&self, sample: &SampleId, record: &Live, description: &Description) -> Result<Placed> {
-        let mut ready = BTreeSet::new();
+    pub(crate) fn live_home(&self, sample: &SampleId, record: &Live) -> Home {
+        let mut ready = Vec::new();
         let order = record.generation.get();
         for state in record.groups.iter().filter(|state| state.progress == Progress::Waiting) {
             let lane = lane_of(sample);
-            ready.insert(self.key(format_args!(
+            ready.push(self.key(format_args!(
                 "q/{}/{lane:02x}/{order:016x}/{}",
                 state.group,
                 escape(sample.as_str())
             )));
         }
-        Ok(Placed {
+        Home {
             key: self.live(sample),
-            value: encode_described(record, description)?,
             ready,
+        }
+    }
+
+    pub(crate) fn place_live(&self, sample: &SampleId, record: &Live, description: &Description) -> Result<Placed> {
+        Ok(Placed {
+            home: self.live_home(sample, record),
+            value: encode_described(record, description)?,
             copied: record.groups.len() == 1,
         })
     }
 
     /// A record that was never reserved at a known version cannot be retired: its generation names its home.
-    pub(crate) fn place_retired(
-        &self,
-        sample: &SampleId,
-        record: &Retired,
-        description: &Description,
-    ) -> Result<Placed> {
+    pub(crate) fn retired_home(&self, sample: &SampleId, record: &Retired) -> Result<Home> {
         let generation = record.generation.ok_or_else(|| {
             Error::internal("index.place", "a retired record has no generation").with("sample", sample)
         })?;
@@ -274,10 +287,18 @@ impl Layout {
         } else {
             self.retired_with_readers(sample, generation)
         };
+        Ok(key.into())
+    }
+
+    pub(crate) fn place_retired(
+        &self,
+        sample: &SampleId,
+        record: &Retired,
+        description: &Description,
+    ) -> Result<Placed> {
         Ok(Placed {
-            key,
+            home: self.retired_home(sample, record)?,
             value: encode_described(record, description)?,
-            ready: BTreeSet::new(),
             copied: false,
         })
     }
@@ -290,29 +311,30 @@ fn lane_of(sample: &SampleId) -> u64 {
 }
 
 /// The writes that turn what was there into what is to be there.
-pub(crate) fn writes(before: &[Placed], after: Vec<Placed>) -> Vec<Write> {
+pub(crate) fn writes(before: Vec<Home>, after: Vec<Placed>) -> Vec<Write> {
     let stays = |key: &String| {
         after
             .iter()
-            .any(|placed| placed.key == *key || placed.ready.contains(key))
+            .any(|placed| placed.home.key == *key || placed.home.ready.contains(key))
     };
-    let was_there = |key: &String| before.iter().any(|placed| placed.ready.contains(key));
-    let old = before
-        .iter()
-        .flat_map(|placed| placed.ready.iter().chain([&placed.key]));
-    let mut writes: Vec<Write> = old.filter(|key| !stays(key)).cloned().map(Write::Delete).collect();
-    for placed in after {
-        for key in placed.ready {
-            if !was_there(&key) {
-                let value = if placed.copied {
-                    placed.value.clone()
-                } else {
-                    Vec::new()
-                };
-                writes.push(Write::put(key, value));
+    let mut writes = Vec::with_capacity(2 * (before.len() + after.len()));
+    let mut there = Vec::new();
+    for Home { key, ready } in before {
+        for key in ready.into_iter().chain([key]) {
+            if stays(&key) {
+                there.push(key);
+            } else {
+                writes.push(Write::Delete(key));
             }
         }
-        writes.push(Write::put(placed.key, placed.value));
+    }
+    for Placed { home, value, copied } in after {
+        for key in home.ready {
+            if !there.contains(&key) {
+                writes.push(Write::put(key, if copied { value.clone() } else { Vec::new() }));
+            }
+        }
+        writes.push(Write::put(home.key, value));
     }
     writes
 }

@@ -5,19 +5,19 @@ use holdfast_custody::{Acknowledged, Live, Reserved, Retired, Version};
 
 use crate::index::KvIndex;
 use crate::kv::Condition;
-use crate::layout::{Placed, settled_live, writes};
+use crate::layout::{Home, Placed, settled_live, writes};
 use crate::round::{Decision, Done};
 use crate::types::{Answered, Versioned};
 
 /// A record that was last written at `version` becomes another one, or the same in another place.
 fn replace<T>(
-    from: Placed,
+    from: Home,
     version: Version,
     to: Placed,
     done: impl FnOnce(Done) -> T + Send + 'static,
 ) -> Result<Decision<T>> {
     let conditions = vec![Condition::Unchanged(from.key.clone(), version)];
-    Ok(Decision::new(conditions, writes(&[from], vec![to]), done))
+    Ok(Decision::new(conditions, writes(vec![from], vec![to]), done))
 }
 
 impl KvIndex {
@@ -30,7 +30,7 @@ impl KvIndex {
         done: impl FnOnce(Versioned<Live>, Done) -> T + Send + 'static,
     ) -> Result<Decision<T>> {
         let description = before.description.clone();
-        let from = self.layout().place_live(sample, &before.record, &description)?;
+        let from = self.layout().live_home(sample, &before.record);
         let to = self.layout().place_live(sample, &after, &description)?;
         replace(from, before.version, to, move |outcome| {
             let seen = Versioned {
@@ -58,9 +58,9 @@ impl KvIndex {
                     reason: retired.reason,
                     free,
                 };
-                let from = self.layout().place_live(sample, &before.record, &before.description)?;
+                let from = self.layout().live_home(sample, &before.record);
                 let to = self.layout().place_retired(sample, &retired, &before.description)?;
-                let home = free.then(|| to.key.clone());
+                let home = free.then(|| to.home.key.clone());
                 let mut decision = replace(from, before.version, to, move |_| done(answer))?;
                 decision.remember = home;
                 Ok(decision)
@@ -76,7 +76,7 @@ impl KvIndex {
         retired: &Retired,
         done: impl FnOnce() -> T + Send + 'static,
     ) -> Result<Decision<T>> {
-        let from = self.layout().place_reserved(sample, &before.record)?;
+        let from = self.layout().pending(sample).into();
         let to = self.layout().place_retired(sample, retired, &None)?;
         replace(from, before.version, to, |_| done())
     }
@@ -89,9 +89,7 @@ impl KvIndex {
         after: &Retired,
         done: impl FnOnce() -> T + Send + 'static,
     ) -> Result<Decision<T>> {
-        let from = self
-            .layout()
-            .place_retired(sample, &before.record, &before.description)?;
+        let from = self.layout().retired_home(sample, &before.record)?;
         let to = self.layout().place_retired(sample, after, &before.description)?;
         replace(from, before.version, to, |_| done())
     }

@@ -1,10 +1,10 @@
 //! Taking the next samples of a group, and waiting for some without polling.
 //!
-//! Those of one process who come at the same time look at the list together: one reads as much as all of them want, the
-//! others take from what it found. Processes look into different lanes, so that they reach for different samples. What
+//! Those of one process look at the list for each other: one reads as much as they will take in a moment, the others take
+//! from what it found. Processes look into different lanes, so that they reach for different samples. What
 //! they find is a guess: somebody else may have taken it meanwhile, and then the taking tells.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::time::Duration;
 
 use holdfast_core::{Deadline, Error, ErrorKind, Generation, Result, Retry};
@@ -13,7 +13,7 @@ use holdfast_custody::{GroupName, Version};
 use crate::batch::Loaded;
 use crate::index::KvIndex;
 use crate::kv::{Entry, Read};
-use crate::lanes::{Found, Looked, MOST_AT_ONCE};
+use crate::lanes::{Found, ReadyList};
 use crate::layout::{LANES, Layout, decode_live, description_of};
 use crate::session::Session;
 use crate::types::{Held, SampleRef, Versioned};
@@ -116,7 +116,7 @@ impl KvIndex {
         let mut seen = HashMap::with_capacity(ready.len());
         for found in ready {
             let copied = found.copied.clone()?;
-            seen.insert(self.layout().live(&found.sample.sample), copied);
+            seen.insert(found.sample.sample.clone(), copied);
         }
         Some(Loaded::with_seen(seen))
     }
@@ -130,23 +130,22 @@ impl KvIndex {
         deadline: Deadline,
     ) -> Result<(Vec<Found>, Version)> {
         let list = self.ready_list(group);
-        let _in_line = list.come(count);
-        let left = deadline.remaining(self.clock());
-        let Ok(mut looked) = tokio::time::timeout(left, list.looked.lock()).await else {
-            return Err(Error::unavailable(
-                "index.lease_next",
-                "others of this process looked until the deadline",
-            ));
-        };
-        if let Some(found) = looked.take(count, self.clock().now()) {
-            return Ok((found, looked.version));
+        if let Some(found) = list.take(count, self.clock().now()) {
+            return Ok((found, Version::default()));
         }
-        let wanted = list.wanted().clamp(count, MOST_AT_ONCE.max(count));
-        self.look_into_lanes(session, group, count, wanted, &mut looked, deadline)
-            .await?;
-        looked.since = Some(self.clock().now());
-        let found = looked.take(count, self.clock().now()).unwrap_or_default();
-        Ok((found, looked.version))
+        let left = deadline.remaining(self.clock());
+        let Ok(Ok(_looking)) = tokio::time::timeout(left, list.looking.acquire()).await else {
+            let message = "others of this process looked until the deadline";
+            return Err(Error::unavailable("index.lease_next", message));
+        };
+        // Somebody else may have looked meanwhile.
+        if let Some(found) = list.take(count, self.clock().now()) {
+            return Ok((found, Version::default()));
+        }
+        let (mut found, version) = self.look_into_lanes(session, group, count, &list, deadline).await?;
+        let for_others = found.split_off(count.min(found.len()));
+        list.leave(for_others, self.clock().now());
+        Ok((found, version))
     }
 
     /// Looks into one lane, and if there is nothing into all of them. Within a lane the oldest come first.
@@ -155,19 +154,18 @@ impl KvIndex {
         session: &Session,
         group: &GroupName,
         count: usize,
-        wanted: usize,
-        looked: &mut Looked,
+        list: &ReadyList,
         deadline: Deadline,
-    ) -> Result<()> {
-        if let Some(lane) = looked.lanes.next(self.next_lane()) {
-            let read = [self.lane(group, lane, wanted)];
+    ) -> Result<(Vec<Found>, Version)> {
+        let (lane, limit) = list.next(count, self.next_lane());
+        if let Some(lane) = lane {
+            let read = [self.lane(group, lane, limit)];
             let snapshot = self.kv().read(&read, deadline.remaining(self.clock())).await?;
-            looked.version = snapshot.version;
-            let found: Vec<_> = snapshot.entries.into_iter().flatten().collect();
-            looked.lanes.saw(lane, found.len() < wanted);
-            if !found.is_empty() {
-                looked.found = found.iter().map(parse).collect::<Result<_>>()?;
-                return Ok(());
+            let entries: Vec<_> = snapshot.entries.into_iter().flatten().collect();
+            list.saw([(lane, entries.is_empty())]);
+            if !entries.is_empty() {
+                let found: Result<_> = entries.iter().map(parse).collect();
+                return Ok((found?, snapshot.version));
             }
         }
         let each = count.div_ceil(4);
@@ -178,16 +176,12 @@ impl KvIndex {
         if snapshot.entries.pop().is_none_or(|alive| alive.is_empty()) {
             return Err(session.fenced("index.lease_next"));
         }
-        looked.version = snapshot.version;
-        for (lane, entries) in (0..LANES).zip(&snapshot.entries) {
-            looked.lanes.saw(lane, entries.len() < each);
-        }
-        let mut found: VecDeque<Found> = snapshot.entries.iter().flatten().map(parse).collect::<Result<_>>()?;
+        list.saw((0..LANES).zip(snapshot.entries.iter().map(Vec::is_empty)));
+        let mut found: Vec<Found> = snapshot.entries.iter().flatten().map(parse).collect::<Result<_>>()?;
         // Other processes whose lane was empty look at the same few: each begins somewhere else.
         let from = usize::try_from(self.rng().below(found.len() as u64)).unwrap_or(0);
         found.rotate_left(from);
-        looked.found = found;
-        Ok(())
+        Ok((found, snapshot.version))
     }
 
     fn lane(&self, group: &GroupName, lane: u64, limit: usize) -> Read {

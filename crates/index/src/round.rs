@@ -4,20 +4,18 @@
 //! clock, the note of what is given out, the credits. Transactions of one round are about equally large.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 
 use holdfast_core::{Deadline, Error, Result, SampleId};
 use holdfast_custody::{SessionId, Tick, Version};
 
-use crate::batch::{Intent, Loaded};
+use crate::batch::{self, Credits, Intent, Loaded};
 use crate::index::KvIndex;
 use crate::kv::{Applied, Condition, Write};
 use crate::layout::encode;
 use crate::notes::{Given, Note, OpenNote};
 use crate::session::{Sender, Session};
-
-/// Room in every transaction for moving credits: free bytes, a few accounts, and those who wait.
-pub(crate) const CREDIT_OPERATIONS: usize = 24;
 
 /// Room in every transaction for what is not about its items: the slot, the session, the clock, credits.
 const OTHER_BYTES: usize = 64 * 1024;
@@ -87,14 +85,8 @@ impl<T> Decision<T> {
 
     /// How many bytes it takes of a transaction.
     fn bytes(&self) -> usize {
-        let conditions = self.conditions.iter().map(|condition| match condition {
-            Condition::Unchanged(key, _) | Condition::Absent(key) | Condition::Present(key) => key.len(),
-        });
-        let writes = self.writes.iter().map(|write| match write {
-            Write::Put { key, value, .. } => key.len() + value.len(),
-            Write::Delete(key) => key.len(),
-        });
-        conditions.chain(writes).sum()
+        let conditions = self.conditions.iter().map(Condition::bytes);
+        conditions.chain(self.writes.iter().map(Write::bytes)).sum()
     }
 
     /// How many operations of a transaction it takes, notes aside.
@@ -107,26 +99,26 @@ impl<T> Decision<T> {
 struct Room {
     operations: usize,
     bytes: usize,
-    /// Notes that it writes or may strike out, each once.
-    notes: HashSet<String>,
+    /// Notes that it writes, and those that it may strike out, each once.
+    given: Vec<(SessionId, Tick)>,
+    ended: Vec<Arc<OpenNote>>,
 }
 
 impl Room {
     fn take<T>(&mut self, decision: &Decision<T>) -> bool {
-        let given = decision
-            .gives
-            .as_ref()
-            .map(|given| format!("{}/{}", given.to, given.until.0));
-        let ended = decision.ends.as_ref().map(|(note, _)| note.key.clone());
-        let notes: Vec<String> = given.into_iter().chain(ended).collect();
-        let new_notes = notes.iter().filter(|note| !self.notes.contains(*note)).count();
+        let given = decision.gives.as_ref().map(|given| (given.to, given.until));
+        let given = given.filter(|given| !self.given.contains(given));
+        let ended = decision.ends.as_ref().map(|(note, _)| note);
+        let ended = ended.filter(|note| !self.ended.iter().any(|known| Arc::ptr_eq(known, note)));
+        let new_notes = usize::from(given.is_some()) + usize::from(ended.is_some());
         let (operations, bytes) = (decision.operations() + new_notes, decision.bytes());
         if operations > self.operations || bytes > self.bytes {
             return false;
         }
         self.operations -= operations;
         self.bytes -= bytes;
-        self.notes.extend(notes);
+        self.given.extend(given);
+        self.ended.extend(ended.cloned());
         true
     }
 }
@@ -134,7 +126,7 @@ impl Room {
 impl KvIndex {
     /// How many operations of a transaction there are for items and notes.
     fn room<Item, T>(&self, intent: &Intent<'_, Item, T>) -> usize {
-        let for_credits = if intent.credits.is_some() { CREDIT_OPERATIONS } else { 0 };
+        let for_credits = intent.credits.map_or(0, Credits::operations);
         self.kv().limits().operations - Sender::OVERHEAD - 1 - for_credits
     }
 
@@ -153,7 +145,9 @@ impl KvIndex {
         let most = self.room(intent);
         let most_bytes = self.kv().limits().bytes.saturating_sub(OTHER_BYTES);
         let mut decided: Vec<(usize, Decision<T>)> = Vec::with_capacity(open.len());
-        let mut touched = HashSet::new();
+        // By their hashes: two keys that share one are taken for the same, which costs a round and nothing else.
+        let hasher = RandomState::new();
+        let mut touched: HashSet<u64> = HashSet::new();
         for at in open {
             match (intent.decide)(&items[*at], loaded) {
                 // It follows from what was believed; what is there has yet to be looked at.
@@ -181,9 +175,13 @@ impl KvIndex {
                     results[*at] = Some(Ok((decision.done)(done)));
                 }
                 // Two items of one batch about the same record: the second waits for what the first leaves behind.
-                Ok(decision) if decision.writes.iter().any(|write| touched.contains(write.key())) => {}
+                Ok(decision)
+                    if decision
+                        .writes
+                        .iter()
+                        .any(|write| touched.contains(&hasher.hash_one(write.key()))) => {}
                 Ok(decision) => {
-                    touched.extend(decision.writes.iter().map(|write| write.key().to_owned()));
+                    touched.extend(decision.writes.iter().map(|write| hasher.hash_one(write.key())));
                     decided.push((*at, decision));
                 }
             }
@@ -194,7 +192,8 @@ impl KvIndex {
         let room = || Room {
             operations: share.min(most),
             bytes: most_bytes,
-            notes: HashSet::new(),
+            given: Vec::new(),
+            ended: Vec::new(),
         };
         let (mut together, mut left) = (Vec::new(), room());
         for (at, decision) in decided {
@@ -233,16 +232,27 @@ impl KvIndex {
                     writes,
                     finish,
                 } = prepared;
+                let along = intent.credits.map(Credits::reads_along).unwrap_or_default();
                 let answer = self
                     .sender()
-                    .transact(intent.operation, session, conditions, writes, deadline)
+                    .transact_and_read(intent.operation, session, conditions, writes, &along, deadline)
                     .await;
-                answer.map(|applied| (applied, finish))
+                answer.map(|(applied, snapshot)| {
+                    if let (Some(credits), Some(snapshot)) = (intent.credits, snapshot) {
+                        credits.read_along(snapshot);
+                    }
+                    (applied, finish)
+                })
             }
             Err(error) => Err(error),
         };
         match outcome {
-            Ok((Applied::Yes(version), finish)) => finish.done(session, version, results),
+            Ok((Applied::Yes(version), finish)) => {
+                if let Some(credits) = intent.credits {
+                    credits.moved(version);
+                }
+                finish.done(session, version, results);
+            }
             // Read again, decide again. That the session has ended, if that is why, is noticed there.
             Ok((Applied::No, finish)) => session.notes.add(finish.struck_out_late),
             Err(error) => places.iter().for_each(|at| results[*at] = Some(Err(error.clone()))),
@@ -301,7 +311,15 @@ impl KvIndex {
             conditions.extend(loaded.clock.map(set));
         }
         if let Some(credits) = intent.credits {
-            let moved = credits(&these, loaded)?;
+            let limits = self.kv().limits();
+            let taken = Sender::OVERHEAD + conditions.len().max(writes.len());
+            let bytes: usize =
+                conditions.iter().map(Condition::bytes).sum::<usize>() + writes.iter().map(Write::bytes).sum::<usize>();
+            let room = batch::Room {
+                operations: limits.operations.saturating_sub(taken),
+                bytes: limits.bytes.saturating_sub(bytes + OTHER_BYTES / 2),
+            };
+            let moved = credits.move_for(&these, loaded, room)?;
             conditions.extend(moved.conditions);
             writes.extend(moved.writes);
         }

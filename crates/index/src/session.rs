@@ -24,7 +24,8 @@ use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result, Retry};
 use holdfast_custody::{SessionId, Version};
 use parking_lot::Mutex;
 
-use crate::kv::{Applied, Condition, Entry, Kv, KvSession, Read, Transaction, Write};
+use crate::credits::{Place, Purse, ReadAlong};
+use crate::kv::{Applied, Condition, Kv, KvSession, Read, Snapshot, Transaction, Write};
 use crate::layout::Layout;
 use crate::memory::{Memory, Remembered};
 use crate::notes::{Notes, OpenNote};
@@ -38,10 +39,12 @@ pub struct Session {
     memory: Memory,
     /// The store's budget, if it has one: reservations need credits then.
     pub(crate) budget: Option<u64>,
-    /// Those of this process who reserve, in the order in which they came.
-    pub(crate) turn: tokio::sync::Mutex<()>,
-    /// The session's account as it was last seen or written here.
-    pub(crate) account: Mutex<Option<Entry>>,
+    /// Those of this process who reserve with credits, in the order in which they came.
+    pub(crate) turn: tokio::sync::Mutex<Place>,
+    /// The credits that it may spend, as far as is known here.
+    pub(crate) purse: Purse,
+    /// Who waits, as was read along with what this session has just done.
+    pub(crate) read_along: ReadAlong,
 }
 
 impl fmt::Debug for Session {
@@ -72,7 +75,8 @@ impl Session {
             memory: Memory::default(),
             budget,
             turn: tokio::sync::Mutex::default(),
-            account: Mutex::default(),
+            purse: Purse::default(),
+            read_along: ReadAlong::default(),
         }
     }
 
@@ -144,10 +148,26 @@ impl Sender {
         &self,
         operation: &'static str,
         session: &Session,
-        mut conditions: Vec<Condition>,
-        mut writes: Vec<Write>,
+        conditions: Vec<Condition>,
+        writes: Vec<Write>,
         deadline: Deadline,
     ) -> Result<Applied> {
+        let (applied, _) = self
+            .transact_and_read(operation, session, conditions, writes, &[], deadline)
+            .await?;
+        Ok(applied)
+    }
+
+    /// As [`Sender::transact`]; what was read along is there unless the reply was lost, or the store does not do that.
+    pub(crate) async fn transact_and_read(
+        &self,
+        operation: &'static str,
+        session: &Session,
+        mut conditions: Vec<Condition>,
+        mut writes: Vec<Write>,
+        reads: &[Read],
+        deadline: Deadline,
+    ) -> Result<(Applied, Option<Snapshot>)> {
         if !session.is_alive() {
             return Err(session.fenced(operation));
         }
@@ -166,10 +186,15 @@ impl Sender {
             session: Some(session.id()),
         });
 
-        let answer = self
-            .kv
-            .transact(&Transaction { conditions, writes }, deadline.remaining(&*self.clock))
-            .await;
+        let transaction = Transaction { conditions, writes };
+        let within = deadline.remaining(&*self.clock);
+        let answer = if reads.is_empty() {
+            let answer = self.kv.transact(&transaction, within).await;
+            answer.map(|applied| (applied, None))
+        } else {
+            self.kv.transact_and_read(&transaction, reads, within).await
+        };
+        let mut read = None;
         let applied = match answer {
             Err(error) if error.retry() == Retry::Ambiguous => {
                 self.find_out(operation, session, &key, unchanged, &mark, deadline, error)
@@ -180,7 +205,10 @@ impl Sender {
                 session.free.lock().push(slot);
                 return Err(error);
             }
-            Ok(applied) => Outcome { applied, slot: None },
+            Ok((applied, snapshot)) => {
+                read = snapshot;
+                Outcome { applied, slot: None }
+            }
         };
         slot.version = match applied {
             Outcome {
@@ -196,7 +224,7 @@ impl Sender {
             } => slot.version,
         };
         session.free.lock().push(slot);
-        Ok(applied.applied)
+        Ok((applied.applied, read))
     }
 
     #[expect(clippy::too_many_arguments, reason = "the whole story of one transaction")]

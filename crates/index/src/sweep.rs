@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use holdfast_core::{Deadline, Error, Result};
 use holdfast_custody::{Acknowledged, SessionId, Sweep, Tick, Verdict};
 
-use crate::batch::{Intent, Loaded, Moved};
+use crate::batch::{Intent, Loaded};
 use crate::index::KvIndex;
 use crate::kv::{Applied, Condition, Entry, Read, Write};
 use crate::layout::{Layout, decode_retired, description_of, encode};
@@ -28,7 +28,7 @@ enum Swept {
 impl KvIndex {
     pub(crate) async fn do_sweep(&self, session: &Session, limit: usize, deadline: Deadline) -> Result<SweepReport> {
         let tick = self.advance(deadline).await?;
-        let (all, dead) = self.sessions(session, deadline).await?;
+        let (all, dead, has_budget) = self.sessions(session, deadline).await?;
         let mut report = SweepReport::default();
         let mut notes = Vec::new();
         let mut cleared = Vec::new();
@@ -70,8 +70,9 @@ impl KvIndex {
                 .transact("index.sweep", session, unchanged, writes, deadline)
                 .await?;
         }
-        for id in &dead {
-            self.end_account(session, *id, deadline).await?;
+        if has_budget {
+            self.end_purses(session, &dead, deadline).await?;
+            self.serve_line(session, deadline).await?;
         }
         for id in cleared {
             report.sessions_cleared += usize::from(self.clear_session(session, id, deadline).await?);
@@ -92,15 +93,24 @@ impl KvIndex {
         }
     }
 
-    /// All sessions that are not cleared up yet, and which of them have ended. Read at one moment, before any record.
-    async fn sessions(&self, session: &Session, deadline: Deadline) -> Result<(Vec<SessionId>, BTreeSet<SessionId>)> {
+    /// All sessions that are not cleared up yet, which of them have ended, and whether the store has a budget. Read at one
+    /// moment, before any record.
+    async fn sessions(
+        &self,
+        session: &Session,
+        deadline: Deadline,
+    ) -> Result<(Vec<SessionId>, BTreeSet<SessionId>, bool)> {
         const ALL: usize = 100_000;
         let range = |keys| Read::Range {
             keys,
             limit: ALL,
             keys_only: true,
         };
-        let reads = [range(self.layout().all_existed()), range(self.layout().all_alive())];
+        let reads = [
+            range(self.layout().all_existed()),
+            range(self.layout().all_alive()),
+            Read::Key(self.layout().budget()),
+        ];
         let snapshot = self.kv().read(&reads, deadline.remaining(self.clock())).await?;
         let ids = |at: usize| -> BTreeSet<SessionId> {
             let entries = snapshot.entries.get(at).map(Vec::as_slice).unwrap_or_default();
@@ -114,7 +124,8 @@ impl KvIndex {
             return Err(session.fenced("index.sweep"));
         }
         let dead = existed.difference(&alive).copied().collect();
-        Ok((existed.into_iter().collect(), dead))
+        let has_budget = snapshot.entries.get(2).is_some_and(|budget| !budget.is_empty());
+        Ok((existed.into_iter().collect(), dead, has_budget))
     }
 
     async fn sweep_holdings(
@@ -140,7 +151,6 @@ impl KvIndex {
             decide: &decide,
             sets_deadlines: false,
             credits: None,
-            credit_keys: None,
         };
         self.batch(session, due, intent, None, deadline).await
     }
@@ -160,7 +170,7 @@ impl KvIndex {
             }
             return Ok(nothing());
         };
-        if let Some(live) = loaded.live(&self.layout().live(&item.sample))?
+        if let Some(live) = loaded.live(self.layout(), &item.sample)?
             && live.record.generation == generation
         {
             return match live.record.sweep(&sweep) {
@@ -229,60 +239,6 @@ impl KvIndex {
         Ok(tasks)
     }
 
-    /// The objects of retired samples are gone: so are their records. Freed twice is freed once.
-    pub(crate) async fn do_freed(&self, session: &Session, items: &[SampleRef], deadline: Deadline) -> Vec<Result<()>> {
-        let keys = |item: &SampleRef| vec![self.free_key(item)];
-        let decide = |item: &SampleRef, loaded: &Loaded| {
-            let key = self.free_key(item);
-            match loaded.entry(&key) {
-                None if loaded.guess => Err(Error::internal("index.freed", "this record is not remembered")),
-                None => Ok(Decision::nothing(|| ())),
-                Some(entry) => {
-                    let conditions = vec![Condition::Unchanged(key.clone(), entry.version)];
-                    Ok(Decision::new(conditions, vec![Write::Delete(key)], |_| ()))
-                }
-            }
-        };
-        let remembered = items.iter().filter_map(|item| session.recall(&self.free_key(item)));
-        let seen = Loaded::with_entries(remembered.map(|known| known.entry));
-        let spent = |loaded: &Loaded, item: &SampleRef| -> Result<Option<(SessionId, u64)>> {
-            let retired = loaded.retired(&self.free_key(item))?;
-            Ok(retired.map(|retired| (retired.record.producer, retired.record.bytes)))
-        };
-        let credits = |these: &[&SampleRef], loaded: &Loaded| {
-            if loaded.guess {
-                return Ok(Moved {
-                    conditions: vec![Condition::Absent(self.layout().budget())],
-                    writes: Vec::new(),
-                });
-            }
-            let freed: Result<Vec<_>> = these
-                .iter()
-                .filter_map(|item| spent(loaded, item).transpose())
-                .collect();
-            self.give_back(&freed?, loaded)
-        };
-        let credit_keys = |loaded: &Loaded| {
-            let mut keys = vec![self.layout().credits_free(), self.layout().waiting_since()];
-            for item in items {
-                keys.extend(spent(loaded, item)?.map(|(producer, _)| self.layout().account(producer)));
-            }
-            keys.sort_unstable();
-            keys.dedup();
-            Ok(keys)
-        };
-        let intent = Intent {
-            operation: "index.freed",
-            keys: &keys,
-            decide: &decide,
-            sets_deadlines: false,
-            credits: Some(&credits),
-            credit_keys: Some(&credit_keys),
-        };
-        let seen = session.budget.is_none().then_some(seen);
-        self.batch(session, items, intent, seen, deadline).await
-    }
-
     /// Removing objects failed; that is recorded, and they are tried again.
     pub(crate) async fn do_free_failed(
         &self,
@@ -301,13 +257,8 @@ impl KvIndex {
             decide: &decide,
             sets_deadlines: false,
             credits: None,
-            credit_keys: None,
         };
         self.batch(session, items, intent, None, deadline).await
-    }
-
-    fn free_key(&self, item: &SampleRef) -> String {
-        self.layout().to_free(&item.sample, item.generation)
     }
 }
 

@@ -20,6 +20,7 @@ struct Counting {
     kv: MemoryKv,
     reads: AtomicUsize,
     transactions: AtomicUsize,
+    watches: AtomicUsize,
 }
 
 impl Counting {
@@ -48,31 +49,54 @@ impl Kv for Counting {
         self.kv.transact(transaction, within).await
     }
 
+    async fn transact_and_read(
+        &self,
+        transaction: &Transaction,
+        reads: &[Read],
+        within: Duration,
+    ) -> Result<(Applied, Option<Snapshot>)> {
+        self.transactions.fetch_add(1, Ordering::Relaxed);
+        self.kv.transact_and_read(transaction, reads, within).await
+    }
+
     async fn open_session(&self, time_to_live: Duration, within: Duration) -> Result<Box<dyn KvSession>> {
         self.kv.open_session(time_to_live, within).await
     }
 
     async fn watch(&self, keys: Range<String>, after: Version, within: Duration) -> Result<Box<dyn Watch>> {
+        self.watches.fetch_add(1, Ordering::Relaxed);
         self.kv.watch(keys, after, within).await
     }
 }
 
-/// Reads and transactions of each step in the life of `count` samples that go through it together.
-async fn costs(count: usize) -> [(&'static str, (usize, usize)); 5] {
-    let clock = Arc::new(SystemClock::new());
-    let kv = Arc::new(Counting {
-        kv: MemoryKv::new(Arc::clone(&clock) as Arc<dyn holdfast_core::Clock>),
+fn counting() -> Arc<Counting> {
+    Arc::new(Counting {
+        kv: MemoryKv::new(Arc::new(SystemClock::new())),
         reads: AtomicUsize::new(0),
         transactions: AtomicUsize::new(0),
-    });
-    let store = StoreId::new("cost").expect("a name");
-    let index = KvIndex::new(
-        Arc::clone(&kv) as Arc<dyn Kv>,
-        &store,
+        watches: AtomicUsize::new(0),
+    })
+}
+
+fn index_on(kv: &Arc<Counting>) -> KvIndex {
+    KvIndex::new(
+        Arc::clone(kv) as Arc<dyn Kv>,
+        &StoreId::new("cost").expect("a name"),
         IndexConfig::default(),
-        clock,
+        Arc::new(SystemClock::new()),
         Arc::new(SeededRng::new(1)),
-    );
+    )
+}
+
+type Steps = [(&'static str, (usize, usize)); 5];
+
+/// Reads and transactions of each step in the life of `count` samples that go through it together.
+async fn costs(count: usize, budget: Option<u64>) -> Steps {
+    let kv = counting();
+    let index = index_on(&kv);
+    if let Some(budget) = budget {
+        index.set_budget(budget, WITHIN).await.expect("a budget");
+    }
     let session = index.open_session(WITHIN).await.expect("a session");
     index.tick(WITHIN).await.expect("a clock");
     let group = GroupName::new("g").expect("a name");
@@ -132,7 +156,7 @@ async fn a_single_sample_costs_one_transaction_a_step() {
         ("ack", (0, 1)),
         ("freed", (0, 1)),
     ];
-    assert_eq!(costs(1).await, wanted);
+    assert_eq!(costs(1, None).await, wanted);
 }
 
 #[tokio::test]
@@ -144,5 +168,92 @@ async fn a_batch_of_sixty_four_costs_as_many_transactions_as_etcd_s_limit_makes_
         ("ack", (0, 2)),
         ("freed", (0, 1)),
     ];
-    assert_eq!(costs(64).await, wanted);
+    assert_eq!(costs(64, None).await, wanted);
+}
+
+/// One look at what is free; from then on a purse has enough, and credits cost nothing.
+#[tokio::test]
+async fn with_credits_to_spare_only_the_first_reservation_looks() {
+    let wanted = [
+        ("reserve", (1, 1)),
+        ("commit", (0, 1)),
+        ("lease", (1, 1)),
+        ("ack", (0, 1)),
+        ("freed", (0, 1)),
+    ];
+    assert_eq!(costs(1, Some(1000)).await, wanted);
+}
+
+/// One of two producers waits while the other one works, turn by turn: a sample costs five transactions, and the looks are
+/// the lease's and nobody else's.
+#[tokio::test]
+async fn with_credits_that_everybody_waits_for_a_sample_costs_no_more_transactions() {
+    let kv = counting();
+    index_on(&kv).set_budget(10, WITHIN).await.expect("a budget");
+    let mut producers = Vec::new();
+    for _ in 0..2 {
+        let index = index_on(&kv);
+        let session = index.open_session(WITHIN).await.expect("a session");
+        producers.push(Arc::new((index, session)));
+    }
+    let mut turn = first_wish(&producers[0], 0).await;
+    for round in 1..=6 {
+        // Both have waited once by the third round; from then on it is the same every time.
+        if round == 4 {
+            kv.since();
+            kv.watches.store(0, Ordering::Relaxed);
+        }
+        let next = Arc::clone(&producers[round % 2]);
+        let wait = tokio::spawn(async move { first_wish(&next, round).await });
+        while !kv.kv.dump().iter().any(|entry| entry.key.contains("/b/w/")) {
+            tokio::task::yield_now().await;
+        }
+        let (index, session) = &*producers[(round + 1) % 2];
+        use_up(index, session, &turn).await;
+        turn = wait.await.expect("no panic");
+    }
+    assert_eq!(kv.since(), (3, 15), "three rounds of five transactions and one look");
+    assert_eq!(
+        kv.watches.load(Ordering::Relaxed),
+        0,
+        "the watch of before is still there"
+    );
+}
+
+async fn first_wish(producer: &(KvIndex, holdfast_index::Session), round: usize) -> SampleRef {
+    let (index, session) = producer;
+    let wish = Reserve {
+        sample: SampleId::new(format!("s{round}")).expect("a name"),
+        nonce: Nonce::from_u64(1),
+        bytes: 10,
+        plan: String::new(),
+    };
+    let reserved = index
+        .reserve(session, std::slice::from_ref(&wish), WITHIN)
+        .await
+        .remove(0);
+    SampleRef {
+        sample: wish.sample,
+        generation: reserved.expect("served"),
+    }
+}
+
+async fn use_up(index: &KvIndex, session: &holdfast_index::Session, sample: &SampleRef) {
+    let group = GroupName::new("g").expect("a name");
+    let samples = std::slice::from_ref(sample);
+    let commit = Commit {
+        sample: sample.clone(),
+        publication: Publication {
+            groups: vec![group.clone()],
+            retain: false,
+            max_attempts: 3,
+        },
+        description: b"d".to_vec(),
+    };
+    let committed = index.commit(session, &[commit], WITHIN).await;
+    assert!(committed.iter().all(Result::is_ok), "{committed:?}");
+    let held = index.lease(session, &group, samples, 10, WITHIN).await;
+    let held: Vec<_> = held.into_iter().map(|held| held.expect("leased")).collect();
+    assert!(index.ack(session, &held, WITHIN).await.iter().all(Result::is_ok));
+    assert!(index.freed(session, samples, WITHIN).await.iter().all(Result::is_ok));
 }

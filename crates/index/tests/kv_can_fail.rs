@@ -10,7 +10,9 @@ use holdfast_core::{ManualClock, Result};
 use holdfast_custody::{SessionId, Version};
 use holdfast_index::kv::memory::MemoryKv;
 use holdfast_index::kv::testing::{Backend, Harness, cases, run};
-use holdfast_index::kv::{Applied, Change, Kv, KvSession, Limits, Read, Snapshot, Transaction, Watch, Write};
+use holdfast_index::kv::{
+    Applied, Change, Condition, Kv, KvSession, Limits, Read, Snapshot, Transaction, Watch, Write,
+};
 
 /// What is wrong with a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +30,8 @@ enum Defect {
     WatchesFromNow,
     IgnoresDeadlines,
     TellsAmbiguousAsSafe,
+    LooksAtTheFirstKeyOfARange,
+    SortsByKey,
 }
 
 #[derive(Clone, Debug)]
@@ -59,6 +63,15 @@ impl Kv for Broken {
                 };
                 *keys_only &= !self.is(Defect::IgnoresKeysOnly);
             }
+            if let Read::Oldest { keys, limit } = read
+                && self.is(Defect::SortsByKey)
+            {
+                *read = Read::Range {
+                    keys: keys.clone(),
+                    limit: *limit,
+                    keys_only: false,
+                };
+            }
         }
         if !self.is(Defect::ReadsOneByOne) || reads.is_empty() {
             return self.kv.read(&reads, within).await;
@@ -76,6 +89,11 @@ impl Kv for Broken {
         let mut within = within;
         match self.defect {
             Defect::ForgetsConditions => transaction.conditions.clear(),
+            Defect::LooksAtTheFirstKeyOfARange => transaction.conditions.iter_mut().for_each(|condition| {
+                if let Condition::NoneIn(keys) = condition {
+                    *condition = Condition::Absent(keys.start.clone());
+                }
+            }),
             Defect::ChecksOneCondition => transaction.conditions.truncate(1),
             Defect::IgnoresDeadlines => within = within.max(Duration::from_secs(1)),
             Defect::LosesWrites if transaction.writes.len() > 1 => drop(transaction.writes.pop()),
@@ -186,6 +204,12 @@ fn a_defect_fails_the_case_that_is_about_it() {
         (Defect::ForgetsConditions, "concurrency::one_of_many_creates_a_key"),
         (Defect::ForgetsConditions, "concurrency::increments_are_not_lost"),
         (Defect::ChecksOneCondition, "conditions::must_all_hold"),
+        (Defect::LooksAtTheFirstKeyOfARange, "conditions::none_in"),
+        (
+            Defect::LooksAtTheFirstKeyOfARange,
+            "conditions::none_in_sees_a_key_of_the_same_moment",
+        ),
+        (Defect::SortsByKey, "ranges::give_the_oldest_first_if_asked_to"),
         (Defect::LosesWrites, "transactions::give_all_their_keys_one_version"),
         (
             Defect::SplitsTransactions,

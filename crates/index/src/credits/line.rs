@@ -1,189 +1,323 @@
-//! The line: drawing credits, and waiting for them without polling.
+//! The line: one key per session that waits, and one watch of what it is told.
+//!
+//! ```text
+//!            nothing idle, free < want         served: the want goes, `b/t` says so
+//! (outside) ──────────────────────────▶ in line ────────────────────────────────────▶ reserved
+//!     ▲                                  │    └── a sample is another's by now: `b/t` says which ──▶ refused
+//!     └───────── deadline: withdrawn ────┘
+//! ```
+//!
+//! Whatever is unclear is looked up, never guessed: the want is there (still in line), or `b/t` has an answer to exactly
+//! this wait, or neither, and then the session has ended.
+//!
+//! # What if
+//! - *the one who waits dies*: its want vanishes with its session. The next sweep serves whoever is first then.
+//! - *the reply to joining is lost*: the slot tells. If the deadline passes before it does, the caller is told that it is
+//!   unclear, and the want may be in line, now or later. It is served like any other, and the reservation expires like any
+//!   other that nobody commits; the session's next wait finds it in its way, and takes it out of the line.
+//! - *a reservation is given up half-way* (its future is dropped): the same.
+//! - *withdrawing and serving meet*: one of the two transactions comes first. Served is served.
+//! - *the watch breaks*: both keys are read, and it is opened again from there.
 
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Error, ErrorKind, Result};
-use holdfast_custody::{Version, Want};
+use holdfast_core::{Deadline, Error, ErrorKind, Result, Retry, SampleId};
+use holdfast_custody::Version;
 
-use super::books::decode_account;
+use super::purse::{as_read, bytes_in};
+use super::want::{Told, Want};
 use crate::index::KvIndex;
-use crate::kv::{Applied, Condition, Entry, Read, Write};
+use crate::kv::{Applied, Change, Condition, Entry, Read, Watch, Write};
 use crate::layout::{decode, encode};
 use crate::session::Session;
 
-/// How many at the head of the line have a chance to be served by one who frees.
-const HEAD_OF_THE_LINE: usize = 16;
+const OPERATION: &str = "index.reserve";
+
+/// How many purses are looked into by one who is about to wait, and emptied if there is something in them.
+const PURSES: usize = 64;
+
+/// A session's place among those who wait. Whoever has it is the one of its process whose turn it is.
+#[derive(Debug, Default)]
+pub(crate) struct Place {
+    /// Whether the last reservation had to wait: then the next one will have to, most likely.
+    pub(super) contended: bool,
+    /// Tells what is said to this session; opened when it first waits.
+    watch: Option<Box<dyn Watch>>,
+}
+
+/// How things stand: what is free, and that the first in line is who it was, for whom that is too little.
+struct Stands {
+    free: Entry,
+    first: Option<Condition>,
+}
+
+/// What became of joining the line.
+pub(super) enum Joined {
+    /// In line since then.
+    InLine(Version),
+    /// Others are writing these.
+    Taken(Vec<SampleId>),
+    /// There is enough to be taken, and nobody waits for it.
+    Idle,
+}
 
 impl KvIndex {
-    /// The first who wait.
-    pub(super) fn longest_waiting(&self) -> Read {
-        Read::Range {
-            keys: self.layout().all_wants(),
-            limit: HEAD_OF_THE_LINE,
-            keys_only: false,
-        }
-    }
-
-    /// One of the head of the line, drawn by lot, and the first.
-    pub(super) fn draw_lots(&self, line: Vec<Entry>) -> Vec<(usize, Entry)> {
-        let places = line.len() as u64;
-        let first_is_drawn = self.rng().below(4) == 0;
-        let drawn = if first_is_drawn { 0 } else { self.rng().below(places) };
-        let drawn = usize::try_from(drawn).unwrap_or(0);
-        let mut served: Vec<_> = line
-            .into_iter()
-            .enumerate()
-            .filter(|(place, _)| *place == drawn || *place == 0)
-            .collect();
-        // The one drawn comes first; the first in line gets what that one does not need.
-        served.reverse();
-        served
-    }
-
-    /// Sees to it that the session can spend `bytes`; waits in line for them if need be.
-    pub(super) async fn ensure_credits(&self, session: &Session, bytes: u64, deadline: Deadline) -> Result<()> {
-        let known = session.account.lock().clone();
-        if decode_account(known.as_ref())?.available() >= bytes {
-            return Ok(());
-        }
-        let mut waiting: Option<(String, Version)> = None;
+    /// Joins the line, on condition that nothing lies idle, and that what is free does not serve the first in line; or, if
+    /// it insists, serves the line afterwards, itself included.
+    pub(super) async fn join_line(
+        &self,
+        session: &Session,
+        want: &Want,
+        insist: bool,
+        deadline: Deadline,
+    ) -> Result<Joined> {
+        let mut known = self.hints().free();
+        let mut blocked = None;
+        let mut tries = 0;
         while !deadline.passed(self.clock()) {
-            if self.draw(session, bytes, waiting.is_some(), deadline).await? {
-                return Ok(());
+            if let Some(free) = known.take()
+                && (bytes_in(Some(&free))? < want.bytes() || blocked.is_some())
+            {
+                let stands = Stands {
+                    free,
+                    first: blocked.take(),
+                };
+                match self.try_to_join(session, want, Some(stands), deadline).await? {
+                    Applied::Yes(since) => {
+                        self.hints().saw_line(true);
+                        return Ok(Joined::InLine(since));
+                    }
+                    Applied::No => {
+                        self.pause(tries).await;
+                        tries += 1;
+                    }
+                }
             }
-            match &waiting {
-                None => waiting = Some(self.begin_to_wait(session, bytes, deadline).await?),
-                Some((key, since)) => {
-                    self.wait_for_key(session, key, *since, deadline).await?;
-                    if !deadline.passed(self.clock()) && self.look_at_own(session, deadline).await? >= bytes {
-                        return Ok(());
+            let own_want = self.layout().want(session.id());
+            let purses = Read::Range {
+                keys: self.layout().all_purses(),
+                limit: PURSES,
+                keys_only: false,
+            };
+            let samples = want.samples.iter().map(|wish| self.layout().pending(&wish.sample));
+            let keys = [own_want, self.layout().alive(session.id())].into_iter().chain(samples);
+            let rest = [purses].into_iter().chain(keys.map(Read::Key));
+            let snapshot = self.look_at_credits(session, 1, rest, deadline).await?;
+            let look = self.looked(session, &snapshot)?;
+            let Some(([purses, stale, alive], samples)) = look.rest.split_first_chunk::<3>() else {
+                return Err(Error::internal(OPERATION, "the store answered another number of reads"));
+            };
+            if alive.is_empty() {
+                return Err(session.fenced(OPERATION));
+            }
+            let taken = want.samples.iter().zip(samples).filter(|(_, there)| !there.is_empty());
+            let taken: Vec<_> = taken.map(|(wish, _)| wish.sample.clone()).collect();
+            if !taken.is_empty() {
+                return Ok(Joined::Taken(taken));
+            }
+            if let Some(stale) = stale.first() {
+                self.leave_line(session, stale.version, deadline).await?;
+                continue;
+            }
+            let free = look.free()?;
+            if !purses.is_empty() {
+                if !self.gather(session, free, purses, deadline).await? {
+                    self.pause(tries).await;
+                    tries += 1;
+                }
+                continue;
+            }
+            if look.could_serve()? {
+                self.serve_line(session, deadline).await?;
+                continue;
+            }
+            if look.line.is_empty() && bytes_in(Some(free))? >= want.bytes() {
+                if !insist {
+                    return Ok(Joined::Idle);
+                }
+                if let Applied::Yes(since) = self.try_to_join(session, want, None, deadline).await? {
+                    self.serve_or_leave_it(session, deadline).await;
+                    return Ok(Joined::InLine(since));
+                }
+                self.pause(tries).await;
+                tries += 1;
+                continue;
+            }
+            known = Some(free.clone());
+            blocked = look
+                .line
+                .first()
+                .map(|first| Condition::Unchanged(first.key.clone(), first.since));
+        }
+        Err(spent(want))
+    }
+
+    async fn try_to_join(
+        &self,
+        session: &Session,
+        want: &Want,
+        stands: Option<Stands>,
+        deadline: Deadline,
+    ) -> Result<Applied> {
+        let key = self.layout().want(session.id());
+        let mut conditions = vec![
+            Condition::NoneIn(self.layout().all_purses()),
+            Condition::Absent(key.clone()),
+        ];
+        if let Some(Stands { free, first }) = stands {
+            conditions.push(as_read(&free.key, Some(&free)));
+            if bytes_in(Some(&free))? >= want.bytes() {
+                // It is kept for the first in line, who needs more.
+                conditions.extend(first);
+            }
+        }
+        let samples = want.samples.iter().map(|wish| self.layout().pending(&wish.sample));
+        conditions.extend(samples.map(Condition::Absent));
+        let writes = vec![Write::Put {
+            key,
+            value: encode(want)?,
+            session: Some(session.id()),
+        }];
+        self.sender()
+            .transact(OPERATION, session, conditions, writes, deadline)
+            .await
+    }
+
+    /// Waits for the end of a wait that began at `since`; at the deadline, leaves the line. Returns what it was told, and
+    /// when.
+    pub(super) async fn stand_in_line(
+        &self,
+        session: &Session,
+        place: &mut Place,
+        want: &Want,
+        since: Version,
+        deadline: Deadline,
+    ) -> Result<(Told, Version)> {
+        /// To leave the line in order, also after the deadline.
+        const A_LITTLE_MORE: Duration = Duration::from_secs(1);
+        if let Some(told) = self.until_told(session, place, since, deadline).await? {
+            return Ok(told);
+        }
+        let deadline = self.deadline(A_LITTLE_MORE);
+        while !deadline.passed(self.clock()) {
+            if self.leave_line(session, since, deadline).await? {
+                // Whoever is next may be content with less.
+                self.serve_or_leave_it(session, deadline).await;
+                return Err(spent(want));
+            }
+            // It was served meanwhile, or the request was lost on its way.
+            if let (Some(told), _) = self.what_was_told(session, since, deadline).await? {
+                return Ok(told);
+            }
+        }
+        let message = "the line could not be left within the deadline: it may be reserved later";
+        Err(Error::unavailable(OPERATION, message).with_retry(Retry::Ambiguous))
+    }
+
+    /// None if the deadline passes.
+    async fn until_told(
+        &self,
+        session: &Session,
+        place: &mut Place,
+        since: Version,
+        deadline: Deadline,
+    ) -> Result<Option<(Told, Version)>> {
+        let key = self.layout().told(session.id());
+        let mut after = since;
+        let mut tries = 0;
+        loop {
+            let left = deadline.remaining(self.clock());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            let changes = tokio::select! {
+                changes = tokio::time::timeout(left, self.next_told(place, &key, after, left)) => changes,
+                () = session.ended() => return Err(session.fenced(OPERATION)),
+            };
+            match changes {
+                Err(_) => return Ok(None),
+                Ok(Ok(changes)) => {
+                    for change in changes {
+                        if let Some(told) = read_told(&change.key, change.value, change.version, since)? {
+                            return Ok(Some(told));
+                        }
+                    }
+                }
+                Ok(Err(error)) => {
+                    tracing::debug!(OPERATION, %error, "the watch of one who waits is opened again");
+                    place.watch = None;
+                    self.pause(tries).await;
+                    tries += 1;
+                    match self.what_was_told(session, since, deadline).await {
+                        Ok((Some(told), _)) => return Ok(Some(told)),
+                        Ok((None, version)) => after = version,
+                        Err(error) if error.kind() == ErrorKind::Unavailable => {}
+                        Err(error) => return Err(error),
                     }
                 }
             }
         }
-        self.stop_waiting(session, bytes, waiting).await
     }
 
-    /// Serves those in line, longest first, for as long as what is free or idle does; and this session, if nobody is
-    /// before it. True if this session has `bytes` now.
-    async fn draw(&self, session: &Session, bytes: u64, in_line: bool, deadline: Deadline) -> Result<bool> {
-        const ALL: usize = 100_000;
-        loop {
-            let reads = [
-                Read::Key(self.layout().credits_free()),
-                Read::Range {
-                    keys: self.layout().all_accounts(),
-                    limit: ALL,
-                    keys_only: false,
-                },
-                self.longest_waiting(),
-            ];
-            let snapshot = self.kv().read(&reads, deadline.remaining(self.clock())).await?;
-            let [free, accounts, wants]: [Vec<Entry>; 3] = snapshot
-                .entries
-                .try_into()
-                .map_err(|_| Error::internal("index.credits", "the store answered another number of reads"))?;
-            let own_key = self.layout().account(session.id());
-            let own = accounts.iter().find(|entry| entry.key == own_key).cloned();
-            let available = decode_account(own.as_ref())?.available();
-            *session.account.lock() = own;
-            if available >= bytes {
-                return Ok(true);
+    /// The next changes of what is told to a session. Giving this up loses nothing.
+    async fn next_told(&self, place: &mut Place, key: &str, after: Version, within: Duration) -> Result<Vec<Change>> {
+        let watch = match &mut place.watch {
+            Some(watch) => watch,
+            none => {
+                let only = key.to_owned()..format!("{key}\u{0}");
+                none.insert(self.kv().watch(only, after, within).await?)
             }
-            let (entry, want) = match wants.first() {
-                Some(entry) => (Some(entry), decode::<Want>(entry)?),
-                None if in_line => return Ok(false),
-                None => {
-                    let session = session.id();
-                    (None, Want { session, bytes })
-                }
-            };
-            let Some(free) = free.first() else {
-                return Err(Error::internal("index.credits", "the store's budget is gone"));
-            };
-            let Some(moved) = self.gather(free, &accounts, want, entry)? else {
-                return Ok(false);
-            };
-            // Whether it worked, or somebody else was faster: look again.
-            self.sender()
-                .transact("index.credits", session, moved.conditions, moved.writes, deadline)
-                .await?;
-        }
-    }
-
-    /// What the session has available now.
-    async fn look_at_own(&self, session: &Session, deadline: Deadline) -> Result<u64> {
-        let read = [Read::Key(self.layout().account(session.id()))];
-        let snapshot = self.kv().read(&read, deadline.remaining(self.clock())).await?;
-        let own = snapshot.entries.into_iter().flatten().next();
-        let available = decode_account(own.as_ref())?.available();
-        *session.account.lock() = own;
-        Ok(available)
-    }
-
-    /// After credits became free without a sample being freed: those in line are served, as far as it goes.
-    pub(super) async fn serve_line(&self, session: &Session, deadline: Deadline) -> Result<()> {
-        self.draw(session, u64::MAX, true, deadline).await.map(drop)
-    }
-
-    async fn begin_to_wait(&self, session: &Session, bytes: u64, deadline: Deadline) -> Result<(String, Version)> {
-        let since = self.layout().waiting_since();
-        let snapshot = self
-            .kv()
-            .read(&[Read::Key(since.clone())], deadline.remaining(self.clock()))
-            .await?;
-        let key = self.layout().want(snapshot.version, session.id());
-        let want = Want {
-            session: session.id(),
-            bytes,
         };
-        let writes = vec![
-            Write::Put {
-                key: key.clone(),
-                value: encode(&want)?,
-                session: Some(session.id()),
-            },
-            Write::put(since, Vec::new()),
-        ];
+        watch.next().await
+    }
+
+    /// What was told about the wait that began at `since`, if something was, and the store's version at that moment.
+    async fn what_was_told(
+        &self,
+        session: &Session,
+        since: Version,
+        deadline: Deadline,
+    ) -> Result<(Option<(Told, Version)>, Version)> {
+        let keys = [self.layout().told(session.id()), self.layout().alive(session.id())];
+        let reads = keys.map(Read::Key);
+        let snapshot = self.kv().read(&reads, deadline.remaining(self.clock())).await?;
+        let [told, alive] = snapshot.entries.as_slice() else {
+            return Err(Error::internal(OPERATION, "the store answered another number of reads"));
+        };
+        if alive.is_empty() {
+            return Err(session.fenced(OPERATION));
+        }
+        let told = match told.first().cloned() {
+            Some(entry) => read_told(&entry.key, Some(entry.value), entry.version, since)?,
+            None => None,
+        };
+        Ok((told, snapshot.version))
+    }
+
+    /// Takes the session's want that was written at `since` out of the line. False if it was not there any more.
+    async fn leave_line(&self, session: &Session, since: Version, deadline: Deadline) -> Result<bool> {
+        let key = self.layout().want(session.id());
+        let conditions = vec![Condition::Unchanged(key.clone(), since)];
         let applied = self
             .sender()
-            .transact("index.credits", session, Vec::new(), writes, deadline)
+            .transact(OPERATION, session, conditions, vec![Write::Delete(key)], deadline)
             .await?;
-        match applied {
-            Applied::Yes(version) => Ok((key, version)),
-            Applied::No => Err(session.fenced("index.credits")),
-        }
+        Ok(matches!(applied, Applied::Yes(_)))
     }
+}
 
-    /// Waits until a key changes or vanishes.
-    async fn wait_for_key(&self, session: &Session, key: &str, since: Version, deadline: Deadline) -> Result<()> {
-        let left = deadline.remaining(self.clock());
-        if left.is_zero() {
-            return Ok(());
-        }
-        let only = key.to_owned()..format!("{key}\u{0}");
-        let mut watch = self.kv().watch(only, since, left).await?;
-        tokio::select! {
-            // Told, out of time, or no longer able to tell: in every case the next look shows.
-            _told = tokio::time::timeout(left.max(Duration::from_millis(1)), watch.next()) => Ok(()),
-            () = session.ended() => Err(session.fenced("index.credits")),
-        }
-    }
+/// What is told, if it is about the wait that began at `since`.
+fn read_told(key: &str, value: Option<Vec<u8>>, version: Version, since: Version) -> Result<Option<(Told, Version)>> {
+    let Some(value) = value else { return Ok(None) };
+    let told: Told = decode(&Entry {
+        key: key.to_owned(),
+        value,
+        version,
+    })?;
+    Ok((told.since == since).then_some((told, version)))
+}
 
-    /// Leaves the line, unless the wait has just been rewarded. Whoever is next may be content with less.
-    async fn stop_waiting(&self, session: &Session, bytes: u64, waiting: Option<(String, Version)>) -> Result<()> {
-        const A_LITTLE_MORE: Duration = Duration::from_secs(1);
-        let deadline = self.deadline(A_LITTLE_MORE);
-        if let Some((key, _)) = waiting {
-            let conditions = vec![Condition::Present(key.clone())];
-            self.sender()
-                .transact("index.credits", session, conditions, vec![Write::Delete(key)], deadline)
-                .await?;
-            if self.draw(session, bytes, true, deadline).await? {
-                return Ok(());
-            }
-        }
-        let message = "the store's budget is spent, and none came back in time";
-        Err(Error::new(ErrorKind::Capacity, "index.reserve", message).with("wanted", bytes))
-    }
+fn spent(want: &Want) -> Error {
+    let message = "the store's budget is spent, and none came back in time; free samples, or raise the budget";
+    Error::new(ErrorKind::Capacity, OPERATION, message).with("wanted", want.bytes())
 }

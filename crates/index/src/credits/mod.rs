@@ -1,47 +1,97 @@
 //! Credits in the index: the rules of [`holdfast_custody::Ledger`], without a key that everybody writes.
 //!
-//! - A session's account is a key of its own. Reserving spends from it in the transaction that reserves, so it costs no
-//!   transaction more.
-//! - What is freed comes back in the transaction that frees: to the account it was spent from, or, if somebody waits, to
-//!   whoever has waited longest.
-//! - `b/free` is touched only by who has too little: they take what is free and, if that does not do, what lies idle in
-//!   other accounts. An account is a record like any other: its owner finds out at the next reservation.
-//! - Who waits has a key, and watches that key alone: it vanishes when the wait is over.
+//! # Where the bytes of the budget are
+//! Each of them is in exactly one place, always (LC5):
 //!
-//! Nobody is forgotten: whoever begins to wait looks, *after* that, whether what is free or idle serves the first in line;
-//! whoever frees and saw nobody waiting requires that nobody has begun to since (`b/q`).
+//! ```text
+//!                 reserve                                  commit, ack, retire, abort …
+//!   b/free ──┬──────────────▶ paid bytes of a record (p) ─────────────▶ of the next one (s, g, f)
+//!      ▲     │ some in advance       ▲ ▲                                         │ freed
+//!      │     ▼                       │ │           somebody waits: serve them    │
+//!      │  purse of a session ────────┘ └─────────────────────────────────────────┤
+//!      │     │  ▲    reserve                              nobody waits           │
+//!      │     │  └────────────────────────────────────────────────────────────────┤
+//!      └─────┴──── gathered by one who must wait; the session has ended          │
+//!      ▲                                                                         │
+//!      └──── somebody waits, and it is too little for them ──────────────────────┘
+//! ```
+//!
+//! The record is the account of what is outstanding: no account is touched when a sample moves on. A purse is a key like
+//! any other, and who needs what lies idle in it takes it; its owner finds out at its next change of it, which requires
+//! that the purse is as the owner remembers it. An empty purse is no purse.
+//!
+//! # Who waits
+//! A session that waits has one key in the line, `b/w/{session}`; who wrote first is first. The key says what is to be
+//! reserved, so that whoever frees does that too, in the transaction that frees ([`serve`]): one who waited is told that
+//! its samples *are* reserved, and has nothing left to do ([`line`]).
+//!
+//! # Why nobody waits for nothing
+//! - *Where somebody waits, there is no purse.* Who joins the line requires that there is none, and gathers those that there
+//!   are before. Who fills a purse requires that nobody waits. Both are checked by the store, at one moment.
+//! - So whatever could serve the line is in `b/free`, and everybody who serves looks there. *What is free does not serve the
+//!   first in line*: who joins requires it; who frees shares out until it is so ([`share`]), on condition that `b/free` is
+//!   as it was seen; and whoever leaves something in it looks again afterwards, since somebody may have joined in between.
+//!   So does one who leaves the line, because the next may be content with less.
+//!   And so does one who has reached for what is free in vain, because many did: it joins the line although there is enough,
+//!   and then serves the line, many at once.
+//! - Who dies before that second look, or in line, leaves it to the next sweep, which looks as well.
+//!
+//! # What it costs
+//! Without a wait, nothing but the bytes in the transactions that there are anyway; one more look whenever the purse is
+//! empty. With a wait, one transaction to join the line, none to leave it, and one look for whoever frees. Guesses save the
+//! looks ([`look::Hints`], [`purse::Purse`]); whoever goes by a guess makes it a condition.
 
-mod books;
+mod freed;
 mod line;
+mod look;
+mod peek;
+mod purse;
+mod serve;
+mod share;
+mod spend;
+mod want;
 
-use holdfast_core::{Deadline, Error, ErrorKind, Generation, Result};
-use holdfast_custody::{Account, SessionId, Version, Want};
+use std::collections::HashSet;
 
-use parking_lot::Mutex;
+use holdfast_core::{Deadline, Error, ErrorKind, Generation, Result, Retry};
+use holdfast_custody::Version;
 
+use self::line::Joined;
+use self::purse::bytes_in;
+use self::spend::{Spending, must_wait};
+use self::want::{Ending, Want};
 use crate::batch::Loaded;
 use crate::index::KvIndex;
-use crate::kv::{Applied, Condition, Entry, Read, Transaction, Write};
-use crate::layout::{decode, encode};
+use crate::intents::being_written;
+use crate::kv::{Applied, Condition, Transaction, Write};
+use crate::notes::OpenNote;
 use crate::session::Session;
 use crate::types::Reserve;
 
-/// The session's account after a reservation, if it can be told for certain: all items went through in one transaction,
-/// and the last one that was prepared is what it wrote. Anything else is looked up when it is needed; a guess with the
-/// right version would overwrite what others have done to the account.
-fn known_account(reserved: &[Result<Generation>], written: Option<Write>) -> Option<Entry> {
-    let version = reserved.first()?.as_ref().ok()?.get();
-    let together = reserved
-        .iter()
-        .all(|result| matches!(result, Ok(generation) if generation.get() == version));
-    match written {
-        Some(Write::Put { key, value, .. }) if together => Some(Entry {
-            key,
-            value,
-            version: Version(version),
-        }),
-        _ => None,
+pub(crate) use self::line::Place;
+pub(crate) use self::look::Hints;
+pub(crate) use self::peek::ReadAlong;
+pub(crate) use self::purse::Purse;
+
+const RESERVE: &str = "index.reserve";
+
+/// How many of the next items are reserved together. All of them must be had at once, so a good part of the budget would
+/// wait for everybody else to be done; and whoever serves them needs room for them in a transaction.
+fn how_many_together(items: &[Reserve], budget: u64) -> usize {
+    const MOST: usize = 48;
+    const MOST_TEXT: usize = 256 * 1024;
+    let (mut bytes, mut text) = (0_u64, 0);
+    let mut samples = HashSet::new();
+    let mut together = 0;
+    for item in items.iter().take(MOST) {
+        bytes = bytes.saturating_add(item.bytes);
+        text += item.plan.len();
+        if !samples.insert(&item.sample) || bytes > budget / 4 || text > MOST_TEXT {
+            break;
+        }
+        together += 1;
     }
+    together.max(1)
 }
 
 impl KvIndex {
@@ -78,127 +128,122 @@ impl KvIndex {
         budget: u64,
         deadline: Deadline,
     ) -> Vec<Result<Generation>> {
-        const OPERATION: &str = "index.reserve";
         let turn = tokio::time::timeout(deadline.remaining(self.clock()), session.turn.lock()).await;
-        let Ok(_my_turn) = turn else {
-            let error = Error::new(
-                ErrorKind::Capacity,
-                OPERATION,
-                "others of this process waited for credits until the deadline",
-            );
+        let Ok(mut place) = turn else {
+            let message = "others of this process waited for credits until the deadline";
+            let error = Error::new(ErrorKind::Capacity, RESERVE, message);
             return items.iter().map(|_| Err(error.clone())).collect();
         };
         let mut results = Vec::with_capacity(items.len());
         let mut rest = items;
         while let Some(first) = rest.first() {
-            // A batch larger than a good part of the budget would wait for everybody else to be done: cut it.
-            let mut bytes = first.bytes;
-            let mut count = 1;
-            while count < rest.len() && bytes.saturating_add(rest[count].bytes) <= budget / 4 {
-                bytes += rest[count].bytes;
-                count += 1;
-            }
-            let (now, later) = rest.split_at(count);
+            let (now, later) = rest.split_at(how_many_together(rest, budget));
             rest = later;
-            if bytes > budget {
-                results.push(Err(Error::new(
-                    ErrorKind::Capacity,
-                    OPERATION,
-                    "this sample is larger than the store's whole budget",
-                )
-                .with("sample", &first.sample)
-                .with_retry(holdfast_core::Retry::Never)));
+            if first.bytes > budget {
+                let message = "this sample is larger than the store's whole budget";
+                let error = Error::new(ErrorKind::Capacity, RESERVE, message).with("sample", &first.sample);
+                results.push(Err(error.with_retry(Retry::Never)));
                 continue;
             }
-            results.extend(self.spend_and_reserve(session, now, bytes, deadline).await);
+            results.extend(self.pay_and_reserve(session, &mut place, now, deadline).await);
         }
         results
     }
 
-    async fn spend_and_reserve(
+    /// Reserves items that belong together, from what is there or after a wait.
+    async fn pay_and_reserve(
         &self,
         session: &Session,
+        place: &mut Place,
         items: &[Reserve],
-        bytes: u64,
         deadline: Deadline,
     ) -> Vec<Result<Generation>> {
-        let robbed = |result: &Result<Generation>| matches!(result, Err(error) if error.operation() == Account::SPEND);
+        let mut results: Vec<Option<Result<Generation>>> = items.iter().map(|_| None).collect();
+        let mut insist = false;
         loop {
-            if let Err(error) = self.ensure_credits(session, bytes, deadline).await {
-                return items.iter().map(|_| Err(error.clone())).collect();
+            let open: Vec<usize> = (0..items.len()).filter(|at| results[*at].is_none()).collect();
+            let wanted: Vec<Reserve> = open.iter().map(|at| items[*at].clone()).collect();
+            if wanted.is_empty() {
+                break;
             }
-            let known = session.account.lock().clone();
-            let seen = Loaded::with_entries(known);
-            let written = Mutex::new(None);
-            let credits = |these: &[&Reserve], loaded: &Loaded| {
-                let moved = self.spend(session, these.iter().map(|item| item.bytes).sum(), loaded)?;
-                *written.lock() = moved.writes.first().cloned();
-                Ok(moved)
-            };
-            let reserved = self.reserve_now(session, items, Some(&credits), seen, deadline).await;
-            *session.account.lock() = known_account(&reserved, written.into_inner());
-            // What lay idle here was needed elsewhere, and went there in between: draw again.
-            if !reserved.iter().all(robbed) || deadline.passed(self.clock()) {
-                return reserved;
+            let need = wanted.iter().fold(0_u64, |need, item| need.saturating_add(item.bytes));
+            let purse = session.purse.remembered();
+            let has_enough = bytes_in(purse.as_ref()).is_ok_and(|bytes| bytes >= need);
+            if has_enough || !place.contended {
+                let spending = Spending::new(self, session);
+                let seen = has_enough.then(Loaded::default);
+                let reserved = self
+                    .reserve_now(session, &wanted, Some(&spending), seen, deadline)
+                    .await;
+                for (at, result) in open.into_iter().zip(reserved) {
+                    if !result.as_ref().is_err_and(must_wait) {
+                        results[at] = Some(result);
+                    }
+                }
+                place.contended = results.iter().any(Option::is_none);
+                insist = place.contended;
+                continue;
+            }
+            match self.wait_and_reserve(session, place, &wanted, insist, deadline).await {
+                Ok(Some(reserved)) => {
+                    for (at, result) in open.into_iter().zip(reserved) {
+                        results[at] = result;
+                    }
+                }
+                // There is something to be had without a wait.
+                Ok(None) => place.contended = false,
+                Err(error) => open.iter().for_each(|at| results[*at] = Some(Err(error.clone()))),
             }
         }
+        let missing = || Err(Error::internal(RESERVE, "an item was left without a result"));
+        results
+            .into_iter()
+            .map(|result| result.unwrap_or_else(missing))
+            .collect()
     }
 
-    /// Reads who waits, and the accounts of those and of `keys`, into what was loaded.
-    pub(crate) async fn load_credits(&self, keys: Vec<String>, loaded: &mut Loaded, deadline: Deadline) -> Result<()> {
-        let mut reads: Vec<Read> = keys.into_iter().map(Read::Key).collect();
-        reads.push(self.longest_waiting());
-        let mut snapshot = self.kv().read(&reads, deadline.remaining(self.clock())).await?;
-        let line = snapshot.entries.pop().unwrap_or_default();
-        loaded.add(snapshot.entries);
-        loaded.wants = self.draw_lots(line);
-        let mut theirs = Vec::with_capacity(loaded.wants.len());
-        for (_, want) in &loaded.wants {
-            theirs.push(Read::Key(self.layout().account(decode::<Want>(want)?.session)));
+    /// Waits in line until all items are reserved, or some turn out to be another's: those get their result, and the others
+    /// none yet. None at all if there is no need to wait, unless it insists: what is there is gone whenever it is reached
+    /// for.
+    async fn wait_and_reserve(
+        &self,
+        session: &Session,
+        place: &mut Place,
+        items: &[Reserve],
+        insist: bool,
+        deadline: Deadline,
+    ) -> Result<Option<Vec<Option<Result<Generation>>>>> {
+        let want = Want::of(items);
+        let since = match self.join_line(session, &want, insist, deadline).await? {
+            Joined::InLine(since) => since,
+            Joined::Idle => return Ok(None),
+            Joined::Taken(samples) => {
+                let result = |item: &Reserve| samples.contains(&item.sample).then(|| Err(being_written(&item.sample)));
+                return Ok(Some(items.iter().map(result).collect()));
+            }
+        };
+        let (told, version) = self.stand_in_line(session, place, &want, since, deadline).await?;
+        match told.ending {
+            Ending::Taken { samples } => {
+                let result = |item: &Reserve| samples.contains(&item.sample).then(|| Err(being_written(&item.sample)));
+                Ok(Some(items.iter().map(result).collect()))
+            }
+            Ending::Reserved { until, note } => {
+                let generation = generation_of(version)?;
+                let note = OpenNote::new(note, items.iter().map(|item| item.sample.clone()));
+                for wish in &want.samples {
+                    let placed = self
+                        .layout()
+                        .place_reserved(&wish.sample, &wish.reserved(session.id(), until))?;
+                    session.remember(placed.home.key, placed.value, version, Some(note.clone()));
+                }
+                Ok(Some(items.iter().map(|_| Some(Ok(generation))).collect()))
+            }
         }
-        if !theirs.is_empty() {
-            let snapshot = self.kv().read(&theirs, deadline.remaining(self.clock())).await?;
-            loaded.add(snapshot.entries);
-        }
-        Ok(())
     }
+}
 
-    /// A session has ended: what it had not spent is free.
-    pub(crate) async fn end_account(&self, session: &Session, ended: SessionId, deadline: Deadline) -> Result<()> {
-        loop {
-            let key = self.layout().account(ended);
-            let reads = [Read::Key(key.clone()), Read::Key(self.layout().credits_free())];
-            let snapshot = self.kv().read(&reads, deadline.remaining(self.clock())).await?;
-            let mut entries = snapshot.entries.into_iter().map(|entries| entries.into_iter().next());
-            let (Some(Some(own)), Some(Some(free))) = (entries.next(), entries.next()) else {
-                return Ok(());
-            };
-            let mut account: Account = decode(&own)?;
-            if account.ended {
-                return Ok(());
-            }
-            let unspent = account.available();
-            account.granted -= unspent;
-            account.ended = true;
-            let total: u64 = decode::<u64>(&free)? + unspent;
-            let conditions = vec![
-                Condition::Unchanged(key.clone(), own.version),
-                Condition::Unchanged(free.key.clone(), free.version),
-            ];
-            let settled = account.is_settled();
-            let own = if settled {
-                Write::Delete(key)
-            } else {
-                Write::put(key, encode(&account)?)
-            };
-            let writes = vec![own, Write::put(free.key, total.to_string())];
-            if let Applied::Yes(_) = self
-                .sender()
-                .transact("index.sweep", session, conditions, writes, deadline)
-                .await?
-            {
-                return self.serve_line(session, deadline).await;
-            }
-        }
-    }
+/// A reservation's generation is the version of the write that made it.
+pub(crate) fn generation_of(version: Version) -> Result<Generation> {
+    Generation::new(version.0).ok_or_else(|| Error::internal(RESERVE, "the index gave out version zero"))
 }

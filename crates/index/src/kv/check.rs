@@ -7,31 +7,33 @@ use std::collections::BTreeSet;
 use holdfast_core::{Error, Result};
 use holdfast_custody::Version;
 
-use super::{Condition, Limits, Read, Transaction, Write};
+use super::{Condition, Limits, Read, Transaction};
 
 const TRANSACT: &str = "kv.transact";
 const READ: &str = "kv.read";
 
-/// Refuses a transaction that is too large, writes a key twice or asks for version zero.
+/// Refuses a transaction that is too large, writes a key twice, or asks for version zero or for a range without room.
 pub fn transaction(transaction: &Transaction, limits: Limits) -> Result<()> {
     let Transaction { conditions, writes } = transaction;
     operations(TRANSACT, conditions.len().max(writes.len()), limits)?;
     let mut bytes: usize = 0;
     for condition in conditions {
-        let (Condition::Unchanged(key, _) | Condition::Absent(key) | Condition::Present(key)) = condition;
-        bytes = bytes.saturating_add(key.len());
-        if matches!(condition, Condition::Unchanged(_, Version(0))) {
-            return Err(Error::invalid(TRANSACT, "no version is zero: ask for an absent key instead").with("key", key));
+        bytes = bytes.saturating_add(condition.bytes());
+        match condition {
+            Condition::Unchanged(key, Version(0)) => {
+                let message = "no version is zero: ask for an absent key instead";
+                return Err(Error::invalid(TRANSACT, message).with("key", key));
+            }
+            Condition::NoneIn(keys) if keys.start >= keys.end => {
+                let message = "a condition on a range that has no room: the end must be after the start";
+                return Err(Error::invalid(TRANSACT, message).with("keys", format!("{keys:?}")));
+            }
+            _ => {}
         }
     }
     let mut keys = BTreeSet::new();
     for write in writes {
-        let value = if let Write::Put { value, .. } = write {
-            value.len()
-        } else {
-            0
-        };
-        bytes = bytes.saturating_add(write.key().len()).saturating_add(value);
+        bytes = bytes.saturating_add(write.bytes());
         if !keys.insert(write.key()) {
             return Err(Error::invalid(TRANSACT, "one transaction writes a key twice").with("key", write.key()));
         }
@@ -42,6 +44,12 @@ pub fn transaction(transaction: &Transaction, limits: Limits) -> Result<()> {
             .with("limit", limits.bytes));
     }
     Ok(())
+}
+
+/// As [`transaction`], for one that reads too.
+pub fn transaction_and_reads(both: &Transaction, reads: &[Read], limits: Limits) -> Result<()> {
+    operations(TRANSACT, both.writes.len() + reads.len(), limits)?;
+    transaction(both, limits)
 }
 
 /// Refuses a read of too many things at once.

@@ -206,14 +206,26 @@ impl Kv for MemoryKv {
     }
 
     async fn transact(&self, transaction: &Transaction, within: Duration) -> Result<Applied> {
-        check::transaction(transaction, LIMITS)?;
+        Ok(self.transact_and_read(transaction, &[], within).await?.0)
+    }
+
+    async fn transact_and_read(
+        &self,
+        transaction: &Transaction,
+        reads: &[Read],
+        within: Duration,
+    ) -> Result<(Applied, Option<Snapshot>)> {
+        check::transaction_and_reads(transaction, reads, LIMITS)?;
         self.enter("kv.transact", within).await?;
         let lost = || {
             Error::unavailable("kv.transact", "the reply was lost (a fault that was asked for)")
                 .with_retry(Retry::Ambiguous)
         };
         match self.faults.next_fate() {
-            None => self.shared.at_once(|state| state.transact(transaction)),
+            None => self.shared.at_once(|state| {
+                let applied = state.transact(transaction)?;
+                Ok((applied, Some(state.read(reads))))
+            }),
             Some(Fate::Applied) => {
                 // The outcome, good or bad, is exactly what the lost reply would have told.
                 self.shared.at_once(|state| state.transact(transaction)).ok();

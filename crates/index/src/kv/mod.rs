@@ -11,8 +11,8 @@
 //! - **Reads** are linearizable: they see every write that was acknowledged before the read began. All reads of one call
 //!   see one moment.
 //! - **Transactions** are atomic: all conditions are checked and all writes are done at one moment, or nothing is. A
-//!   write to one key twice in a transaction is unlawful; so are one that exceeds [`Kv::limits`] and a condition on
-//!   version zero. All three fail with `Invalid`, and [`check`] is where they are found.
+//!   write to one key twice in a transaction is unlawful; so are one that exceeds [`Kv::limits`], a condition on version
+//!   zero and one on a range that has no room. All of them fail with `Invalid`, and [`check`] is where they are found.
 //! - **Ambiguity.** An error with [`holdfast_core::Retry::Ambiguous`] means that the transaction may have been applied,
 //!   may not have been, or may be later. Any other error means that it was not and never will be.
 //! - **Sessions.** Keys that are written with a session vanish when it ends; it ends when it is closed, or when its
@@ -64,6 +64,14 @@ pub enum Read {
         /// Whether to leave the values out (they come back empty).
         keys_only: bool,
     },
+    /// The `limit` keys of a range that were written longest ago, oldest first; those that were written together in any
+    /// order. The whole range costs here too.
+    Oldest {
+        /// As in [`Read::Range`].
+        keys: Range<String>,
+        /// The most entries.
+        limit: usize,
+    },
 }
 
 /// What must hold for a transaction to be applied.
@@ -75,6 +83,18 @@ pub enum Condition {
     Absent(String),
     /// There is such a key.
     Present(String),
+    /// There is no key in the range: from the first, up to but not including the second.
+    NoneIn(Range<String>),
+}
+
+impl Condition {
+    /// How many bytes of a transaction it takes.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Unchanged(key, _) | Self::Absent(key) | Self::Present(key) => key.len(),
+            Self::NoneIn(keys) => keys.start.len() + keys.end.len(),
+        }
+    }
 }
 
 /// A change.
@@ -107,6 +127,14 @@ impl Write {
     pub fn key(&self) -> &str {
         match self {
             Self::Put { key, .. } | Self::Delete(key) => key,
+        }
+    }
+
+    /// How many bytes of a transaction it takes.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Put { key, value, .. } => key.len() + value.len(),
+            Self::Delete(key) => key.len(),
         }
     }
 }
@@ -193,6 +221,19 @@ pub trait Kv: Send + Sync + Debug {
 
     /// Checks and writes, all at one moment.
     async fn transact(&self, transaction: &Transaction, within: Duration) -> Result<Applied>;
+
+    /// As [`Kv::transact`], and reads at the same moment: what is there after the writes, or, if a condition did not hold,
+    /// without them. A store that cannot do that reads nothing; that is what a store does that does not say otherwise.
+    /// Writes and reads count together against [`Kv::limits`].
+    async fn transact_and_read(
+        &self,
+        transaction: &Transaction,
+        reads: &[Read],
+        within: Duration,
+    ) -> Result<(Applied, Option<Snapshot>)> {
+        check::transaction_and_reads(transaction, reads, self.limits())?;
+        Ok((self.transact(transaction, within).await?, None))
+    }
 
     /// Opens a session that dies if it is not heard of for `time_to_live`.
     async fn open_session(&self, time_to_live: Duration, within: Duration) -> Result<Box<dyn KvSession>>;

@@ -77,8 +77,8 @@ impl Records {
         let mut lists = BTreeSet::new();
         let mut held = Vec::new();
         let mut at_home = |entry: &Entry, placed: Placed| -> CaseResult {
-            ensure_eq!(entry.key, placed.key, "the home of a record");
-            lists.extend(placed.ready);
+            ensure_eq!(entry.key, placed.home.key, "the home of a record");
+            lists.extend(placed.home.ready);
             Ok(())
         };
         for entry in self.of('p') {

@@ -21,7 +21,10 @@ pub(crate) struct FlawedKv {
 
 impl FlawedKv {
     fn keeps(&self, condition: &Condition) -> bool {
-        let (Condition::Unchanged(key, _) | Condition::Absent(key) | Condition::Present(key)) = condition;
+        let key = match condition {
+            Condition::Unchanged(key, _) | Condition::Absent(key) | Condition::Present(key) => key,
+            Condition::NoneIn(keys) => &keys.start,
+        };
         let forgotten = match self.flaw {
             Flaw::IgnoresVersions => key.contains("/s/"),
             Flaw::ReservesOver => key.contains("/p/"),

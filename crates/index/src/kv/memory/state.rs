@@ -72,14 +72,25 @@ impl State {
                 .into_iter()
                 .collect(),
             // `BTreeMap::range` panics on a range that ends before it begins; as a read it is just empty.
-            Read::Range { keys, .. } if keys.start >= keys.end => Vec::new(),
+            Read::Range { keys, .. } | Read::Oldest { keys, .. } if keys.start >= keys.end => Vec::new(),
             Read::Range { keys, limit, keys_only } => self
-                .entries
-                .range::<str, _>((Bound::Included(keys.start.as_str()), Bound::Excluded(keys.end.as_str())))
+                .range(keys)
                 .take(*limit)
                 .map(|(key, stored)| stored.entry(key, *keys_only))
                 .collect(),
+            Read::Oldest { keys, limit } => {
+                let mut all: Vec<_> = self.range(keys).map(|(key, stored)| stored.entry(key, false)).collect();
+                all.sort_by_key(|entry| entry.version);
+                all.truncate(*limit);
+                all
+            }
         }
+    }
+
+    /// What lies in a range that has room.
+    fn range(&self, keys: &Range<String>) -> impl Iterator<Item = (&String, &Stored)> {
+        let bounds = (Bound::Included(keys.start.as_str()), Bound::Excluded(keys.end.as_str()));
+        self.entries.range::<str, _>(bounds)
     }
 
     pub(super) fn transact(&mut self, transaction: &Transaction) -> Result<Applied> {
@@ -123,6 +134,7 @@ impl State {
             }
             Condition::Absent(key) => !self.entries.contains_key(key),
             Condition::Present(key) => self.entries.contains_key(key),
+            Condition::NoneIn(keys) => keys.start >= keys.end || self.range(keys).next().is_none(),
         }
     }
 

@@ -12,6 +12,7 @@ cases! { "ranges"
     give_the_first_of_a_limit "The first `limit` keys of a range.";
     without_values_have_keys_and_versions "Values that are left out come back empty.";
     of_a_prefix_have_all_that_begins_with_it "The range of all keys that begin with a prefix.";
+    give_the_oldest_first_if_asked_to "The `limit` keys of a range that were written longest ago, oldest first.";
     that_are_empty_read_as_empty "A range that has no room, and a limit of none, give nothing.";
 }
 
@@ -96,6 +97,44 @@ async fn of_a_prefix_have_all_that_begins_with_it(cx: &Context) -> CaseResult {
     );
     let all: Vec<_> = cx.keys("").await?.into_iter().filter(|key| key != "schema").collect();
     ensure_eq!(all.len(), 7, "all keys but the store's own: {all:?}");
+    Ok(())
+}
+
+async fn oldest(cx: &Context, keys: Range<&str>, limit: usize) -> CaseResult<Vec<String>> {
+    let keys = keys.start.to_owned()..keys.end.to_owned();
+    let entries = cx.read(Read::Oldest { keys, limit }).await?;
+    Ok(entries.into_iter().map(|entry| entry.key).collect())
+}
+
+async fn give_the_oldest_first_if_asked_to(cx: &Context) -> CaseResult {
+    fill(cx, &["w/c", "w/a", "w/d", "w/b", "w0", "v/9"]).await?;
+    ensure_eq!(
+        oldest(cx, "w/".."w0", 9).await?,
+        ["w/c", "w/a", "w/d", "w/b"],
+        "in the order in which they were written"
+    );
+    ensure_eq!(oldest(cx, "w/".."w0", 2).await?, ["w/c", "w/a"], "two of four");
+    fill(cx, &["w/c"]).await?;
+    ensure_eq!(
+        oldest(cx, "w/".."w0", 2).await?,
+        ["w/a", "w/d"],
+        "one that was written again is the youngest"
+    );
+    for (keys, limit) in [("w/".."w/", 9), ("w0".."w/", 9), ("x/".."x0", 9), ("w/".."w0", 0)] {
+        ensure_eq!(oldest(cx, keys.clone(), limit).await?.len(), 0, "{limit} of {keys:?}");
+    }
+    let version = cx.put("u/1", "one").await?;
+    let read = cx
+        .read(Read::Oldest {
+            keys: prefix("u/"),
+            limit: 1,
+        })
+        .await?;
+    let seen: Vec<_> = read
+        .iter()
+        .map(|entry| (entry.value.as_slice(), entry.version))
+        .collect();
+    ensure_eq!(seen, [(b"one".as_slice(), version)], "its value and version");
     Ok(())
 }
 

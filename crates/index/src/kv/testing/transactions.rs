@@ -2,9 +2,9 @@
 
 use holdfast_core::ErrorKind;
 
-use super::check::CaseResult;
-use super::context::{Context, is_kind};
-use crate::kv::{Applied, Condition, Write};
+use super::check::{CaseResult, Failure};
+use super::context::{CALL, Context, is_kind};
+use crate::kv::{Applied, Condition, Read, Snapshot, Transaction, Write, prefix};
 
 cases! { "transactions"
     have_versions_that_grow "Every transaction that changes something gets a version larger than all before it.";
@@ -14,6 +14,7 @@ cases! { "transactions"
     may_delete_what_is_not_there "Deletes a key; none there is fine.";
     give_a_key_that_returns_a_new_version "A key that was deleted and written again is not unchanged.";
     that_fail_write_nothing "All writes are done at one moment, or nothing is.";
+    may_read_at_the_same_moment "Reads at the same moment: what is there after the writes, or without them.";
     must_not_write_a_key_twice "A write to one key twice in a transaction is unlawful.";
     have_at_most_so_many_operations "A transaction that exceeds the limits fails with Invalid.";
     have_at_most_so_many_bytes "A transaction that exceeds the limits fails with Invalid.";
@@ -114,6 +115,51 @@ async fn that_fail_write_nothing(cx: &Context) -> CaseResult {
     ensure_eq!(cx.get("b").await?, None, "the new key");
     ensure_eq!(cx.version().await?, version, "the store's version");
     Ok(())
+}
+
+async fn may_read_at_the_same_moment(cx: &Context) -> CaseResult {
+    let first = cx.put("a", "1").await?;
+    let reads = [
+        Read::Key("a".to_owned()),
+        Read::Range {
+            keys: prefix("b"),
+            limit: 9,
+            keys_only: false,
+        },
+    ];
+    let transaction = Transaction {
+        conditions: vec![Condition::Unchanged("a".to_owned(), first)],
+        writes: vec![Write::put("a", "2"), Write::put("b", "3")],
+    };
+    let seen = |snapshot: &Snapshot| -> Vec<_> {
+        let entries = snapshot.entries.iter().flatten();
+        entries
+            .map(|entry| (entry.key.clone(), entry.value.clone(), entry.version))
+            .collect()
+    };
+    let (applied, snapshot) = cx.kv().transact_and_read(&transaction, &reads, CALL).await?;
+    let Applied::Yes(second) = applied else {
+        return Err(Failure::new("its condition holds, but it was not applied"));
+    };
+    let wanted = vec![
+        ("a".to_owned(), b"2".to_vec(), second),
+        ("b".to_owned(), b"3".to_vec(), second),
+    ];
+    if let Some(snapshot) = &snapshot {
+        ensure_eq!(snapshot.version, second, "the moment of a transaction that was applied");
+        ensure_eq!(seen(snapshot), wanted, "what it wrote");
+    }
+    let (applied, snapshot) = cx.kv().transact_and_read(&transaction, &reads, CALL).await?;
+    ensure_eq!(applied, Applied::No, "its condition does not hold any more");
+    if let Some(snapshot) = &snapshot {
+        ensure_eq!(seen(snapshot), wanted, "what is there, as it was not applied");
+    }
+    let many = vec![Read::Key("a".to_owned()); cx.kv().limits().operations];
+    let error = cx.kv().transact_and_read(&transaction, &many, CALL).await;
+    is_kind(
+        &error.err().ok_or_else(|| Failure::new("too many, but not refused"))?,
+        ErrorKind::Invalid,
+    )
 }
 
 async fn must_not_write_a_key_twice(cx: &Context) -> CaseResult {

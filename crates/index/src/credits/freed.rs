@@ -1,0 +1,202 @@
+//! Freeing: the paid bytes of a record come back in the transaction that forgets it.
+//!
+//! Nobody waits: they go to the purse of the session that frees, on condition that nobody waits. Somebody does: they serve
+//! one of those in line, see [`super::serve`]; what is not enough is free.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use holdfast_core::{Deadline, Error, Result};
+use holdfast_custody::Version;
+use parking_lot::Mutex;
+
+use super::look::Look;
+use super::purse::{as_read, bytes_in, write_purse};
+use super::serve::{Division, Giver, Sharing};
+use super::share::{HEAD_OF_THE_LINE, draw};
+use crate::batch::{Credits, Intent, Loaded, Moved, Room};
+use crate::index::KvIndex;
+use crate::kv::{Condition, Entry, Read, Write};
+use crate::round::Decision;
+use crate::session::Session;
+use crate::types::SampleRef;
+
+/// Paid bytes on their way back.
+struct Returning<'a> {
+    index: &'a KvIndex,
+    session: &'a Session,
+    /// Where the samples lie that the last try would have reserved for those who wait.
+    reserving: Mutex<Vec<String>>,
+    after: Mutex<After>,
+    /// Whether something is free that may serve somebody who was not seen.
+    look_again: AtomicBool,
+}
+
+/// What is free, and whether that was written.
+struct Written {
+    key: String,
+    bytes: u64,
+    changed: bool,
+}
+
+/// What is so when the last transaction that was prepared has been applied.
+enum After {
+    Nothing,
+    InPurse { key: String, bytes: u64 },
+    Shared { free: Written, somebody_waits: bool },
+}
+
+impl Credits<SampleRef> for Returning<'_> {
+    fn reads(&self) -> Vec<Read> {
+        let reserving = self.reserving.lock().clone();
+        self.index
+            .look_for(self.session, HEAD_OF_THE_LINE, reserving.into_iter().map(Read::Key))
+    }
+
+    fn move_for(&self, items: &[&SampleRef], loaded: &Loaded, room: Room) -> Result<Moved> {
+        *self.after.lock() = After::Nothing;
+        let mut back = 0_u64;
+        for item in items {
+            let retired = loaded.retired(&self.index.free_key(item))?;
+            back += retired.map_or(0, |retired| retired.record.paid);
+        }
+        if back == 0 {
+            return Ok(Moved::default());
+        }
+        let look = match &loaded.credits {
+            Some(snapshot) => Some(self.index.looked(self.session, snapshot)?),
+            None => None,
+        };
+        match look {
+            Some(look) if !look.line.is_empty() => self.to_the_line(back, &look, loaded, room),
+            _ => self.to_the_purse(back),
+        }
+    }
+
+    fn moved(&self, version: Version) {
+        match &*self.after.lock() {
+            After::Nothing => {}
+            After::InPurse { key, bytes } => self.session.purse.wrote(key, *bytes, version),
+            After::Shared { free, somebody_waits } => {
+                self.reserving.lock().clear();
+                self.index.hints().saw_line(*somebody_waits);
+                if free.bytes > 0 {
+                    self.look_again.store(true, Ordering::Relaxed);
+                }
+                if free.changed {
+                    self.index.hints().saw_free(&Entry {
+                        key: free.key.clone(),
+                        value: free.bytes.to_string().into_bytes(),
+                        version,
+                    });
+                }
+            }
+        }
+    }
+}
+
+impl Returning<'_> {
+    fn to_the_purse(&self, back: u64) -> Result<Moved> {
+        let key = self.index.layout().purse(self.session.id());
+        // A look has been taken in; what was written since then is remembered too.
+        let purse = self.session.purse.remembered();
+        let bytes = bytes_in(purse.as_ref())? + back;
+        let conditions = vec![
+            as_read(&key, purse.as_ref()),
+            Condition::NoneIn(self.index.layout().line()),
+        ];
+        let writes = vec![write_purse(&key, bytes)];
+        *self.after.lock() = After::InPurse { key, bytes };
+        Ok(Moved { conditions, writes })
+    }
+
+    fn to_the_line(&self, back: u64, look: &Look, loaded: &Loaded, room: Room) -> Result<Moved> {
+        let giver = Giver {
+            session: self.session,
+            index: self.index,
+        };
+        let taken: BTreeSet<String> = look.rest.iter().flatten().map(|entry| entry.key.clone()).collect();
+        let clock = loaded
+            .clock
+            .ok_or_else(|| Error::internal("index.freed", "the shared clock is not known"))?;
+        let Division {
+            moved,
+            free,
+            somebody_waits,
+            reserving,
+        } = giver.divide(
+            look,
+            &Sharing {
+                back,
+                draw: &|places| Some(draw(self.index.rng(), places)),
+                taken: &taken,
+                clock: (loaded.tick, clock),
+                room,
+            },
+        )?;
+        *self.reserving.lock() = reserving;
+        let was_free = look.free()?;
+        let free = Written {
+            key: was_free.key.clone(),
+            bytes: free,
+            changed: bytes_in(Some(was_free))? != free,
+        };
+        *self.after.lock() = After::Shared { free, somebody_waits };
+        Ok(moved)
+    }
+}
+
+impl KvIndex {
+    /// The objects of retired samples are gone: so are their records. Freed twice is freed once.
+    pub(crate) async fn do_freed(&self, session: &Session, items: &[SampleRef], deadline: Deadline) -> Vec<Result<()>> {
+        const OPERATION: &str = "index.freed";
+        let keys = |item: &SampleRef| vec![self.free_key(item)];
+        let decide = |item: &SampleRef, loaded: &Loaded| {
+            let key = self.free_key(item);
+            match loaded.entry(&key) {
+                None if loaded.guess => Err(Error::internal(OPERATION, "this record is not remembered")),
+                None => Ok(Decision::nothing(|| ())),
+                Some(entry) => {
+                    let conditions = vec![Condition::Unchanged(key.clone(), entry.version)];
+                    Ok(Decision::new(conditions, vec![Write::Delete(key)], |_| ()))
+                }
+            }
+        };
+        let returning = Returning {
+            index: self,
+            session,
+            reserving: Mutex::default(),
+            after: Mutex::new(After::Nothing),
+            look_again: AtomicBool::new(false),
+        };
+        let intent = Intent {
+            operation: OPERATION,
+            keys: &keys,
+            decide: &decide,
+            sets_deadlines: false,
+            credits: Some(&returning),
+        };
+        let remembered = items.iter().filter_map(|item| session.recall(&self.free_key(item)));
+        let mut seen = Loaded::with_entries(remembered.map(|known| known.entry));
+        if self.hints().somebody_waits() && !seen.is_empty() {
+            seen.credits = session.read_along.take(self.clock());
+            if seen.credits.is_none() {
+                match self.look_at_credits(session, HEAD_OF_THE_LINE, None, deadline).await {
+                    Ok(snapshot) => seen.credits = Some(snapshot),
+                    Err(error) => return items.iter().map(|_| Err(error.clone())).collect(),
+                }
+            }
+        }
+        // Without anything remembered, the first try would be in vain.
+        let seen = (!seen.is_empty()).then_some(seen);
+        let results = self.batch(session, items, intent, seen, deadline).await;
+        if returning.look_again.into_inner() {
+            self.serve_or_leave_it(session, deadline).await;
+        }
+        results
+    }
+
+    pub(crate) fn free_key(&self, item: &SampleRef) -> String {
+        self.layout().to_free(&item.sample, item.generation)
+    }
+}

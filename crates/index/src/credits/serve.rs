@@ -1,0 +1,297 @@
+//! Serving the line: what comes back, or is free, becomes the reservations of those who wait.
+//!
+//! To serve one who waits is one transaction, whoever sends it, on condition that the want is as it was read (so its session
+//! is alive: the want vanishes with it), that nobody else is writing the samples, and that the clock stands where it stood:
+//!
+//! - the want goes, and `b/t/{session}` says how the wait ended;
+//! - the reservations are there, in the name of the one who waited, and the note that leads a sweep to them.
+//!
+//! Dies the one who serves, nothing or all of this has happened. Dies the one who waited, a sweep finds the note. Is the
+//! reply lost, the slot of the one who serves tells. Twice is once: the want is gone.
+//!
+//! A want that names a sample which another producer has begun to write meanwhile cannot be served. Whoever finds out (by
+//! reading those samples when serving it has failed) takes it out of the line and tells why.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use holdfast_core::{Deadline, Error, Result};
+use holdfast_custody::{SessionId, Tick, Version};
+
+use super::look::Look;
+use super::purse::{as_read, bytes_in};
+use super::share::{HEAD_OF_THE_LINE, share};
+use super::want::{Ending, Told, Waiter};
+use crate::batch::{Moved, Room};
+use crate::index::KvIndex;
+use crate::kv::{Applied, Condition, Entry, Read, Write};
+use crate::layout::encode;
+use crate::notes::{Holding, Note};
+use crate::session::{Sender, Session};
+
+const OPERATION: &str = "index.credits";
+
+/// What is to be shared out, and how.
+pub(super) struct Sharing<'a> {
+    /// Bytes that come back in the same transaction.
+    pub(super) back: u64,
+    /// Who gets them, if they are enough: a place among those who can be served.
+    pub(super) draw: &'a (dyn Fn(usize) -> Option<usize> + Sync),
+    /// Samples of those in line that others were seen to write.
+    pub(super) taken: &'a BTreeSet<String>,
+    /// The shared clock.
+    pub(super) clock: (Tick, Version),
+    pub(super) room: Room,
+}
+
+/// How it was shared out.
+#[derive(Debug)]
+pub(super) struct Division {
+    pub(super) moved: Moved,
+    /// What is free then.
+    pub(super) free: u64,
+    /// Whether somebody who was seen to wait is left in line.
+    pub(super) somebody_waits: bool,
+    /// Where the samples lie that would be reserved by this: if it fails, they should be looked at.
+    pub(super) reserving: Vec<String>,
+}
+
+/// One who gives, and the number of its next notes.
+pub(super) struct Giver<'a> {
+    pub(super) session: &'a Session,
+    pub(super) index: &'a KvIndex,
+}
+
+impl Giver<'_> {
+    fn keys(&self, waiter: &Waiter) -> Vec<String> {
+        let keys = waiter.want.samples.iter();
+        keys.map(|wish| self.index.layout().pending(&wish.sample)).collect()
+    }
+
+    /// The want goes, and its owner is told how the wait ended.
+    fn end(&self, waiter: &Waiter, ending: Ending) -> Result<Moved> {
+        let told = Told {
+            since: waiter.since,
+            ending,
+        };
+        Ok(Moved {
+            conditions: vec![Condition::Unchanged(waiter.key.clone(), waiter.since)],
+            writes: vec![
+                Write::Delete(waiter.key.clone()),
+                Write::Put {
+                    key: self.index.layout().told(waiter.session),
+                    value: encode(&told)?,
+                    session: Some(waiter.session),
+                },
+            ],
+        })
+    }
+
+    fn serve(&self, waiter: &Waiter, until: Tick) -> Result<Moved> {
+        let layout = self.index.layout();
+        let number = self.session.notes.next();
+        let key = layout.note(waiter.session, until, self.session.id(), number);
+        let mut moved = self.end(
+            waiter,
+            Ending::Reserved {
+                until,
+                note: key.clone(),
+            },
+        )?;
+        let mut note = Note::default();
+        for wish in &waiter.want.samples {
+            let placed = layout.place_reserved(&wish.sample, &wish.reserved(waiter.session, until))?;
+            moved.conditions.push(Condition::Absent(placed.home.key.clone()));
+            moved.writes.push(Write::put(placed.home.key, placed.value));
+            note.add(Holding {
+                sample: wish.sample.clone(),
+                generation: None,
+            });
+        }
+        moved.writes.push(Write::put(key, encode(&note)?));
+        Ok(moved)
+    }
+
+    /// Shares out what comes back and what is free among those in line. They are there, so no purse is: see the module
+    /// [`super`] for why; what nobody gets is free.
+    pub(super) fn divide(&self, look: &Look, sharing: &Sharing<'_>) -> Result<Division> {
+        let (tick, clock_version) = sharing.clock;
+        let until = tick.after(self.index.config().reserve_ticks);
+        let mut moved = Moved::default();
+        // What is free must be as it was seen, even if it is not touched: it decides who is served.
+        let free = look.free()?;
+        moved.conditions.push(as_read(&free.key, Some(free)));
+        let mut room = sharing.room;
+        room.operations = room.operations.saturating_sub(2);
+        let mut add = |more: Moved| {
+            let operations = more.conditions.len().max(more.writes.len());
+            let bytes: usize = more.conditions.iter().map(Condition::bytes).sum::<usize>()
+                + more.writes.iter().map(Write::bytes).sum::<usize>();
+            let fits = operations <= room.operations && bytes <= room.bytes;
+            if fits {
+                room.operations -= operations;
+                room.bytes -= bytes;
+                moved.conditions.extend(more.conditions);
+                moved.writes.extend(more.writes);
+            }
+            fits
+        };
+        let mut open = Vec::with_capacity(look.line.len());
+        let mut left_in_line = 0;
+        for waiter in &look.line {
+            let taken = |key: &String| sharing.taken.contains(key);
+            if !self.keys(waiter).iter().any(taken) {
+                open.push(waiter);
+                continue;
+            }
+            let wishes = waiter.want.samples.iter();
+            let samples = wishes.filter(|wish| taken(&self.index.layout().pending(&wish.sample)));
+            let samples = samples.map(|wish| wish.sample.clone()).collect();
+            left_in_line += usize::from(!add(self.end(waiter, Ending::Taken { samples })?));
+        }
+        let wants: Vec<u64> = open.iter().map(|waiter| waiter.want.bytes()).collect();
+        let drawn = (sharing.draw)(open.len());
+        let had = bytes_in(Some(free))?;
+        // Two may want the same sample: the second finds out when the first has it.
+        let mut reserving = BTreeSet::new();
+        let shared = share(sharing.back, had, &wants, drawn, |place| {
+            let keys = self.keys(open[place]);
+            let fits = !keys.iter().any(|key| reserving.contains(key)) && add(self.serve(open[place], until)?);
+            if fits {
+                reserving.extend(keys);
+            }
+            Ok::<_, Error>(fits)
+        })?;
+        if !shared.served.is_empty() {
+            let clock = self.index.layout().clock();
+            moved.conditions.push(Condition::Unchanged(clock, clock_version));
+        }
+        if shared.free != had {
+            moved.writes.push(Write::put(&*free.key, shared.free.to_string()));
+        }
+        Ok(Division {
+            free: shared.free,
+            somebody_waits: left_in_line + open.len() > shared.served.len(),
+            reserving: reserving.into_iter().collect(),
+            moved,
+        })
+    }
+}
+
+impl KvIndex {
+    /// A random pause, longer from try to try: it keeps two who collide from doing so for ever.
+    pub(super) async fn pause(&self, tries: u32) {
+        let most = 200_u64 << tries.min(6);
+        tokio::time::sleep(Duration::from_micros(self.rng().below(most))).await;
+    }
+
+    /// Serves those in line from what is free, longest first, for as long as that does.
+    pub(crate) async fn serve_line(&self, session: &Session, deadline: Deadline) -> Result<()> {
+        let giver = Giver { session, index: self };
+        let mut taken = BTreeSet::new();
+        let mut reserving = Vec::new();
+        let mut tries = 0;
+        while !deadline.passed(self.clock()) {
+            let rest = reserving.drain(..).map(Read::Key);
+            let snapshot = self.look_at_credits(session, HEAD_OF_THE_LINE, rest, deadline).await?;
+            let look = self.looked(session, &snapshot)?;
+            taken.extend(look.rest.iter().flatten().map(|entry| entry.key.clone()));
+            if !look.could_serve()? {
+                return Ok(());
+            }
+            let limits = self.kv().limits();
+            let sharing = Sharing {
+                back: 0,
+                draw: &|_| None,
+                taken: &taken,
+                clock: self.known_clock(deadline).await?,
+                room: Room {
+                    operations: limits.operations - Sender::OVERHEAD,
+                    bytes: limits.bytes,
+                },
+            };
+            let division = giver.divide(&look, &sharing)?;
+            if division.moved.writes.is_empty() {
+                let message = "a want in line does not fit into a transaction";
+                return Err(Error::internal(OPERATION, message));
+            }
+            let Moved { conditions, writes } = division.moved;
+            match self
+                .sender()
+                .transact(OPERATION, session, conditions, writes, deadline)
+                .await?
+            {
+                Applied::Yes(_) => taken.clear(),
+                Applied::No => {
+                    reserving = division.reserving;
+                    self.pause(tries).await;
+                    tries += 1;
+                }
+            }
+        }
+        Err(Error::unavailable(
+            OPERATION,
+            "others kept coming first until the deadline; the next sweep serves those who wait",
+        ))
+    }
+
+    /// As [`KvIndex::serve_line`], for those who have done what they were asked to: if it fails, others will do it.
+    pub(super) async fn serve_or_leave_it(&self, session: &Session, deadline: Deadline) {
+        if let Err(error) = self.serve_line(session, deadline).await {
+            tracing::debug!(OPERATION, %error, "those who wait are served by the next who frees, or the next sweep");
+        }
+    }
+
+    /// What lies idle in purses becomes free. True if it did; false if one of them has changed.
+    pub(super) async fn gather(
+        &self,
+        session: &Session,
+        free: &Entry,
+        purses: &[Entry],
+        deadline: Deadline,
+    ) -> Result<bool> {
+        let mut total = bytes_in(Some(free))?;
+        let mut conditions = vec![as_read(&free.key, Some(free))];
+        let mut writes = Vec::with_capacity(purses.len() + 1);
+        for purse in purses {
+            total += bytes_in(Some(purse))?;
+            conditions.push(as_read(&purse.key, Some(purse)));
+            writes.push(Write::Delete(purse.key.clone()));
+        }
+        writes.push(Write::put(&*free.key, total.to_string()));
+        let applied = self
+            .sender()
+            .transact(OPERATION, session, conditions, writes, deadline)
+            .await?;
+        Ok(matches!(applied, Applied::Yes(_)))
+    }
+
+    /// Sessions have ended: what they had not spent is free.
+    pub(crate) async fn end_purses(
+        &self,
+        session: &Session,
+        ended: &BTreeSet<SessionId>,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let keys: Vec<String> = ended.iter().map(|id| self.layout().purse(*id)).collect();
+        for chunk in keys.chunks(self.kv().limits().operations - Sender::OVERHEAD - 4) {
+            let mut tries = 0;
+            loop {
+                let rest = chunk.iter().cloned().map(Read::Key);
+                let snapshot = self.look_at_credits(session, 1, rest, deadline).await?;
+                let look = self.looked(session, &snapshot)?;
+                let purses: Vec<Entry> = look.rest.iter().flatten().cloned().collect();
+                if purses.is_empty() || self.gather(session, look.free()?, &purses, deadline).await? {
+                    break;
+                }
+                self.pause(tries).await;
+                tries += 1;
+                if deadline.passed(self.clock()) {
+                    let message = "others kept changing the purses of the dead until the deadline";
+                    return Err(Error::unavailable(OPERATION, message));
+                }
+            }
+        }
+        Ok(())
+    }
+}

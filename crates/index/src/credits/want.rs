@@ -1,0 +1,100 @@
+//! What one who waits for credits writes, and what it is told.
+
+use holdfast_core::{Nonce, Result, SampleId};
+use holdfast_custody::{Reserved, SessionId, Tick, Version};
+use serde::{Deserialize, Serialize};
+
+use crate::kv::Entry;
+use crate::layout::{Layout, decode};
+use crate::types::Reserve;
+
+/// What a session waits for: all of it at once. Its place in line is the version at which this was written.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Want {
+    pub(super) samples: Vec<Wish>,
+}
+
+/// One sample of a want.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Wish {
+    pub(super) sample: SampleId,
+    nonce: Nonce,
+    bytes: u64,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    plan: String,
+}
+
+impl Want {
+    pub(super) fn of<'a>(items: impl IntoIterator<Item = &'a Reserve>) -> Self {
+        let samples = items.into_iter().map(|item| Wish {
+            sample: item.sample.clone(),
+            nonce: item.nonce,
+            bytes: item.bytes,
+            plan: item.plan.clone(),
+        });
+        Self {
+            samples: samples.collect(),
+        }
+    }
+
+    /// How many bytes it takes to serve it.
+    pub(super) fn bytes(&self) -> u64 {
+        self.samples
+            .iter()
+            .fold(0, |bytes, wish| bytes.saturating_add(wish.bytes))
+    }
+}
+
+impl Wish {
+    /// The reservation that serves it, whoever makes it: who waited can tell it by itself, to the letter.
+    pub(super) fn reserved(&self, by: SessionId, until: Tick) -> Reserved {
+        Reserved::new(by, self.nonce, self.bytes, until)
+            .with_paid(self.bytes)
+            .with_plan(&self.plan)
+    }
+}
+
+/// One who waits, as was read.
+#[derive(Clone, Debug)]
+pub(super) struct Waiter {
+    pub(super) session: SessionId,
+    pub(super) key: String,
+    /// Since when.
+    pub(super) since: Version,
+    pub(super) want: Want,
+}
+
+impl Waiter {
+    /// None for a key that names no session: it is not ours to serve.
+    pub(super) fn read(entry: &Entry) -> Result<Option<Self>> {
+        let Some(session) = Layout::session_of(&entry.key) else {
+            return Ok(None);
+        };
+        Ok(Some(Self {
+            session,
+            key: entry.key.clone(),
+            since: entry.version,
+            want: decode(entry)?,
+        }))
+    }
+}
+
+/// How a wait ended, as is written for the one who waited.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Told {
+    /// The wait: when it began.
+    pub(super) since: Version,
+    pub(super) ending: Ending,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Ending {
+    /// All samples are reserved. The generation is the version at which this was written.
+    Reserved {
+        until: Tick,
+        /// The key of the note that says so.
+        note: String,
+    },
+    /// Nothing is reserved: these are being written by others.
+    Taken { samples: Vec<SampleId> },
+}
