@@ -1,0 +1,79 @@
+//! Watching the engine all the time: how many bytes it holds, and what it evicted.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use holdfast_core::{Clock, SystemClock};
+use holdfast_engine::Engine;
+
+use crate::world::WITHIN;
+
+/// The pause between two looks; a look itself takes some milliseconds.
+const EVERY: Duration = Duration::from_millis(10);
+
+/// The most that was seen.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Peak {
+    pub(crate) looks: u64,
+    pub(crate) bytes: u64,
+    pub(crate) objects: u64,
+}
+
+/// A thread that looks at the engine's use until it is told to stop.
+pub(crate) struct Gauge {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Result<Peak>>>,
+}
+
+impl Gauge {
+    pub(crate) fn start(engine: Arc<dyn Engine>) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            let clock = SystemClock::new();
+            let mut peak = Peak::default();
+            while !told.load(Ordering::Relaxed) {
+                let usage = engine.usage(WITHIN)?;
+                peak.looks += 1;
+                peak.bytes = peak.bytes.max(usage.dram_used);
+                peak.objects = peak.objects.max(usage.objects);
+                clock.sleep(EVERY);
+            }
+            Ok(peak)
+        });
+        Self {
+            stop,
+            thread: Some(thread),
+        }
+    }
+
+    pub(crate) fn stop(mut self) -> Result<Peak> {
+        self.stop.store(true, Ordering::Relaxed);
+        let thread = self.thread.take().context("stopped twice")?;
+        thread.join().map_err(|_| anyhow!("the gauge panicked"))?
+    }
+}
+
+impl Drop for Gauge {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // The proof has failed already; what the gauge saw does not matter any more.
+            drop(thread.join());
+        }
+    }
+}
+
+/// A counter of the master, such as `master_evicted_key_count`.
+pub(crate) fn master_counter(admin: &[String], name: &str) -> Result<f64> {
+    let address = admin.first().context("the cluster has no admin address")?;
+    let mut answer = ureq::get(format!("{address}/metrics")).call()?;
+    let text = answer.body_mut().read_to_string()?;
+    let line = text.lines().find(|line| line.split([' ', '{']).next() == Some(name));
+    let value = line.and_then(|line| line.rsplit(' ').next());
+    let value = value.with_context(|| format!("the master has no counter {name}"))?;
+    Ok(value.parse()?)
+}

@@ -1,0 +1,147 @@
+//! The index, with hooks on what the proofs watch.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use holdfast_core::{Clock, Generation, Result, SampleId};
+use holdfast_custody::{GroupName, Reason, Tick, Version};
+use holdfast_index::{Answered, Commit, FreeTask, Held, Index, Reserve, SampleRef, Session, SweepReport, View};
+
+use crate::doom::Point;
+use crate::hooks::Hooks;
+use crate::journal::Event;
+
+#[derive(Debug)]
+pub(crate) struct HookedIndex {
+    pub(crate) inner: Arc<dyn Index>,
+    pub(crate) hooks: Arc<Hooks>,
+}
+
+#[async_trait]
+impl Index for HookedIndex {
+    async fn open_session(&self, within: Duration) -> Result<Session> {
+        self.inner.open_session(within).await
+    }
+
+    async fn set_budget(&self, bytes: u64, within: Duration) -> Result<()> {
+        self.inner.set_budget(bytes, within).await
+    }
+
+    async fn reserve(&self, session: &Session, items: &[Reserve], within: Duration) -> Vec<Result<Generation>> {
+        let begun = self.hooks.clock.now();
+        let results = self.inner.reserve(session, items, within).await;
+        let millis = self.hooks.clock.now().since(begun).as_secs_f64() * 1e3;
+        self.hooks.journal.note(&Event::Reserved { millis });
+        self.hooks.step(Point::AfterReserve).await;
+        results
+    }
+
+    async fn commit(&self, session: &Session, items: &[Commit], within: Duration) -> Vec<Result<Version>> {
+        if !items.is_empty() {
+            self.hooks.step(Point::BeforeCommit).await;
+        }
+        let results = self.inner.commit(session, items, within).await;
+        if results.iter().any(Result::is_ok) {
+            self.hooks.step(Point::AfterCommit).await;
+        }
+        results
+    }
+
+    async fn abort(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
+        self.inner.abort(session, items, within).await
+    }
+
+    async fn lease(
+        &self,
+        session: &Session,
+        group: &GroupName,
+        items: &[SampleRef],
+        ticks: u64,
+        within: Duration,
+    ) -> Vec<Result<Held>> {
+        self.inner.lease(session, group, items, ticks, within).await
+    }
+
+    async fn lease_next(
+        &self,
+        session: &Session,
+        group: &GroupName,
+        count: usize,
+        ticks: u64,
+        within: Duration,
+    ) -> Result<Vec<Held>> {
+        let held = self.inner.lease_next(session, group, count, ticks, within).await;
+        if held.as_ref().is_ok_and(|held| !held.is_empty()) {
+            self.hooks.step(Point::AfterLease).await;
+        }
+        held
+    }
+
+    async fn read(&self, session: &Session, items: &[SampleRef], ticks: u64, within: Duration) -> Vec<Result<Held>> {
+        self.inner.read(session, items, ticks, within).await
+    }
+
+    async fn renew(&self, session: &Session, items: &[Held], ticks: u64, within: Duration) -> Vec<Result<Held>> {
+        self.inner.renew(session, items, ticks, within).await
+    }
+
+    async fn ack(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<Answered>> {
+        let call = self.hooks.call(Point::MidAck);
+        let results = self.inner.ack(session, items, within).await;
+        if let Some(call) = call {
+            call.over();
+        }
+        results
+    }
+
+    async fn nack(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<Answered>> {
+        self.inner.nack(session, items, within).await
+    }
+
+    async fn release(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<()>> {
+        self.inner.release(session, items, within).await
+    }
+
+    async fn check(&self, session: &Session, items: &[Held], within: Duration) -> Result<Vec<bool>> {
+        self.inner.check(session, items, within).await
+    }
+
+    async fn retire(
+        &self,
+        session: &Session,
+        items: &[SampleRef],
+        reason: Reason,
+        within: Duration,
+    ) -> Vec<Result<Answered>> {
+        self.inner.retire(session, items, reason, within).await
+    }
+
+    async fn reopen(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
+        self.inner.reopen(session, items, within).await
+    }
+
+    async fn look(&self, samples: &[SampleId], within: Duration) -> Result<Vec<Option<View>>> {
+        self.inner.look(samples, within).await
+    }
+
+    async fn sweep(&self, session: &Session, limit: usize, within: Duration) -> Result<SweepReport> {
+        self.inner.sweep(session, limit, within).await
+    }
+
+    async fn tick(&self, within: Duration) -> Result<Tick> {
+        self.inner.tick(within).await
+    }
+
+    async fn to_free(&self, limit: usize, within: Duration) -> Result<Vec<FreeTask>> {
+        self.inner.to_free(limit, within).await
+    }
+
+    async fn freed(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
+        self.inner.freed(session, items, within).await
+    }
+
+    async fn free_failed(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
+        self.inner.free_failed(session, items, within).await
+    }
+}

@@ -1,0 +1,280 @@
+//! Samples whose objects somebody else writes: a serving engine, with keys of its own choosing.
+//!
+//! ```text
+//!            announce (keys, bytes)            they write              adopt
+//! (nothing) ────────────────────────▶ Reserved ──────────▶ Reserved ─────────▶ Live, as any other
+//!                                        │ discard; this process or its session dies; the time runs out
+//!                                        ▼
+//!                                     the objects are removed
+//! ```
+//! Announcing first means that whoever crashes, the writer or we, nothing stays behind. [`FeatureStore::adopt_now`] is
+//! for objects that are there already.
+//!
+//! The keys must never be written again: an engine takes a second put of a key for done and keeps the first bytes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_core::{Deadline, Digest, Error, ErrorKind, Nonce, ObjectKey, Result, Retry, SampleId, TensorSpec};
+use holdfast_custody::Publication;
+use holdfast_engine::Presence;
+use holdfast_index::{Commit, Reserve, SampleRef, Session};
+
+use crate::commit::Committed;
+use crate::description::{DescribedTensor, Description};
+use crate::free::Job;
+use crate::plan::{Plan, check_names};
+use crate::put::Stored;
+use crate::store::{FeatureStore, Inner};
+
+const OPERATION: &str = "features.adopt";
+
+/// A sample that somebody else is about to write.
+#[derive(Clone, Debug)]
+pub struct Announcement {
+    /// Its id.
+    pub sample: SampleId,
+    /// Every object that may be written for it.
+    pub keys: Vec<ObjectKey>,
+    /// How many bytes they will have at most.
+    pub bytes: u64,
+}
+
+/// A tensor that somebody else has written as one object.
+#[derive(Clone, Debug)]
+pub struct AdoptedTensor {
+    /// Its name, element type and shape.
+    pub spec: TensorSpec,
+    /// The object that its bytes are.
+    pub key: ObjectKey,
+    /// The checksum of its bytes, if the writer made one. Without it a get checks length and lease only.
+    pub digest: Option<Digest>,
+}
+
+/// A sample that is announced: reserved for this process until it is adopted, discarded, or its time runs out.
+#[derive(Clone, Debug)]
+pub struct Announced {
+    reference: SampleRef,
+    keys: Arc<Vec<ObjectKey>>,
+    session: Arc<Session>,
+}
+
+impl Announced {
+    /// The incarnation that it will be.
+    pub fn reference(&self) -> &SampleRef {
+        &self.reference
+    }
+
+    /// The objects that it may consist of.
+    pub fn keys(&self) -> &[ObjectKey] {
+        &self.keys
+    }
+}
+
+impl Inner {
+    async fn announce(&self, announcement: Announcement, deadline: Deadline) -> Result<Announced> {
+        if announcement.keys.is_empty() {
+            return Err(Error::invalid(OPERATION, "name the objects that will be written"));
+        }
+        let wish = [Reserve {
+            sample: announcement.sample.clone(),
+            nonce: Nonce::draw(&*self.rng),
+            bytes: announcement.bytes,
+            plan: Plan::of_keys(announcement.keys.clone()).to_text()?,
+        }];
+        for last in [false, true] {
+            let session = self.sessions.current(OPERATION, deadline).await?;
+            let mut answers = self
+                .index
+                .reserve(&session, &wish, deadline.remaining(&*self.clock))
+                .await;
+            match answers.pop() {
+                Some(Ok(generation)) => {
+                    let sample = announcement.sample;
+                    return Ok(Announced {
+                        reference: SampleRef { sample, generation },
+                        keys: Arc::new(announcement.keys),
+                        session,
+                    });
+                }
+                Some(Err(error)) if !last && self.sessions.refused(&session, &error) => {}
+                Some(Err(error)) => return Err(error),
+                None => break,
+            }
+        }
+        Err(Error::internal(OPERATION, "the index gave no answer"))
+    }
+
+    async fn adopt(
+        &self,
+        announced: &Announced,
+        tensors: Vec<AdoptedTensor>,
+        publication: Publication,
+        deadline: Deadline,
+    ) -> Result<Stored> {
+        check_names(OPERATION, tensors.iter().map(|tensor| tensor.spec.name()))?;
+        if let Some(stranger) = tensors.iter().find(|tensor| !announced.keys.contains(&tensor.key)) {
+            return Err(Error::invalid(
+                OPERATION,
+                "a tensor's object was not announced, so nobody would remove it after a crash; announce every key",
+            )
+            .with("tensor", &stranger.spec)
+            .with("key", &stranger.key));
+        }
+        self.check_objects(&tensors, deadline).await?;
+        let described = |tensor: AdoptedTensor| DescribedTensor {
+            digests: tensor.digest.filter(|_| tensor.spec.bytes() > 0).into_iter().collect(),
+            spec: tensor.spec,
+            key: Some(tensor.key),
+        };
+        let description = Description::adopted(tensors.into_iter().map(described).collect());
+        let commit = [Commit {
+            sample: announced.reference.clone(),
+            publication,
+            description: description.to_bytes()?,
+        }];
+        match self.commit(&announced.session, &commit, deadline).await.pop() {
+            Some(Committed::Yes(version)) => {
+                self.count.puts.one();
+                self.count.bytes_put.add(description.bytes());
+                self.frees.collect_soon();
+                Ok(Stored {
+                    reference: announced.reference.clone(),
+                    version,
+                    description: Arc::new(description),
+                })
+            }
+            Some(Committed::No(error) | Committed::Unknown(error)) => Err(error),
+            Some(Committed::GivenUp(error)) => {
+                self.discard(announced);
+                Err(error.with_retry(Retry::Never).with("announced", "no longer"))
+            }
+            None => Err(Error::internal(OPERATION, "the index gave no answer")),
+        }
+    }
+
+    /// Refuses objects that are not there, or not as long as their tensors; as far as the engine can say.
+    async fn check_objects(&self, tensors: &[AdoptedTensor], deadline: Deadline) -> Result<()> {
+        if !self.engine.capabilities().probe {
+            return Ok(());
+        }
+        let there: Vec<&AdoptedTensor> = tensors.iter().filter(|tensor| tensor.spec.bytes() > 0).collect();
+        for batch in there.chunks(self.max_batch()) {
+            let keys: Vec<ObjectKey> = batch.iter().map(|tensor| tensor.key.clone()).collect();
+            let engine = Arc::clone(&self.engine);
+            let call = move |within| engine.probe(&keys, within);
+            let found = self.calls.run(OPERATION, deadline, call).await?;
+            for (tensor, presence) in batch.iter().zip(found) {
+                check_object(tensor, presence)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn discard(&self, announced: &Announced) {
+        self.free_soon(Job {
+            sample: announced.reference.clone(),
+            keys: announced.keys.as_ref().clone(),
+            abort: Some(Arc::clone(&announced.session)),
+        });
+    }
+}
+
+fn check_object(tensor: &AdoptedTensor, presence: Presence) -> Result<()> {
+    let error = match presence {
+        Presence::Present { bytes, .. } if bytes == tensor.spec.bytes() => return Ok(()),
+        Presence::Present { bytes, .. } => Error::invalid(
+            OPERATION,
+            "an object is not as long as its tensor; check shape and element type",
+        )
+        .with("object_bytes", bytes),
+        Presence::Unfinished => Error::new(
+            ErrorKind::Unavailable,
+            OPERATION,
+            "an object is still being written; adopt the sample when its writer is done",
+        ),
+        Presence::Absent => Error::new(ErrorKind::NotFound, OPERATION, "an object is not there"),
+    };
+    Err(error.with("tensor", &tensor.spec).with("key", &tensor.key))
+}
+
+impl FeatureStore {
+    /// Reserves a sample that somebody else is about to write, so that its objects are removed if it never gets adopted.
+    pub async fn announce(&self, announcement: Announcement, within: Duration) -> Result<Announced> {
+        self.run("features.announce", |inner| async move {
+            inner.announce(announcement, inner.deadline(within)).await
+        })
+        .await
+    }
+
+    /// Commits an announced sample whose objects are written: from now on it is as any other. After an error it is still
+    /// announced, unless the error says `announced=no longer`: then its objects are removed.
+    pub async fn adopt(
+        &self,
+        announced: &Announced,
+        tensors: Vec<AdoptedTensor>,
+        publication: Publication,
+        within: Duration,
+    ) -> Result<Stored> {
+        let announced = announced.clone();
+        self.run(OPERATION, |inner| async move {
+            inner
+                .adopt(&announced, tensors, publication, inner.deadline(within))
+                .await
+        })
+        .await
+    }
+
+    /// Adopts objects that are there already. If it fails before they are taken into custody (they are not there, another
+    /// writes this sample), they stay; if it fails after that, they are removed.
+    pub async fn adopt_now(
+        &self,
+        sample: SampleId,
+        tensors: Vec<AdoptedTensor>,
+        publication: Publication,
+        within: Duration,
+    ) -> Result<Stored> {
+        self.run(OPERATION, |inner| async move {
+            let deadline = inner.deadline(within);
+            check_names(OPERATION, tensors.iter().map(|tensor| tensor.spec.name()))?;
+            inner.check_objects(&tensors, deadline).await?;
+            let announcement = Announcement {
+                sample,
+                keys: tensors.iter().map(|tensor| tensor.key.clone()).collect(),
+                bytes: tensors
+                    .iter()
+                    .fold(0, |sum, tensor| tensor.spec.bytes().saturating_add(sum)),
+            };
+            let announced = inner.announce(announcement, deadline).await?;
+            let adopted = inner.adopt(&announced, tensors, publication, deadline).await;
+            if let Err(error) = &adopted
+                && error.retry() != Retry::Ambiguous
+            {
+                inner.discard(&announced);
+            }
+            adopted
+        })
+        .await
+    }
+
+    /// Gives an announced sample up: its objects are removed in the background. Its writer must have stopped.
+    pub async fn discard(&self, announced: &Announced, within: Duration) -> Result<()> {
+        let announced = announced.clone();
+        self.run("features.discard", |inner| async move {
+            let deadline = inner.deadline(within);
+            let samples = std::slice::from_ref(&announced.reference);
+            let left = deadline.remaining(&*inner.clock);
+            let mut answers = inner.index.abort(&announced.session, samples, left).await;
+            answers
+                .pop()
+                .unwrap_or_else(|| Err(Error::internal("features.discard", "the index gave no answer")))?;
+            inner.free_soon(Job {
+                sample: announced.reference.clone(),
+                keys: announced.keys.as_ref().clone(),
+                abort: None,
+            });
+            Ok(())
+        })
+        .await
+    }
+}

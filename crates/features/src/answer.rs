@@ -1,0 +1,191 @@
+//! Answering for leases, each in the session that it was given under.
+//!
+//! An answer that retires a sample without readers sets off its removal here. One that is fenced means that the sample
+//! was retired under its reader: the lease is let go of, so that nobody waits for a reader that cannot answer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_core::{Deadline, Error, ErrorKind, Result};
+use holdfast_index::{Answered, Held, SampleRef, Session};
+
+use crate::description::Description;
+use crate::free::Job;
+use crate::lease::Lease;
+use crate::plan::Place;
+use crate::store::{FeatureStore, Inner};
+
+/// An answer to leases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    Ack,
+    Nack,
+}
+
+impl Inner {
+    /// What to do when a sample was retired by an answer of ours.
+    pub(crate) fn after_answer(&self, sample: &SampleRef, description: &Description, answer: Answered) {
+        let Answered::Retired { free: true, .. } = answer else {
+            return;
+        };
+        let place = Place {
+            store: &self.config.store,
+            sample,
+        };
+        match description.object_keys(place) {
+            Ok(keys) => self.free_soon(Job {
+                sample: sample.clone(),
+                keys,
+                abort: None,
+            }),
+            Err(error) => {
+                tracing::error!(%error, sample = %sample.sample, "it is not known which objects to remove");
+                self.frees.collect_soon();
+            }
+        }
+    }
+
+    pub(crate) fn free_soon(&self, job: Job) {
+        if !self.frees.push(job) {
+            self.count.left_to_sweeps.one();
+        }
+    }
+
+    async fn answer(&self, leases: &[Lease], answer: Answer, deadline: Deadline) -> Vec<Result<Answered>> {
+        let results = self
+            .in_their_sessions(leases, |session, held| async move {
+                let left = deadline.remaining(&*self.clock);
+                match answer {
+                    Answer::Ack => self.index.ack(&session, &held, left).await,
+                    Answer::Nack => self.index.nack(&session, &held, left).await,
+                }
+            })
+            .await;
+        let count = if answer == Answer::Ack {
+            &self.count.acks
+        } else {
+            &self.count.nacks
+        };
+        for (lease, result) in leases.iter().zip(&results) {
+            match result {
+                Ok(answered) => {
+                    count.one();
+                    lease.set_answered();
+                    self.after_answer(&lease.reference(), lease.description(), *answered);
+                }
+                // The sample may have been retired under us: it must not wait for a reader that cannot answer.
+                Err(error) if error.kind() == ErrorKind::Fenced && !lease.is_answered() => {
+                    lease.set_answered();
+                    if lease.session().is_alive() {
+                        self.frees.release(Arc::clone(lease.session()), lease.held());
+                    }
+                }
+                Err(_) => {}
+            }
+        }
+        results
+    }
+
+    /// Does something with leases, each in the session that it was given under.
+    async fn in_their_sessions<T, F>(
+        &self,
+        leases: &[Lease],
+        act: impl Fn(Arc<Session>, Vec<Held>) -> F,
+    ) -> Vec<Result<T>>
+    where
+        F: Future<Output = Vec<Result<T>>>,
+    {
+        let mut results: Vec<Option<Result<T>>> = leases.iter().map(|_| None).collect();
+        let with_session = leases
+            .iter()
+            .enumerate()
+            .map(|(at, lease)| (Arc::clone(lease.session()), at));
+        for (session, places) in crate::free::by_session(with_session).into_values() {
+            let held = places.iter().map(|at| leases[*at].held()).collect();
+            for (at, result) in places.into_iter().zip(act(session, held).await) {
+                results[at] = Some(result);
+            }
+        }
+        let unanswered = || Err(Error::internal("features.answer", "the index gave too few answers"));
+        results
+            .into_iter()
+            .map(|result| result.unwrap_or_else(unanswered))
+            .collect()
+    }
+
+    pub(crate) async fn renew(&self, leases: &[Lease], deadline: Deadline) -> Vec<Result<()>> {
+        let ticks = self.config.lease_ticks;
+        let results = self
+            .in_their_sessions(leases, |session, held| async move {
+                let left = deadline.remaining(&*self.clock);
+                self.index.renew(&session, &held, ticks, left).await
+            })
+            .await;
+        let keep = |(lease, result): (&Lease, Result<Held>)| {
+            lease.set_held(result?);
+            Ok(())
+        };
+        leases.iter().zip(results).map(keep).collect()
+    }
+
+    async fn release(&self, leases: &[Lease], deadline: Deadline) -> Vec<Result<()>> {
+        let results = self
+            .in_their_sessions(leases, |session, held| async move {
+                self.index
+                    .release(&session, &held, deadline.remaining(&*self.clock))
+                    .await
+            })
+            .await;
+        for (lease, result) in leases.iter().zip(&results) {
+            match result {
+                Ok(()) => {
+                    lease.set_answered();
+                    // It may have been the last reader of something retired, or the last attempt of a group.
+                    self.frees.collect_soon();
+                }
+                Err(error) if error.kind() == ErrorKind::Fenced => lease.set_answered(),
+                Err(_) => {}
+            }
+        }
+        results
+    }
+}
+
+impl FeatureStore {
+    /// Prolongs leases to their full time from now. A get does so by itself while its bytes move.
+    pub async fn renew(&self, leases: &[Lease], within: Duration) -> Vec<Result<()>> {
+        let leases = leases.to_vec();
+        self.run_batch("features.renew", leases.len(), |inner| async move {
+            inner.renew(&leases, inner.deadline(within)).await
+        })
+        .await
+    }
+
+    /// Answers that samples were used. Final. The last group's ack retires a sample that is not retained, and its bytes
+    /// are freed at once in the background; [`FeatureStore::drain`] waits for that.
+    pub async fn ack(&self, leases: &[Lease], within: Duration) -> Vec<Result<Answered>> {
+        let leases = leases.to_vec();
+        self.run_batch("features.ack", leases.len(), |inner| async move {
+            inner.answer(&leases, Answer::Ack, inner.deadline(within)).await
+        })
+        .await
+    }
+
+    /// Hands samples back unused: another of the group takes them, or they are given up on after the last attempt.
+    pub async fn nack(&self, leases: &[Lease], within: Duration) -> Vec<Result<Answered>> {
+        let leases = leases.to_vec();
+        self.run_batch("features.nack", leases.len(), |inner| async move {
+            inner.answer(&leases, Answer::Nack, inner.deadline(within)).await
+        })
+        .await
+    }
+
+    /// Lets go of leases of either kind, also on samples that were retired meanwhile. For a group's it is a nack.
+    pub async fn release(&self, leases: &[Lease], within: Duration) -> Vec<Result<()>> {
+        let leases = leases.to_vec();
+        self.run_batch("features.release", leases.len(), |inner| async move {
+            inner.release(&leases, inner.deadline(within)).await
+        })
+        .await
+    }
+}

@@ -1,0 +1,100 @@
+//! Asking the index whether tokens are still good, for all gets that ask at the same time at once.
+//!
+//! Every get asks once, after its bytes have arrived. While one question is under way, those who come in the meantime
+//! gather, and the first of them to get its turn asks for all. A question is never shared with one that was asked
+//! before it: what counts is whether the token was good *after* the transfer.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use holdfast_core::{Clock, Deadline, Error, Result};
+use holdfast_custody::SessionId;
+use holdfast_index::{Held, Index, Session};
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+use tokio::sync::oneshot::error::TryRecvError;
+
+#[derive(Debug)]
+pub(crate) struct Checks {
+    index: Arc<dyn Index>,
+    clock: Arc<dyn Clock>,
+    gathered: Mutex<Vec<Question>>,
+    turn: tokio::sync::Mutex<()>,
+}
+
+#[derive(Debug)]
+struct Question {
+    session: Arc<Session>,
+    held: Held,
+    deadline: Deadline,
+    answer: oneshot::Sender<Result<bool>>,
+}
+
+impl Checks {
+    pub(crate) fn new(index: Arc<dyn Index>, clock: Arc<dyn Clock>) -> Self {
+        Self {
+            index,
+            clock,
+            gathered: Mutex::default(),
+            turn: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// Whether a lease is good now.
+    pub(crate) async fn ask(&self, session: &Arc<Session>, held: &Held, deadline: Deadline) -> Result<bool> {
+        let left = deadline.remaining(&*self.clock);
+        let answer = tokio::time::timeout(left, self.ask_until_answered(session, held, deadline)).await;
+        answer.unwrap_or_else(|_| {
+            Err(Error::unavailable(
+                "features.check",
+                "the index did not say within the deadline whether the lease holds",
+            ))
+        })
+    }
+
+    async fn ask_until_answered(&self, session: &Arc<Session>, held: &Held, deadline: Deadline) -> Result<bool> {
+        loop {
+            let (answer, mut answered) = oneshot::channel();
+            self.gathered.lock().push(Question {
+                session: Arc::clone(session),
+                held: held.clone(),
+                deadline,
+                answer,
+            });
+            let turn = self.turn.lock().await;
+            // Whoever had the turn before may have asked for us.
+            let mut told = answered.try_recv();
+            if matches!(told, Err(TryRecvError::Empty)) {
+                self.ask_all().await;
+                told = answered.try_recv();
+            }
+            drop(turn);
+            // Without an answer, whoever asked for us left at its own deadline: ask again.
+            if let Ok(answer) = told {
+                return answer;
+            }
+        }
+    }
+
+    async fn ask_all(&self) {
+        let mut by_session: HashMap<SessionId, Vec<Question>> = HashMap::new();
+        for question in std::mem::take(&mut *self.gathered.lock()) {
+            by_session.entry(question.session.id()).or_default().push(question);
+        }
+        for questions in by_session.into_values() {
+            let Some(first) = questions.first() else { continue };
+            let session = Arc::clone(&first.session);
+            let latest = questions.iter().map(|question| question.deadline).max();
+            let within = latest.unwrap_or(first.deadline).remaining(&*self.clock);
+            let held: Vec<Held> = questions.iter().map(|question| question.held.clone()).collect();
+            let answers = match self.index.check(&session, &held, within).await {
+                Ok(answers) => answers.into_iter().map(Ok).collect(),
+                Err(error) => vec![Err(error); questions.len()],
+            };
+            for (question, answer) in questions.into_iter().zip(answers) {
+                // Who does not listen any more has left at its deadline.
+                drop(question.answer.send(answer));
+            }
+        }
+    }
+}

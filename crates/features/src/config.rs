@@ -1,0 +1,201 @@
+//! The settings of a [`crate::FeatureStore`].
+
+use std::time::Duration;
+
+use holdfast_core::{Error, Result, StoreId};
+use serde::{Deserialize, Serialize};
+
+/// How a feature store behaves in this process. Everything but the store's name has a default.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FeatureConfig {
+    /// The store: first part of every key. Default: none, this must be given.
+    pub store: StoreId,
+    /// The most engine calls and checksums under way at once. Default: 16.
+    #[serde(default = "default_max_in_flight")]
+    pub max_in_flight: usize,
+    /// The most engine calls that one get makes at once, so that checksums run while bytes move. Default: 2.
+    #[serde(default = "default_streams")]
+    pub streams: usize,
+    /// Tensors longer than this are stored as several objects, each with a checksum of its own. Default: 16 MiB.
+    #[serde(default = "default_chunk_bytes")]
+    pub chunk_bytes: u64,
+    /// Whether bytes get a checksum when they are put; a get checks whatever has one. Default: true.
+    #[serde(default = "default_checksum")]
+    pub checksum: bool,
+    /// How many copies of each object the engine keeps. Default: 1.
+    #[serde(default = "default_replicas")]
+    pub replicas: u32,
+    /// The most memory that gets receive into by themselves. It is taken when it is first needed. Default: 1 GiB.
+    #[serde(default = "default_pool_bytes")]
+    pub pool_bytes: u64,
+    /// How much of that is taken and touched when the store is opened. Default: 0.
+    #[serde(default)]
+    pub warm_bytes: u64,
+    /// How many ticks of the shared clock a lease lasts. Default: 60.
+    #[serde(default = "default_lease_ticks")]
+    pub lease_ticks: u64,
+    /// How long a tick is: the setting of the index, told here because a long transfer renews its lease by it.
+    /// Default: 1 s.
+    #[serde(default = "default_tick")]
+    pub tick: Duration,
+    /// How often this process sweeps; none if others do. Somebody has to: nothing expires by itself. Default: 5 s.
+    #[serde(default = "default_sweep_every")]
+    pub sweep_every: Option<Duration>,
+    /// How many records one sweep looks at. Default: 1,000.
+    #[serde(default = "default_sweep_limit")]
+    pub sweep_limit: usize,
+    /// How many removals may wait to be done; more are left to the next sweep. Default: 4,096.
+    #[serde(default = "default_free_queue")]
+    pub free_queue: usize,
+    /// How long a call that nobody waits for may take: removals, what a failed put leaves behind. Default: 10 s.
+    #[serde(default = "default_call_within")]
+    pub call_within: Duration,
+}
+
+fn default_max_in_flight() -> usize {
+    16
+}
+fn default_streams() -> usize {
+    2
+}
+fn default_chunk_bytes() -> u64 {
+    16 << 20
+}
+fn default_checksum() -> bool {
+    true
+}
+fn default_replicas() -> u32 {
+    1
+}
+fn default_pool_bytes() -> u64 {
+    1 << 30
+}
+fn default_lease_ticks() -> u64 {
+    60
+}
+fn default_tick() -> Duration {
+    Duration::from_secs(1)
+}
+#[expect(clippy::unnecessary_wraps, reason = "the type of the setting")]
+fn default_sweep_every() -> Option<Duration> {
+    Some(Duration::from_secs(5))
+}
+fn default_sweep_limit() -> usize {
+    1000
+}
+fn default_free_queue() -> usize {
+    4096
+}
+fn default_call_within() -> Duration {
+    Duration::from_secs(10)
+}
+
+/// The smallest chunk: below it, the cost per object is larger than what is gained.
+const MIN_CHUNK: u64 = 4 << 10;
+
+impl FeatureConfig {
+    /// The defaults, for this store.
+    pub fn new(store: StoreId) -> Self {
+        Self {
+            store,
+            max_in_flight: default_max_in_flight(),
+            streams: default_streams(),
+            chunk_bytes: default_chunk_bytes(),
+            checksum: default_checksum(),
+            replicas: default_replicas(),
+            pool_bytes: default_pool_bytes(),
+            warm_bytes: 0,
+            lease_ticks: default_lease_ticks(),
+            tick: default_tick(),
+            sweep_every: default_sweep_every(),
+            sweep_limit: default_sweep_limit(),
+            free_queue: default_free_queue(),
+            call_within: default_call_within(),
+        }
+    }
+
+    /// Checks what can be checked without a cluster.
+    pub fn validate(&self) -> Result<()> {
+        let refuse =
+            |setting: &'static str, why: &str| Err(Error::invalid("features.config", why).with("setting", setting));
+        if self.max_in_flight == 0 {
+            return refuse("max_in_flight", "at least one call must be allowed at a time");
+        }
+        if self.streams == 0 {
+            return refuse("streams", "a get needs at least one call");
+        }
+        if self.chunk_bytes < MIN_CHUNK {
+            return refuse("chunk_bytes", "a chunk has at least 4,096 bytes");
+        }
+        if self.replicas == 0 {
+            return refuse("replicas", "an object needs at least one copy");
+        }
+        if self.lease_ticks == 0 {
+            return refuse("lease_ticks", "a lease lasts at least one tick");
+        }
+        if self.tick.is_zero() {
+            return refuse("tick", "a tick takes time; set it as the index has it");
+        }
+        if self.sweep_every.is_some_and(|every| every.is_zero()) {
+            return refuse("sweep_every", "give the time between two sweeps, or none for no sweeps");
+        }
+        if self.sweep_limit == 0 || self.free_queue == 0 {
+            return refuse("sweep_limit, free_queue", "both must be at least one");
+        }
+        if self.call_within.is_zero() {
+            return refuse("call_within", "calls in the background need time, such as 10 s");
+        }
+        Ok(())
+    }
+
+    /// How long a lease lasts at least.
+    pub(crate) fn lease_time(&self) -> Duration {
+        self.tick
+            .saturating_mul(u32::try_from(self.lease_ticks).unwrap_or(u32::MAX))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_read_from_json_with_defaults_and_without_surprises() {
+        let config: FeatureConfig = serde_json::from_str(r#"{"store": "eagle", "lease_ticks": 5}"#).expect("reads");
+        let store = StoreId::new("eagle").expect("a name");
+        let expected = FeatureConfig {
+            lease_ticks: 5,
+            ..FeatureConfig::new(store)
+        };
+        assert_eq!(config, expected);
+        assert_eq!(config.lease_time(), Duration::from_secs(5));
+        config.validate().expect("lawful");
+        assert!(serde_json::from_str::<FeatureConfig>(r#"{"store": "eagle", "lease_tics": 5}"#).is_err());
+        assert!(
+            serde_json::from_str::<FeatureConfig>("{}").is_err(),
+            "a store has a name"
+        );
+    }
+
+    #[test]
+    fn unusable_settings_are_refused_by_name() {
+        let good = FeatureConfig::new(StoreId::new("s").expect("a name"));
+        let bad = |change: fn(&mut FeatureConfig)| {
+            let mut config = good.clone();
+            change(&mut config);
+            config
+                .validate()
+                .expect_err("refused")
+                .fact("setting")
+                .map(str::to_owned)
+        };
+        assert_eq!(bad(|c| c.max_in_flight = 0).as_deref(), Some("max_in_flight"));
+        assert_eq!(bad(|c| c.chunk_bytes = 1).as_deref(), Some("chunk_bytes"));
+        assert_eq!(bad(|c| c.lease_ticks = 0).as_deref(), Some("lease_ticks"));
+        assert_eq!(
+            bad(|c| c.sweep_every = Some(Duration::ZERO)).as_deref(),
+            Some("sweep_every")
+        );
+    }
+}

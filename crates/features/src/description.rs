@@ -1,0 +1,271 @@
+//! What a committed sample says about itself: its tensors, the objects they are in, and the checksums of those.
+//!
+//! It lies in the index beside the sample's record and is handed to every reader as it is. It is JSON, so that a person
+//! can read it, with a version: a reader ignores fields that it does not know, and refuses a version or an encoding that
+//! it does not know. So a field that may be ignored is simply added; anything else raises the version.
+
+use holdfast_core::{Digest, Error, ErrorKind, Nonce, ObjectKey, Result, TensorName, TensorSpec};
+use serde::{Deserialize, Serialize};
+
+use crate::codec::Encoding;
+use crate::plan::Place;
+
+/// The version that is written here, and the latest that is read.
+const VERSION: u32 = 1;
+
+/// A committed sample's description.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Description {
+    v: u32,
+    /// Random part of its own keys; none if somebody else chose the keys.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) nonce: Option<Nonce>,
+    /// How many bytes of a tensor are in one object; the last has the rest.
+    pub(crate) chunk_bytes: u64,
+    /// How bytes lie in the objects.
+    #[serde(default)]
+    pub(crate) encoding: Encoding,
+    /// Its tensors.
+    pub(crate) tensors: Vec<DescribedTensor>,
+}
+
+/// One tensor of a [`Description`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DescribedTensor {
+    /// Its name, element type and shape.
+    pub spec: TensorSpec,
+    /// The key of its only object, if somebody else chose it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<ObjectKey>,
+    /// A checksum for each of its objects, in order; none if they were put without.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub digests: Vec<Digest>,
+}
+
+impl DescribedTensor {
+    /// Into how many objects it is cut.
+    pub(crate) fn chunks(&self, chunk_bytes: u64) -> u64 {
+        if self.key.is_some() {
+            return 1;
+        }
+        chunks_of(self.spec.bytes(), chunk_bytes)
+    }
+}
+
+/// How many objects so many bytes are in.
+pub(crate) fn chunks_of(bytes: u64, chunk_bytes: u64) -> u64 {
+    bytes.div_ceil(chunk_bytes.max(1))
+}
+
+fn unreadable(why: impl Into<String>) -> Error {
+    Error::internal("features.description", why)
+}
+
+impl Description {
+    /// Of a sample with keys of our own.
+    pub(crate) fn own(nonce: Nonce, chunk_bytes: u64, encoding: Encoding, tensors: Vec<DescribedTensor>) -> Self {
+        Self {
+            v: VERSION,
+            nonce: Some(nonce),
+            chunk_bytes,
+            encoding,
+            tensors,
+        }
+    }
+
+    /// Of a sample whose keys were chosen by somebody else: one object per tensor.
+    pub(crate) fn adopted(tensors: Vec<DescribedTensor>) -> Self {
+        Self {
+            v: VERSION,
+            nonce: None,
+            chunk_bytes: u64::MAX,
+            encoding: Encoding::Plain,
+            tensors,
+        }
+    }
+
+    pub(crate) fn to_bytes(&self) -> Result<Vec<u8>> {
+        serde_json::to_vec(self).map_err(|error| unreadable("a description cannot be written").caused_by(error))
+    }
+
+    /// Reads a description and checks that it makes sense.
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        #[derive(Deserialize)]
+        struct Head {
+            v: u32,
+        }
+        let head: Head = serde_json::from_slice(bytes)
+            .map_err(|error| unreadable("the description of a sample is not ours").caused_by(error))?;
+        if head.v > VERSION {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "features.description",
+                "this sample was put by a later release; upgrade this reader",
+            )
+            .with("version", head.v));
+        }
+        let description: Self = serde_json::from_slice(bytes)
+            .map_err(|error| unreadable("the description of a sample cannot be read").caused_by(error))?;
+        description.check()?;
+        Ok(description)
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.chunk_bytes == 0 {
+            return Err(unreadable("a description has chunks without bytes"));
+        }
+        for tensor in &self.tensors {
+            let chunks = tensor.chunks(self.chunk_bytes);
+            let digests = tensor.digests.len() as u64;
+            if digests != 0 && digests != chunks {
+                return Err(
+                    unreadable("a description has another number of checksums than of objects")
+                        .with("tensor", &tensor.spec)
+                        .with("checksums", digests)
+                        .with("objects", chunks),
+                );
+            }
+            if tensor.key.is_none() && self.nonce.is_none() {
+                return Err(
+                    unreadable("a description does not say which objects a tensor is in").with("tensor", &tensor.spec)
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Its tensors, in the order in which they were put.
+    pub fn tensors(&self) -> &[DescribedTensor] {
+        &self.tensors
+    }
+
+    /// One of its tensors.
+    pub fn tensor(&self, name: &TensorName) -> Option<&DescribedTensor> {
+        self.tensors.iter().find(|tensor| tensor.spec.name() == name)
+    }
+
+    /// The bytes of all its tensors.
+    pub fn bytes(&self) -> u64 {
+        self.tensors
+            .iter()
+            .fold(0, |sum, tensor| sum.saturating_add(tensor.spec.bytes()))
+    }
+
+    /// How many bytes of a tensor are in one object at most.
+    pub fn chunk_bytes(&self) -> u64 {
+        self.chunk_bytes
+    }
+
+    /// The keys of the objects that one tensor's bytes are in, in order.
+    pub(crate) fn keys_of(&self, tensor: &DescribedTensor, place: Place<'_>) -> Result<Vec<ObjectKey>> {
+        match (&tensor.key, self.nonce) {
+            (Some(_), _) if tensor.spec.bytes() == 0 => Ok(Vec::new()),
+            (Some(key), _) => Ok(vec![key.clone()]),
+            (None, Some(nonce)) => place.keys(nonce, tensor.spec.name(), tensor.chunks(self.chunk_bytes)),
+            (None, None) => Err(unreadable("a description does not say which objects a tensor is in")),
+        }
+    }
+
+    /// Every object of the sample.
+    pub(crate) fn object_keys(&self, place: Place<'_>) -> Result<Vec<ObjectKey>> {
+        let mut keys = Vec::new();
+        for tensor in &self.tensors {
+            match &tensor.key {
+                // Also of a tensor without bytes: whoever chose the key may have written an object all the same.
+                Some(key) => keys.push(key.clone()),
+                None => keys.extend(self.keys_of(tensor, place)?),
+            }
+        }
+        Ok(keys)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use holdfast_core::{DType, Generation, SampleId, StoreId};
+    use holdfast_index::SampleRef;
+
+    fn tensor(name: &str, bytes: u64, digests: usize) -> DescribedTensor {
+        let name = TensorName::new(name).expect("a name");
+        DescribedTensor {
+            spec: TensorSpec::new(name, DType::Uint8, [bytes]).expect("a spec"),
+            key: None,
+            digests: vec![Digest::from_u128(7); digests],
+        }
+    }
+
+    fn sample(tensors: Vec<DescribedTensor>) -> Description {
+        Description::own(Nonce::from_u64(1), 100, Encoding::Plain, tensors)
+    }
+
+    #[test]
+    fn the_form_is_fixed() {
+        let text = String::from_utf8(sample(vec![tensor("a", 2, 1)]).to_bytes().expect("JSON")).expect("text");
+        assert_eq!(
+            text,
+            r#"{"v":1,"nonce":1,"chunk_bytes":100,"encoding":"plain","tensors":[{"spec":{"name":"a","dtype":"uint8","shape":[2]},"digests":["xxh3-128:00000000000000000000000000000007"]}]}"#
+        );
+    }
+
+    #[test]
+    fn it_reads_back_and_ignores_what_it_does_not_know() {
+        let description = sample(vec![tensor("a", 250, 3), tensor("b", 0, 0), tensor("c", 5, 0)]);
+        let bytes = description.to_bytes().expect("JSON");
+        assert_eq!(Description::from_bytes(&bytes).expect("reads back"), description);
+        let more = String::from_utf8(bytes)
+            .expect("text")
+            .replacen('{', r#"{"new":[1],"#, 1);
+        assert_eq!(
+            Description::from_bytes(more.as_bytes()).expect("reads back"),
+            description
+        );
+        assert_eq!(description.bytes(), 255);
+    }
+
+    #[test]
+    fn what_cannot_be_understood_is_refused() {
+        let kind = |text: &str| Description::from_bytes(text.as_bytes()).expect_err(text).kind();
+        assert_eq!(kind(r#"{"v":2,"anything":1}"#), ErrorKind::Unsupported);
+        for text in [
+            "",
+            "{}",
+            r#"{"v":1,"nonce":1,"chunk_bytes":0,"tensors":[]}"#,
+            r#"{"v":1,"nonce":1,"chunk_bytes":1,"encoding":"later","tensors":[]}"#,
+            r#"{"v":1,"chunk_bytes":9,"tensors":[{"spec":{"name":"a","dtype":"uint8","shape":[2]}}]}"#,
+        ] {
+            assert_eq!(kind(text), ErrorKind::Internal, "{text}");
+        }
+        let bytes = sample(vec![tensor("a", 250, 2)]).to_bytes().expect("JSON");
+        assert!(
+            Description::from_bytes(&bytes).is_err(),
+            "two checksums for three objects"
+        );
+    }
+
+    #[test]
+    fn every_object_is_found() {
+        let mut description = sample(vec![tensor("a", 250, 0), tensor("b", 0, 0)]);
+        let mut foreign = tensor("c", 0, 0);
+        foreign.key = Some(ObjectKey::new("theirs").expect("a key"));
+        description.tensors.push(foreign);
+        let (store, reference) = (
+            StoreId::new("s").expect("a name"),
+            SampleRef {
+                sample: SampleId::new("x").expect("a name"),
+                generation: Generation::new(3).expect("not zero"),
+            },
+        );
+        let place = Place {
+            store: &store,
+            sample: &reference,
+        };
+        let keys = description.object_keys(place).expect("keys");
+        let texts: Vec<_> = keys.iter().map(ObjectKey::as_str).collect();
+        let own = "s/x/g3-0000000000000001/a";
+        assert_eq!(
+            texts,
+            [&format!("{own}/0"), &format!("{own}/1"), &format!("{own}/2"), "theirs"]
+        );
+    }
+}

@@ -1,0 +1,294 @@
+//! Freeing: what is retired and has no reader left is removed from the engine, at once, by whoever caused it.
+//!
+//! ```text
+//!                      ┌ a put that failed, and whose memory the engine has let go of
+//!                      ▼
+//!                  To abort ──the reservation is given up, or is gone──▶ To remove ──every object gone──▶ freed, forgotten
+//!                      │ ▲                                                 ▲ │
+//!                      └─┘ the index does not answer: later                │ │ an object stays (Unfinished, Failed),
+//!     ack, nack, retire ───────────────────────────────────────────────────┘ │ or the index does not answer
+//!     collect (what the index lists as to be freed) ─────────────────────────┤
+//!                                          ▲                                 ▼
+//!                                          └───────────────────────────── Failed: recorded, tried again after growing
+//!                                                                         pauses; after some tries left to sweeps
+//! ```
+//!
+//! One worker does all of it, for many samples in one call. Nobody waits for it but [`crate::FeatureStore::drain`] and
+//! `close`. What it does not get done is not lost: the index lists it until somebody says that it is freed.
+//!
+//! Invariants:
+//! - FR1: objects are removed only when the index has said that the generation is retired and without readers, or that
+//!   its reservation is given up, or when its commit was refused for good. Never while a commit may still be applied.
+//! - FR2: `freed` is said only after every object of the generation was seen removed or absent.
+//! - FR3: removing twice and saying `freed` twice are harmless, so any number of processes may do the same work.
+//! - FR4: what waits here is bounded; what finds no place is found again by a collect.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use holdfast_core::{Clock, Deadline, Error, ErrorKind, ObjectKey, Result, Timestamp};
+use holdfast_custody::SessionId;
+use holdfast_index::{Held, SampleRef, Session};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+/// The pause after the first failed try; each later one is twice as long, up to [`LONGEST_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// After so many failed tries a sample is left to sweeps.
+pub(crate) const MOST_TRIES: u32 = 10;
+/// How long requests to collect are gathered, so that many puts and releases cost one look.
+pub(crate) const GATHER: Duration = Duration::from_millis(10);
+
+/// A sample whose objects are to be removed.
+#[derive(Clone, Debug)]
+pub(crate) struct Job {
+    pub(crate) sample: SampleRef,
+    pub(crate) keys: Vec<ObjectKey>,
+    /// The session whose reservation is to be given up first.
+    pub(crate) abort: Option<Arc<Session>>,
+}
+
+#[derive(Clone, Debug)]
+struct Pending {
+    job: Job,
+    tries: u32,
+    due: Timestamp,
+    why: Option<Error>,
+}
+
+/// What is to be freed by this process.
+#[derive(Debug)]
+pub(crate) struct Frees {
+    clock: Arc<dyn Clock>,
+    most: usize,
+    state: Mutex<State>,
+    collect: AtomicBool,
+    /// Tells the worker that there is something to do.
+    pub(crate) wake: Notify,
+    /// Tells those who drain that something was done.
+    done: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    pending: BTreeMap<SampleRef, Pending>,
+    /// Samples that wait for the engine to let go of their memory.
+    held_by_engine: usize,
+    releases: Vec<(Arc<Session>, Held)>,
+    working: bool,
+}
+
+impl Frees {
+    pub(crate) fn new(clock: Arc<dyn Clock>, most: usize) -> Self {
+        Self {
+            clock,
+            most,
+            state: Mutex::default(),
+            collect: AtomicBool::new(false),
+            wake: Notify::new(),
+            done: Notify::new(),
+        }
+    }
+
+    /// Takes a job. False if there is no place; then a collect will find it.
+    pub(crate) fn push(&self, job: Job) -> bool {
+        let mut state = self.state.lock();
+        let place = state.pending.len() < self.most;
+        if place {
+            let pending = Pending {
+                due: self.clock.now(),
+                tries: 0,
+                why: None,
+                job,
+            };
+            state.pending.entry(pending.job.sample.clone()).or_insert(pending);
+        } else {
+            self.collect.store(true, Ordering::Release);
+        }
+        drop(state);
+        self.wake.notify_one();
+        place
+    }
+
+    /// Takes a lease that nobody holds any more. False if there is no place; then it runs out by its time.
+    pub(crate) fn release(&self, session: Arc<Session>, held: Held) -> bool {
+        let mut state = self.state.lock();
+        let place = state.releases.len() < self.most;
+        if place {
+            state.releases.push((session, held));
+        }
+        drop(state);
+        self.wake.notify_one();
+        place
+    }
+
+    /// Something may have been retired without our being told what: look soon.
+    pub(crate) fn collect_soon(&self) {
+        if !self.collect.swap(true, Ordering::AcqRel) {
+            self.wake.notify_one();
+        }
+    }
+
+    /// Whether to collect; asks for it only once.
+    pub(crate) fn take_collect(&self) -> bool {
+        self.collect.swap(false, Ordering::AcqRel)
+    }
+
+    pub(crate) fn wants_collect(&self) -> bool {
+        self.collect.load(Ordering::Acquire)
+    }
+
+    /// One sample more, or less, whose put waits for the engine to let go.
+    pub(crate) fn engine_holds(&self, more: bool) {
+        let mut state = self.state.lock();
+        state.held_by_engine = if more {
+            state.held_by_engine + 1
+        } else {
+            state.held_by_engine.saturating_sub(1)
+        };
+        drop(state);
+        self.done.notify_waiters();
+    }
+
+    /// What the worker is to do now. Until [`Frees::finished`], it counts as not done.
+    pub(crate) fn due(&self) -> (Vec<(Arc<Session>, Held)>, Vec<Job>) {
+        let now = self.clock.now();
+        let mut state = self.state.lock();
+        state.working = true;
+        let jobs = state
+            .pending
+            .values()
+            .filter(|pending| pending.due <= now && pending.tries < MOST_TRIES)
+            .map(|pending| pending.job.clone())
+            .collect();
+        (std::mem::take(&mut state.releases), jobs)
+    }
+
+    /// The worker has done what it was given.
+    pub(crate) fn finished(&self) {
+        self.state.lock().working = false;
+        self.done.notify_waiters();
+    }
+
+    /// How long until something is due again; none if nothing is.
+    pub(crate) fn next_due(&self) -> Option<Duration> {
+        let state = self.state.lock();
+        if !state.releases.is_empty() {
+            return Some(Duration::ZERO);
+        }
+        let due = state
+            .pending
+            .values()
+            .filter(|pending| pending.tries < MOST_TRIES)
+            .map(|pending| pending.due)
+            .min()?;
+        Some(due.since(self.clock.now()))
+    }
+
+    /// A sample is freed.
+    pub(crate) fn succeeded(&self, sample: &SampleRef) {
+        self.state.lock().pending.remove(sample);
+    }
+
+    /// The reservation of a sample is given up; only its objects are left to remove.
+    pub(crate) fn aborted(&self, sample: &SampleRef) {
+        if let Some(pending) = self.state.lock().pending.get_mut(sample) {
+            pending.job.abort = None;
+        }
+    }
+
+    /// A try failed: another is made after a pause.
+    pub(crate) fn failed(&self, sample: &SampleRef, why: Error) {
+        let now = self.clock.now();
+        if let Some(pending) = self.state.lock().pending.get_mut(sample) {
+            let pause = FIRST_PAUSE
+                .saturating_mul(1 << pending.tries.min(16))
+                .min(LONGEST_PAUSE);
+            pending.tries += 1;
+            pending.due = now.after(pause);
+            pending.why = Some(why);
+        }
+    }
+
+    /// Somebody else freed whatever was left to sweeps and is not listed any more.
+    pub(crate) fn forget_unlisted(&self, listed: &[Job]) {
+        let mut state = self.state.lock();
+        state
+            .pending
+            .retain(|sample, pending| pending.tries < MOST_TRIES || listed.iter().any(|job| job.sample == *sample));
+        drop(state);
+        self.done.notify_waiters();
+    }
+
+    /// How many samples are still to be freed here.
+    pub(crate) fn pending(&self) -> usize {
+        let state = self.state.lock();
+        state.pending.len() + state.held_by_engine
+    }
+
+    fn is_done(&self) -> bool {
+        let state = self.state.lock();
+        state.pending.is_empty()
+            && state.held_by_engine == 0
+            && state.releases.is_empty()
+            && !state.working
+            && !self.wants_collect()
+    }
+
+    /// Waits until everything is freed that was retired here.
+    pub(crate) async fn drain(&self, deadline: Deadline) -> Result<()> {
+        let now = self.clock.now();
+        for pending in self.state.lock().pending.values_mut() {
+            (pending.due, pending.tries) = (now, pending.tries.min(MOST_TRIES - 1));
+        }
+        self.wake.notify_one();
+        loop {
+            let mut done = std::pin::pin!(self.done.notified());
+            done.as_mut().enable();
+            if self.is_done() {
+                return Ok(());
+            }
+            let left = deadline.remaining(&*self.clock);
+            if left.is_zero() || tokio::time::timeout(left, done).await.is_err() {
+                return if self.is_done() { Ok(()) } else { Err(self.left()) };
+            }
+        }
+    }
+
+    fn left(&self) -> Error {
+        let state = self.state.lock();
+        let mut error = Error::new(
+            ErrorKind::Timeout,
+            "features.drain",
+            "not everything that was retired here is freed yet; it is recorded, and sweeps go on trying",
+        )
+        .with("left", state.pending.len())
+        .with("held_by_engine", state.held_by_engine)
+        .with("releases", state.releases.len());
+        if let Some(pending) = state.pending.values().next() {
+            error = error
+                .with("sample", &pending.job.sample.sample)
+                .with("generation", pending.job.sample.generation)
+                .with("tries", pending.tries);
+            if let Some(why) = &pending.why {
+                error = error.caused_by(why.clone());
+            }
+        }
+        error
+    }
+}
+
+/// Jobs or releases by the session in whose name they are done.
+pub(crate) fn by_session<T>(
+    items: impl IntoIterator<Item = (Arc<Session>, T)>,
+) -> HashMap<SessionId, (Arc<Session>, Vec<T>)> {
+    let mut sorted: HashMap<SessionId, (Arc<Session>, Vec<T>)> = HashMap::new();
+    for (session, item) in items {
+        let entry = sorted.entry(session.id()).or_insert_with(|| (session, Vec::new()));
+        entry.1.push(item);
+    }
+    sorted
+}

@@ -1,0 +1,220 @@
+//! Taking samples: leases, and what becomes of those that nobody answers for.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use holdfast_core::{Deadline, Result, SampleId};
+use holdfast_custody::{GroupName, Live, Token};
+use holdfast_index::{Held, SampleRef, Session};
+use parking_lot::Mutex;
+
+use crate::description::Description;
+use crate::free::Frees;
+use crate::store::{FeatureStore, Inner};
+
+/// A sample that this process has taken, for a group or for reading only. A clone is the same lease.
+///
+/// While it holds, the sample's objects are not removed. Answer for it with [`FeatureStore::ack`],
+/// [`FeatureStore::nack`] or [`FeatureStore::release`]. If the last clone is dropped without that, it is let go of in
+/// the background: a group's sample then waits for another attempt, as after a nack.
+#[derive(Clone)]
+pub struct Lease(Arc<Taken>);
+
+struct Taken {
+    held: Mutex<Held>,
+    description: Arc<Description>,
+    session: Arc<Session>,
+    answered: AtomicBool,
+    frees: Arc<Frees>,
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        if !*self.answered.get_mut() && self.session.is_alive() {
+            self.frees
+                .release(Arc::clone(&self.session), self.held.get_mut().clone());
+        }
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let held = self.0.held.lock();
+        let SampleRef { sample, generation } = &held.sample;
+        write!(f, "Lease({sample}, generation {generation}, token {})", held.token)
+    }
+}
+
+impl Lease {
+    fn new(mut held: Held, session: &Arc<Session>, frees: &Arc<Frees>) -> Result<Self> {
+        let description = Description::from_bytes(&std::mem::take(&mut held.description));
+        // Made before the description is looked at: if that cannot be read, the lease is let go of.
+        let taken = Taken {
+            description: Arc::new(description.clone().unwrap_or_else(|_| Description::adopted(Vec::new()))),
+            held: Mutex::new(held),
+            session: Arc::clone(session),
+            answered: AtomicBool::new(false),
+            frees: Arc::clone(frees),
+        };
+        description.map(|_| Self(Arc::new(taken)))
+    }
+
+    /// The sample's incarnation.
+    pub fn reference(&self) -> SampleRef {
+        self.0.held.lock().sample.clone()
+    }
+
+    /// The group that it was taken for; none for a plain read.
+    pub fn group(&self) -> Option<GroupName> {
+        self.0.held.lock().group.clone()
+    }
+
+    /// The fencing token.
+    pub fn token(&self) -> Token {
+        self.0.held.lock().token
+    }
+
+    /// What the sample says about itself: its tensors and their specs.
+    pub fn description(&self) -> &Arc<Description> {
+        &self.0.description
+    }
+
+    /// Whether it was acknowledged, handed back or released here.
+    pub fn is_answered(&self) -> bool {
+        self.0.answered.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn held(&self) -> Held {
+        self.0.held.lock().clone()
+    }
+
+    pub(crate) fn session(&self) -> &Arc<Session> {
+        &self.0.session
+    }
+
+    pub(crate) fn set_held(&self, held: Held) {
+        *self.0.held.lock() = held;
+    }
+
+    pub(crate) fn set_answered(&self) {
+        self.0.answered.store(true, Ordering::Release);
+    }
+}
+
+/// A live sample, as it was found.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// Its incarnation.
+    pub reference: SampleRef,
+    /// What it says about itself.
+    pub description: Arc<Description>,
+    /// How far its groups are, who reads it, how many bytes it has.
+    pub record: Live,
+}
+
+impl Inner {
+    /// Takes samples, in the current session; once more in another if that turns out to have ended.
+    async fn take(&self, group: Option<&GroupName>, samples: &[SampleRef], deadline: Deadline) -> Vec<Result<Lease>> {
+        const OPERATION: &str = "features.lease";
+        let ticks = self.config.lease_ticks;
+        for last in [false, true] {
+            let session = match self.sessions.current(OPERATION, deadline).await {
+                Ok(session) => session,
+                Err(error) => return vec![Err(error); samples.len()],
+            };
+            let left = deadline.remaining(&*self.clock);
+            let held = match group {
+                Some(group) => self.index.lease(&session, group, samples, ticks, left).await,
+                None => self.index.read(&session, samples, ticks, left).await,
+            };
+            let ended = |result: &Result<Held>| {
+                let refused = result
+                    .as_ref()
+                    .err()
+                    .map(|error| self.sessions.refused(&session, error));
+                refused.unwrap_or(false)
+            };
+            if !last && !held.is_empty() && held.iter().all(ended) {
+                continue;
+            }
+            return held
+                .into_iter()
+                .map(|held| Lease::new(held?, &session, &self.frees))
+                .collect();
+        }
+        Vec::new()
+    }
+
+    async fn take_next(&self, group: &GroupName, count: usize, deadline: Deadline) -> Result<Vec<Lease>> {
+        const OPERATION: &str = "features.lease_next";
+        let mut again = true;
+        loop {
+            let session = self.sessions.current(OPERATION, deadline).await?;
+            let (ticks, left) = (self.config.lease_ticks, deadline.remaining(&*self.clock));
+            let held = match self.index.lease_next(&session, group, count, ticks, left).await {
+                Err(error) if again && self.sessions.refused(&session, &error) => {
+                    again = false;
+                    continue;
+                }
+                held => held?,
+            };
+            let mut leases = Vec::with_capacity(held.len());
+            let mut unreadable = None;
+            for held in held {
+                match Lease::new(held, &session, &self.frees) {
+                    Ok(lease) => leases.push(lease),
+                    Err(error) => unreadable = Some(error),
+                }
+            }
+            // What was taken beside one that cannot be read must not be forgotten.
+            return match unreadable {
+                Some(error) if leases.is_empty() => Err(error),
+                _ => Ok(leases),
+            };
+        }
+    }
+}
+
+impl FeatureStore {
+    /// Takes these samples for a group: each goes to one process of the group at a time.
+    pub async fn lease(&self, group: &GroupName, samples: &[SampleRef], within: Duration) -> Vec<Result<Lease>> {
+        let (group, samples) = (group.clone(), samples.to_vec());
+        self.run_batch("features.lease", samples.len(), |inner| async move {
+            inner.take(Some(&group), &samples, inner.deadline(within)).await
+        })
+        .await
+    }
+
+    /// Takes the next samples of a group, up to `count`. Waits for the first one; none at the deadline is not an error.
+    pub async fn lease_next(&self, group: &GroupName, count: usize, within: Duration) -> Result<Vec<Lease>> {
+        let group = group.clone();
+        self.run("features.lease_next", |inner| async move {
+            inner.take_next(&group, count, inner.deadline(within)).await
+        })
+        .await
+    }
+
+    /// Takes samples for reading only, beside any number of others. Let go of with [`FeatureStore::release`].
+    pub async fn read(&self, samples: &[SampleRef], within: Duration) -> Vec<Result<Lease>> {
+        let samples = samples.to_vec();
+        self.run_batch("features.read", samples.len(), |inner| async move {
+            inner.take(None, &samples, inner.deadline(within)).await
+        })
+        .await
+    }
+
+    /// Looks samples up, without taking them; none for one that is not live.
+    pub async fn find(&self, samples: &[SampleId], within: Duration) -> Result<Vec<Option<Found>>> {
+        let views = self.inner().index.look(samples, within).await?;
+        let found = |view: holdfast_index::View| {
+            Ok(Found {
+                reference: view.sample,
+                description: Arc::new(Description::from_bytes(&view.description)?),
+                record: view.record.record,
+            })
+        };
+        views.into_iter().map(|view| view.map(found).transpose()).collect()
+    }
+}

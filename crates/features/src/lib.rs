@@ -1,0 +1,137 @@
+//! The feature store: samples of tensors, in custody from the moment they are put until nobody needs them.
+//!
+//! [`FeatureStore`] joins an engine, which moves and keeps bytes (crate `holdfast-engine`), and an index, which knows who
+//! has what (crate `holdfast-index`). A producer puts a sample; each group of consumers takes it, gets its tensors and
+//! acknowledges it; when the last group has, its bytes are gone within milliseconds. Whatever dies in between is cleared
+//! up by whoever sweeps next.
+//!
+//! ```text
+//! producer                        index                    engine                     consumer
+//! put ──── reserve (bytes, plan) ──▶ Reserved
+//!     ──── one batched put ────────────────────────────────▶ objects
+//!     ──── commit (description) ───▶ Live ──────────────────────────── lease_next ──── Lease
+//!                                                           objects ── get ──────────▶ tensors, checked
+//!                                    Live ◀───────────────────────────  "still mine?"
+//!                                    Retired ◀──────────────────────── ack
+//!     worker of whoever retired it ─── remove ─────────────▶ gone
+//!                                  ─── freed ──▶ (nothing)
+//! ```
+//!
+//! # What it promises
+//! - FS1: a get returns exactly the committed bytes, or an error and no bytes: the lease held after the transfer, the
+//!   lengths are those of the description, and so are the checksums.
+//! - FS2: a sample is visible as a whole or not at all: the description is written last, in one step with the record.
+//! - FS3: no key is ever written twice; what was planned is recorded before the first byte moves, so whoever clears up
+//!   after a dead writer knows every key that it may have written.
+//! - FS4: objects are removed only when no reader is left and no commit can follow (FR1 in `free`), and are recorded as
+//!   to be removed until every one of them is seen to be gone.
+//! - FS5: memory is not used again while the engine may touch it, whatever the caller has been told (module `loan`).
+//!
+//! # What if…
+//! - *…the producer dies half-way?* Its session ends, a sweep gives its reservation up, and removes by the plan.
+//! - *…the reply to a commit is lost?* Nothing is removed until it is known that the commit was not and never will be
+//!   made; if that is not found out in time, the error says so and a sweep settles it.
+//! - *…an engine call outlives its deadline?* The sample stays reserved until the engine has let go of the memory; only
+//!   then are its objects removed, so none can appear after that.
+//! - *…a consumer dies?* Its lease ends, the sample goes to another of its group.
+//! - *…this process was cut off, and its session ended?* What it held is fenced. New operations open a new session.
+//! - *…the same thing is done twice?* Removing, freeing and sweeping may be; a second put of a sample is a new generation,
+//!   which takes the place of the first when it commits.
+//! - *…everybody who knew of a late object died?* A process that is stopped for longer than its session lives, goes on
+//!   writing, and is killed before it sees that it was fenced leaves objects that no record names; only a comparison of the engine's
+//!   list with the index finds those.
+//!
+//! # Example
+//! ```
+//! # use std::sync::Arc;
+//! # use std::time::Duration;
+//! # use holdfast_core::{DType, SystemClock, SystemRng, TensorSpec};
+//! # use holdfast_engine::{MemoryCluster, MemoryConfig};
+//! # use holdfast_index::kv::memory::MemoryKv;
+//! # use holdfast_index::{IndexConfig, KvIndex};
+//! use holdfast_features::{FeatureConfig, FeatureStore, GroupName, Publication, PutItem, TensorIn, Wanted};
+//!
+//! # #[tokio::main]
+//! # async fn main() -> holdfast_core::Result<()> {
+//! # let clock = Arc::new(SystemClock::new());
+//! # let engine = MemoryCluster::new(MemoryConfig::default(), clock.clone()).connect();
+//! # let kv = Arc::new(MemoryKv::new(clock.clone()));
+//! # let config = FeatureConfig::new("eagle".parse()?);
+//! # let index = Arc::new(KvIndex::new(kv, &config.store, IndexConfig::default(), clock.clone(), Arc::new(SystemRng)));
+//! let second = Duration::from_secs(1);
+//! let store = FeatureStore::open(engine, index, config, clock, Arc::new(SystemRng)).await?;
+//!
+//! // A producer: bytes in registered memory, for the group "trainers".
+//! let spec = TensorSpec::new("hidden_state".parse()?, DType::Uint8, [6])?;
+//! let memory = store.pool().buffer(6, second).await?;
+//! memory.write(0, b"hidden")?;
+//! let trainers = GroupName::new("trainers")?;
+//! let publication = Publication { groups: vec![trainers.clone()], retain: false, max_attempts: 3 };
+//! let item = PutItem { sample: "run/3".parse()?, tensors: vec![TensorIn::new(spec, memory)], publication };
+//! store.put(item, second).await?;
+//!
+//! // A consumer: takes it, gets its tensors, says that it has used them.
+//! let leases = store.lease_next(&trainers, 1, second).await?;
+//! let tensors = store.get(&leases[0], Wanted::All, second).await?;
+//! assert_eq!(tensors[0].to_vec(), b"hidden");
+//! for answer in store.ack(&leases, second).await {
+//!     answer?;
+//! }
+//! store.drain(second).await?; // the bytes are gone
+//! store.close(second).await
+//! # }
+//! ```
+//!
+//! | module | its job |
+//! |---|---|
+//! | [`config`], `tensors`, [`description`], `plan` | settings; what goes in and out; what is recorded of a sample; which objects it is in |
+//! | `put`, `prepare`, `writing`, `commit`, `get`, `lease`, `answer`, `adopt`, `abort` | the operations |
+//! | `transfer`, `calls`, `codec`, `checksum`, `pieces` | moving bytes: batches, threads, deadlines, checks |
+//! | [`pool`], `loan` | memory that is used again, and when it may be |
+//! | `free`, `worker` | freeing, sweeping, and the tasks that do it |
+//! | [`seal`] | encryption and authentication of tensor bytes |
+//! | `sessions`, `tasks`, `check` | membership; operations that outlive their callers; asking whether tokens hold |
+
+mod abort;
+mod adopt;
+mod answer;
+mod calls;
+mod check;
+mod checksum;
+mod codec;
+mod commit;
+pub mod config;
+pub mod description;
+mod free;
+mod get;
+mod health;
+mod lease;
+mod loan;
+mod pieces;
+mod plan;
+pub mod pool;
+mod prepare;
+mod put;
+pub mod seal;
+mod sessions;
+mod store;
+mod tasks;
+mod tensors;
+mod transfer;
+mod worker;
+mod writing;
+
+pub use adopt::{AdoptedTensor, Announced, Announcement};
+pub use codec::Encoding;
+pub use config::FeatureConfig;
+pub use description::{DescribedTensor, Description};
+pub use health::{Counters, Health};
+pub use lease::{Found, Lease};
+pub use pool::{BufferPool, PoolUse};
+pub use put::{PutItem, Stored};
+pub use store::FeatureStore;
+pub use tensors::{Destination, Source, TensorIn, TensorOut, Wanted};
+pub use worker::Swept;
+
+pub use holdfast_custody::{GroupName, Publication, Reason, Token};
+pub use holdfast_index::{Answered, SampleRef, SweepReport};

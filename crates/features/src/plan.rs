@@ -1,0 +1,189 @@
+//! Which objects a sample consists of: their keys, and the plan that outlives its writer.
+//!
+//! A tensor is one object, or several if it is longer than the chunk size:
+//!
+//! ```text
+//! {store}/{sample}/g{generation}-{nonce}/{tensor}          the tensor, or
+//! {store}/{sample}/g{generation}-{nonce}/{tensor}/{n}      its n-th chunk, n from 0
+//! ```
+//! Escaped names hold no slash, so no tensor's key is another one's chunk.
+//!
+//! The [`Plan`] is written into the reservation *before* the first byte moves. Whoever finds the reservation of a writer
+//! that died rebuilds from it every key that may have been written, and removes them all.
+
+use std::collections::HashSet;
+
+use holdfast_core::{Error, Nonce, ObjectKey, Result, SampleKey, StoreId, TensorName};
+use holdfast_index::SampleRef;
+use serde::{Deserialize, Serialize};
+
+/// The version of the plan's form that is written here.
+const VERSION: u32 = 1;
+
+/// What a reservation is about to write.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Plan {
+    v: u32,
+    /// Tensors with keys of our own form, and into how many chunks each is cut.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    tensors: Vec<(TensorName, u64)>,
+    /// Whole keys, of a writer that chose them itself.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    keys: Vec<ObjectKey>,
+}
+
+/// Whose objects: the incarnation of a sample in a store.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place<'a> {
+    pub(crate) store: &'a StoreId,
+    pub(crate) sample: &'a SampleRef,
+}
+
+impl Place<'_> {
+    /// The keys of a tensor's objects, in order.
+    pub(crate) fn keys(&self, nonce: Nonce, tensor: &TensorName, chunks: u64) -> Result<Vec<ObjectKey>> {
+        let whole = SampleKey {
+            store: self.store.clone(),
+            sample: self.sample.sample.clone(),
+            generation: self.sample.generation,
+            nonce,
+            tensor: tensor.clone(),
+        }
+        .to_object_key();
+        if chunks == 1 {
+            return Ok(vec![whole]);
+        }
+        (0..chunks).map(|n| ObjectKey::new(format!("{whole}/{n}"))).collect()
+    }
+}
+
+impl Plan {
+    /// To write these tensors, each in so many chunks.
+    pub(crate) fn of_tensors(tensors: Vec<(TensorName, u64)>) -> Self {
+        Self {
+            v: VERSION,
+            tensors,
+            keys: Vec::new(),
+        }
+    }
+
+    /// Somebody else is to write these objects.
+    pub(crate) fn of_keys(keys: Vec<ObjectKey>) -> Self {
+        Self {
+            v: VERSION,
+            tensors: Vec::new(),
+            keys,
+        }
+    }
+
+    pub(crate) fn to_text(&self) -> Result<String> {
+        serde_json::to_string(self)
+            .map_err(|error| Error::internal("features.plan", "a plan cannot be written as JSON").caused_by(error))
+    }
+
+    pub(crate) fn from_text(text: &str) -> Result<Self> {
+        let plan: Self = serde_json::from_str(text).map_err(|error| {
+            Error::internal(
+                "features.plan",
+                "the plan of a reservation cannot be read; its objects stay until somebody who can read it sweeps",
+            )
+            .caused_by(error)
+        })?;
+        if plan.v > VERSION {
+            return Err(Error::new(
+                holdfast_core::ErrorKind::Unsupported,
+                "features.plan",
+                "this reservation was made by a later release; upgrade whoever sweeps this store",
+            )
+            .with("version", plan.v));
+        }
+        Ok(plan)
+    }
+
+    /// Every key that may have been written.
+    pub(crate) fn object_keys(&self, place: Place<'_>, nonce: Nonce) -> Result<Vec<ObjectKey>> {
+        let mut keys = self.keys.clone();
+        for (tensor, chunks) in &self.tensors {
+            keys.extend(place.keys(nonce, tensor, *chunks)?);
+        }
+        Ok(keys)
+    }
+}
+
+/// Refuses a list of tensors in which a name stands twice, or which is empty.
+pub(crate) fn check_names<'a>(operation: &'static str, names: impl IntoIterator<Item = &'a TensorName>) -> Result<()> {
+    let mut seen = HashSet::new();
+    for name in names {
+        if !seen.insert(name) {
+            return Err(Error::invalid(operation, "a tensor stands twice; name each once").with("tensor", name));
+        }
+    }
+    if seen.is_empty() {
+        return Err(Error::invalid(operation, "a sample has at least one tensor"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use holdfast_core::{ErrorKind, Generation, SampleId};
+
+    fn name(text: &str) -> TensorName {
+        TensorName::new(text).expect("a name")
+    }
+
+    #[test]
+    fn keys_follow_from_the_plan_alone() {
+        let store = StoreId::new("eagle").expect("a name");
+        let sample = SampleRef {
+            sample: SampleId::new("run/3").expect("a name"),
+            generation: Generation::new(12).expect("not zero"),
+        };
+        let place = Place {
+            store: &store,
+            sample: &sample,
+        };
+        let plan = Plan::of_tensors(vec![(name("small"), 1), (name("large"), 3), (name("empty"), 0)]);
+        let text = plan.to_text().expect("JSON");
+        assert_eq!(text, r#"{"v":1,"tensors":[["small",1],["large",3],["empty",0]]}"#);
+        let keys = Plan::from_text(&text)
+            .and_then(|plan| plan.object_keys(place, Nonce::from_u64(0xbeef)))
+            .expect("keys");
+        let texts: Vec<_> = keys.iter().map(ObjectKey::as_str).collect();
+        assert_eq!(
+            texts,
+            [
+                "eagle/run%2F3/g12-000000000000beef/small",
+                "eagle/run%2F3/g12-000000000000beef/large/0",
+                "eagle/run%2F3/g12-000000000000beef/large/1",
+                "eagle/run%2F3/g12-000000000000beef/large/2",
+            ]
+        );
+    }
+
+    #[test]
+    fn keys_of_others_are_kept_as_they_are() {
+        let key = ObjectKey::new("serving/engine:1").expect("a key");
+        let plan = Plan::of_keys(vec![key]);
+        let text = plan.to_text().expect("JSON");
+        assert_eq!(text, r#"{"v":1,"keys":["serving/engine:1"]}"#);
+        assert_eq!(Plan::from_text(&text).expect("reads back"), plan);
+    }
+
+    #[test]
+    fn a_plan_that_cannot_be_read_is_never_taken_for_an_empty_one() {
+        for text in ["", "{}", "[]", "free me"] {
+            assert!(Plan::from_text(text).is_err(), "{text:?}");
+        }
+        let later = Plan::from_text(r#"{"v":2}"#).expect_err("from the future");
+        assert_eq!(later.kind(), ErrorKind::Unsupported);
+    }
+
+    #[test]
+    fn names_stand_once() {
+        assert!(check_names("t", [&name("a"), &name("b")]).is_ok());
+        assert!(check_names("t", [&name("a"), &name("a")]).is_err());
+        assert!(check_names("t", []).is_err());
+    }
+}

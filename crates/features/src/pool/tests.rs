@@ -1,0 +1,116 @@
+use std::sync::Arc;
+
+use holdfast_core::SystemClock;
+use holdfast_engine::{MemoryCluster, MemoryConfig};
+
+use super::*;
+
+const WITHIN: Duration = Duration::from_secs(5);
+const SOON: Duration = Duration::from_millis(30);
+const MIB: usize = 1 << 20;
+
+fn pool(budget: usize) -> (BufferPool, Arc<dyn Engine>) {
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+    let engine: Arc<dyn Engine> = MemoryCluster::new(MemoryConfig::default(), Arc::clone(&clock)).connect();
+    let calls = Calls::new(4, Arc::clone(&clock));
+    (
+        BufferPool::new(Arc::clone(&engine), calls, clock, budget as u64),
+        engine,
+    )
+}
+
+#[tokio::test]
+async fn a_buffer_comes_back_when_the_last_clone_is_gone() {
+    let (pool, engine) = pool(MIB);
+    let first = pool.buffer(1000, WITHIN).await.expect("a buffer");
+    assert_eq!((first.len(), pool.usage().lent), (1000, 4096));
+    let address = first.address();
+    let under_way = first.clone();
+    drop(first);
+    assert_eq!(pool.usage().lent, 4096, "a transfer may still write to it");
+    drop(under_way);
+    assert_eq!(pool.usage().lent, 0);
+    assert_eq!(
+        pool.buffer(4096, WITHIN).await.expect("a buffer").address(),
+        address,
+        "used again"
+    );
+    assert_eq!(engine.registrations().regions, 1, "registered once");
+}
+
+#[tokio::test]
+async fn who_finds_nothing_waits_for_what_comes_back() {
+    let (pool, _engine) = pool(MIB);
+    let all = pool.buffer(MIB, WITHIN).await.expect("a buffer");
+    let error = pool.buffer(1, SOON).await.expect_err("nothing comes back");
+    assert_eq!(
+        (error.kind(), error.retry()),
+        (ErrorKind::Capacity, Retry::Safe),
+        "{error}"
+    );
+    let waiting = tokio::spawn({
+        let pool = pool.clone();
+        async move { pool.buffer(MIB, WITHIN).await }
+    });
+    tokio::task::yield_now().await;
+    drop(all);
+    waiting.await.expect("no panic").expect("a buffer");
+    let never = pool.buffer(MIB + 1, WITHIN).await.expect_err("too large for ever");
+    assert_eq!(never.retry(), Retry::Never);
+}
+
+#[tokio::test]
+async fn idle_slabs_make_way_for_one_that_fits() {
+    let (pool, engine) = pool(160 * MIB);
+    let small = pool.buffer(MIB, WITHIN).await.expect("a buffer");
+    drop(pool.buffer(64 * MIB, WITHIN).await.expect("a buffer"));
+    assert_eq!(pool.usage().taken, 128 * MIB as u64);
+    let large = pool.buffer(90 * MIB, WITHIN).await.expect("the idle slab makes way");
+    assert_eq!(pool.usage().taken, 160 * MIB as u64 - 6 * MIB as u64, "64 + 90 MiB");
+    drop((small, large));
+    assert_eq!(engine.registrations().regions, 2);
+    drop(pool);
+    assert_eq!(engine.registrations().regions, 0);
+}
+
+#[tokio::test]
+async fn warming_takes_no_more_than_asked_for() {
+    let (pool, _engine) = pool(100 * MIB);
+    pool.warm(80 * MIB as u64, WITHIN).await.expect("warm");
+    assert_eq!(pool.usage().taken, 100 * MIB as u64);
+    pool.warm(u64::MAX, WITHIN).await.expect("warm");
+    assert_eq!(
+        pool.usage(),
+        PoolUse {
+            budget: 100 * MIB as u64,
+            taken: 100 * MIB as u64,
+            lent: 0
+        }
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_at_once_never_exceed_the_budget() {
+    let (pool, _engine) = pool(3 * MIB);
+    let tasks: Vec<_> = (0..40_usize)
+        .map(|n| {
+            let pool = pool.clone();
+            tokio::spawn(async move {
+                let span = pool.buffer(n % 5 * 200_000 + 1, WITHIN).await.expect("a buffer");
+                let mark = [u8::try_from(n).expect("small"); 8];
+                let at = span.len().saturating_sub(8);
+                span.write(at, &mark[..span.len().min(8)]).expect("fits");
+                tokio::task::yield_now().await;
+                let mut back = [0; 8];
+                let back = &mut back[..span.len().min(8)];
+                span.read(at, back).expect("fits");
+                assert!(back.iter().all(|byte| usize::from(*byte) == n), "nobody else has it");
+                assert!(pool.usage().taken <= pool.usage().budget);
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.expect("no panic");
+    }
+    assert_eq!(pool.usage().lent, 0);
+}

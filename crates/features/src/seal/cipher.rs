@@ -1,0 +1,254 @@
+//! One tensor's key, and what each of its chunks is bound to. The format is in the module's story, one level up.
+
+use std::fmt;
+
+use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce as AeadNonce, UnboundKey};
+use aws_lc_rs::hkdf::{HKDF_SHA256, KeyType, Salt};
+use holdfast_core::{Error, ErrorKind, Generation, Nonce, Result, SampleId, SampleKey, StoreId, TensorName};
+
+use super::header::SealHeader;
+use super::key::{KeyId, Secret, StoreKey};
+use super::layout::Layout;
+
+/// The bytes that each chunk grows by.
+pub const TAG_BYTES: usize = 16;
+
+pub(super) type Tag = [u8; TAG_BYTES];
+
+/// One physical incarnation of a sample: what its objects' keys have in common.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Incarnation {
+    /// The store that the sample belongs to.
+    pub store: StoreId,
+    /// The sample.
+    pub sample: SampleId,
+    /// Which generation of the sample.
+    pub generation: Generation,
+    /// The random bits of its keys.
+    pub nonce: Nonce,
+}
+
+impl From<&SampleKey> for Incarnation {
+    fn from(key: &SampleKey) -> Self {
+        Self {
+            store: key.store.clone(),
+            sample: key.sample.clone(),
+            generation: key.generation,
+            nonce: key.nonce,
+        }
+    }
+}
+
+/// A tensor of an incarnation, sealed with a key: whom a tensor key belongs to.
+#[derive(Clone, PartialEq, Eq)]
+struct Place {
+    key_id: KeyId,
+    incarnation: Incarnation,
+    tensor: TensorName,
+}
+
+impl Place {
+    fn encode(&self, label: &str) -> Encoder {
+        Encoder::new(label)
+            .text(self.key_id.as_str())
+            .text(self.incarnation.store.as_str())
+            .text(self.incarnation.sample.as_str())
+            .number(self.incarnation.generation.get())
+            .number(self.incarnation.nonce.as_u64())
+            .text(self.tensor.as_str())
+    }
+}
+
+/// Writes fields so that different fields never give the same bytes: every text has its length before it.
+struct Encoder(Vec<u8>);
+
+impl Encoder {
+    fn new(label: &str) -> Self {
+        Self(Vec::with_capacity(256)).text(label)
+    }
+
+    fn text(mut self, text: &str) -> Self {
+        // Ids and names have at most 255 bytes, by their types: the length always fits.
+        let length = u32::try_from(text.len()).unwrap_or(u32::MAX);
+        self.0.extend_from_slice(&length.to_be_bytes());
+        self.0.extend_from_slice(text.as_bytes());
+        self
+    }
+
+    fn number(mut self, number: u64) -> Self {
+        self.0.extend_from_slice(&number.to_be_bytes());
+        self
+    }
+}
+
+/// How many bytes HKDF is asked for.
+struct OutputBytes(usize);
+
+impl KeyType for OutputBytes {
+    fn len(&self) -> usize {
+        self.0
+    }
+}
+
+fn derive(key: &StoreKey, salt: &[u8; 16], info: &Encoder, into: &mut [u8]) -> Result<()> {
+    Salt::new(HKDF_SHA256, salt)
+        .extract(key.secret().as_slice())
+        .expand(&[&info.0], OutputBytes(into.len()))
+        .and_then(|output| output.fill(into))
+        .map_err(|_| Error::internal("seal.derive", "the key derivation failed").with("key_id", key.id()))
+}
+
+/// Tells one key from another without telling anything about either.
+pub(super) fn key_check(key: &StoreKey, salt: &[u8; 16]) -> Result<[u8; 8]> {
+    let mut check = [0; 8];
+    let info = Encoder::new("holdfast/seal/1 key check").text(key.id().as_str());
+    derive(key, salt, &info, &mut check)?;
+    Ok(check)
+}
+
+fn tensor_key(key: &StoreKey, header: &SealHeader, place: &Place) -> Result<Secret> {
+    let mut tensor_key = Secret::default();
+    let info = place.encode("holdfast/seal/1 tensor key");
+    derive(key, header.salt(), &info, tensor_key.as_mut_slice())?;
+    Ok(tensor_key)
+}
+
+/// Seals and opens the chunks of one tensor. It does not count: that no chunk is sealed twice is its owner's care.
+pub(super) struct TensorCipher {
+    key: LessSafeKey,
+    place: Place,
+    layout: Layout,
+    /// The associated data of every chunk, up to the chunk's number.
+    bound_to: Vec<u8>,
+}
+
+impl TensorCipher {
+    pub(super) fn new(
+        key: &StoreKey,
+        header: &SealHeader,
+        incarnation: &Incarnation,
+        tensor: &TensorName,
+        plain_len: u64,
+    ) -> Result<Self> {
+        let layout = Layout::new(plain_len, header.chunk_bytes())?;
+        let place = Place {
+            key_id: key.id().clone(),
+            incarnation: incarnation.clone(),
+            tensor: tensor.clone(),
+        };
+        let tensor_key = tensor_key(key, header, &place)?;
+        let unbound = UnboundKey::new(&AES_256_GCM, tensor_key.as_slice())
+            .map_err(|_| Error::internal("seal.derive", "the cipher refused its key").with("key_id", key.id()))?;
+        let bound_to = place
+            .encode("holdfast/seal/1 chunk")
+            .number(u64::from(layout.chunk_bytes()))
+            .number(layout.plain_len())
+            .number(layout.chunk_count())
+            .0;
+        Ok(Self {
+            key: LessSafeKey::new(unbound),
+            place,
+            layout,
+            bound_to,
+        })
+    }
+
+    pub(super) fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    fn nonce(number: u64) -> AeadNonce {
+        let mut nonce = [0; NONCE_LEN];
+        nonce[NONCE_LEN - 8..].copy_from_slice(&number.to_be_bytes());
+        AeadNonce::assume_unique_for_key(nonce)
+    }
+
+    fn associated(&self, number: u64) -> Aad<Vec<u8>> {
+        Aad::from([self.bound_to.as_slice(), &number.to_be_bytes()].concat())
+    }
+
+    /// `cipher` is as long as `plain`, and that is the chunk's length.
+    pub(super) fn seal(&self, number: u64, plain: &[u8], cipher: &mut [u8], tag: &mut Tag) -> Result<()> {
+        self.key
+            .seal_out_of_place_scatter(Self::nonce(number), self.associated(number), plain, cipher, &[], tag)
+            .map_err(|_| {
+                self.about(
+                    number,
+                    Error::internal("seal.seal", "the cipher failed to seal a chunk"),
+                )
+            })
+    }
+
+    /// `plain` is as long as `cipher`, and that is the chunk's length.
+    pub(super) fn open(&self, number: u64, cipher: &[u8], tag: &Tag, plain: &mut [u8]) -> Result<()> {
+        let opened = self
+            .key
+            .open_separate_gather(Self::nonce(number), self.associated(number), cipher, tag, plain);
+        opened.map_err(|_| {
+            plain.fill(0);
+            self.corrupt(number)
+        })
+    }
+
+    /// Like `open`, with the ciphertext where the plaintext will be.
+    pub(super) fn open_in_place(&self, number: u64, bytes: &mut [u8], tag: &Tag) -> Result<()> {
+        let (nonce, associated) = (Self::nonce(number), self.associated(number));
+        let opened = self
+            .key
+            .open_in_place_separate_tag(nonce, associated, tag, bytes)
+            .is_ok();
+        if opened {
+            return Ok(());
+        }
+        bytes.fill(0);
+        Err(self.corrupt(number))
+    }
+
+    fn corrupt(&self, number: u64) -> Error {
+        let message = "this chunk is not what was sealed here: it was changed, or comes from elsewhere; \
+                       put the sample again, and find out who else can write to the engine";
+        self.about(number, Error::new(ErrorKind::Corrupt, "seal.open", message))
+    }
+
+    /// Adds which chunk an error is about.
+    pub(super) fn about(&self, number: u64, error: Error) -> Error {
+        self.about_tensor(error).with("chunk", number)
+    }
+
+    /// Adds which tensor an error is about.
+    pub(super) fn about_tensor(&self, error: Error) -> Error {
+        error
+            .with("store", &self.place.incarnation.store)
+            .with("sample", &self.place.incarnation.sample)
+            .with("generation", self.place.incarnation.generation)
+            .with("tensor", &self.place.tensor)
+            .with("key_id", &self.place.key_id)
+    }
+}
+
+impl fmt::Debug for TensorCipher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TensorCipher")
+            .field("key", &self.place.key_id)
+            .field("incarnation", &self.place.incarnation)
+            .field("tensor", &self.place.tensor)
+            .field("layout", &self.layout)
+            .finish()
+    }
+}
+
+/// What the tests look for in everything that is printed.
+#[cfg(test)]
+pub(super) fn tensor_key_for_tests(
+    key: &StoreKey,
+    header: &SealHeader,
+    incarnation: &Incarnation,
+    tensor: &TensorName,
+) -> Result<Secret> {
+    let place = Place {
+        key_id: key.id().clone(),
+        incarnation: incarnation.clone(),
+        tensor: tensor.clone(),
+    };
+    tensor_key(key, header, &place)
+}

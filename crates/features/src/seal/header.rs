@@ -1,0 +1,122 @@
+//! What is needed besides the key to open a sample. It is public and stands in the sample's description.
+
+use std::fmt;
+
+use holdfast_core::{Error, ErrorKind, Result, Rng};
+use serde::{Deserialize, Serialize};
+
+use super::cipher::key_check;
+use super::key::{KeyId, StoreKey};
+use super::layout::check_chunk_bytes;
+
+/// The one scheme so far.
+const SCHEME: &str = "aes-256-gcm+hkdf-sha256/1";
+
+/// How a sample was sealed. As JSON:
+///
+/// ```json
+/// {"scheme":"aes-256-gcm+hkdf-sha256/1","key":"2026-11","check":"<16 hex>","salt":"<32 hex>","chunk_bytes":1048576}
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SealHeader {
+    scheme: String,
+    key: KeyId,
+    check: Hex<8>,
+    salt: Hex<16>,
+    chunk_bytes: u32,
+}
+
+impl SealHeader {
+    /// A header with a new salt.
+    pub(super) fn draw(key: &StoreKey, chunk_bytes: u32, rng: &dyn Rng) -> Result<Self> {
+        check_chunk_bytes(chunk_bytes)?;
+        let mut salt = [0; 16];
+        let (halves, _) = salt.as_chunks_mut::<8>();
+        for half in halves {
+            *half = rng.next_u64().to_be_bytes();
+        }
+        Ok(Self {
+            scheme: SCHEME.to_owned(),
+            key: key.id().clone(),
+            check: Hex(key_check(key, &salt)?),
+            salt: Hex(salt),
+            chunk_bytes,
+        })
+    }
+
+    /// Whether this release can open by it.
+    pub(super) fn validate(&self) -> Result<()> {
+        if self.scheme != SCHEME {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "seal.open",
+                "this sample is sealed in a way that this release does not know; open it with a later release",
+            )
+            .with("scheme", self.scheme.escape_debug()));
+        }
+        check_chunk_bytes(self.chunk_bytes)
+    }
+
+    /// The id of the key that the sample is sealed with.
+    pub fn key_id(&self) -> &KeyId {
+        &self.key
+    }
+
+    /// The bytes of plaintext in each chunk but the last.
+    pub fn chunk_bytes(&self) -> u32 {
+        self.chunk_bytes
+    }
+
+    pub(super) fn check(&self) -> [u8; 8] {
+        self.check.0
+    }
+
+    pub(super) fn salt(&self) -> &[u8; 16] {
+        &self.salt.0
+    }
+}
+
+/// Public bytes, written as lower-case hex.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+struct Hex<const N: usize>([u8; N]);
+
+impl<const N: usize> fmt::Display for Hex<N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl<const N: usize> fmt::Debug for Hex<N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl<const N: usize> From<Hex<N>> for String {
+    fn from(hex: Hex<N>) -> Self {
+        hex.to_string()
+    }
+}
+
+impl<const N: usize> TryFrom<String> for Hex<N> {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Self> {
+        let refused = || Error::invalid("seal.header", "expected lower-case hex digits").with("digits", 2 * N);
+        let digit = |byte: u8| match byte {
+            b'0'..=b'9' => Ok(byte - b'0'),
+            b'a'..=b'f' => Ok(byte - b'a' + 10),
+            _ => Err(refused()),
+        };
+        let (pairs, odd) = text.as_bytes().as_chunks::<2>();
+        if pairs.len() != N || !odd.is_empty() {
+            return Err(refused());
+        }
+        let mut bytes = [0; N];
+        for (byte, &[high, low]) in bytes.iter_mut().zip(pairs) {
+            *byte = digit(high)? << 4 | digit(low)?;
+        }
+        Ok(Self(bytes))
+    }
+}

@@ -1,0 +1,99 @@
+//! This process's membership of the store, renewed when it was lost.
+//!
+//! ```text
+//!          open                the index ended it (silence, an operator)          the next new operation
+//! (none) ────────▶ current ───────────────────────────────────────────▶ ended ──────────────────────────▶ current (another)
+//! ```
+//!
+//! A process that was silent for too long loses its session, and with it whatever it held: reservations, leases. Those
+//! stay lost; their tokens are fenced for ever. But the process itself is not: the next operation that holds nothing yet
+//! (a put, a lease, a sweep) opens another session. A run of days gets over a network that was gone for a minute.
+//!
+//! Whoever holds something keeps the session that it was given under, and only ever shows that one.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result};
+use holdfast_index::{Index, Session};
+use parking_lot::RwLock;
+
+#[derive(Debug)]
+pub(crate) struct Sessions {
+    index: Arc<dyn Index>,
+    clock: Arc<dyn Clock>,
+    current: RwLock<Option<Arc<Session>>>,
+    /// One opens at a time, the others use what it opened.
+    opening: tokio::sync::Mutex<()>,
+    opened: AtomicU64,
+}
+
+impl Sessions {
+    pub(crate) fn new(index: Arc<dyn Index>, clock: Arc<dyn Clock>) -> Self {
+        Self {
+            index,
+            clock,
+            current: RwLock::new(None),
+            opening: tokio::sync::Mutex::default(),
+            opened: AtomicU64::new(0),
+        }
+    }
+
+    /// The session that is current, as far as is known alive.
+    pub(crate) fn known(&self) -> Option<Arc<Session>> {
+        self.current.read().clone().filter(|session| session.is_alive())
+    }
+
+    /// How many were opened, the first included.
+    pub(crate) fn opened(&self) -> u64 {
+        self.opened.load(Ordering::Relaxed)
+    }
+
+    /// A session to do something new in: the current one, or another if that has ended.
+    pub(crate) async fn current(&self, operation: &'static str, deadline: Deadline) -> Result<Arc<Session>> {
+        if let Some(session) = self.known() {
+            return Ok(session);
+        }
+        let late = || {
+            Error::unavailable(
+                operation,
+                "the index did not give this process a session within the deadline",
+            )
+        };
+        let left = deadline.remaining(&*self.clock);
+        let _turn = tokio::time::timeout(left, self.opening.lock())
+            .await
+            .map_err(|_| late())?;
+        if let Some(session) = self.known() {
+            return Ok(session);
+        }
+        let session = Arc::new(self.index.open_session(deadline.remaining(&*self.clock)).await?);
+        if self.opened.fetch_add(1, Ordering::Relaxed) > 0 {
+            tracing::warn!(session = %session.id(), "the session had ended; what it held is lost, another is open");
+        }
+        *self.current.write() = Some(Arc::clone(&session));
+        Ok(session)
+    }
+
+    /// Takes note that the index refused a session as ended, although it seemed alive here. Whether it was this one.
+    pub(crate) fn refused(&self, session: &Arc<Session>, error: &Error) -> bool {
+        let ended = error.kind() == ErrorKind::Fenced
+            && (!session.is_alive() || error.fact("session") == Some(session.id().to_string().as_str()));
+        if ended {
+            let mut current = self.current.write();
+            if current.as_ref().is_some_and(|known| Arc::ptr_eq(known, session)) {
+                *current = None;
+            }
+        }
+        ended
+    }
+
+    /// Ends the membership.
+    pub(crate) async fn close(&self, deadline: Deadline) -> Result<()> {
+        let session = self.current.write().take();
+        match session {
+            Some(session) if session.is_alive() => session.close(deadline.remaining(&*self.clock)).await,
+            _ => Ok(()),
+        }
+    }
+}

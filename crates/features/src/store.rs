@@ -1,0 +1,282 @@
+//! The store itself: what it is made of, how it opens and closes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result, Rng, SampleId, TensorSpec};
+use holdfast_engine::{Engine, HostMemory, Region};
+use holdfast_index::{Index, SampleRef};
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::calls::Calls;
+use crate::check::Checks;
+use crate::config::FeatureConfig;
+use crate::free::Frees;
+use crate::health::{Counting, Health};
+use crate::pool::BufferPool;
+use crate::sessions::Sessions;
+use crate::tasks::Tasks;
+use crate::worker::{self, Swept};
+use crate::writing::Writing;
+
+/// A feature store, as this process sees it. A clone is the same store.
+///
+/// [`FeatureStore::close`] it when it is no longer needed. If the last clone is dropped without that, its workers stop
+/// where they are, and its session ends by its time to live: as if the process had died, so nothing is lost, but others
+/// have to clear up.
+#[derive(Clone, Debug)]
+pub struct FeatureStore(Arc<Opened>);
+
+/// The part of a store that its workers do not hold, so that they end with it.
+#[derive(Debug)]
+struct Opened {
+    inner: Arc<Inner>,
+    stop: watch::Sender<bool>,
+    workers: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        for worker in self.workers.lock().drain(..) {
+            worker.abort();
+        }
+    }
+}
+
+/// What all operations share.
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(crate) engine: Arc<dyn Engine>,
+    pub(crate) index: Arc<dyn Index>,
+    pub(crate) config: FeatureConfig,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) rng: Arc<dyn Rng>,
+    pub(crate) sessions: Sessions,
+    pub(crate) calls: Calls,
+    pub(crate) pool: BufferPool,
+    pub(crate) checks: Checks,
+    /// Shared with the leases and transfers that outlive an operation.
+    pub(crate) frees: Arc<Frees>,
+    pub(crate) writing: Writing,
+    pub(crate) count: Counting,
+    pub(crate) tasks: Tasks,
+}
+
+impl Inner {
+    pub(crate) fn deadline(&self, within: Duration) -> Deadline {
+        Deadline::after(&*self.clock, within)
+    }
+
+    pub(crate) fn max_batch(&self) -> usize {
+        self.engine.capabilities().max_batch.max(1)
+    }
+}
+
+impl FeatureStore {
+    /// Opens a store: becomes a member of it, and starts the workers. Call it inside a tokio runtime whose timers are
+    /// enabled; the store's tasks run there.
+    pub async fn open(
+        engine: Arc<dyn Engine>,
+        index: Arc<dyn Index>,
+        config: FeatureConfig,
+        clock: Arc<dyn Clock>,
+        rng: Arc<dyn Rng>,
+    ) -> Result<Self> {
+        const OPERATION: &str = "features.open";
+        config.validate()?;
+        let runtime = Handle::try_current().map_err(|error| {
+            Error::invalid(OPERATION, "open the store inside a tokio runtime; its tasks run there").caused_by(error)
+        })?;
+        let calls = Calls::new(config.max_in_flight, Arc::clone(&clock));
+        let pool = BufferPool::new(
+            Arc::clone(&engine),
+            calls.clone(),
+            Arc::clone(&clock),
+            config.pool_bytes,
+        );
+        let inner = Arc::new(Inner {
+            sessions: Sessions::new(Arc::clone(&index), Arc::clone(&clock)),
+            checks: Checks::new(Arc::clone(&index), Arc::clone(&clock)),
+            frees: Arc::new(Frees::new(Arc::clone(&clock), config.free_queue)),
+            writing: Writing::default(),
+            count: Counting::default(),
+            tasks: Tasks::new(runtime.clone()),
+            engine,
+            index,
+            clock,
+            rng,
+            calls,
+            pool,
+            config,
+        });
+        let within = inner.config.call_within;
+        inner.sessions.current(OPERATION, inner.deadline(within)).await?;
+        if inner.config.warm_bytes > 0 {
+            inner.pool.warm(inner.config.warm_bytes, within).await?;
+        }
+        let (stop, stopped) = watch::channel(false);
+        let mut workers = vec![runtime.spawn(worker::work(Arc::clone(&inner), stopped.clone()))];
+        if let Some(every) = inner.config.sweep_every {
+            workers.push(runtime.spawn(worker::sweep(Arc::clone(&inner), every, stopped)));
+        }
+        Ok(Self(Arc::new(Opened {
+            inner,
+            stop,
+            workers: Mutex::new(workers),
+        })))
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<Inner> {
+        &self.0.inner
+    }
+
+    /// Runs an operation as a task of the store.
+    pub(crate) async fn run<T, F>(&self, operation: &'static str, act: impl FnOnce(Arc<Inner>) -> F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        let inner = Arc::clone(self.inner());
+        self.inner().tasks.run(operation, act(inner)).await?
+    }
+
+    /// As [`FeatureStore::run`], for a batch of `count`.
+    pub(crate) async fn run_batch<T, F>(
+        &self,
+        operation: &'static str,
+        count: usize,
+        act: impl FnOnce(Arc<Inner>) -> F,
+    ) -> Vec<Result<T>>
+    where
+        T: Send + 'static,
+        F: Future<Output = Vec<Result<T>>> + Send + 'static,
+    {
+        let inner = Arc::clone(self.inner());
+        match self.inner().tasks.run(operation, act(inner)).await {
+            Ok(results) => results,
+            Err(error) => (0..count).map(|_| Err(error.clone())).collect(),
+        }
+    }
+
+    /// The settings.
+    pub fn config(&self) -> &FeatureConfig {
+        &self.inner().config
+    }
+
+    /// The memory that gets receive into. Whoever puts may write there too, and put without another copy.
+    pub fn pool(&self) -> &BufferPool {
+        &self.inner().pool
+    }
+
+    /// Registers memory of the caller for many transfers. It stays registered until the region and all its spans are
+    /// dropped.
+    pub async fn register(&self, memory: HostMemory, within: Duration) -> Result<Region> {
+        let inner = self.inner();
+        let engine = Arc::clone(&inner.engine);
+        let call = move |within| engine.register(memory, within);
+        inner.calls.run("features.register", inner.deadline(within), call).await
+    }
+
+    /// How many bytes a sample of these tensors takes, as it is counted against the store's budget.
+    pub fn estimate_bytes(&self, tensors: &[TensorSpec]) -> u64 {
+        tensors.iter().fold(0, |sum, spec| sum.saturating_add(spec.bytes()))
+    }
+
+    /// Takes back what has ended (leases, reservations, sessions) and frees what is to be freed. Any process may, at any
+    /// time, several at once.
+    pub async fn sweep(&self, within: Duration) -> Result<Swept> {
+        self.run("features.sweep", |inner| async move {
+            inner.sweep(inner.deadline(within)).await
+        })
+        .await
+    }
+
+    /// Waits until everything that was retired here is freed; the error says what is left (kind `Timeout`).
+    pub async fn drain(&self, within: Duration) -> Result<()> {
+        let inner = self.inner();
+        inner.frees.drain(inner.deadline(within)).await
+    }
+
+    /// Another epoch for retained samples: every group that was done with them gets them again.
+    pub async fn reopen(&self, samples: &[SampleRef], within: Duration) -> Vec<Result<()>> {
+        const OPERATION: &str = "features.reopen";
+        let samples = samples.to_vec();
+        self.run_batch(OPERATION, samples.len(), |inner| async move {
+            let deadline = inner.deadline(within);
+            match inner.sessions.current(OPERATION, deadline).await {
+                Ok(session) => {
+                    inner
+                        .index
+                        .reopen(&session, &samples, deadline.remaining(&*inner.clock))
+                        .await
+                }
+                Err(error) => vec![Err(error); samples.len()],
+            }
+        })
+        .await
+    }
+
+    /// How the store is doing in this process. What the engine does not say within the time is left out.
+    pub async fn health(&self, within: Duration) -> Health {
+        let inner = self.inner();
+        let engine = Arc::clone(&inner.engine);
+        let call = move |within| engine.usage(within);
+        let usage = inner.calls.run("features.health", inner.deadline(within), call).await;
+        Health {
+            session: inner.sessions.known().map(|session| session.id()),
+            sessions_opened: inner.sessions.opened(),
+            operations: inner.tasks.running(),
+            calls: inner.calls.under_way(),
+            pool: inner.pool.usage(),
+            pending_frees: inner.frees.pending(),
+            registrations: inner.engine.registrations(),
+            usage: usage.ok(),
+            counters: inner.count.read(),
+        }
+    }
+
+    /// Ends this process's membership: takes no more operations, waits for those under way, frees what was retired here,
+    /// stops the workers, ends the session. The error says what was not done in time; others will do it.
+    pub async fn close(&self, within: Duration) -> Result<()> {
+        const OPERATION: &str = "features.close";
+        let inner = self.inner();
+        let deadline = inner.deadline(within);
+        let left = inner.tasks.close(&*inner.clock, deadline).await;
+        let drained = inner.frees.drain(deadline).await;
+        // Nobody listens any more if this is the second time.
+        self.0.stop.send_replace(true);
+        let workers = std::mem::take(&mut *self.0.workers.lock());
+        for mut worker in workers {
+            let time = deadline.remaining(&*inner.clock).max(Duration::from_millis(100));
+            if tokio::time::timeout(time, &mut worker).await.is_err() {
+                worker.abort();
+            }
+        }
+        let closed = inner.sessions.close(deadline).await;
+        drained?;
+        closed?;
+        if left > 0 {
+            return Err(Error::new(
+                ErrorKind::Timeout,
+                OPERATION,
+                "operations were still under way at the deadline; they end by themselves, without a session",
+            )
+            .with("operations", left));
+        }
+        Ok(())
+    }
+
+    /// Takes samples out of circulation, whoever made them and whoever reads them: their readers' gets fail from now on.
+    /// A sample that is being put by this process is given up instead of committed. A sample that is neither is
+    /// `NotFound`.
+    pub async fn abort(&self, samples: &[SampleId], within: Duration) -> Vec<Result<()>> {
+        let samples = samples.to_vec();
+        self.run_batch("features.abort", samples.len(), |inner| async move {
+            inner.abort(&samples, inner.deadline(within)).await
+        })
+        .await
+    }
+}

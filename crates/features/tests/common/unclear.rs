@@ -1,0 +1,175 @@
+//! An index that does not say whether a commit was made.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use holdfast_core::{Error, Generation, Result, Retry, SampleId};
+use holdfast_custody::{GroupName, Reason, Tick, Version};
+use holdfast_index::{Answered, Commit, FreeTask, Held, Index, Reserve, SampleRef, Session, SweepReport, View};
+use parking_lot::Mutex;
+
+/// What becomes of commits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// They are answered.
+    Pass,
+    /// They are made, and nobody is told.
+    MadeUntold,
+    /// They are not made, and nobody is told.
+    LostUntold,
+    /// They are made, nobody is told, and questions about them are not answered either.
+    MadeAndSilent,
+}
+
+#[derive(Debug)]
+pub struct Unclear {
+    inner: Arc<dyn Index>,
+    mode: Mutex<Mode>,
+}
+
+impl Unclear {
+    pub fn new(inner: Arc<dyn Index>) -> Arc<Self> {
+        Arc::new(Self {
+            inner,
+            mode: Mutex::new(Mode::Pass),
+        })
+    }
+
+    pub fn set(&self, mode: Mode) {
+        *self.mode.lock() = mode;
+    }
+
+    fn mode(&self) -> Mode {
+        *self.mode.lock()
+    }
+}
+
+fn untold() -> Error {
+    Error::unavailable("index.commit", "nobody says (as the test asked for)").with_retry(Retry::Ambiguous)
+}
+
+fn silent() -> Error {
+    Error::unavailable("index", "silent (as the test asked for)")
+}
+
+#[async_trait]
+impl Index for Unclear {
+    async fn open_session(&self, within: Duration) -> Result<Session> {
+        self.inner.open_session(within).await
+    }
+
+    async fn set_budget(&self, bytes: u64, within: Duration) -> Result<()> {
+        self.inner.set_budget(bytes, within).await
+    }
+
+    async fn reserve(&self, session: &Session, items: &[Reserve], within: Duration) -> Vec<Result<Generation>> {
+        self.inner.reserve(session, items, within).await
+    }
+
+    async fn commit(&self, session: &Session, items: &[Commit], within: Duration) -> Vec<Result<Version>> {
+        let mode = self.mode();
+        if mode == Mode::LostUntold {
+            return items.iter().map(|_| Err(untold())).collect();
+        }
+        let answers = self.inner.commit(session, items, within).await;
+        if mode == Mode::Pass {
+            return answers;
+        }
+        items.iter().map(|_| Err(untold())).collect()
+    }
+
+    async fn abort(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
+        if self.mode() == Mode::MadeAndSilent {
+            return items.iter().map(|_| Err(silent())).collect();
+        }
+        self.inner.abort(session, items, within).await
+    }
+
+    async fn lease(
+        &self,
+        session: &Session,
+        group: &GroupName,
+        items: &[SampleRef],
+        ticks: u64,
+        within: Duration,
+    ) -> Vec<Result<Held>> {
+        self.inner.lease(session, group, items, ticks, within).await
+    }
+
+    async fn lease_next(
+        &self,
+        session: &Session,
+        group: &GroupName,
+        count: usize,
+        ticks: u64,
+        within: Duration,
+    ) -> Result<Vec<Held>> {
+        self.inner.lease_next(session, group, count, ticks, within).await
+    }
+
+    async fn read(&self, session: &Session, items: &[SampleRef], ticks: u64, within: Duration) -> Vec<Result<Held>> {
+        self.inner.read(session, items, ticks, within).await
+    }
+
+    async fn renew(&self, session: &Session, items: &[Held], ticks: u64, within: Duration) -> Vec<Result<Held>> {
+        self.inner.renew(session, items, ticks, within).await
+    }
+
+    async fn ack(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<Answered>> {
+        self.inner.ack(session, items, within).await
+    }
+
+    async fn nack(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<Answered>> {
+        self.inner.nack(session, items, within).await
+    }
+
+    async fn release(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<()>> {
+        self.inner.release(session, items, within).await
+    }
+
+    async fn check(&self, session: &Session, items: &[Held], within: Duration) -> Result<Vec<bool>> {
+        self.inner.check(session, items, within).await
+    }
+
+    async fn retire(
+        &self,
+        session: &Session,
+        items: &[SampleRef],
+        reason: Reason,
+        within: Duration,
+    ) -> Vec<Result<Answered>> {
+        self.inner.retire(session, items, reason, within).await
+    }
+
+    async fn reopen(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
+        self.inner.reopen(session, items, within).await
+    }
+
+    async fn look(&self, samples: &[SampleId], within: Duration) -> Result<Vec<Option<View>>> {
+        if self.mode() == Mode::MadeAndSilent {
+            return Err(silent());
+        }
+        self.inner.look(samples, within).await
+    }
+
+    async fn sweep(&self, session: &Session, limit: usize, within: Duration) -> Result<SweepReport> {
+        self.inner.sweep(session, limit, within).await
+    }
+
+    async fn tick(&self, within: Duration) -> Result<Tick> {
+        self.inner.tick(within).await
+    }
+
+    async fn to_free(&self, limit: usize, within: Duration) -> Result<Vec<FreeTask>> {
+        self.inner.to_free(limit, within).await
+    }
+
+    async fn freed(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
+        self.inner.freed(session, items, within).await
+    }
+
+    async fn free_failed(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
+        self.inner.free_failed(session, items, within).await
+    }
+}
