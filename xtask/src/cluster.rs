@@ -1,13 +1,25 @@
-//! `cargo xtask cluster up | status | down`: a real cluster that stays until it is taken down.
+//! `cargo xtask cluster …`: a real cluster on this machine.
+//!
+//! | command | the cluster lives | for |
+//! |---|---|---|
+//! | `up`, `status`, `down` | until it is taken down, recorded in a folder (`--state-dir`) | people at a shell |
+//! | `hold` | as long as the command, which ends with its standard input | tests in other languages |
+//!
+//! A program that starts a cluster with `up` and is killed leaves the cluster behind. With `hold` it cannot: its end of
+//! the pipe closes with it, however it ends; if `hold` itself is killed, the kernel ends the cluster's processes. Any
+//! number of clusters may be held, or be up in different folders, at the same time.
 
+mod report;
+
+use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
-use comfy_table::{Table, presets};
-use holdfast_testkit::{Cluster, DetachedCluster, Endpoints, RecordedProcess};
-use serde::Serialize;
+use holdfast_testkit::{Cluster, ClusterBuilder, DetachedCluster};
+
+use report::{Report, Row, State};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
@@ -17,6 +29,11 @@ pub(crate) enum Command {
         shape: Shape,
         #[command(flatten)]
         common: Common,
+    },
+    /// Start a cluster, print one line of JSON about it, and end it when standard input has a line or closes
+    Hold {
+        #[command(flatten)]
+        shape: Shape,
     },
     /// Kill the cluster's processes and forget it
     Down {
@@ -51,6 +68,23 @@ pub(crate) struct Shape {
     /// How long a read protects an object, such as 5s or 500ms
     #[arg(long, default_value = "5s", value_parser = duration)]
     lease_ttl: Duration,
+    /// Any other flag of mooncake_master, such as --master-flag=--client_ttl=3; may be repeated
+    #[arg(long, value_name = "FLAG", allow_hyphen_values = true)]
+    master_flag: Vec<String>,
+}
+
+impl Shape {
+    fn builder(&self) -> ClusterBuilder {
+        let plain = Cluster::builder()
+            .p2p_metadata(true)
+            .holders(self.holders)
+            .segment_mib(self.segment_mib)
+            .ssd(self.ssd)
+            .ha(self.ha)
+            .etcd_nodes(self.etcd)
+            .lease_ttl(self.lease_ttl);
+        self.master_flag.iter().fold(plain, ClusterBuilder::master_flag)
+    }
 }
 
 #[derive(Args)]
@@ -78,6 +112,7 @@ impl Common {
 pub(crate) fn run(command: Command) -> Result<()> {
     match command {
         Command::Up { shape, common } => up(&shape, &common),
+        Command::Hold { shape } => hold(&shape),
         Command::Down { common } => down(&common),
         Command::Status { common } => status(&common),
     }
@@ -88,16 +123,20 @@ fn up(shape: &Shape, common: &Common) -> Result<()> {
     if let Some(running) = DetachedCluster::load(&dir)?.filter(DetachedCluster::is_alive) {
         return Report::of(State::AlreadyUp, &running).print(common.json);
     }
-    let cluster = Cluster::builder()
-        .p2p_metadata(true)
-        .holders(shape.holders)
-        .segment_mib(shape.segment_mib)
-        .ssd(shape.ssd)
-        .ha(shape.ha)
-        .etcd_nodes(shape.etcd)
-        .lease_ttl(shape.lease_ttl)
-        .start_detached(&dir)?;
+    let cluster = shape.builder().start_detached(&dir)?;
     Report::of(State::Up, &cluster).print(common.json)
+}
+
+fn hold(shape: &Shape) -> Result<()> {
+    let cluster = shape.builder().start()?;
+    let mut out = std::io::stdout();
+    writeln!(out, "{}", serde_json::to_string(&Report::of_held(&cluster))?)?;
+    out.flush()?;
+    std::io::stdin()
+        .read_line(&mut String::new())
+        .context("standard input cannot be read")?;
+    drop(cluster);
+    Ok(())
 }
 
 fn status(common: &Common) -> Result<()> {
@@ -121,131 +160,6 @@ fn down(common: &Common) -> Result<()> {
         None => Report::nothing(State::Down),
     };
     report.print(common.json)
-}
-
-#[derive(Serialize, Clone, Copy, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case")]
-enum State {
-    Up,
-    AlreadyUp,
-    /// Recorded, but not all of it runs.
-    Broken,
-    Down,
-    TakenDown,
-}
-
-/// What each of the commands prints, as JSON or as a table.
-#[derive(Serialize)]
-struct Report {
-    state: State,
-    endpoints: Option<Endpoints>,
-    processes: Vec<Row>,
-}
-
-#[derive(Serialize)]
-struct Row {
-    name: String,
-    pid: u32,
-    running: bool,
-    log: PathBuf,
-}
-
-impl Row {
-    fn of(process: &RecordedProcess) -> Self {
-        let running = process.identity.is_alive();
-        Self {
-            name: process.name.clone(),
-            pid: process.identity.pid,
-            running,
-            log: process.log.clone(),
-        }
-    }
-}
-
-impl Report {
-    fn of(state: State, cluster: &DetachedCluster) -> Self {
-        let processes = cluster.processes.iter().map(Row::of).collect();
-        Self {
-            state,
-            endpoints: cluster.endpoints.clone(),
-            processes,
-        }
-    }
-
-    fn nothing(state: State) -> Self {
-        Self {
-            state,
-            endpoints: None,
-            processes: Vec::new(),
-        }
-    }
-
-    fn print(&self, json: bool) -> Result<()> {
-        if json {
-            println!("{}", serde_json::to_string_pretty(self)?);
-            return Ok(());
-        }
-        if !self.processes.is_empty() {
-            println!("{}", self.table());
-        }
-        println!("{}", self.what_next());
-        Ok(())
-    }
-
-    fn table(&self) -> Table {
-        let mut table = Table::new();
-        table
-            .load_style(presets::UTF8_HORIZONTAL_ONLY)
-            .set_header(["process", "pid", "state", "log"]);
-        for row in &self.processes {
-            let state = if row.running { "running" } else { "ended" };
-            table.add_row([&row.name, &row.pid.to_string(), state, &row.log.display().to_string()]);
-        }
-        table
-    }
-
-    fn what_next(&self) -> String {
-        match self.state {
-            State::Up => format!(
-                "The cluster is up. To use it:\n\n{}\n\nWhen done: cargo xtask cluster down",
-                self.exports()
-            ),
-            State::AlreadyUp => format!(
-                "A cluster is up already; nothing was changed. To use it:\n\n{}\n\nFor another one: cargo xtask cluster down",
-                self.exports()
-            ),
-            State::Broken => {
-                "Not all of the cluster runs: the logs say why. Start it anew with `cargo xtask cluster up`, \
-                              or clean up with `cargo xtask cluster down`."
-                    .to_owned()
-            }
-            State::Down => "No cluster is up. Start one: cargo xtask cluster up".to_owned(),
-            State::TakenDown => format!("The cluster is down; {} processes were killed.", self.processes.len()),
-        }
-    }
-
-    /// Lines for a shell.
-    fn exports(&self) -> String {
-        let Some(endpoints) = &self.endpoints else {
-            return String::new();
-        };
-        let mut variables = vec![
-            ("HOLDFAST_MASTER", endpoints.master.clone()),
-            ("HOLDFAST_METADATA", endpoints.metadata.clone()),
-            ("HOLDFAST_ADMIN", endpoints.admin.join(",")),
-        ];
-        if !endpoints.etcd.is_empty() {
-            variables.push(("HOLDFAST_ETCD", endpoints.etcd.join(",")));
-        }
-        variables.extend(
-            endpoints
-                .client_env
-                .iter()
-                .map(|(key, value)| (key.as_str(), value.clone())),
-        );
-        let lines = variables.iter().map(|(key, value)| format!("  export {key}='{value}'"));
-        lines.collect::<Vec<_>>().join("\n")
-    }
 }
 
 /// `5s`, `500ms`, `2m`.

@@ -1,9 +1,12 @@
 //! `cargo xtask cluster`: up, status and down, as a person or a script uses them.
 #![allow(clippy::expect_used, reason = "a test says what it expects")]
 
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
+use holdfast_testkit::poll;
 use serde_json::Value;
 
 /// Runs the program as a script would, and gives its standard output.
@@ -97,4 +100,98 @@ fn a_state_file_that_names_somebody_elses_process_kills_nobody() {
     assert_eq!(json(&["status"], folder.path())["state"], "broken");
     let down = json(&["down"], folder.path());
     assert!(pids(&down).is_empty(), "and this test still runs");
+}
+
+/// A held cluster; the guard ends the command even when the test fails.
+struct Held {
+    command: Child,
+    report: Value,
+}
+
+impl Held {
+    fn start(args: &[&str]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"))
+            .args(["cluster", "hold", "--segment-mib", "16"])
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the program runs");
+        let mut line = String::new();
+        let out = command.stdout.take().expect("a pipe");
+        BufReader::new(out).read_line(&mut line).expect("a line");
+        let report = serde_json::from_str(&line).expect("JSON on one line");
+        Self { command, report }
+    }
+
+    fn all_run(&self) -> bool {
+        pids(&self.report).into_iter().all(is_running)
+    }
+
+    fn wait_until_nothing_runs(&self) {
+        let gone = || (!pids(&self.report).into_iter().any(is_running)).then_some(());
+        poll(Duration::from_secs(20), Duration::from_millis(20), gone).expect("the cluster has ended");
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.command.kill().ok();
+        self.command.wait().ok();
+    }
+}
+
+fn is_running(pid: u64) -> bool {
+    let line = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    !line.is_empty() && !line.contains(") Z ")
+}
+
+#[test]
+fn held_clusters_stand_side_by_side_and_end_with_their_holder_however_it_ends() {
+    let mut by_line = Held::start(&["--etcd", "1", "--lease-ttl", "500ms", "--master-flag=--client_ttl=3"]);
+    let mut by_end_of_input = Held::start(&["--holders", "2"]);
+    let mut by_kill = Held::start(&[]);
+    assert_eq!(pids(&by_line.report).len(), 3, "{}", by_line.report);
+    assert_eq!(pids(&by_end_of_input.report).len(), 3, "{}", by_end_of_input.report);
+    assert_eq!(pids(&by_kill.report).len(), 2, "{}", by_kill.report);
+    let endpoints = &by_line.report["endpoints"];
+    assert!(
+        endpoints["etcd"][0]
+            .as_str()
+            .expect("an address")
+            .starts_with("http://")
+    );
+    assert_ne!(endpoints["master"], by_kill.report["endpoints"]["master"]);
+    let master_log = by_line.report["processes"][0]["log"].as_str().expect("a path");
+    assert!(
+        std::fs::read_to_string(master_log)
+            .expect("a log")
+            .contains("client_ttl=3")
+    );
+
+    let mut input = by_line.command.stdin.take().expect("a pipe");
+    writeln!(input, "enough").expect("written");
+    assert!(by_line.command.wait().expect("an end").success());
+    by_line.wait_until_nothing_runs();
+    drop(input);
+    assert!(by_end_of_input.all_run() && by_kill.all_run(), "the others go on");
+
+    drop(by_end_of_input.command.stdin.take());
+    assert!(by_end_of_input.command.wait().expect("an end").success());
+    by_end_of_input.wait_until_nothing_runs();
+
+    by_kill.command.kill().expect("killed");
+    by_kill.wait_until_nothing_runs();
+}
+
+#[test]
+fn a_cluster_that_cannot_start_says_why() {
+    let output = Command::new(env!("CARGO_BIN_EXE_xtask"))
+        .args(["cluster", "hold", "--etcd", "2"])
+        .stdin(Stdio::null())
+        .output()
+        .expect("the program runs");
+    assert!(!output.status.success());
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(errors.contains("1 or 3 nodes"), "{errors}");
 }

@@ -200,7 +200,8 @@ impl Node {
         Ok(())
     }
 
-    pub(crate) fn log(&self) -> &std::path::Path {
+    /// The file with the output of all its processes, oldest first.
+    pub fn log(&self) -> &std::path::Path {
         self.spec.log()
     }
 }

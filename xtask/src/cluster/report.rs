@@ -1,0 +1,151 @@
+//! What the cluster commands say, to people as a table and to scripts as JSON.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use comfy_table::{Table, presets};
+use holdfast_testkit::{Cluster, DetachedCluster, Endpoints, Node, RecordedProcess};
+use serde::Serialize;
+
+#[derive(Serialize, Clone, Copy, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum State {
+    Up,
+    AlreadyUp,
+    /// Recorded, but not all of it runs.
+    Broken,
+    Down,
+    TakenDown,
+}
+
+/// What each of the commands prints, as JSON or as a table.
+#[derive(Serialize)]
+pub(super) struct Report {
+    pub(super) state: State,
+    pub(super) endpoints: Option<Endpoints>,
+    pub(super) processes: Vec<Row>,
+}
+
+#[derive(Serialize)]
+pub(super) struct Row {
+    name: String,
+    pid: u32,
+    running: bool,
+    log: PathBuf,
+}
+
+impl Row {
+    pub(super) fn of(process: &RecordedProcess) -> Self {
+        let running = process.identity.is_alive();
+        Self {
+            name: process.name.clone(),
+            pid: process.identity.pid,
+            running,
+            log: process.log.clone(),
+        }
+    }
+
+    fn of_node(node: &Node) -> Self {
+        Self {
+            name: node.name().to_owned(),
+            pid: node.pid(),
+            running: node.is_running(),
+            log: node.log().to_owned(),
+        }
+    }
+}
+
+impl Report {
+    pub(super) fn of(state: State, cluster: &DetachedCluster) -> Self {
+        let processes = cluster.processes.iter().map(Row::of).collect();
+        Self {
+            state,
+            endpoints: cluster.endpoints.clone(),
+            processes,
+        }
+    }
+
+    /// A cluster that lives and dies with this process.
+    pub(super) fn of_held(cluster: &Cluster) -> Self {
+        Self {
+            state: State::Up,
+            endpoints: Some(cluster.endpoints()),
+            processes: cluster.nodes().map(Row::of_node).collect(),
+        }
+    }
+
+    pub(super) fn nothing(state: State) -> Self {
+        Self {
+            state,
+            endpoints: None,
+            processes: Vec::new(),
+        }
+    }
+
+    pub(super) fn print(&self, json: bool) -> Result<()> {
+        if json {
+            println!("{}", serde_json::to_string_pretty(self)?);
+            return Ok(());
+        }
+        if !self.processes.is_empty() {
+            println!("{}", self.table());
+        }
+        println!("{}", self.what_next());
+        Ok(())
+    }
+
+    fn table(&self) -> Table {
+        let mut table = Table::new();
+        table
+            .load_style(presets::UTF8_HORIZONTAL_ONLY)
+            .set_header(["process", "pid", "state", "log"]);
+        for row in &self.processes {
+            let state = if row.running { "running" } else { "ended" };
+            table.add_row([&row.name, &row.pid.to_string(), state, &row.log.display().to_string()]);
+        }
+        table
+    }
+
+    fn what_next(&self) -> String {
+        match self.state {
+            State::Up => format!(
+                "The cluster is up. To use it:\n\n{}\n\nWhen done: cargo xtask cluster down",
+                self.exports()
+            ),
+            State::AlreadyUp => format!(
+                "A cluster is up already; nothing was changed. To use it:\n\n{}\n\nFor another one: cargo xtask cluster down",
+                self.exports()
+            ),
+            State::Broken => {
+                "Not all of the cluster runs: the logs say why. Start it anew with `cargo xtask cluster up`, \
+                              or clean up with `cargo xtask cluster down`."
+                    .to_owned()
+            }
+            State::Down => "No cluster is up. Start one: cargo xtask cluster up".to_owned(),
+            State::TakenDown => format!("The cluster is down; {} processes were killed.", self.processes.len()),
+        }
+    }
+
+    /// Lines for a shell.
+    fn exports(&self) -> String {
+        let Some(endpoints) = &self.endpoints else {
+            return String::new();
+        };
+        let mut variables = vec![
+            ("HOLDFAST_MASTER", endpoints.master.clone()),
+            ("HOLDFAST_METADATA", endpoints.metadata.clone()),
+            ("HOLDFAST_ADMIN", endpoints.admin.join(",")),
+        ];
+        if !endpoints.etcd.is_empty() {
+            variables.push(("HOLDFAST_ETCD", endpoints.etcd.join(",")));
+        }
+        variables.extend(
+            endpoints
+                .client_env
+                .iter()
+                .map(|(key, value)| (key.as_str(), value.clone())),
+        );
+        let lines = variables.iter().map(|(key, value)| format!("  export {key}='{value}'"));
+        lines.collect::<Vec<_>>().join("\n")
+    }
+}
