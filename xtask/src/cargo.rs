@@ -1,4 +1,4 @@
-//! Tasks that are cargo commands with the right arguments: test, bench, docs.
+//! Tasks that are cargo commands with the right arguments: test, bench, prove, docs.
 
 use std::ffi::OsStr;
 use std::process::Command;
@@ -36,7 +36,8 @@ pub(crate) fn test(options: &Test) -> Result<()> {
     let quick;
     if options.quick {
         arguments.extend(["--exclude", "holdfast-testkit", "--exclude", "xtask"]);
-        let real = "(package(holdfast-engine-mooncake) or package(holdfast-index-etcd)) and kind(test)";
+        let real = "((package(holdfast-engine-mooncake) or package(holdfast-index-etcd)) and kind(test)) \
+                    or (package(holdfast-features) and binary(real))";
         quick = format!("not ({real})");
         arguments.extend(["-E", &quick]);
     }
@@ -51,6 +52,8 @@ pub(crate) enum Subject {
     Engine,
     /// The index against bare etcd transactions of the same shape
     Index,
+    /// The feature store against the bare engine
+    Features,
 }
 
 #[derive(Args)]
@@ -72,10 +75,35 @@ pub(crate) fn bench(options: &Bench) -> Result<()> {
             "engine_bench",
         ],
         Subject::Index => ["holdfast-index-etcd", "--all-features", "--example", "index_bench"],
+        Subject::Features => ["holdfast-features", "--all-features", "--example", "features_bench"],
     });
     if options.json {
         arguments.extend(["--", "--json"]);
     }
+    cargo(arguments, &[])
+}
+
+#[derive(Args)]
+pub(crate) struct Prove {
+    /// What to show: ttl, torn, crash or backpressure
+    proof: String,
+    /// Smaller sizes, for CI
+    #[arg(long)]
+    quick: bool,
+    /// Print nothing but one JSON object, last
+    #[arg(long)]
+    json: bool,
+    /// Passed on to the proof: `--without-budget`, …
+    #[arg(last = true)]
+    rest: Vec<String>,
+}
+
+pub(crate) fn prove(options: &Prove) -> Result<()> {
+    let mut arguments = vec!["run", "--quiet", "--release", "--package", "holdfast-features"];
+    arguments.extend(["--all-features", "--example", "feature_proofs", "--", &options.proof]);
+    arguments.extend(options.quick.then_some("--quick"));
+    arguments.extend(options.json.then_some("--json"));
+    arguments.extend(options.rest.iter().map(String::as_str));
     cargo(arguments, &[])
 }
 

@@ -29,6 +29,8 @@ enum Task {
     Test(cargo::Test),
     /// A benchmark against the bare engine, side by side in one run
     Bench(cargo::Bench),
+    /// A proof of what the feature store promises, on real servers: ttl, torn, crash, backpressure
+    Prove(cargo::Prove),
     /// The documentation of all crates, warnings denied
     Docs,
     /// Runs the README's commands as they are printed
@@ -40,6 +42,7 @@ fn main() -> Result<()> {
         Task::Cluster(command) => cluster::run(command),
         Task::Test(options) => cargo::test(&options),
         Task::Bench(options) => cargo::bench(&options),
+        Task::Prove(options) => cargo::prove(&options),
         Task::Docs => cargo::docs(),
         Task::Readme => readme::run(),
     }
