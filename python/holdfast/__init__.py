@@ -1,0 +1,76 @@
+"""Custody of tensors on a Mooncake Store cluster: there while somebody needs them, gone the moment nobody does.
+
+::
+
+    import holdfast
+
+    with holdfast.open("run-7", master="127.0.0.1:50051", etcd="http://127.0.0.1:2379") as store:
+        store.put("sample-1", {"hidden": tensor}, groups=["trainers"])
+        for lease in store.take("trainers", count=4):
+            with lease:  # acknowledged at the end, handed back if this raises
+                train(lease.get(as_="torch"))
+
+:func:`open` gives a :class:`FeatureStore`; :mod:`holdfast.aio` has the same for asyncio. Errors are in
+:mod:`holdfast.errors` and here. The work is done by a compiled module, ``holdfast._holdfast``; bytes move once, between
+the tensors' own memory and the cluster, and other Python threads run meanwhile.
+"""
+
+from __future__ import annotations
+
+from holdfast import errors
+from holdfast._holdfast import Announced, version
+from holdfast._opening import open
+from holdfast._settings import Settings
+from holdfast._store import FeatureStore, Lease
+from holdfast._tensor import Tensor
+from holdfast._values import AdoptedTensor, Answered, Found, GroupProgress, PutItem, SampleRef, Swept, TensorSpec
+from holdfast.errors import (
+    Capacity,
+    Conflict,
+    Corrupt,
+    DeadlineExceeded,
+    Denied,
+    Fenced,
+    HoldfastError,
+    Internal,
+    Invalid,
+    NotFound,
+    Timeout,
+    Unavailable,
+    Unsupported,
+)
+
+__all__ = [
+    "AdoptedTensor",
+    "Announced",
+    "Answered",
+    "Capacity",
+    "Conflict",
+    "Corrupt",
+    "DeadlineExceeded",
+    "Denied",
+    "FeatureStore",
+    "Fenced",
+    "Found",
+    "GroupProgress",
+    "HoldfastError",
+    "Internal",
+    "Invalid",
+    "Lease",
+    "NotFound",
+    "PutItem",
+    "SampleRef",
+    "Settings",
+    "Swept",
+    "Tensor",
+    "TensorSpec",
+    "Timeout",
+    "Unavailable",
+    "Unsupported",
+    "__version__",
+    "errors",
+    "open",
+    "version",
+]
+
+__version__: str = version()

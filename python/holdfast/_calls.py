@@ -1,0 +1,180 @@
+"""The calls of a store, begun but not waited for. Both faces of the package, plain and asyncio, are built on these."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator, Iterable, Mapping
+from typing import Any, Generic, TypeVar
+
+from holdfast import _convert as to
+from holdfast import _dtypes, _holdfast
+from holdfast._convert import View
+from holdfast._tensor import Tensor
+from holdfast._values import AdoptedTensor, Answered, Found, PutItem, SampleRef, Swept
+from holdfast.errors import HoldfastError, Invalid
+
+T = TypeVar("T")
+L = TypeVar("L")
+
+
+class Pending(Generic[T]):
+    """A call under way. Whoever stops waiting stops nothing: the store brings it to its end."""
+
+    __slots__ = ("_finish", "_operation")
+
+    def __init__(self, operation: _holdfast.Operation[Any], finish: Callable[[Any], T]) -> None:
+        self._operation = operation
+        self._finish = finish
+
+    def wait(self) -> T:
+        """Waits for the result. Other threads run meanwhile, and Ctrl-C works."""
+        return self._finish(self._operation.wait())
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._result().__await__()
+
+    async def _result(self) -> T:
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+
+        def end() -> None:
+            if not ended.done():
+                ended.set_result(None)
+
+        def tell() -> None:
+            try:
+                loop.call_soon_threadsafe(end)
+            except RuntimeError:  # the loop is closed: nobody waits any more
+                pass
+
+        self._operation.on_done(tell)
+        await ended
+        return self._finish(self._operation.result())
+
+
+class Calls(Generic[L]):
+    """The calls of one store. ``L`` is the class of leases."""
+
+    def __init__(self, core: Callable[[], _holdfast.Core], timeout: float, lease: Callable[[_holdfast.Lease], L]) -> None:
+        self._core = core
+        self._timeout = timeout
+        self._lease = lease
+
+    def within(self, timeout: float | None) -> float:
+        """The time for a call."""
+        return self._timeout if timeout is None else float(timeout)
+
+    def _core_for(self, leases: list[_holdfast.Lease]) -> _holdfast.Core:
+        for lease in leases:
+            _ = lease.token  # raises in a forked child, whose own store would know nothing of it
+        return self._core()
+
+    def put(self, item: PutItem, timeout: float | None) -> Pending[SampleRef]:
+        return Pending(self._core().put([to.item(item)], self.within(timeout)), to.only(to.to_ref))
+
+    def put_many(self, items: Iterable[PutItem], timeout: float | None) -> Pending[list[SampleRef | HoldfastError]]:
+        return Pending(self._core().put([to.item(item) for item in items], self.within(timeout)), to.each(to.to_ref))
+
+    def take(self, group: str, count: int, timeout: float | None) -> Pending[list[L]]:
+        operation = self._core().take(group, count, self.within(timeout))
+        return Pending(operation, lambda leases: [self._lease(lease) for lease in leases])
+
+    def lease(self, ref: SampleRef, group: str, timeout: float | None) -> Pending[L]:
+        return Pending(self._core().lease([to.from_ref(ref)], group, self.within(timeout)), to.only(self._lease))
+
+    def lease_many(
+        self, refs: Iterable[SampleRef], group: str, timeout: float | None
+    ) -> Pending[list[L | HoldfastError]]:
+        operation = self._core().lease([to.from_ref(ref) for ref in refs], group, self.within(timeout))
+        return Pending(operation, to.each(self._lease))
+
+    def read(self, ref: SampleRef | str, timeout: float | None) -> Pending[L]:
+        return Pending(self._core().read([to.from_name(ref)], self.within(timeout)), to.only(self._lease))
+
+    def read_many(self, refs: Iterable[SampleRef | str], timeout: float | None) -> Pending[list[L | HoldfastError]]:
+        operation = self._core().read([to.from_name(ref) for ref in refs], self.within(timeout))
+        return Pending(operation, to.each(self._lease))
+
+    def get(
+        self,
+        what: _holdfast.Lease | SampleRef | str,
+        names: Iterable[str] | None,
+        into: Mapping[str, Any] | None,
+        view: View,
+        timeout: float | None,
+    ) -> Pending[dict[str, Any]]:
+        to.check_view(view)
+        if names is not None and into is not None:
+            raise Invalid("pass either names or into: into names its tensors itself", operation="python.get")
+        wanted, within = to.names_of(names), self.within(timeout)
+        destinations = None if into is None else to.given(into, written=True)
+        if isinstance(what, _holdfast.Lease):
+            operation = self._core_for([what]).get(what, wanted, destinations, within)
+        else:
+            operation = self._core().read_get(*to.from_name(what), wanted, destinations, within)
+        return Pending(operation, lambda got: to.views(got, into, view))
+
+    def find(self, samples: Iterable[str], timeout: float | None) -> Pending[list[Found | None]]:
+        operation = self._core().find(to.names_of(samples) or [], self.within(timeout))
+        return Pending(operation, lambda found: [to.to_found(one) for one in found])
+
+    def ack(self, leases: list[_holdfast.Lease], timeout: float | None) -> Pending[list[Answered | HoldfastError]]:
+        return Pending(self._core_for(leases).ack(leases, self.within(timeout)), to.each(to.to_answered))
+
+    def nack(self, leases: list[_holdfast.Lease], timeout: float | None) -> Pending[list[Answered | HoldfastError]]:
+        return Pending(self._core_for(leases).nack(leases, self.within(timeout)), to.each(to.to_answered))
+
+    def release(self, leases: list[_holdfast.Lease], timeout: float | None) -> Pending[list[HoldfastError | None]]:
+        return Pending(self._core_for(leases).release(leases, self.within(timeout)), list)
+
+    def renew(self, leases: list[_holdfast.Lease], timeout: float | None) -> Pending[list[HoldfastError | None]]:
+        return Pending(self._core_for(leases).renew(leases, self.within(timeout)), list)
+
+    def abort(self, samples: Iterable[str], timeout: float | None) -> Pending[list[HoldfastError | None]]:
+        return Pending(self._core().abort(to.names_of(samples) or [], self.within(timeout)), list)
+
+    def retire(self, refs: Iterable[SampleRef], timeout: float | None) -> Pending[list[Answered | HoldfastError]]:
+        operation = self._core().retire([to.from_ref(ref) for ref in refs], self.within(timeout))
+        return Pending(operation, to.each(to.to_answered))
+
+    def reopen(self, refs: Iterable[SampleRef], timeout: float | None) -> Pending[list[HoldfastError | None]]:
+        return Pending(self._core().reopen([to.from_ref(ref) for ref in refs], self.within(timeout)), list)
+
+    def announce(
+        self, sample: str, keys: Iterable[str], nbytes: int, timeout: float | None
+    ) -> Pending[_holdfast.Announced]:
+        return Pending(self._core().announce(sample, to.names_of(keys) or [], nbytes, self.within(timeout)), to.same)
+
+    def adopt(
+        self,
+        what: _holdfast.Announced | str,
+        tensors: Iterable[AdoptedTensor],
+        groups: Iterable[str],
+        retain: bool,
+        max_attempts: int,
+        timeout: float | None,
+    ) -> Pending[SampleRef]:
+        rest = (to.adopted(tensors), to.groups_of(groups), retain, max_attempts, self.within(timeout))
+        core = self._core()
+        operation = core.adopt_now(what, *rest) if isinstance(what, str) else core.adopt(what, *rest)
+        return Pending(operation, to.to_ref)
+
+    def discard(self, announced: _holdfast.Announced, timeout: float | None) -> Pending[None]:
+        return Pending(self._core().discard(announced, self.within(timeout)), to.same)
+
+    def empty(self, shape: Iterable[int], dtype: object, timeout: float | None) -> Pending[Tensor]:
+        name, dims = _dtypes.name_of(dtype), tuple(shape)
+        nbytes = _holdfast.spec_bytes(name, dims)
+        if nbytes == 0:
+            raise Invalid("a tensor without bytes needs no memory of the pool", operation="python.empty")
+        operation = self._core().buffer(nbytes, self.within(timeout))
+        return Pending(operation, lambda memory: Tensor("", name, dims, nbytes, memory))
+
+    def sweep(self, timeout: float | None) -> Pending[Swept]:
+        return Pending(self._core().sweep(self.within(timeout)), to.to_swept)
+
+    def drain(self, timeout: float | None) -> Pending[None]:
+        return Pending(self._core().drain(self.within(timeout)), to.same)
+
+    def health(self, timeout: float | None) -> Pending[dict[str, Any]]:
+        return Pending(self._core().health(self.within(timeout)), to.same)

@@ -1,0 +1,149 @@
+"""Values on their way between the package and its compiled half."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from holdfast import _holdfast
+from holdfast._inputs import take_apart
+from holdfast._tensor import Tensor
+from holdfast._values import AdoptedTensor, Answered, Found, GroupProgress, PutItem, SampleRef, Swept, TensorSpec
+from holdfast.errors import HoldfastError, Invalid
+
+if TYPE_CHECKING:
+    from holdfast._inputs import TensorLike
+
+T = TypeVar("T")
+View = Literal["tensor", "torch", "numpy"]
+
+
+def same(value: T) -> T:
+    """For results that need no conversion."""
+    return value
+
+
+def checked(results: list[T | HoldfastError]) -> T:
+    """The only result; raised if it is an error."""
+    (result,) = results
+    if isinstance(result, HoldfastError):
+        raise result
+    return result
+
+
+def each(convert: Callable[[Any], T]) -> Callable[[list[Any]], list[T | HoldfastError]]:
+    """Converts results one by one and leaves errors as they are."""
+    return lambda results: [r if isinstance(r, HoldfastError) else convert(r) for r in results]
+
+
+def only(convert: Callable[[Any], T]) -> Callable[[list[Any]], T]:
+    """Converts the only result; raises it if it is an error."""
+    return lambda results: checked(each(convert)(results))
+
+
+def to_ref(reference: tuple[str, int]) -> SampleRef:
+    """A reference, from the compiled half."""
+    return SampleRef(*reference)
+
+
+def from_ref(ref: SampleRef) -> tuple[str, int]:
+    """A reference, for the compiled half."""
+    if not isinstance(ref, SampleRef):
+        raise Invalid(f"a SampleRef is wanted here, not a {type(ref).__name__}", operation="python.ref")
+    return ref.sample, ref.generation
+
+
+def from_name(ref: SampleRef | str) -> tuple[str, int | None]:
+    """A reference, or the id of a sample whose live generation is meant."""
+    return (ref, None) if isinstance(ref, str) else from_ref(ref)
+
+
+def to_specs(specs: Iterable[_holdfast.Spec]) -> tuple[TensorSpec, ...]:
+    """Specs, from the compiled half."""
+    return tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape, _ in specs)
+
+
+def to_answered(answer: tuple[bool, str | None, bool]) -> Answered:
+    """An answer, from the compiled half."""
+    return Answered(*answer)
+
+
+def to_found(found: dict[str, Any] | None) -> Found | None:
+    """What was found, from the compiled half."""
+    if found is None:
+        return None
+    return Found(
+        ref=to_ref(found["reference"]),
+        tensors=to_specs(found["specs"]),
+        groups={name: GroupProgress(*progress) for name, progress in found["groups"].items()},
+        readers=found["readers"],
+        retain=found["retain"],
+        max_attempts=found["max_attempts"],
+    )
+
+
+def to_swept(swept: dict[str, Any]) -> Swept:
+    """What a sweep did, from the compiled half."""
+    return Swept(**swept)
+
+
+def given(tensors: Mapping[str, Any], *, written: bool = False) -> list[_holdfast.Given]:
+    """Tensors, for the compiled half; if they are to be ``written``, they must allow it."""
+    if not isinstance(tensors, Mapping):
+        raise Invalid("pass a dictionary from names to tensors", operation="python.tensor")
+    all_given: list[_holdfast.Given] = []
+    for name, tensor in tensors.items():
+        one = take_apart(tensor, name)
+        if written and not one.writable:
+            raise Invalid("the memory to get into cannot be written", operation="python.get", facts={"tensor": name})
+        all_given.append((name, one.dtype, one.shape, one.source))
+    return all_given
+
+
+def views(got: _holdfast.Got, into: Mapping[str, Any] | None, view: View) -> dict[str, Any]:
+    """What a get returns, as the caller wants to see it."""
+    if into is not None:
+        return {spec[0]: into[spec[0]] for spec, _ in got}
+    tensors = [Tensor(name, dtype, tuple(shape), nbytes, memory) for (name, dtype, shape, nbytes), memory in got]
+    if view == "tensor":
+        return {tensor.name: tensor for tensor in tensors}
+    if view == "torch":
+        return {tensor.name: tensor.torch() for tensor in tensors}
+    return {tensor.name: tensor.numpy() for tensor in tensors}
+
+
+def check_view(view: View) -> None:
+    """Refuses an unknown view before any byte moves."""
+    if view not in ("tensor", "torch", "numpy"):
+        raise Invalid("as_ is tensor, torch or numpy", operation="python.get", facts={"as_": str(view)})
+
+
+def names_of(names: Iterable[str] | None) -> list[str] | None:
+    """Names as a list; one string is a mistake, not its letters."""
+    if isinstance(names, str):
+        raise Invalid("names is a list of names, not one string", operation="python.get", facts={"names": names})
+    return None if names is None else list(names)
+
+
+def groups_of(groups: Iterable[str]) -> list[str]:
+    """Groups as a list; one string is a mistake, not its letters."""
+    if isinstance(groups, str):
+        raise Invalid("groups is a list of names, not one string", operation="python.put", facts={"groups": groups})
+    return list(groups)
+
+
+def item(put: PutItem) -> _holdfast.Item:
+    """A sample to be put, for the compiled half."""
+    return put.sample, given(put.tensors), groups_of(put.groups), put.retain, put.max_attempts
+
+
+def adopted(tensors: Iterable[AdoptedTensor]) -> list[tuple[str, str, Sequence[int], str, str | None]]:
+    """Tensors that somebody else wrote, for the compiled half."""
+    return [(one.spec.name, one.spec.dtype, one.spec.shape, one.key, one.digest) for one in tensors]
+
+
+def estimate(tensors: Mapping[str, TensorLike] | Iterable[TensorSpec]) -> int:
+    """How many bytes a sample of these tensors takes."""
+    if isinstance(tensors, Mapping):
+        return sum(_holdfast.spec_bytes(dtype, shape) for _, dtype, shape, _ in given(tensors))
+    return sum(spec.nbytes for spec in tensors)

@@ -1,0 +1,65 @@
+"""What both faces' leases know without asking anybody."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast import _holdfast
+from holdfast._convert import to_ref, to_specs
+from holdfast._values import SampleRef, TensorSpec
+
+
+class Held:
+    """A sample that this process has taken."""
+
+    __slots__ = ("__weakref__", "native")
+
+    def __init__(self, native: _holdfast.Lease) -> None:
+        self.native = native
+        """The handle of the compiled half."""
+
+    def __repr__(self) -> str:
+        return f"Lease({self.ref}, group={self.group!r})"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a lease belongs to its process; pass lease.ref on")
+
+    @property
+    def ref(self) -> SampleRef:
+        """The sample's incarnation."""
+        return to_ref(self.native.reference)
+
+    @property
+    def sample(self) -> str:
+        """The sample's id."""
+        return self.native.reference[0]
+
+    @property
+    def generation(self) -> int:
+        """Which incarnation of the sample."""
+        return self.native.reference[1]
+
+    @property
+    def group(self) -> str | None:
+        """The group that it was taken for; none for a read."""
+        return self.native.group
+
+    @property
+    def token(self) -> int:
+        """The fencing token: larger for every later lease of the sample."""
+        return self.native.token
+
+    @property
+    def answered(self) -> bool:
+        """Whether it was acknowledged, handed back or released here."""
+        return self.native.answered
+
+    @property
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        """What the sample consists of."""
+        return to_specs(self.native.specs)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all its tensors."""
+        return sum(nbytes for _, _, _, nbytes in self.native.specs)

@@ -1,0 +1,67 @@
+"""Opening a store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from holdfast._settings import Settings, addresses
+from holdfast._store import FeatureStore
+
+__all__ = ["open"]
+
+
+def open(  # noqa: A001 - holdfast.open
+    store: str,
+    *,
+    master: str = "127.0.0.1:50051",
+    admin: str | Sequence[str] | None = None,
+    metadata: str = "P2PHANDSHAKE",
+    etcd: str | Sequence[str] = "http://127.0.0.1:2379",
+    protocol: str = "tcp",
+    local_hostname: str = "127.0.0.1",
+    client: object | None = None,
+    budget: int | None = None,
+    pool_bytes: int = 1 << 30,
+    warm_bytes: int = 0,
+    checksum: bool = True,
+    lease_seconds: float = 60.0,
+    sweep_every: float | None = 5.0,
+    timeout: float = 30.0,
+    environment: Mapping[str, str] | None = None,
+    engine: Mapping[str, Any] | None = None,
+    features: Mapping[str, Any] | None = None,
+    index: Mapping[str, Any] | None = None,
+    etcd_options: Mapping[str, Any] | None = None,
+    lazy: bool = False,
+) -> FeatureStore:
+    """Opens a store on a Mooncake cluster and an etcd. The settings are those of :class:`Settings`.
+
+    ``client`` is a ``MooncakeDistributedStore`` that is set up already; it stays yours to close. With ``lazy`` the store
+    opens itself at its first call, in the process that makes it: for workers that are forked later.
+    """
+    settings = Settings(
+        store=store,
+        master=master,
+        admin=None if admin is None else addresses(admin),
+        metadata=metadata,
+        etcd=addresses(etcd),
+        protocol=protocol,
+        local_hostname=local_hostname,
+        budget=budget,
+        pool_bytes=pool_bytes,
+        warm_bytes=warm_bytes,
+        checksum=checksum,
+        lease_seconds=lease_seconds,
+        sweep_every=sweep_every,
+        timeout=timeout,
+        environment=dict(environment or {}),
+        engine=dict(engine or {}),
+        features=dict(features or {}),
+        index=dict(index or {}),
+        etcd_options=dict(etcd_options or {}),
+    )
+    opened = FeatureStore(settings, client=client)
+    if not lazy:
+        opened.connect()
+    return opened

@@ -1,0 +1,72 @@
+"""What a store owes to its process: to be closed when that ends, and to be opened anew when that was forked."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import threading
+import weakref
+from typing import Final, Protocol
+
+from holdfast import _holdfast
+from holdfast.errors import HoldfastError
+
+log: Final = logging.getLogger("holdfast")
+
+CLOSE_AT_EXIT_WITHIN_S: Final = 5.0
+
+
+class Closes(Protocol):
+    """Something that wants to be closed when the process ends."""
+
+    def close_at_exit(self, within: float) -> None: ...
+
+
+_open: weakref.WeakSet[Closes] = weakref.WeakSet()
+_knows_worker = False
+lock = threading.RLock()
+"""Held while a store opens itself. A child gets another: nobody is left there to release this one."""
+
+
+def remember(store: Closes) -> None:
+    """Has a store closed at the end of this process, unless it is gone by then."""
+    global _knows_worker
+    _open.add(store)
+    processes = sys.modules.get("multiprocessing.process")
+    # A worker of multiprocessing ends without atexit.
+    if processes is not None and not _knows_worker and processes.parent_process() is not None:
+        from multiprocessing.util import Finalize
+
+        Finalize(None, _close_all, exitpriority=0)
+        _knows_worker = True
+
+
+def forget(store: Closes) -> None:
+    """The store is closed."""
+    _open.discard(store)
+
+
+def _close_all() -> None:
+    for store in list(_open):
+        try:
+            store.close_at_exit(CLOSE_AT_EXIT_WITHIN_S)
+        except HoldfastError as error:
+            log.warning("a store did not close cleanly at exit: %s", error)
+
+
+def _at_exit() -> None:
+    _close_all()
+    _holdfast.finish()
+
+
+def _in_child() -> None:
+    global lock, _knows_worker
+    lock = threading.RLock()
+    _knows_worker = False
+    _open.clear()
+
+
+atexit.register(_at_exit)
+os.register_at_fork(after_in_child=_in_child)

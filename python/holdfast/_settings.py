@@ -1,0 +1,129 @@
+"""The settings of a store: what people write, and what the compiled half reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from holdfast.errors import Invalid
+
+__all__ = ["Settings"]
+
+_TIMES: Final = frozenset(
+    "session_ttl tick sweep_every call_within connect_within close_within connect_timeout try_timeout write_timeout "
+    "keep_alive watch_probe watch_patience".split()
+)
+"""The settings that are times. Here they are numbers of seconds."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a store is reached and behaves in this process. Everything but its name has a default."""
+
+    store: str
+    """The store's name: whoever uses the same name on the same index shares its samples."""
+    master: str = "127.0.0.1:50051"
+    """Mooncake's master: ``host:port``, or ``etcd://host:port;...`` when masters are highly available."""
+    admin: tuple[str, ...] | None = None
+    """The masters' HTTP addresses, ``http://host:port``. None: port 9003 on the master's host."""
+    metadata: str = "P2PHANDSHAKE"
+    """Where transfer engines find each other: no server, or the URL of a metadata server; the same for all members."""
+    etcd: tuple[str, ...] = ("http://127.0.0.1:2379",)
+    """The nodes of the etcd that holds the index."""
+    protocol: str = "tcp"
+    """How bytes move: ``tcp`` or ``rdma``."""
+    local_hostname: str = "127.0.0.1"
+    """The name under which other hosts reach this one."""
+    budget: int | None = None
+    """The most bytes that the store may hold; the first process to say so decides. None: no limit but the engine's."""
+    pool_bytes: int = 1 << 30
+    """The most memory that gets receive into by themselves."""
+    warm_bytes: int = 0
+    """How much of that is taken when the store is opened."""
+    checksum: bool = True
+    """Whether tensors get a checksum when they are put; a get checks whatever has one."""
+    lease_seconds: float = 60.0
+    """How long a lease lasts without being renewed."""
+    sweep_every: float | None = 5.0
+    """How often this process clears up after those that died. None: others do."""
+    timeout: float = 30.0
+    """How long a call may take unless it is told otherwise, opening included."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that Mooncake's library reads when it is loaded (``MC_...``)."""
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    """Further settings of the engine: ``devices``, ``segment_bytes``, ``tenant``, ``max_calls``, ..."""
+    features: Mapping[str, Any] = field(default_factory=dict)
+    """Further settings of the store: ``chunk_bytes``, ``replicas``, ``streams``, ``max_in_flight``, ..."""
+    index: Mapping[str, Any] = field(default_factory=dict)
+    """Further settings of the index, the same for all: ``session_ttl``, ``tick``, ``grace_ticks``, ``reserve_ticks``."""
+    etcd_options: Mapping[str, Any] = field(default_factory=dict)
+    """Further settings of the connection to etcd: ``root``, ``user``, ``password``, ``tls``, ..."""
+
+    def __post_init__(self) -> None:
+        for name in ("timeout", "lease_seconds"):
+            if not getattr(self, name) > 0:
+                raise Invalid("give a number of seconds above zero", operation="python.settings", facts={"setting": name})
+
+    def __repr__(self) -> str:
+        return f"Settings({self.store!r}, master={self.master!r}, etcd={list(self.etcd)!r})"  # no password
+
+    def to_json(self) -> str:
+        """As the compiled half reads it."""
+        tick = float(self.index.get("tick", 1.0))
+        engine = {
+            "master": self.master,
+            "admin": list(self.admin) if self.admin is not None else _usual_admin(self.master),
+            "metadata": self.metadata,
+            "local_hostname": self.local_hostname,
+            "protocol": self.protocol,
+            "environment": dict(self.environment),
+            **self.engine,
+        }
+        features = {
+            "store": self.store,
+            "checksum": self.checksum,
+            "pool_bytes": self.pool_bytes,
+            "warm_bytes": self.warm_bytes,
+            "lease_ticks": max(1, round(self.lease_seconds / tick)),
+            "tick": tick,
+            "sweep_every": self.sweep_every,
+            **self.features,
+        }
+        sections = {
+            "engine": _durations(engine),
+            "features": _durations(features),
+            "index": _durations(self.index),
+            "etcd": _milliseconds({"endpoints": list(self.etcd), **self.etcd_options}),
+            "budget": self.budget,
+        }
+        try:
+            return json.dumps(sections)
+        except (TypeError, ValueError) as error:
+            raise Invalid(f"a setting has a value that it cannot have: {error}", operation="python.settings") from error
+
+
+def addresses(text: str | Sequence[str]) -> tuple[str, ...]:
+    """One address, several with commas, or a sequence of them."""
+    parts = text.split(",") if isinstance(text, str) else text
+    return tuple(part.strip() for part in parts if part.strip())
+
+
+def _usual_admin(master: str) -> list[str]:
+    host, _, port = master.rpartition(":")
+    return [f"http://{host}:9003"] if host and port.isdecimal() and "://" not in master else []
+
+
+def _durations(section: Mapping[str, Any]) -> dict[str, Any]:
+    def of(seconds: float) -> dict[str, int]:
+        nanoseconds = round(float(seconds) * 1e9)
+        return {"secs": nanoseconds // 10**9, "nanos": nanoseconds % 10**9}
+
+    return {k: of(v) if k in _TIMES and isinstance(v, (int, float)) else v for k, v in section.items()}
+
+
+def _milliseconds(section: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        k: f"{round(v * 1000)}ms" if k in _TIMES and isinstance(v, (int, float)) else v for k, v in section.items()
+    }

@@ -1,0 +1,135 @@
+"""Tensors on their way out: the very memory that the bytes arrived in, seen as whatever the caller works with."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from holdfast import _dtypes, _holdfast
+from holdfast.errors import Unsupported
+
+if TYPE_CHECKING:
+    import numpy
+    import torch
+
+__all__ = ["Tensor"]
+
+_CPU = (1, 0)
+
+
+class Tensor:
+    """A tensor in a store's memory: what a get returns, and what :meth:`FeatureStore.empty` hands out to be filled.
+
+    It is seen without a copy as a torch tensor, a numpy array, a memoryview, or anything that takes DLPack. Its memory
+    goes back to the store's pool when the last of these views is gone.
+    """
+
+    __slots__ = ("__weakref__", "dtype", "memory", "name", "nbytes", "shape")
+
+    name: str
+    """Its name in the sample; empty for a buffer."""
+    dtype: str
+    """The element type, by torch's name: ``bfloat16``."""
+    shape: tuple[int, ...]
+    nbytes: int
+    memory: _holdfast.Memory | None
+    """Its memory; none if it has no bytes."""
+
+    def __init__(self, name: str, dtype: str, shape: tuple[int, ...], nbytes: int, memory: _holdfast.Memory | None) -> None:
+        self.name = name
+        self.dtype = dtype
+        self.shape = shape
+        self.nbytes = nbytes
+        self.memory = memory
+
+    def __repr__(self) -> str:
+        return f"Tensor({self.name!r}, {self.dtype}{list(self.shape)})"
+
+    @property
+    def address(self) -> int:
+        """Where its bytes begin; 0 if it has none."""
+        return self.memory.address if self.memory else 0
+
+    def tobytes(self) -> bytes:
+        """A copy of its bytes."""
+        return self.memory.tobytes() if self.memory else b""
+
+    def memoryview(self) -> memoryview:
+        """Its bytes, flat and writable."""
+        if self.memory is None:
+            return memoryview(bytearray())
+        array: Any = (ctypes.c_ubyte * self.nbytes).from_address(self.memory.address)
+        array.holdfast_memory = self.memory  # the view holds the array, the array holds the memory
+        return memoryview(array).cast("B")
+
+    def torch(self) -> torch.Tensor:
+        """It as a torch tensor."""
+        import torch
+
+        dtype = getattr(torch, self.dtype, None)
+        if not isinstance(dtype, torch.dtype):
+            raise Unsupported(
+                "this release of torch does not have the element type; take .memoryview()",
+                operation="python.tensor",
+                facts={"dtype": self.dtype, "torch": torch.__version__},
+            )
+        if self.memory is None:
+            return torch.empty(self.shape, dtype=dtype)
+        return torch.frombuffer(self.memoryview(), dtype=torch.uint8).view(dtype).reshape(self.shape)
+
+    def numpy(self, *, raw: bool = False) -> numpy.ndarray[Any, Any]:
+        """It as a numpy array.
+
+        numpy has neither bfloat16 nor 8-bit floats. With the package ``ml_dtypes`` installed they come as its types;
+        with ``raw=True`` they come as unsigned integers of the same width; else this raises :class:`Unsupported`.
+        """
+        import numpy
+
+        return numpy.frombuffer(self.memoryview(), dtype=self._numpy_dtype(raw)).reshape(self.shape)
+
+    def _numpy_dtype(self, raw: bool) -> Any:
+        if _dtypes.is_numpys(self.dtype):
+            return self.dtype
+        width = _holdfast.spec_bytes(self.dtype, (1,))
+        if raw and width in (1, 2, 4, 8):
+            return f"uint{8 * width}"
+        name = _dtypes.ml_dtypes_name(self.dtype)
+        if name is not None:
+            try:
+                return getattr(importlib.import_module("ml_dtypes"), name)
+            except (ImportError, AttributeError):
+                pass  # not installed, or too old: told below
+        raise Unsupported(
+            "numpy does not have this element type; install ml_dtypes, pass raw=True for plain integers, or take .torch()",
+            operation="python.tensor",
+            facts={"dtype": self.dtype},
+        )
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        typestr = _dtypes.typestr(self.dtype)
+        if typestr is None:
+            raise AttributeError(f"numpy does not have the element type {self.dtype}; see Tensor.numpy")
+        return {"version": 3, "typestr": typestr, "shape": self.shape, "data": self.memoryview()}
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return _CPU
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        known = _dtypes.dlpack(self.dtype)
+        if known is None:
+            raise BufferError(f"DLPack does not have the element type {self.dtype}; take .torch() or .memoryview()")
+        if (dl_device is not None and tuple(dl_device) != _CPU) or copy:
+            raise BufferError("a Tensor is handed over where it lies, in host memory; copy it afterwards")
+        if self.memory is None:
+            raise BufferError("a tensor without bytes cannot be handed over; take .torch() or .numpy()")
+        versioned = max_version is not None and tuple(max_version) >= (1, 0)
+        return self.memory.dlpack(*known, self.shape, versioned)

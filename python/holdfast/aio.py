@@ -1,0 +1,405 @@
+"""The same for asyncio: every call is awaited, and the loop is never blocked.
+
+::
+
+    async with await holdfast.aio.open("run-7") as store:
+        await store.put("sample-1", {"hidden": tensor}, groups=["trainers"])
+        for lease in await store.take("trainers", count=4):
+            async with lease:
+                train(await lease.get(as_="torch"))
+
+What each call does is said in :mod:`holdfast`. Cancelling an await stops nothing half-way: the store brings the call to
+its end by itself, lets go of leases that nobody got, and takes memory back. A store belongs to the process that opened
+it; it cannot be pickled, and in a forked child it is refused.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, overload
+
+from holdfast import _holdfast, _process
+from holdfast._calls import Calls, Pending
+from holdfast._convert import View, checked, estimate
+from holdfast._held import Held
+from holdfast._holdfast import Announced
+from holdfast._opening import open as _plain_open
+from holdfast._settings import Settings
+from holdfast._store import FeatureStore as _PlainStore
+from holdfast._tensor import Tensor
+from holdfast._values import AdoptedTensor, Answered, Found, PutItem, SampleRef, Swept, TensorSpec
+from holdfast.errors import Fenced, HoldfastError, Unavailable
+
+if TYPE_CHECKING:
+    import numpy
+    import torch
+
+    from holdfast._inputs import TensorLike
+
+__all__ = ["FeatureStore", "Lease", "open"]
+
+
+class Lease(Held):
+    """A sample that this process has taken, for a group or for reading only.
+
+    While it holds, the sample's bytes stay. As a context manager it answers for itself: acknowledged at the end of the
+    block, handed back if the block raises. Dropped without an answer, it is let go of in the background.
+    """
+
+    __slots__ = ("_calls",)
+
+    def __init__(self, calls: Calls[Lease], native: _holdfast.Lease) -> None:
+        super().__init__(native)
+        self._calls = calls
+
+    @overload
+    async def get(
+        self, names: Iterable[str] | None = ..., *, as_: Literal["tensor"] = ..., timeout: float | None = ...
+    ) -> dict[str, Tensor]: ...
+    @overload
+    async def get(
+        self, names: Iterable[str] | None = ..., *, as_: Literal["torch"], timeout: float | None = ...
+    ) -> dict[str, torch.Tensor]: ...
+    @overload
+    async def get(
+        self, names: Iterable[str] | None = ..., *, as_: Literal["numpy"], timeout: float | None = ...
+    ) -> dict[str, numpy.ndarray[Any, Any]]: ...
+    @overload
+    async def get(self, *, into: Mapping[str, TensorLike], timeout: float | None = ...) -> dict[str, Any]: ...
+    async def get(
+        self,
+        names: Iterable[str] | None = None,
+        *,
+        into: Mapping[str, TensorLike] | None = None,
+        as_: View = "tensor",
+        timeout: float | None = None,
+    ) -> dict[str, Any]:
+        """The sample's tensors: exactly the committed bytes, or an error. See :meth:`FeatureStore.get`."""
+        return await self._calls.get(self.native, names, into, as_, timeout)
+
+    async def ack(self, *, timeout: float | None = None) -> Answered:
+        """Answers that the sample was used. Final; the last group's ack frees it."""
+        return checked(await self._calls.ack([self.native], timeout))
+
+    async def nack(self, *, timeout: float | None = None) -> Answered:
+        """Hands the sample back unused: another of the group takes it, unless this was the last attempt."""
+        return checked(await self._calls.nack([self.native], timeout))
+
+    async def release(self, *, timeout: float | None = None) -> None:
+        """Lets go of it. For a group's lease that is a nack."""
+        checked(await self._calls.release([self.native], timeout))
+
+    async def renew(self, *, timeout: float | None = None) -> None:
+        """Prolongs it to its full time from now. A get does so by itself while bytes move."""
+        checked(await self._calls.renew([self.native], timeout))
+
+    async def __aenter__(self) -> Lease:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.answered:
+            return
+        if error is None and self.group is not None:
+            await self.ack()
+            return
+        try:
+            await (self.release() if self.group is None else self.nack())
+        except Fenced:
+            pass  # there is nothing left to let go of
+        except HoldfastError as trouble:
+            if error is None:
+                raise
+            _process.log.warning("a lease was not handed back; it runs out by itself: %s", trouble)
+
+
+class FeatureStore:
+    """Samples of tensors in custody. Open one with :func:`holdfast.aio.open`; it closes at the end of ``async with``.
+
+    Its loops, and whichever threads they run in, may share it. Every call takes a ``timeout`` in seconds; without one the
+    store's setting counts.
+    """
+
+    def __init__(self, settings: Settings, *, client: object | None = None) -> None:
+        self._settings = settings
+        self._client = client
+        self._native: _holdfast.Core | None = None
+        self._pid = 0
+        self._closed = False
+        self._calls: Calls[Lease] = Calls(self._core, settings.timeout, self._lease)
+
+    def __repr__(self) -> str:
+        return f"FeatureStore({self.name!r}, {'closed' if self._closed else self._settings.master})"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("this store belongs to its process and its loop; pass store.settings on, and open another there")
+
+    @property
+    def name(self) -> str:
+        """The store's name."""
+        return self._settings.store
+
+    @property
+    def settings(self) -> Settings:
+        """How it is reached and behaves."""
+        return self._settings
+
+    @property
+    def client(self) -> object | None:
+        """The engine's client that it was opened over, if that is somebody else's."""
+        return self._client
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed here."""
+        return self._closed
+
+    def _lease(self, native: _holdfast.Lease) -> Lease:
+        return Lease(self._calls, native)
+
+    def _core(self) -> _holdfast.Core:
+        if self._closed or self._native is None:
+            raise Unavailable("this store is closed; open another", operation="python.store")
+        return self._native
+
+    async def connect(self) -> None:
+        """Opens it. Part of :func:`open`."""
+        if self._native is None and not self._closed:
+            settings = self._settings
+            operation = _holdfast.open_store(settings.to_json(), self._client, settings.timeout)
+            self._native = await Pending(operation, lambda core: core)
+            self._pid = os.getpid()
+            _process.remember(self)
+
+    async def put(
+        self,
+        sample: str,
+        tensors: Mapping[str, TensorLike],
+        *,
+        groups: Iterable[str] = (),
+        retain: bool = False,
+        max_attempts: int = 3,
+        timeout: float | None = None,
+    ) -> SampleRef:
+        """Puts a sample: visible as a whole or not at all. If one of this id is live, this one takes its place.
+
+        Each of ``groups`` gets it once; when all have acknowledged it, it is freed, unless ``retain`` keeps it for
+        another epoch (:meth:`reopen`). Without groups it stays until it is aborted or retired. A group may take it
+        ``max_attempts`` times. Over the store's budget it waits for room; :class:`Capacity` at the timeout.
+
+        Do not change the tensors before it returns.
+        """
+        return await self._calls.put(PutItem(sample, tensors, groups, retain, max_attempts), timeout)
+
+    async def put_many(self, items: Iterable[PutItem], *, timeout: float | None = None) -> list[SampleRef | HoldfastError]:
+        """Puts samples in one go. One result for each: its reference, or what went wrong with it."""
+        return await self._calls.put_many(items, timeout)
+
+    async def take(self, group: str, count: int = 1, *, timeout: float | None = None) -> list[Lease]:
+        """Takes the next samples of a group, up to ``count``. Waits for the first; an empty list at the timeout."""
+        return await self._calls.take(group, count, timeout)
+
+    async def lease(self, ref: SampleRef, group: str, *, timeout: float | None = None) -> Lease:
+        """Takes this very sample for a group."""
+        return await self._calls.lease(ref, group, timeout)
+
+    async def lease_many(
+        self, refs: Iterable[SampleRef], group: str, *, timeout: float | None = None
+    ) -> list[Lease | HoldfastError]:
+        """Takes these samples for a group. One result for each: a lease, or what went wrong."""
+        return await self._calls.lease_many(refs, group, timeout)
+
+    async def read(self, ref: SampleRef | str, *, timeout: float | None = None) -> Lease:
+        """Takes a sample for reading only, beside any number of others. An id means the live generation."""
+        return await self._calls.read(ref, timeout)
+
+    async def read_many(
+        self, refs: Iterable[SampleRef | str], *, timeout: float | None = None
+    ) -> list[Lease | HoldfastError]:
+        """Takes samples for reading. One result for each: a lease, or what went wrong."""
+        return await self._calls.read_many(refs, timeout)
+
+    @overload
+    async def get(
+        self,
+        what: Lease | SampleRef | str,
+        names: Iterable[str] | None = ...,
+        *,
+        as_: Literal["tensor"] = ...,
+        timeout: float | None = ...,
+    ) -> dict[str, Tensor]: ...
+    @overload
+    async def get(
+        self,
+        what: Lease | SampleRef | str,
+        names: Iterable[str] | None = ...,
+        *,
+        as_: Literal["torch"],
+        timeout: float | None = ...,
+    ) -> dict[str, torch.Tensor]: ...
+    @overload
+    async def get(
+        self,
+        what: Lease | SampleRef | str,
+        names: Iterable[str] | None = ...,
+        *,
+        as_: Literal["numpy"],
+        timeout: float | None = ...,
+    ) -> dict[str, numpy.ndarray[Any, Any]]: ...
+    @overload
+    async def get(
+        self, what: Lease | SampleRef | str, *, into: Mapping[str, TensorLike], timeout: float | None = ...
+    ) -> dict[str, Any]: ...
+    async def get(
+        self,
+        what: Lease | SampleRef | str,
+        names: Iterable[str] | None = None,
+        *,
+        into: Mapping[str, TensorLike] | None = None,
+        as_: View = "tensor",
+        timeout: float | None = None,
+    ) -> dict[str, Any]:
+        """A sample's tensors: exactly the committed bytes, or an error and no bytes.
+
+        ``names`` chooses some of them. They come in memory of the store's pool, seen without a copy as a
+        :class:`Tensor`, a torch tensor or a numpy array, and go back there when the last view is gone. With ``into``
+        the bytes go into tensors of yours instead, which are returned; after an error their content is unspecified.
+
+        A reference or an id is read, got and released in one.
+        """
+        held = what.native if isinstance(what, Lease) else what
+        return await self._calls.get(held, names, into, as_, timeout)
+
+    async def find(self, samples: Iterable[str], *, timeout: float | None = None) -> list[Found | None]:
+        """Looks samples up without taking them; none for one that is not live."""
+        return await self._calls.find(samples, timeout)
+
+    async def ack_many(self, leases: Iterable[Lease], *, timeout: float | None = None) -> list[Answered | HoldfastError]:
+        """Acknowledges leases in one go."""
+        return await self._calls.ack([lease.native for lease in leases], timeout)
+
+    async def nack_many(self, leases: Iterable[Lease], *, timeout: float | None = None) -> list[Answered | HoldfastError]:
+        """Hands leases back in one go."""
+        return await self._calls.nack([lease.native for lease in leases], timeout)
+
+    async def release_many(self, leases: Iterable[Lease], *, timeout: float | None = None) -> list[HoldfastError | None]:
+        """Lets go of leases in one go."""
+        return await self._calls.release([lease.native for lease in leases], timeout)
+
+    async def renew_many(self, leases: Iterable[Lease], *, timeout: float | None = None) -> list[HoldfastError | None]:
+        """Prolongs leases in one go."""
+        return await self._calls.renew([lease.native for lease in leases], timeout)
+
+    async def abort(self, sample: str, *, timeout: float | None = None) -> None:
+        """Takes a sample out of circulation, whoever made it and whoever reads it: their gets fail from now on."""
+        checked(await self._calls.abort([sample], timeout))
+
+    async def abort_many(self, samples: Iterable[str], *, timeout: float | None = None) -> list[HoldfastError | None]:
+        """Takes samples out of circulation. One result for each: none, or what went wrong."""
+        return await self._calls.abort(samples, timeout)
+
+    async def retire(self, ref: SampleRef, *, timeout: float | None = None) -> Answered:
+        """Takes exactly this generation out of circulation; a later one stays."""
+        return checked(await self._calls.retire([ref], timeout))
+
+    async def retire_many(
+        self, refs: Iterable[SampleRef], *, timeout: float | None = None
+    ) -> list[Answered | HoldfastError]:
+        """Takes exactly these generations out of circulation."""
+        return await self._calls.retire(refs, timeout)
+
+    async def reopen(self, ref: SampleRef, *, timeout: float | None = None) -> None:
+        """Another epoch for a retained sample: every group that was done with it gets it again."""
+        checked(await self._calls.reopen([ref], timeout))
+
+    async def reopen_many(self, refs: Iterable[SampleRef], *, timeout: float | None = None) -> list[HoldfastError | None]:
+        """Another epoch for retained samples. One result for each: none, or what went wrong."""
+        return await self._calls.reopen(refs, timeout)
+
+    async def announce(self, sample: str, keys: Iterable[str], nbytes: int, *, timeout: float | None = None) -> Announced:
+        """Reserves a sample that somebody else is about to write, so that its objects go if it is never adopted."""
+        return await self._calls.announce(sample, keys, nbytes, timeout)
+
+    async def adopt(
+        self,
+        what: Announced | str,
+        tensors: Iterable[AdoptedTensor],
+        *,
+        groups: Iterable[str] = (),
+        retain: bool = False,
+        max_attempts: int = 3,
+        timeout: float | None = None,
+    ) -> SampleRef:
+        """Commits what somebody else has written: an announced sample, or, by its id, objects that are there already."""
+        return await self._calls.adopt(what, tensors, groups, retain, max_attempts, timeout)
+
+    async def discard(self, announced: Announced, *, timeout: float | None = None) -> None:
+        """Gives an announced sample up. Its writer must have stopped."""
+        await self._calls.discard(announced, timeout)
+
+    async def empty(self, shape: Iterable[int], dtype: object, *, timeout: float | None = None) -> Tensor:
+        """Memory of the pool to be filled and then put: it is registered, so putting it needs no more than the transfer."""
+        return await self._calls.empty(shape, dtype, timeout)
+
+    async def sweep(self, *, timeout: float | None = None) -> Swept:
+        """Takes back what has ended, of anybody, and frees what is to be freed."""
+        return await self._calls.sweep(timeout)
+
+    async def drain(self, *, timeout: float | None = None) -> None:
+        """Waits until everything that was retired here is freed; :class:`Timeout` says what is left."""
+        await self._calls.drain(timeout)
+
+    async def health(self, *, timeout: float | None = None) -> dict[str, Any]:
+        """How the store is doing in this process: session, pool, pending frees, counters, use of the engine."""
+        return await self._calls.health(timeout)
+
+    def estimate_bytes(self, tensors: Mapping[str, TensorLike] | Iterable[TensorSpec]) -> int:
+        """How many bytes a sample of these tensors takes."""
+        return estimate(tensors)
+
+    async def close(self, *, timeout: float | None = None) -> None:
+        """Ends this process's membership: waits for what is under way and frees what was retired here. Once is enough."""
+        operation = self._begin_close(self._calls.within(timeout))
+        if operation is not None:
+            await Pending(operation, lambda nothing: None)
+
+    def close_at_exit(self, within: float) -> None:
+        """For the end of the process."""
+        operation = self._begin_close(min(within, self._settings.timeout))
+        if operation is not None:
+            operation.wait()
+
+    def _begin_close(self, within: float) -> _holdfast.Operation[None] | None:
+        self._closed = True
+        native, self._native = self._native, None
+        _process.forget(self)
+        return native.close(within) if native is not None and self._pid == os.getpid() else None
+
+    async def __aenter__(self) -> FeatureStore:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+P = ParamSpec("P")
+
+
+def _awaited(plain: Callable[P, _PlainStore]) -> Callable[P, Awaitable[FeatureStore]]:
+    async def opened(*args: P.args, **settings: P.kwargs) -> FeatureStore:
+        settings["lazy"] = True  # only read, not opened: that must not block the loop
+        made = plain(*args, **settings)
+        store = FeatureStore(made.settings, client=made.client)
+        await store.connect()
+        return store
+
+    opened.__doc__ = "Opens a store. The arguments are those of :func:`holdfast.open`; it is never lazy."
+    return opened
+
+
+open = _awaited(_plain_open)  # noqa: A001 - holdfast.aio.open

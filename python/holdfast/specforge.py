@@ -1,0 +1,332 @@
+"""SpecForge's feature store, in Holdfast's custody. Needs ``specforge`` 0.2 and ``torch``.
+
+```python
+from holdfast.specforge import HoldfastFeatureStore
+
+store = HoldfastFeatureStore(store_id="run-7", master="127.0.0.1:50051", etcd=["http://127.0.0.1:2379"])
+```
+
+| SpecForge | here |
+|---|---|
+| ``SampleRef`` | a sample of the store ``store_id``; its generation is given by the shared index (``specforge_refs``) |
+| ``get`` and its ``FeatureHandle`` | a reader in the index, held by this process until ``release``; the handle's token finds it |
+| ``release`` of the last handle | the sample is retired: from then on no process gets it (``specforge_removals``) |
+| ``release`` with ``retain_on_release`` | the reader ends and the sample stays, until somebody aborts it |
+| ``abort`` | the sample is retired, whoever reads it |
+| ``track_external_attempt``, ``adopt`` | a reservation in the index, and its commit (``specforge_external``) |
+| ``max_resident_bytes`` | the budget of the store, over all processes |
+
+A handle means something only in the process that got it; elsewhere releasing it does nothing, and its sample is not
+freed by that. If the process dies, the index ends its readers, and the sample goes to whoever gets it next.
+
+A reader lasts ``lease_seconds`` (an hour, unless told otherwise), and ``gc``, which SpecForge's loader calls all the
+time, prolongs it. What it protects is the right of others to get the sample, not the tensors that ``get`` returned:
+those are this process's own memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Final
+
+import torch
+from specforge.runtime.contracts import FeatureHandle, FeatureSpec
+from specforge.runtime.contracts import SampleRef as Reference
+from specforge.runtime.data_plane.disaggregated import AuthPolicy
+from specforge.runtime.data_plane.feature_store import FeatureStore as Contract
+
+from holdfast import specforge_refs as refs
+from holdfast._opening import open as open_store
+from holdfast._store import FeatureStore, Lease
+from holdfast.errors import HoldfastError
+from holdfast.specforge_external import ExternalAttempts
+from holdfast.specforge_known import KnownSamples
+from holdfast.specforge_refs import FeatureCorrupt, FeatureStoreFailure
+from holdfast.specforge_removals import Removals
+
+__all__ = ["FeatureCorrupt", "FeatureStoreFailure", "HoldfastFeatureStore", "replace_mooncake_store"]
+
+log: Final = logging.getLogger("holdfast.specforge")
+
+LEASE_SECONDS: Final = 3600.0
+
+
+class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no type information
+    """A :class:`specforge.runtime.data_plane.feature_store.FeatureStore` that all processes of a run share.
+
+    It takes what ``MooncakeFeatureStore`` takes, and every setting of :func:`holdfast.open`. ``store`` is a store that is
+    open already; it stays yours to close. ``external_sample_bytes`` is what one sample of a serving engine takes of the
+    budget: SpecForge announces them before their size is known.
+    """
+
+    def __init__(
+        self,
+        *,
+        store_id: str | None = None,
+        store: FeatureStore | None = None,
+        setup_kwargs: Mapping[str, Any] | None = None,
+        auth: AuthPolicy | None = None,
+        credential: str | None = None,
+        max_resident_bytes: int | None = None,
+        max_hold_age_s: float | None = None,
+        retain_on_release: bool = False,
+        external_sample_bytes: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        **settings: Any,
+    ) -> None:
+        self.auth = auth or AuthPolicy()
+        self._credential = credential
+        self.auth.check(credential)
+        self._close: Callable[[], None] = _leave_open
+        if store is None:
+            given = {"lease_seconds": LEASE_SECONDS, **_of_mooncake(setup_kwargs or {}), **settings}
+            with refs.in_specforge_terms():
+                store = open_store(store_id or uuid.uuid4().hex[:8], budget=max_resident_bytes, **given)
+            self._close = store.close
+        elif setup_kwargs or settings or max_resident_bytes is not None or store_id not in (None, store.name):
+            raise ValueError("an open store has its settings already; give either a store or settings")
+        self.store_id = store.name
+        self.max_resident_bytes = store.settings.budget
+        self.max_hold_age_s = max_hold_age_s
+        self.retain_on_release = retain_on_release
+        self._store = store
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._leases: dict[str, Lease] = {}
+        self._known = KnownSamples(store)
+        self._numbers = itertools.count(1)
+        self._force_freed = 0
+        self._removals = Removals(store)
+        self._external = ExternalAttempts(store, self.store_id, external_sample_bytes)
+
+    def put(self, tensors: dict[str, torch.Tensor], *, sample_id: str, metadata: dict[str, Any]) -> Reference:
+        """Puts a sample: visible to all as a whole, or not at all. Over the budget it waits for room, then MemoryError."""
+        self.auth.check(self._credential)
+        if not tensors:
+            raise ValueError("a sample has at least one tensor")
+        staged = {name: refs.staged(tensor) for name, tensor in tensors.items()}
+        with refs.in_specforge_terms():
+            ref = self._store.put(sample_id, staged)
+            nbytes = self._store.estimate_bytes(staged)
+        self._removals.superseded(sample_id)
+        self._known.add(ref, nbytes, self._clock())
+        return refs.reference(self.store_id, ref, staged, nbytes, metadata)
+
+    def get(
+        self, sample_ref: Reference, *, device: torch.device | str = "cpu", names: list[str] | None = None
+    ) -> tuple[dict[str, torch.Tensor], FeatureHandle]:
+        """Exactly the committed bytes, in memory of this process's own; KeyError once the sample is gone, for anybody."""
+        self.auth.check(self._credential)
+        wanted = list(dict.fromkeys(names or sample_ref.feature_keys))
+        with refs.in_specforge_terms():
+            lease = self._read(sample_ref)
+        try:
+            missing = set(wanted) - {spec.name for spec in lease.tensors}
+            if missing:
+                raise KeyError(f"sample {lease.ref} has no {sorted(missing)}")
+            with refs.in_specforge_terms():
+                tensors = lease.get(wanted, as_="torch")
+            if str(device) != "cpu":
+                tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
+        except BaseException:
+            self._removals.let_go(lease)  # only the reader ends: the sample is still to be used
+            raise
+        token = f"{lease.ref}:{next(self._numbers)}"
+        with self._lock:
+            self._leases[token] = lease
+        self._known.add(lease.ref, lease.nbytes, None)
+        return {name: tensors[name] for name in wanted}, FeatureHandle(lease.sample, lease.generation, token)
+
+    def _read(self, sample_ref: Reference) -> Lease:
+        ref = refs.custody_of(self.store_id, sample_ref)
+        if ref is not None:
+            self._removals.refuse(ref)
+            return self._store.read(ref)
+        lease = self._store.read(sample_ref.sample_id)
+        if refs.was_written_as(lease.tensors, int(sample_ref.metadata.get(refs.GENERATION, 0))):
+            try:
+                self._removals.refuse(lease.ref)
+                return lease
+            except KeyError:
+                self._removals.let_go(lease)
+                raise
+        self._removals.let_go(lease)
+        raise KeyError(f"sample {lease.ref} is not what this reference means; adopt the reference where it was made")
+
+    def release(self, handle: FeatureHandle, *, reason: str = "consumed") -> None:
+        """Ends a reader. Unless samples are retained, the last one, in any process, ends the sample. Twice is once."""
+        with self._lock:
+            lease = self._leases.pop(handle.lease_token, None)
+        if lease is None:
+            return
+        if self.retain_on_release:
+            self._removals.let_go(lease)
+        elif self._removals.use_up(lease):
+            self._known.forget(lease.ref)
+            self._external.removing()
+
+    def abort(self, sample_id: str, *, reason: str = "aborted") -> None:
+        """Ends a sample, whoever put it and whoever reads it. Nothing happens if it has ended."""
+        known = self._known.pop(sample_id)
+        ref, nbytes = (None, 0) if known is None else (known.ref, known.nbytes)
+        self._removals.abort(sample_id, ref, nbytes)
+        with self._lock:
+            readers = [lease for lease in self._leases.values() if lease.sample == sample_id]
+        for lease in readers:
+            self._removals.let_go(lease)  # it can get nothing more, and the bytes would wait for it
+        self._external.removing()
+
+    def adopt(self, sample_ref: Reference) -> None:
+        """Takes a sample that a serving engine wrote into custody; one that is in custody is only taken note of."""
+        refs.writer_generation(sample_ref)
+        ref = refs.custody_of(self.store_id, sample_ref) or self._external.adopt(sample_ref)
+        self._known.add(ref, int(sample_ref.estimated_bytes or 0), self._clock())
+
+    def track_external_attempt(self, sample_id: str, *, generation: int, feature_names: Iterable[str]) -> None:
+        """Announces what a serving engine is about to write: if nobody adopts it, it is removed, whoever dies."""
+        self._external.track(str(sample_id), int(generation), feature_names)
+
+    def discard_external_attempts(self, *, reason: str = "unadopted-external-capture") -> int:
+        """Gives up what was announced and never adopted. How many that were. Their writers must have stopped."""
+        return self._external.discard()
+
+    def drain_pending_removals(
+        self, *, max_attempts: int = 40, retry_interval_s: float = 0.5, sleep: Callable[[float], None] = time.sleep
+    ) -> dict[str, int]:
+        """Settles every removal that is owed, and waits until the objects are gone; RuntimeError if that fails."""
+        return self._removals.settle(None, max_attempts, retry_interval_s, sleep, wait=True)
+
+    def drain_sample_removals(
+        self,
+        sample_ids: list[str],
+        *,
+        max_attempts: int = 8,
+        retry_interval_s: float = 0.25,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> dict[str, int]:
+        """Settles the removals of these samples: they are on record, so they happen. It does not wait for the bytes."""
+        return self._removals.settle(frozenset(sample_ids), max_attempts, retry_interval_s, sleep, wait=False)
+
+    def gc(self, *, now: float | None = None) -> dict[str, int]:
+        """Settles what is owed, prolongs readers, and ends samples past ``max_hold_age_s`` that nobody reads, anywhere."""
+        now = self._clock() if now is None else now
+        freed = nbytes = 0
+        try:
+            self._renew()
+            for count, size in (self._removals.try_again(), self._removals.look_again(), self._end_old(now)):
+                freed, nbytes = freed + count, nbytes + size
+        except HoldfastError as error:
+            log.warning("gc could not finish; the next one goes on: %s", error)
+        with self._lock:
+            self._force_freed += freed
+        return {"force_freed": freed, "force_freed_bytes": nbytes, "release_pending": len(self._removals)}
+
+    def estimate_bytes(self, specs: Mapping[str, FeatureSpec]) -> int:
+        """How many bytes these features take, by their true element sizes."""
+        return self._store.estimate_bytes([refs.tensor_spec(spec) for spec in specs.values()])
+
+    def health(self) -> dict[str, Any]:
+        """What SpecForge's stores say of themselves, and what the whole cluster holds (``engine``)."""
+        told: dict[str, Any] = {"pending_frees": 0, "engine": None}
+        reachable = True
+        try:
+            self._known.look()
+            told = self._store.health()
+        except HoldfastError as error:
+            reachable = False
+            log.warning("the store's health is not known now: %s", error)
+        now, samples = self._clock(), self._known.all()
+        ages = [now - known.since for known in samples if known.since is not None]
+        return {
+            "store_id": self.store_id,
+            "backend": "holdfast",
+            "reachable": reachable,
+            "resident_samples": len(samples),
+            "resident_bytes": sum(known.nbytes for known in samples),
+            "max_resident_bytes": self.max_resident_bytes,
+            "provisional_external": len(self._external),
+            "active_leases": len(self._leases),
+            "release_pending": len(self._removals) + int(told["pending_frees"]),
+            "auth_required": self.auth.required,
+            "oldest_age_s": max(ages, default=0.0),
+            "avg_age_s": sum(ages) / len(ages) if ages else 0.0,
+            "force_freed_total": self._force_freed,
+            "hard_pin": True,
+            "engine": told["engine"],
+        }
+
+    def close(self) -> None:
+        """Closes the store if this object opened it. Readers end; samples stay."""
+        with self._lock:
+            self._leases.clear()
+        self._close()
+
+    def __enter__(self) -> HoldfastFeatureStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _end_old(self, now: float) -> tuple[int, int]:
+        if self.max_hold_age_s is None:
+            return 0, 0
+        limit = now - self.max_hold_age_s
+        old = [known for known in self._known.all() if known.since is not None and known.since < limit]
+        idle = [known for known, found in self._known.look(old) if found.readers == 0]
+        ended = [known for known in idle if self._removals.retire(known.ref, known.nbytes)]
+        for known in idle:
+            self._known.forget(known.ref)
+        return len(ended), sum(known.nbytes for known in ended)
+
+    def _renew(self) -> None:
+        with self._lock:
+            leases = list(self._leases.values())
+        for lease, result in zip(leases, self._store.renew_many(leases) if leases else []):
+            if isinstance(result, HoldfastError):
+                log.debug("the reader of %s was not prolonged: %s", lease.ref, result)
+
+
+def _leave_open() -> None:
+    """For a store that somebody else opened."""
+
+
+def _of_mooncake(setup: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings behind the arguments of Mooncake's ``setup``; the index's address comes from ``HOLDFAST_ETCD``."""
+    settings: dict[str, Any] = {}
+    names = {
+        "master_server_addr": "master",
+        "metadata_server": "metadata",
+        "local_hostname": "local_hostname",
+        "protocol": "protocol",
+    }
+    engine = {"rdma_devices": "devices", "global_segment_size": "segment_bytes", "local_buffer_size": "buffer_bytes"}
+    for name, value in setup.items():
+        if name in names:
+            settings[names[name]] = value
+        elif name in engine:
+            settings.setdefault("engine", {})[engine[name]] = value
+        else:
+            raise ValueError(f"setup_kwargs: {name} has no meaning here; see holdfast.open for what has")
+    for variable, name in (("HOLDFAST_ETCD", "etcd"), ("HOLDFAST_ADMIN", "admin")):
+        if os.environ.get(variable):
+            settings[name] = os.environ[variable]
+    return settings
+
+
+def replace_mooncake_store() -> None:
+    """Has SpecForge's own launchers use Holdfast where they would use ``MooncakeFeatureStore``, in this process.
+
+    They go on reading the variables that they read (``MOONCAKE_MASTER_SERVER_ADDR``, ...), and ``HOLDFAST_ETCD`` beside.
+    """
+    from specforge.runtime.data_plane import mooncake_store
+
+    mooncake_store.MooncakeFeatureStore = HoldfastFeatureStore

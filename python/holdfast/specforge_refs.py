@@ -1,0 +1,126 @@
+"""How SpecForge's references and errors are told in ours, and the other way round.
+
+A sample that was put here is named ``holdfast://<store>/<sample>?generation=<n>``; the generation is the shared index's.
+A sample that a serving engine wrote keeps SpecForge's own reference. Its ``metadata["generation"]`` is the writer's (it
+is part of the object keys), so ours is noted beside it, under :data:`CUSTODY`, when the reference is adopted. The
+writer's generation is recorded with the sample too, as an empty tensor whose shape says it (:func:`written_spec`): any
+process can so tell whether a live sample is the one that a reference without our note means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Final
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+import torch
+from specforge.runtime.contracts import SCHEMA_VERSION, FeatureSpec
+from specforge.runtime.contracts import SampleRef as Reference
+from specforge.runtime.data_plane.feature_store import spec_from_tensor
+
+from holdfast._values import SampleRef, TensorSpec
+from holdfast.errors import Corrupt, HoldfastError
+
+SCHEME: Final = "holdfast"
+GENERATION: Final = "generation"
+"""Where SpecForge carries the generation, in a reference's metadata."""
+CUSTODY: Final = "holdfast_generation"
+"""Where an adopted reference carries ours."""
+WRITTEN: Final = ".written"
+"""The empty tensor that says which generation a serving engine wrote."""
+
+
+class FeatureStoreFailure(RuntimeError):
+    """The store could not do it now: it did not answer, or somebody else is at the same sample. The cause says more."""
+
+
+class FeatureCorrupt(KeyError):
+    """The bytes that came were not the committed ones; none of them were handed out."""
+
+
+@contextmanager
+def in_specforge_terms() -> Iterator[None]:
+    """Raises our errors as SpecForge's contract wants them: KeyError, MemoryError, PermissionError, ValueError are that
+    already, wrong bytes are a KeyError, and anything else is a RuntimeError."""
+    try:
+        yield
+    except Corrupt as error:
+        raise FeatureCorrupt(str(error)) from error
+    except (KeyError, MemoryError, PermissionError, ValueError, RuntimeError):
+        raise
+    except HoldfastError as error:
+        raise FeatureStoreFailure(str(error)) from error
+
+
+def staged(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's bytes in host memory, dense. Nothing is copied if they are so already."""
+    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+
+
+def reference(
+    store_id: str, ref: SampleRef, tensors: Mapping[str, torch.Tensor], nbytes: int, metadata: Mapping[str, Any]
+) -> Reference:
+    """SpecForge's reference to a sample that was put."""
+    specs = {name: spec_from_tensor(name, tensor) for name, tensor in tensors.items()}
+    target, form = metadata.get("target_feature_name", "target"), metadata.get("target_repr")
+    if form and target in specs:
+        # How the target is to be read travels with it: the trainer refuses a map that it does not have.
+        version = metadata.get("vocab_map_version")
+        meta = {"vocab_map_version": version} if version else {}
+        specs[target] = replace(specs[target], target_repr=form, target_meta=meta)
+    return Reference(
+        sample_id=ref.sample,
+        run_id=str(metadata.get("run_id", "unknown")),
+        source_task_id=metadata.get("source_task_id"),
+        feature_store_uri=f"{SCHEME}://{quote(store_id, safe='')}/{quote(ref.sample, safe='')}?{GENERATION}={ref.generation}",
+        feature_keys={name: f"{ref.sample}/{name}" for name in specs},
+        feature_specs=specs,
+        strategy=metadata.get("strategy", "eagle3"),
+        schema_version=int(metadata.get("schema_version", SCHEMA_VERSION)),
+        target_model_version=str(metadata.get("target_model_version", "unknown")),
+        draft_weight_version=metadata.get("draft_weight_version"),
+        tokenizer_version=str(metadata.get("tokenizer_version", "unknown")),
+        num_tokens=int(metadata.get("num_tokens", 0)),
+        estimated_bytes=nbytes,
+        metadata={**{k: v for k, v in metadata.items() if k != "num_tokens"}, GENERATION: ref.generation},
+    )
+
+
+def custody_of(store_id: str, sample: Reference) -> SampleRef | None:
+    """The incarnation that a reference means; none if it was written by somebody else and never adopted as this object."""
+    parts = urlsplit(sample.feature_store_uri)
+    if parts.netloc and unquote(parts.netloc) != store_id:
+        raise KeyError(f"sample {sample.sample_id} is of the store {unquote(parts.netloc)}, and this is {store_id}")
+    if parts.scheme != SCHEME:
+        noted = sample.metadata.get(CUSTODY)
+        return None if noted is None else SampleRef(sample.sample_id, int(noted))
+    told = parse_qs(parts.query).get(GENERATION, ["0"])[0]
+    carried = sample.metadata.get(GENERATION, told)
+    if not told.isdecimal() or int(carried) != int(told):
+        raise KeyError(f"sample {sample.sample_id}: the reference names generation {told} and carries {carried}")
+    return SampleRef(sample.sample_id, int(told))
+
+
+def writer_generation(sample: Reference) -> int:
+    """The generation that a serving engine wrote under."""
+    generation = sample.metadata.get(GENERATION)
+    if generation is None:
+        raise ValueError(f"sample {sample.sample_id} cannot be adopted: its reference carries no generation")
+    return int(generation)
+
+
+def written_spec(generation: int) -> TensorSpec:
+    """The empty tensor that records the writer's generation."""
+    return TensorSpec(WRITTEN, "uint8", (0, generation))
+
+
+def was_written_as(tensors: Iterable[TensorSpec], generation: int) -> bool:
+    """Whether a sample of these tensors is what a serving engine wrote under this generation."""
+    return written_spec(generation) in tuple(tensors)
+
+
+def tensor_spec(spec: FeatureSpec) -> TensorSpec:
+    """A feature's spec in our terms."""
+    return TensorSpec(spec.name, spec.dtype, tuple(int(length) for length in spec.shape))

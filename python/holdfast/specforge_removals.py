@@ -1,0 +1,230 @@
+"""Taking samples out of circulation, and what becomes of it when the index does not answer.
+
+Two ways lead there. *Used up*: the last reader of a sample, in any process, lets go of it. *Aborted*: somebody says so.
+Once the index has it on record, every get fails, in every process, and the objects go: this process removes them in the
+background, and if it dies any other does. Until the index has it on record, the removal is *owed*: kept here, refused to
+readers of this process, tried again by every gc and drain, and never forgotten. A drain that cannot settle what is owed
+raises.
+
+Who is the last reader? The index counts them. One that sees itself alone retires the sample first and then lets go, so
+dying in between loses nothing. One that sees others lets go first and looks again: if all let go at once, at least one
+of them sees nobody left. If the others are still there, they are *watched*: a reader that dies never says that it is
+done, so gc looks again, and retires the sample once nobody is left.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast._store import FeatureStore, Lease
+from holdfast._values import SampleRef
+from holdfast.errors import Denied, Fenced, HoldfastError, NotFound, Timeout
+from holdfast.specforge_refs import FeatureStoreFailure
+
+log: Final = logging.getLogger("holdfast.specforge")
+
+SHOWN: Final = 16
+"""How many samples an error names."""
+
+
+@dataclass
+class Owed:
+    """A removal that is to be done."""
+
+    sample: str
+    ref: SampleRef | None
+    """Exactly this incarnation; none: whichever is live."""
+    nbytes: int
+    lease: Lease | None = None
+    """The reader that is done with it. Without one nobody is asked."""
+    used_up: bool = False
+    """Whether readers elsewhere keep it."""
+
+
+class Removals:
+    """The removals of one process. Threads may share it; no lock is held while a call is under way."""
+
+    def __init__(self, store: FeatureStore) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._owed: list[Owed] = []
+        self._watched: dict[SampleRef, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._owed)
+
+    def refuse(self, ref: SampleRef) -> None:
+        """Raises if this sample was given up here and the index does not know it yet."""
+        with self._lock:
+            given_up = any(owed.sample == ref.sample and owed.ref in (None, ref) for owed in self._owed)
+        if given_up:
+            raise KeyError(f"sample {ref} was released or aborted here")
+
+    def superseded(self, sample: str) -> None:
+        """A new incarnation was committed: whatever was owed for an older one has happened."""
+        for owed in self._forget(sample):
+            if owed.lease is not None:
+                self.let_go(owed.lease)
+
+    def use_up(self, lease: Lease) -> bool:
+        """The reader is done with its sample. Whether that ends it: not while others read it."""
+        self._try(Owed(lease.sample, lease.ref, lease.nbytes, lease, used_up=True))
+        with self._lock:
+            return lease.ref not in self._watched
+
+    def abort(self, sample: str, ref: SampleRef | None, nbytes: int) -> bool:
+        """Ends a sample. ``ref`` is what this process knows it as, should the index have to be told later."""
+        try:
+            self._store.abort(sample)
+        except NotFound:
+            pass  # nobody has it any more
+        except Denied:
+            raise
+        except HoldfastError as error:
+            self._keep(Owed(sample, ref, nbytes), error)
+            return False
+        self.superseded(sample)
+        return True
+
+    def retire(self, ref: SampleRef, nbytes: int) -> bool:
+        """Ends exactly this incarnation."""
+        return self._try(Owed(ref.sample, ref, nbytes))
+
+    def let_go(self, lease: Lease) -> None:
+        """Ends a reader. If the index does not answer, the reader ends with its time, or with this process."""
+        try:
+            lease.release()
+        except (NotFound, Fenced):
+            pass
+        except HoldfastError as error:
+            log.warning("a reader of %s was not let go of; it runs out by itself: %s", lease.ref, error)
+
+    def try_again(self, samples: Collection[str] | None = None) -> tuple[int, int]:
+        """Tries what is owed, for these samples or for all. How many samples, and bytes, that settled."""
+        with self._lock:
+            due = [owed for owed in self._owed if samples is None or owed.sample in samples]
+        settled = [owed for owed in due if self._try(owed)]
+        return len(settled), sum(owed.nbytes for owed in settled)
+
+    def look_again(self) -> tuple[int, int]:
+        """Retires what others were still reading when its reader here was done, and nobody reads any more."""
+        with self._lock:
+            watched = list(self._watched.items())
+        ended = nbytes = 0
+        for ref, size in watched:
+            readers = self._readers(ref)
+            if readers:
+                continue
+            if readers == 0:
+                self._retire(ref)
+                ended, nbytes = ended + 1, nbytes + size
+            with self._lock:
+                self._watched.pop(ref, None)
+        return ended, nbytes
+
+    def settle(
+        self, samples: Collection[str] | None, attempts: int, pause_s: float, sleep: Callable[[float], None], wait: bool
+    ) -> dict[str, int]:
+        """Tries what is owed until nothing is, and with ``wait`` until the objects are gone too; or raises."""
+        if attempts < 1 or pause_s < 0:
+            raise ValueError("max_attempts must be at least 1 and retry_interval_s not below 0")
+        done = nbytes = 0
+        left = ""
+        for attempt in range(1, attempts + 1):
+            settled = self.try_again(samples)
+            done, nbytes = done + settled[0], nbytes + settled[1]
+            left = self._left(samples) or (self._await_objects(pause_s) if wait else "")
+            if not left:
+                return {"removed": done, "removed_bytes": nbytes, "release_pending": 0, "attempts": attempt}
+            if attempt < attempts:
+                sleep(pause_s)
+        raise FeatureStoreFailure(f"{self._store.name}: after {attempts} attempts {left}")
+
+    def _left(self, samples: Collection[str] | None) -> str:
+        with self._lock:
+            owed = dict.fromkeys(owed.sample for owed in self._owed)
+        left = [sample for sample in owed if samples is None or sample in samples]
+        return f"{len(left)} removal(s) are still owed: {left[:SHOWN]}" if left else ""
+
+    def _await_objects(self, within: float) -> str:
+        try:
+            self._store.drain(timeout=max(within, 0.1))
+        except Timeout as error:
+            return f"objects of removed samples are still there: {error}"
+        except HoldfastError as error:
+            return f"it is not known whether the objects are gone: {error}"
+        return ""
+
+    def _try(self, owed: Owed) -> bool:
+        try:
+            self._do(owed)
+        except Denied:
+            raise
+        except HoldfastError as error:
+            self._keep(owed, error)
+            return False
+        with self._lock:
+            self._owed = [other for other in self._owed if other is not owed]
+        return True
+
+    def _forget(self, sample: str) -> list[Owed]:
+        with self._lock:
+            gone = [owed for owed in self._owed if owed.sample == sample]
+            self._owed = [owed for owed in self._owed if owed.sample != sample]
+        return gone
+
+    def _do(self, owed: Owed) -> None:
+        if owed.ref is None:
+            try:
+                self._store.abort(owed.sample)
+            except NotFound:
+                pass
+        elif owed.used_up:
+            self._use_up(owed, owed.ref)
+        else:
+            self._retire(owed.ref)
+
+    def _use_up(self, owed: Owed, ref: SampleRef) -> None:
+        mine = 0 if owed.lease is None else 1
+        readers = self._readers(ref)
+        alone = readers is not None and readers <= mine
+        if alone:
+            self._retire(ref)
+        if owed.lease is not None:
+            self._release(owed.lease)
+            owed.lease = None
+        if not alone and readers is not None:
+            readers = self._readers(ref)
+            if readers == 0:
+                self._retire(ref)
+        with self._lock:
+            if readers and not alone:
+                self._watched[ref] = owed.nbytes
+            else:
+                self._watched.pop(ref, None)
+
+    def _readers(self, ref: SampleRef) -> int | None:
+        (found,) = self._store.find([ref.sample])
+        return found.readers if found is not None and found.ref == ref else None
+
+    def _retire(self, ref: SampleRef) -> None:
+        try:
+            self._store.retire(ref)
+        except (NotFound, Fenced):
+            pass  # somebody else has done it, or a later one took its place
+
+    def _release(self, lease: Lease) -> None:
+        try:
+            lease.release()
+        except (NotFound, Fenced):
+            pass
+
+    def _keep(self, owed: Owed, error: HoldfastError) -> None:
+        log.warning("removing %s is tried again later: %s", owed.ref or owed.sample, error)
+        with self._lock:
+            if not any(other is owed for other in self._owed):
+                self._owed.append(owed)

@@ -1,0 +1,254 @@
+"""TorchSpec's store for EAGLE hidden states, in Holdfast's custody. Needs ``torch``.
+
+```python
+from holdfast.torchspec import EagleStore
+
+store = EagleStore("run-7", master="127.0.0.1:50051", etcd=["http://127.0.0.1:2379"])
+```
+
+One key is one sample with up to four tensors, under TorchSpec's suffixes without the underscore: ``hs``, ``ids``, ``tgt``
+and ``lhs``. They are visible together or not at all.
+
+```text
+        put: copied into the pool            transferred and committed
+(nothing) ───────────────────────▶ under way ─────────────────────────▶ there ──remove──▶ gone, for everybody
+                                      │ failed: nothing is visible
+                                      ▼
+                                   told by flush, for every key
+```
+
+A put returns when the tensors are copied into registered memory of the pool, so the caller may overwrite them. The pool
+is the limit of what is under way, in bytes; when it is full, or the store's budget is, putting waits. ``flush`` waits
+for all of it and raises if any of it failed. If the process dies before that, what was not committed is removed by the
+others.
+
+With ``defer_removals`` a removal is only taken note of until :meth:`EagleStore.trained` is called. TorchSpec's trainer
+removes a sample as soon as it has got it; a step that fails after that could not be done again.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final
+
+import torch
+
+from holdfast._opening import open as open_store
+from holdfast._store import FeatureStore
+from holdfast._tensor import Tensor
+from holdfast.errors import NotFound
+
+__all__ = ["EagleOutput", "EagleStore", "PutsFailed"]
+
+STORED_AS: Final = torch.bfloat16
+"""What hidden states are stored as, whatever they come as."""
+SUFFIXES: Final = {"hidden_states": "hs", "input_ids": "ids", "target": "tgt", "last_hidden_states": "lhs"}
+PUTS_AT_ONCE: Final = 4
+
+
+@dataclass
+class EagleOutput:
+    """What a get returns: the fields of TorchSpec's ``Eagle3TargetOutput``."""
+
+    hidden_states: torch.Tensor
+    target: torch.Tensor | None
+    input_ids: torch.Tensor
+    last_hidden_states: torch.Tensor | None = None
+    loss_mask: torch.Tensor | None = None
+    input_ids_cpu: torch.Tensor | None = None
+
+
+class PutsFailed(RuntimeError):
+    """Some puts failed; none of their keys is visible by them. ``errors`` says for each key what happened."""
+
+    def __init__(self, errors: dict[str, BaseException]) -> None:
+        super().__init__(f"{len(errors)} put(s) failed: " + "; ".join(f"{key}: {error}" for key, error in errors.items()))
+        self.errors = errors
+
+
+class EagleStore:
+    """What TorchSpec calls an ``EagleMooncakeStore``. Threads may share it; a context manager that closes at its end.
+
+    ``store`` is the name of a store, opened with ``settings`` as :func:`holdfast.open` takes them, or a store that is open
+    already and stays yours to close. ``output`` makes what :meth:`get` returns: pass TorchSpec's ``Eagle3TargetOutput``.
+    """
+
+    def __init__(
+        self,
+        store: str | FeatureStore,
+        *,
+        output: Callable[..., Any] = EagleOutput,
+        defer_removals: bool = False,
+        **settings: Any,
+    ) -> None:
+        if isinstance(store, FeatureStore) and settings:
+            raise ValueError("an open store has its settings already; give either a store or settings")
+        self._owned = not isinstance(store, FeatureStore)
+        self._store = store if isinstance(store, FeatureStore) else open_store(store, **{**settings, "lazy": True})
+        self._output = output
+        self._defer = defer_removals
+        self._device: torch.device | str = "cpu"
+        self._lock = threading.Lock()
+        self._under_way: dict[Future[None], str] = {}
+        self._failed: dict[str, BaseException] = {}
+        self._deferred: dict[str, None] = {}
+        self._workers = ThreadPoolExecutor(PUTS_AT_ONCE, thread_name_prefix="holdfast-put")
+
+    def setup(self, device: torch.device | str | int | None = None) -> None:
+        """Connects, which every call does by itself too. ``device`` is where a get puts tensors unless told otherwise."""
+        if device is not None:
+            self._device = torch.device(device)
+        self._store.connect()
+
+    def warmup_rdma(self) -> None:
+        """Writes, reads and removes a small sample: connections are made now and not under the first real one."""
+        name = f"holdfast-warm-up-{uuid.uuid4().hex}"
+        self._store.put(name, {"x": torch.zeros(1, dtype=torch.uint8)})
+        try:
+            self._store.get(name)
+        finally:
+            self._remove(name)
+
+    def put(
+        self,
+        key: str,
+        hidden_states: torch.Tensor,
+        input_ids: torch.Tensor,
+        last_hidden_states: torch.Tensor | None,
+        target: torch.Tensor | None = None,
+    ) -> dict[str, dict[str, Any]]:
+        """Starts to put a sample, and says what is stored: ``shapes`` and ``dtypes`` by name. :meth:`flush` ends it."""
+        given = {
+            "hidden_states": hidden_states.to(STORED_AS),
+            "input_ids": input_ids,
+            "target": None if target is None else target.to(STORED_AS),
+            "last_hidden_states": None if last_hidden_states is None else last_hidden_states.to(STORED_AS),
+        }
+        tensors = {name: tensor.detach() for name, tensor in given.items() if tensor is not None}
+        copied = {SUFFIXES[name]: self._copied(tensor) for name, tensor in tensors.items()}
+        with self._lock:
+            future = self._workers.submit(self._put, key, copied)
+            self._under_way[future] = key
+        future.add_done_callback(self._ended)
+        return {
+            "shapes": {name: tuple(tensor.shape) for name, tensor in tensors.items()},
+            "dtypes": {name: tensor.dtype for name, tensor in tensors.items()},
+        }
+
+    def flush(self, *, timeout: float | None = None) -> None:
+        """Waits for every put that was started here. :class:`PutsFailed` names those that failed since the last flush, and
+        those that are still under way at the timeout, by default twice that of the store; these may yet succeed.
+        """
+        with self._lock:
+            under_way = dict(self._under_way)
+        done, late = wait(under_way, timeout=2 * self._store.settings.timeout if timeout is None else timeout)
+        for future in done:
+            self._ended(future)  # it may not have been told yet
+        with self._lock:
+            failed, self._failed = self._failed, {}
+        failed.update({under_way[future]: TimeoutError("it is still under way") for future in late})
+        if failed:
+            raise PutsFailed(failed)
+
+    def get(
+        self,
+        key: str,
+        shapes: Mapping[str, tuple[int, ...]],
+        dtypes: Mapping[str, torch.dtype] | None = None,
+        device: torch.device | str | int | None = None,
+    ) -> Any:
+        """The tensors named in ``shapes``, exactly as they were put. KeyError if they are gone or are not of these shapes."""
+        names = [name for name in SUFFIXES if name in shapes]
+        with self._store.read(key) as lease:
+            specs = {spec.name: spec for spec in lease.tensors}
+            for name in names:
+                self._check(key, name, specs.get(SUFFIXES[name]), shapes, dtypes or {})
+            got = lease.get([SUFFIXES[name] for name in names], as_="torch")
+        where = self._device if device is None else device
+        tensors = {name: got[SUFFIXES[name]].to(where) for name in names}
+        return self._output(
+            hidden_states=tensors["hidden_states"],
+            target=tensors.get("target"),
+            input_ids=tensors["input_ids"],
+            last_hidden_states=tensors.get("last_hidden_states"),
+            input_ids_cpu=got[SUFFIXES["input_ids"]],
+        )
+
+    def exists(self, key: str) -> bool:
+        """Whether a sample is there, whole. Asking prolongs nothing."""
+        return self._store.find([key])[0] is not None
+
+    def remove_eagle3_tensors(self, key: str, has_last_hidden_states: bool = False, has_target: bool = False) -> None:
+        """Removes a sample, for everybody. Which tensors it has is known; the flags are TorchSpec's."""
+        if not self._defer:
+            self._remove(key)
+            return
+        with self._lock:
+            self._deferred[key] = None
+
+    def trained(self) -> int:
+        """Does the removals that were deferred: call it when the step is safe. How many there were."""
+        with self._lock:
+            keys = list(self._deferred)
+        done = 0
+        for key, error in zip(keys, self._store.abort_many(keys) if keys else []):
+            if error is not None and not isinstance(error, NotFound):
+                raise error  # it and those after it stay deferred
+            with self._lock:
+                self._deferred.pop(key, None)
+            done += 1
+        return done
+
+    def close(self) -> None:
+        """Ends puts that are under way, then closes the store if this object opened it. Deferred removals are not done."""
+        self._workers.shutdown(wait=True)
+        try:
+            self.flush()
+        finally:
+            if self._owned:
+                self._store.close()
+
+    def __enter__(self) -> EagleStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _copied(self, tensor: torch.Tensor) -> Tensor | torch.Tensor:
+        if tensor.numel() == 0:
+            return tensor.cpu().contiguous()
+        memory = self._store.empty(tuple(tensor.shape), tensor.dtype)
+        memory.torch().copy_(tensor)
+        return memory
+
+    def _put(self, key: str, tensors: dict[str, Any]) -> None:
+        self._store.put(key, tensors)
+
+    def _ended(self, future: Future[None]) -> None:
+        with self._lock:
+            key = self._under_way.pop(future, None)
+            error = future.exception()
+            if key is not None and error is not None:
+                self._failed[key] = error
+
+    def _remove(self, key: str) -> None:
+        try:
+            self._store.abort(key)
+        except NotFound:
+            pass
+
+    @staticmethod
+    def _check(key: str, name: str, spec: Any, shapes: Mapping[str, Any], dtypes: Mapping[str, torch.dtype]) -> None:
+        if spec is None:
+            raise KeyError(f"{key} was put without {name}")
+        dtype = dtypes.get(name)
+        wanted = (tuple(shapes[name]), spec.dtype if dtype is None else str(dtype).removeprefix("torch."))
+        if wanted != (spec.shape, spec.dtype):
+            raise KeyError(f"{key}: {name} is {spec.dtype} of {spec.shape}, not {wanted[1]} of {wanted[0]}")

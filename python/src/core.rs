@@ -1,0 +1,436 @@
+//! The store, as a Python object: each method begins an operation and returns it.
+//!
+//! The interpreter's lock is held while arguments are read, not while anything waits. Arguments that are wrong raise at
+//! once; everything else is told by the operation.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_core::{Digest, Error, ErrorKind, ObjectKey, Result, SampleId};
+use holdfast_features::{AdoptedTensor, Announcement, FeatureStore, GroupName, Lease, PutItem, SampleRef};
+use pyo3::IntoPyObjectExt;
+use pyo3::prelude::*;
+
+use crate::convert::{self, each, publication, sample_ref, seconds};
+use crate::errors::OrRaise;
+use crate::lease::{PyAnnounced, PyLease};
+use crate::opening::{Opened, Parts, Settings, open};
+use crate::operation::Operation;
+use crate::process::AtHome;
+use crate::tensors::{Given, Got, Ready, Wish, memory, sources, spec};
+
+/// Sample, tensors, groups, retain, most attempts.
+type Item = (String, Vec<Given>, Vec<String>, bool, u32);
+/// Name, element type, shape, key, checksum.
+type Adopted = (String, String, Vec<u64>, String, Option<String>);
+
+/// An open store.
+#[pyclass(frozen, module = "holdfast._holdfast")]
+pub(crate) struct Core(AtHome<Arc<Opened>>);
+
+/// Begins to open a store; the operation's result is a `Core`.
+#[pyfunction]
+pub(crate) fn open_store(
+    py: Python<'_>,
+    settings: &str,
+    client: Option<Py<PyAny>>,
+    timeout: f64,
+) -> PyResult<Operation> {
+    let settings = Settings::read(settings).or_raise(py)?;
+    let within = seconds(timeout).or_raise(py)?;
+    let work = async move { open(settings, client, within).await };
+    let deliver = |py: Python<'_>, opened: Opened, _late| Core(AtHome::new(Arc::new(opened))).into_py_any(py);
+    Operation::begin(within, work, deliver).or_raise(py)
+}
+
+fn nothing(py: Python<'_>, (): ()) -> PyResult<Py<PyAny>> {
+    Ok(py.None())
+}
+
+fn lease(py: Python<'_>, lease: Lease) -> PyResult<Py<PyAny>> {
+    PyLease::new(lease).into_py_any(py)
+}
+
+fn held(py: Python<'_>, leases: &[Py<PyLease>]) -> PyResult<Vec<Lease>> {
+    leases.iter().map(|lease| lease.get().lease(py)).collect()
+}
+
+fn references(py: Python<'_>, refs: &[(String, u64)]) -> PyResult<Vec<SampleRef>> {
+    let refs: Result<Vec<SampleRef>> = refs
+        .iter()
+        .map(|(sample, number)| sample_ref(sample, *number))
+        .collect();
+    refs.or_raise(py)
+}
+
+fn sample_ids(py: Python<'_>, samples: &[String]) -> PyResult<Vec<SampleId>> {
+    let samples: Result<Vec<SampleId>> = samples.iter().map(SampleId::new).collect();
+    samples.or_raise(py)
+}
+
+fn adopted(py: Python<'_>, tensors: Vec<Adopted>) -> PyResult<Vec<AdoptedTensor>> {
+    let one = |(name, dtype, shape, key, digest): Adopted| {
+        Ok(AdoptedTensor {
+            spec: spec(&name, &dtype, shape)?,
+            key: ObjectKey::new(key)?,
+            digest: digest.map(|digest| digest.parse::<Digest>()).transpose()?,
+        })
+    };
+    let tensors: Result<Vec<AdoptedTensor>> = tensors.into_iter().map(one).collect();
+    tensors.or_raise(py)
+}
+
+/// A sample to read: a generation, or none for the one that is live.
+fn wanted_refs(py: Python<'_>, refs: Vec<(String, Option<u64>)>) -> PyResult<Vec<(SampleId, Option<SampleRef>)>> {
+    let one = |(sample, generation): (String, Option<u64>)| {
+        let exact = generation.map(|number| sample_ref(&sample, number)).transpose()?;
+        Ok((SampleId::new(sample)?, exact))
+    };
+    let refs: Result<Vec<_>> = refs.into_iter().map(one).collect();
+    refs.or_raise(py)
+}
+
+/// Leases for reading. Samples without a generation are looked up first.
+async fn read(
+    store: &FeatureStore,
+    wanted: Vec<(SampleId, Option<SampleRef>)>,
+    within: Duration,
+) -> Result<Vec<Result<Lease>>> {
+    let unknown: Vec<SampleId> = wanted
+        .iter()
+        .filter(|(_, exact)| exact.is_none())
+        .map(|(sample, _)| sample.clone())
+        .collect();
+    let mut found = match unknown.is_empty() {
+        true => Vec::new(),
+        false => store.find(&unknown, within).await?,
+    }
+    .into_iter();
+    let refs: Vec<Option<SampleRef>> = wanted
+        .iter()
+        .map(|(_, exact)| {
+            exact
+                .clone()
+                .or_else(|| found.next().flatten().map(|found| found.reference))
+        })
+        .collect();
+    let live: Vec<SampleRef> = refs.iter().flatten().cloned().collect();
+    let mut leases = store.read(&live, within).await.into_iter();
+    let answer = |(reference, (sample, _)): (Option<SampleRef>, &(SampleId, _))| {
+        let gone = || {
+            Error::new(
+                ErrorKind::NotFound,
+                "python.read",
+                "there is no such sample, or not any more",
+            )
+        };
+        match reference {
+            Some(_) => leases
+                .next()
+                .unwrap_or_else(|| Err(Error::internal("python.read", "the store gave too few answers"))),
+            None => Err(gone().with("sample", sample)),
+        }
+    };
+    Ok(refs.into_iter().zip(&wanted).map(answer).collect())
+}
+
+impl Core {
+    /// The parts, and the time that the caller gives.
+    fn begin(&self, py: Python<'_>, timeout: f64) -> PyResult<(Parts, Duration)> {
+        let opened = self.0.get("store").or_raise(py)?;
+        Ok((opened.parts().or_raise(py)?, seconds(timeout).or_raise(py)?))
+    }
+}
+
+#[pymethods]
+impl Core {
+    /// Puts samples. Result: for each a reference, or an exception.
+    fn put(&self, py: Python<'_>, items: Vec<Item>, timeout: f64) -> PyResult<Operation> {
+        let (parts, within) = self.begin(py, timeout)?;
+        let mut samples = Vec::with_capacity(items.len());
+        let mut tensors = Vec::with_capacity(items.len());
+        for (sample, given, groups, retain, max_attempts) in items {
+            let publication = publication(&groups, retain, max_attempts).or_raise(py)?;
+            samples.push((SampleId::new(sample).or_raise(py)?, publication));
+            let ready: PyResult<Vec<Ready>> = given.into_iter().map(|given| Ready::of(py, given)).collect();
+            tensors.push(ready?);
+        }
+        let work = async move {
+            let tensors = sources(&parts, tensors, within).await?;
+            let items = samples
+                .into_iter()
+                .zip(tensors)
+                .map(|((sample, publication), tensors)| PutItem {
+                    sample,
+                    tensors,
+                    publication,
+                });
+            Ok(parts.store.put_many(items.collect(), within).await)
+        };
+        let deliver = |py: Python<'_>, results, late| {
+            each(py, results, late, |py, stored: holdfast_features::Stored| {
+                convert::reference(py, &stored.reference)
+            })
+        };
+        Operation::begin(within, work, deliver).or_raise(py)
+    }
+
+    /// The next samples of a group. Result: a list of leases.
+    fn take(&self, py: Python<'_>, group: &str, count: usize, timeout: f64) -> PyResult<Operation> {
+        let (parts, within) = self.begin(py, timeout)?;
+        let group = GroupName::new(group).or_raise(py)?;
+        let work = async move {
+            Ok(parts
+                .store
+                .lease_next(&group, count, within)
+                .await?
+                .into_iter()
+                .map(Ok)
+                .collect())
+        };
+        let deliver = |py: Python<'_>, leases, late| each(py, leases, late, lease);
+        Operation::begin(within, work, deliver).or_raise(py)
+    }
+
+    /// These samples for a group. Result: for each a lease, or an exception.
+    fn lease(&self, py: Python<'_>, refs: Vec<(String, u64)>, group: &str, timeout: f64) -> PyResult<Operation> {
+        let (parts, within) = self.begin(py, timeout)?;
+        let (refs, group) = (references(py, &refs)?, GroupName::new(group).or_raise(py)?);
+        let work = async move { Ok(parts.store.lease(&group, &refs, within).await) };
+        let deliver = |py: Python<'_>, leases, late| each(py, leases, late, lease);
+        Operation::begin(within, work, deliver).or_raise(py)
+    }
+
+    /// These samples for reading; without a generation, the one that is live. Result: for each a lease, or an exception.
+    fn read(&self, py: Python<'_>, refs: Vec<(String, Option<u64>)>, timeout: f64) -> PyResult<Operation> {
+        let (parts, within) = self.begin(py, timeout)?;
+        let wanted = wanted_refs(py, refs)?;
+        let work = async move { read(&parts.store, wanted, within).await };
+        let deliver = |py: Python<'_>, leases, late| each(py, leases, late, lease);
+        Operation::begin(within, work, deliver).or_raise(py)
+    }
+
+    /// A leased sample's tensors. Result: for each its spec, and its memory if that is the pool's.
+    #[pyo3(signature = (held, names, into, timeout))]
+    fn get(
+        &self,
+        py: Python<'_>,
+        held: &Bound<'_, PyLease>,
+        names: Option<Vec<String>>,
+        into: Option<Vec<Given>>,
+        timeout: f64,
+    ) -> PyResult<Operation> {
+        let (parts, within) = self.begin(py, timeout)?;
+        let (lease, from_pool) = (held.get().lease(py)?, into.is_none());
+        let wish = Wish::of(py, names, into)?;
+        let work = async move {
+            let wanted = wish.wanted(&parts, &lease, within).await?;
+            let tensors = parts.store.get(&lease, wanted, within).await?;
+            Ok(Got::new(tensors, parts, from_pool))
+        };
+        Operation::begin(within, work, |py, got: Got, _late| got.deliver(py)).or_raise(py)
+    }
+
+    /// A sample's tensors, read, got and released in one. Result as of `get`.
+    #[pyo3(signature = (sample, generation, names, into, timeout))]
+    fn read_get(
+        &self,
+        py: Python<'_>,
+        sample: String,
+        generation: Option<u64>,
+        names: Option<Vec<String>>,
+        into: Option<Vec<Given>>,
+        timeout: f64,
+    ) -> PyResult<Operation> {
+        let (parts, within) = self.begin(py, timeout)?;
+        let (wanted, from_pool) = (wanted_refs(py, vec![(sample, generation)])?, into.is_none());
+        let wish = Wish::of(py, names, into)?;
+        let work = async move {
+            let mut leases = read(&parts.store, wanted, within).await?;
+            let none = || Err(Error::internal("python.get", "the store gave no answer"));
+            let lease = leases.pop().unwrap_or_else(none)?;
+            let wanted = wish.wanted(&parts, &lease, within).await?;
+            let got = parts.store.get(&lease, wanted, within).await;
+            // Dropping it lets go of it in the background: the bytes are here, nobody has to wait for that.
+            drop(lease);
+            Ok(Got::new(got?, parts, from_pool))
+        };
+        Operation::begin(within, work, |py, got: Got, _late| got.deliver(py)).or_raise(py)
+    }
+
+    /// Looks samples up. Result: for each what is known, or none.
+    fn find(&self, py: Python<'_>, samples: Vec<String>, timeout: f64) -> PyResult<Operation> {
+        let (parts, within) = self.begin(py, timeout)?;
+        let samples = sample_ids(py, &samples)?;
+        let work = async move { Ok(parts.store.find(&samples, within).await?.into_iter().map(Ok).collect()) };
+        let deliver = |py: Python<'_>, found, late| each(py, found, late, convert::found);
+        Operation::begin(within, work, deliver).or_raise(py)
+    }
+
+    /// Answers that samples were used.
+    fn ack(&self, py: Python<'_>, leases: Vec<Py<PyLease>>, timeout: f64) -> PyResult<Operation> {
+        let (parts, within) = self.begin(py, timeout)?;
+        let leases = held(py, &leases)?;
+        let work = async move { Ok(parts.store.ack(&leases, within).await) };
+        Operation::begin(within, work, |py, all, late| each(py, all, late, convert::answered)).or_raise(py)
+    }
+
+    /// Hands samples back.
+    fn nack(&self, py: Python<'_>, leases: Vec<Py<PyLease>>, timeout: f64) -> PyResult<Operation> {
+        let (parts, within) = self.begin(py, timeout)?;
+        let leases = held(py, &leases)?;
+        let work = async move { Ok(parts.store.nack(&leases, within).await) };
+        Operation::begin(within, work, |py, all, late| each(py, all, late, convert::answered)).or_raise(py)
+    }
+
+    /// Lets go of leases.
+    fn release(&self, py: Python<'_>, leases: Vec<Py<PyLease>>, timeout: f64) -> PyResult<Operation> {
+        let (parts, within) = self.begin(py, timeout)?;
+        let leases = held(py, &leases)?;
+        let work = async move { Ok(parts.store.release(&leases, within).await) };
+        Operation::begin(within, work, |py, all, late| each(py, all, late, nothing)).or_raise(py)
+    }
+
+    /// Prolongs leases.
+    fn renew(&self, py: Python<'_>, leases: Vec<Py<PyLease>>, timeout: f64) -> PyResult<Operation> {
+        let (parts, within) = self.begin(py, timeout)?;
+        let leases = held(py, &leases)?;
+        let work = async move { Ok(parts.store.renew(&leases, within).await) };
+        Operation::begin(within, work, |py, all, late| each(py, all, late, nothing)).or_raise(py)
+    }
+
+    /// Takes samples out of circulation, whatever their generation.
+    fn abort(&self, py: Python<'_>, samples: Vec<String>, timeout: f64) -> PyResult<Operation> {
+        let (parts, within) = self.begin(py, timeout)?;
+        let samples = sample_ids(py, &samples)?;
+        let work = async move { Ok(parts.store.abort(&samples, within).await) };
+        Operation::begin(within, work, |py, all, late| each(py, all, late, nothing)).or_raise(py)
+    }
+
+    /// Takes exactly these generations out of circulation.
+    fn retire(&self, py: Python<'_>, refs: Vec<(String, u64)>, timeout: f64) -> PyResult<Operation> {
+        let (parts, within) = self.begin(py, timeout)?;
+        let refs = references(py, &refs)?;
+        let work = async move { Ok(parts.store.retire(&refs, within).await) };
+        Operation::begin(within, work, |py, all, late| each(py, all, late, convert::answered)).or_raise(py)
+    }
+
+    /// Another epoch for retained samples.
+    fn reopen(&self, py: Python<'_>, refs: Vec<(String, u64)>, timeout: f64) -> PyResult<Operation> {
+        let (parts, within) = self.begin(py, timeout)?;
+        let refs = references(py, &refs)?;
+        let work = async move { Ok(parts.store.reopen(&refs, within).await) };
+        Operation::begin(within, work, |py, all, late| each(py, all, late, nothing)).or_raise(py)
+    }
+
+    /// Reserves a sample that somebody else will write. Result: an `Announced`.
+    fn announce(
+        &self,
+        py: Python<'_>,
+        sample: &str,
+        keys: Vec<String>,
+        nbytes: u64,
+        timeout: f64,
+    ) -> PyResult<Operation> {
+        let (parts, within) = self.begin(py, timeout)?;
+        let keys: Result<Vec<ObjectKey>> = keys.into_iter().map(ObjectKey::new).collect();
+        let announcement = Announcement {
+            sample: SampleId::new(sample).or_raise(py)?,
+            keys: keys.or_raise(py)?,
+            bytes: nbytes,
+        };
+        let work = async move { parts.store.announce(announcement, within).await };
+        let deliver = |py: Python<'_>, announced, _late| PyAnnounced::new(announced).into_py_any(py);
+        Operation::begin(within, work, deliver).or_raise(py)
+    }
+
+    /// Commits an announced sample. Result: its reference.
+    #[expect(clippy::too_many_arguments, reason = "as Python passes them")]
+    fn adopt(
+        &self,
+        py: Python<'_>,
+        announced: &Bound<'_, PyAnnounced>,
+        tensors: Vec<Adopted>,
+        groups: Vec<String>,
+        retain: bool,
+        max_attempts: u32,
+        timeout: f64,
+    ) -> PyResult<Operation> {
+        let (parts, within) = self.begin(py, timeout)?;
+        let (announced, tensors) = (announced.get().announced(py)?, adopted(py, tensors)?);
+        let publication = publication(&groups, retain, max_attempts).or_raise(py)?;
+        let work = async move { parts.store.adopt(&announced, tensors, publication, within).await };
+        let deliver =
+            |py: Python<'_>, stored: holdfast_features::Stored, _late| convert::reference(py, &stored.reference);
+        Operation::begin(within, work, deliver).or_raise(py)
+    }
+
+    /// Adopts objects that are there already. Result: the sample's reference.
+    #[expect(clippy::too_many_arguments, reason = "as Python passes them")]
+    fn adopt_now(
+        &self,
+        py: Python<'_>,
+        sample: &str,
+        tensors: Vec<Adopted>,
+        groups: Vec<String>,
+        retain: bool,
+        max_attempts: u32,
+        timeout: f64,
+    ) -> PyResult<Operation> {
+        let (parts, within) = self.begin(py, timeout)?;
+        let (sample, tensors) = (SampleId::new(sample).or_raise(py)?, adopted(py, tensors)?);
+        let publication = publication(&groups, retain, max_attempts).or_raise(py)?;
+        let work = async move { parts.store.adopt_now(sample, tensors, publication, within).await };
+        let deliver =
+            |py: Python<'_>, stored: holdfast_features::Stored, _late| convert::reference(py, &stored.reference);
+        Operation::begin(within, work, deliver).or_raise(py)
+    }
+
+    /// Gives an announced sample up.
+    fn discard(&self, py: Python<'_>, announced: &Bound<'_, PyAnnounced>, timeout: f64) -> PyResult<Operation> {
+        let (parts, within) = self.begin(py, timeout)?;
+        let announced = announced.get().announced(py)?;
+        let work = async move { parts.store.discard(&announced, within).await };
+        Operation::begin(within, work, |py, (), _late| Ok(py.None())).or_raise(py)
+    }
+
+    /// Memory of the pool. Result: a `Memory`.
+    fn buffer(&self, py: Python<'_>, nbytes: usize, timeout: f64) -> PyResult<Operation> {
+        let (parts, within) = self.begin(py, timeout)?;
+        let work = async move {
+            let span = parts.store.pool().buffer(nbytes, within).await?;
+            Ok((span, parts))
+        };
+        let deliver = |py: Python<'_>, (span, parts), _late| memory(span, &parts).into_py_any(py);
+        Operation::begin(within, work, deliver).or_raise(py)
+    }
+
+    /// Takes back what has ended and frees what is to be freed. Result: a dictionary of counts.
+    fn sweep(&self, py: Python<'_>, timeout: f64) -> PyResult<Operation> {
+        let (parts, within) = self.begin(py, timeout)?;
+        let work = async move { parts.store.sweep(within).await };
+        Operation::begin(within, work, |py, swept, _late| convert::swept(py, &swept)).or_raise(py)
+    }
+
+    /// Waits until everything retired here is freed.
+    fn drain(&self, py: Python<'_>, timeout: f64) -> PyResult<Operation> {
+        let (parts, within) = self.begin(py, timeout)?;
+        let work = async move { parts.store.drain(within).await };
+        Operation::begin(within, work, |py, (), _late| Ok(py.None())).or_raise(py)
+    }
+
+    /// How the store is doing. Result: a dictionary.
+    fn health(&self, py: Python<'_>, timeout: f64) -> PyResult<Operation> {
+        let (parts, within) = self.begin(py, timeout)?;
+        let work = async move { Ok(parts.store.health(within).await) };
+        Operation::begin(within, work, |py, health, _late| convert::health(py, &health)).or_raise(py)
+    }
+
+    /// Ends this process's membership. The second time it does nothing.
+    fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<Operation> {
+        let opened = Arc::clone(self.0.get("store").or_raise(py)?);
+        let within = seconds(timeout).or_raise(py)?;
+        let work = async move { opened.close(within).await };
+        Operation::begin(within, work, |py, (), _late| Ok(py.None())).or_raise(py)
+    }
+}

@@ -1,0 +1,96 @@
+//! Samples that this process holds, as Python objects: leases, and announced samples.
+
+use holdfast_features::{Announced, Lease};
+use pyo3::prelude::*;
+
+use crate::convert::Spec;
+use crate::errors::OrRaise;
+use crate::process::AtHome;
+
+/// A lease. Dropped unanswered, it is let go of in the background.
+#[pyclass(frozen, name = "Lease", module = "holdfast._holdfast")]
+pub(crate) struct PyLease(AtHome<Lease>);
+
+impl PyLease {
+    pub(crate) fn new(lease: Lease) -> Self {
+        Self(AtHome::new(lease))
+    }
+
+    pub(crate) fn lease(&self, py: Python<'_>) -> PyResult<Lease> {
+        self.0.get("lease").cloned().or_raise(py)
+    }
+}
+
+#[pymethods]
+impl PyLease {
+    /// The sample and its generation.
+    #[getter]
+    fn reference(&self, py: Python<'_>) -> PyResult<(String, u64)> {
+        let reference = self.lease(py)?.reference();
+        Ok((reference.sample.to_string(), reference.generation.get()))
+    }
+
+    /// The group; none for a read.
+    #[getter]
+    fn group(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        Ok(self.lease(py)?.group().map(|group| group.to_string()))
+    }
+
+    /// The fencing token.
+    #[getter]
+    fn token(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.lease(py)?.token().0)
+    }
+
+    /// Whether it was answered.
+    #[getter]
+    fn answered(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.lease(py)?.is_answered())
+    }
+
+    /// Its tensors: name, element type, shape, bytes.
+    #[getter]
+    fn specs(&self, py: Python<'_>) -> PyResult<Vec<Spec>> {
+        let lease = self.lease(py)?;
+        let tensors = lease.description().tensors();
+        Ok(tensors.iter().map(|tensor| Spec::of(&tensor.spec)).collect())
+    }
+}
+
+/// A sample that somebody else is about to write.
+#[pyclass(frozen, name = "Announced", module = "holdfast._holdfast")]
+pub(crate) struct PyAnnounced(AtHome<Announced>);
+
+impl PyAnnounced {
+    pub(crate) fn new(announced: Announced) -> Self {
+        Self(AtHome::new(announced))
+    }
+
+    pub(crate) fn announced(&self, py: Python<'_>) -> PyResult<Announced> {
+        self.0.get("announced sample").cloned().or_raise(py)
+    }
+}
+
+#[pymethods]
+impl PyAnnounced {
+    /// The sample and the generation that it will be.
+    #[getter]
+    fn reference(&self, py: Python<'_>) -> PyResult<(String, u64)> {
+        let announced = self.announced(py)?;
+        let reference = announced.reference();
+        Ok((reference.sample.to_string(), reference.generation.get()))
+    }
+
+    /// The same as a `SampleRef`.
+    #[getter(r#ref)]
+    fn sample_ref<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let class = py.import("holdfast")?.getattr("SampleRef")?;
+        class.call1(self.reference(py)?)
+    }
+
+    /// Every object that may be written for it.
+    #[getter]
+    fn keys(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        Ok(self.announced(py)?.keys().iter().map(ToString::to_string).collect())
+    }
+}

@@ -1,0 +1,268 @@
+//! Whose memory is in use, and by whom: memory lent by Python objects, and memory of the pool that Python objects see.
+//!
+//! An engine knows each byte at most once, and forgets it some time after the transfer. But one tensor may stand in a
+//! sample under two names, be put again at once, or be a view of what a get has returned. So:
+//! - LG1: memory inside a live output is used under the registration that it has.
+//! - LG2: the ranges of one call that overlap are lent as one.
+//! - LG3: a range that overlaps one lent by an earlier call waits until the engine has forgotten that.
+//!
+//! ```text
+//! range ── inside a live output? ─▶ a span of it
+//!       └─ else, free of others' ──▶ lent: registered, spans of it ── last span gone, forgotten ─▶ owner dropped, range free
+//!               └ not free: wait, until the deadline
+//! ```
+//! All ranges of a call are taken at once, so two calls never wait for each other.
+
+#![expect(unsafe_code, reason = "the FFI edge: memory of Python objects, named by its address")]
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result, SystemClock};
+use holdfast_engine::{Engine, HostMemory, Span};
+use holdfast_features::FeatureStore;
+use parking_lot::Mutex;
+use pyo3::prelude::*;
+use tokio::sync::Notify;
+
+use crate::process;
+
+/// Drops the engine where that may take its time: dropping the last one waits for calls under way, and these need the
+/// interpreter's lock, which whoever lets go of a tensor holds.
+#[derive(Debug)]
+pub(crate) struct Keeper(Option<Arc<dyn Engine>>);
+
+impl Keeper {
+    pub(crate) fn new(engine: Arc<dyn Engine>) -> Self {
+        Self(Some(engine))
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        let engine = self.0.take();
+        match process::runtime() {
+            Ok(runtime) => drop(runtime.spawn_blocking(move || drop(engine))),
+            // Without threads nothing waits either; better not closed than never returned.
+            Err(_) => std::mem::forget(engine),
+        }
+    }
+}
+
+/// Memory that Python objects see: an output of a get, or a buffer of the pool.
+#[derive(Debug)]
+pub(crate) struct Output {
+    span: Span,
+    ledger: Arc<Ledger>,
+    /// Dropped after the span.
+    _keeper: Arc<Keeper>,
+}
+
+impl Output {
+    pub(crate) fn new(span: Span, ledger: &Arc<Ledger>, keeper: &Arc<Keeper>) -> Arc<Self> {
+        let output = Arc::new(Self {
+            span,
+            ledger: Arc::clone(ledger),
+            _keeper: Arc::clone(keeper),
+        });
+        let entry = (output.span.len(), Arc::downgrade(&output));
+        ledger.table.lock().outputs.insert(output.span.address(), entry);
+        output
+    }
+
+    pub(crate) fn span(&self) -> &Span {
+        &self.span
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        self.ledger.table.lock().outputs.remove(&self.span.address());
+    }
+}
+
+/// A range of memory and the Python object that keeps it alive.
+#[derive(Debug)]
+pub(crate) struct Piece {
+    pub(crate) address: usize,
+    pub(crate) len: usize,
+    pub(crate) owner: Py<PyAny>,
+}
+
+impl Piece {
+    fn end(&self) -> usize {
+        self.address.saturating_add(self.len)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    outputs: BTreeMap<usize, (usize, Weak<Output>)>,
+    lent: BTreeMap<usize, usize>,
+}
+
+/// The memory in use by one store. See the module's story.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    table: Mutex<Table>,
+    freed: Notify,
+}
+
+/// What keeps lent memory alive; dropped by the engine when it has forgotten it.
+struct Lent {
+    ledger: Arc<Ledger>,
+    address: usize,
+    owners: Option<Vec<Py<PyAny>>>,
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.ledger.table.lock().lent.remove(&self.address);
+        self.ledger.freed.notify_waiters();
+        let mut owners = self.owners.take();
+        // At the end of the interpreter they cannot be dropped any more, and need not.
+        if Python::try_attach(|_| drop(owners.take())).is_none() {
+            std::mem::forget(owners);
+        }
+    }
+}
+
+/// Ranges that are lent as one (LG2).
+struct Union {
+    range: Range<usize>,
+    /// Which pieces of the call, by their place.
+    members: Vec<usize>,
+}
+
+fn unions(pieces: &[Piece], which: Vec<usize>) -> Vec<Union> {
+    let mut order = which;
+    order.sort_by_key(|at| pieces[*at].address);
+    let mut unions: Vec<Union> = Vec::new();
+    for at in order {
+        let piece = &pieces[at];
+        match unions.last_mut() {
+            Some(last) if piece.address < last.range.end => {
+                last.range.end = last.range.end.max(piece.end());
+                last.members.push(at);
+            }
+            _ => unions.push(Union {
+                range: piece.address..piece.end(),
+                members: vec![at],
+            }),
+        }
+    }
+    unions
+}
+
+impl Table {
+    /// The span of a live output that the piece lies in (LG1).
+    fn inside(&self, piece: &Piece) -> Option<Result<Span>> {
+        let (address, (len, output)) = self.outputs.range(..=piece.address).next_back()?;
+        if piece.end() > address + len {
+            return None;
+        }
+        let output = output.upgrade()?;
+        let region = output.span.region();
+        let from = piece.address.checked_sub(region.address())?;
+        Some(region.span(from..from + piece.len))
+    }
+
+    fn is_free(&self, range: &Range<usize>) -> bool {
+        let before = self.lent.range(..range.end).next_back();
+        before.is_none_or(|(address, len)| address + len <= range.start)
+    }
+}
+
+impl Ledger {
+    /// Registered memory for each piece, in order. Waits for ranges that earlier calls have lent.
+    pub(crate) async fn lend(
+        self: &Arc<Self>,
+        store: &FeatureStore,
+        pieces: Vec<Piece>,
+        within: Duration,
+    ) -> Result<Vec<Span>> {
+        let clock = SystemClock::new();
+        let deadline = Deadline::after(&clock, within);
+        let mut spans: Vec<Option<Span>> = (0..pieces.len()).map(|_| None).collect();
+        let mut strangers = Vec::new();
+        {
+            let table = self.table.lock();
+            for (at, piece) in pieces.iter().enumerate() {
+                match table.inside(piece) {
+                    Some(span) => spans[at] = Some(span?),
+                    None => strangers.push(at),
+                }
+            }
+        }
+        let unions = unions(&pieces, strangers);
+        self.take(&unions, &clock, deadline).await?;
+        let mut owners: Vec<Option<Py<PyAny>>> = Vec::with_capacity(pieces.len());
+        let mut places = Vec::with_capacity(pieces.len());
+        for piece in pieces {
+            places.push((piece.address, piece.len));
+            owners.push(Some(piece.owner));
+        }
+        // Each memory gives its range back when it is dropped, whatever happens to the others.
+        let mut memories = Vec::with_capacity(unions.len());
+        for union in &unions {
+            let lent = Lent {
+                ledger: Arc::clone(self),
+                address: union.range.start,
+                owners: Some(union.members.iter().filter_map(|at| owners[*at].take()).collect()),
+            };
+            let base = std::ptr::with_exposed_provenance_mut::<u8>(union.range.start);
+            // SAFETY: the objects that own the memory say where it is, and are held by `lent`. Nobody has a Rust
+            // reference into it; Python code was told not to change it meanwhile.
+            memories.push(unsafe { HostMemory::lent(base, union.range.len(), lent) });
+        }
+        drop_attached(owners);
+        for (union, memory) in unions.iter().zip(memories) {
+            let region = store.register(memory?, deadline.remaining(&clock)).await?;
+            for at in &union.members {
+                let (address, len) = places[*at];
+                let from = address - union.range.start;
+                spans[*at] = Some(region.span(from..from + len)?);
+            }
+        }
+        let forgotten = || Error::internal("python.lend", "a tensor got no memory");
+        spans.into_iter().map(|span| span.ok_or_else(forgotten)).collect()
+    }
+
+    /// Enters all ranges at once, as soon as none of them overlaps one that is lent (LG3).
+    async fn take(&self, unions: &[Union], clock: &SystemClock, deadline: Deadline) -> Result<()> {
+        loop {
+            let mut freed = std::pin::pin!(self.freed.notified());
+            freed.as_mut().enable();
+            {
+                let mut table = self.table.lock();
+                if unions.iter().all(|union| table.is_free(&union.range)) {
+                    for union in unions {
+                        table.lent.insert(union.range.start, union.range.len());
+                    }
+                    return Ok(());
+                }
+            }
+            let left = deadline.remaining(clock as &dyn Clock);
+            if tokio::time::timeout(left, freed).await.is_err() {
+                return Err(Error::new(
+                    ErrorKind::Unavailable,
+                    "python.lend",
+                    "a tensor's memory is still in use by an earlier transfer; wait for that, or give a copy",
+                ));
+            }
+        }
+    }
+}
+
+/// Owners whose memory is registered under another's name: that one keeps it alive.
+fn drop_attached(owners: Vec<Option<Py<PyAny>>>) {
+    let mut left: Option<Vec<Py<PyAny>>> = Some(owners.into_iter().flatten().collect());
+    if left.as_ref().is_some_and(Vec::is_empty) {
+        return;
+    }
+    if Python::try_attach(|_| drop(left.take())).is_none() {
+        std::mem::forget(left);
+    }
+}

@@ -1,0 +1,82 @@
+//! The compiled half of the Python package `holdfast`: the module `holdfast._holdfast`.
+//!
+//! # One pyo3 for two kinds of program
+//! An extension must not link libpython: the interpreter that loads it has those symbols. Our test binaries embed an
+//! interpreter and must link it. Cargo builds one pyo3 for all members of a workspace build, with the union of their
+//! features, so a feature that says "do not link" (`pyo3/extension-module`) would break every test binary. Therefore
+//! no manifest here names that feature. Maturin says it through the environment instead
+//! (`PYO3_BUILD_EXTENSION_MODULE`, read by pyo3's build script), so it holds for the builds that make the extension,
+//! and for no other:
+//!
+//! | build | libpython | what it is for |
+//! |---|---|---|
+//! | `maturin build`, `maturin develop` | not linked | the package |
+//! | `cargo build`, `clippy`, `nextest`, with any features | linked | checking this crate, running the tests of others |
+//!
+//! Both share the target folder, and Cargo notices the change: going from one to the other compiles pyo3 and what uses it
+//! anew, some 20 s.
+//!
+//! The union does hold for `abi3-py310`: in a build of the whole workspace, the crates below are compiled against the
+//! limited API too. That is wanted, since they must do with it inside this module.
+//!
+//! # The interpreter's lock
+//! Whatever may wait is done detached from the interpreter, so that other Python threads go on, and because the
+//! engine's threads need the lock themselves.
+//!
+//! | module | its job |
+//! |---|---|
+//! | `process` | one runtime for each process, and what a fork leaves behind |
+//! | `operation` | an operation under way: waited for, or listened to |
+//! | `opening`, `core` | opening a store; its methods |
+//! | `ledger`, `tensors`, `memory`, `dlpack` | tensors in and out, by pointer |
+//! | `lease`, `convert`, `errors` | what Python gets to see |
+
+mod convert;
+mod core;
+mod dlpack;
+mod errors;
+mod lease;
+mod ledger;
+mod memory;
+mod opening;
+mod operation;
+mod process;
+mod tensors;
+
+use pyo3::prelude::*;
+
+/// The compiled half of the package `holdfast`.
+#[pymodule]
+mod _holdfast {
+    #[pymodule_export]
+    use super::{finish, spec_bytes, version};
+    #[pymodule_export]
+    use crate::core::{Core, open_store};
+    #[pymodule_export]
+    use crate::dlpack::{Imported, import_dlpack};
+    #[pymodule_export]
+    use crate::lease::{PyAnnounced, PyLease};
+    #[pymodule_export]
+    use crate::memory::Memory;
+    #[pymodule_export]
+    use crate::operation::Operation;
+}
+
+/// The release of Holdfast that this package was built from.
+#[pyfunction]
+fn version() -> &'static str {
+    env!("CARGO_PKG_VERSION")
+}
+
+/// To be called when the interpreter ends and every store is closed: nothing calls into Python from then on.
+#[pyfunction]
+fn finish() {
+    process::finish();
+}
+
+/// How many bytes a tensor of this element type and shape has.
+#[pyfunction]
+fn spec_bytes(py: Python<'_>, dtype: &str, shape: Vec<u64>) -> PyResult<u64> {
+    use errors::OrRaise as _;
+    Ok(tensors::spec("tensor", dtype, shape).or_raise(py)?.bytes())
+}

@@ -1,0 +1,68 @@
+//! Memory of the pool, as a Python object sees it; the package builds its `Tensor` on it.
+
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::dlpack;
+use crate::errors::OrRaise;
+use crate::ledger::Output;
+use crate::process::AtHome;
+
+/// Registered memory of a store. It goes back to the pool when this object, and every view of it, is gone.
+#[pyclass(frozen, weakref, module = "holdfast._holdfast")]
+pub(crate) struct Memory {
+    output: AtHome<Arc<Output>>,
+    address: usize,
+    len: usize,
+}
+
+impl Memory {
+    pub(crate) fn new(output: Arc<Output>) -> Self {
+        Self {
+            address: output.span().address(),
+            len: output.span().len(),
+            output: AtHome::new(output),
+        }
+    }
+
+    pub(crate) fn output(&self) -> holdfast_core::Result<&Arc<Output>> {
+        self.output.get("tensor")
+    }
+}
+
+#[pymethods]
+impl Memory {
+    /// Where it begins.
+    #[getter]
+    fn address(&self) -> usize {
+        self.address
+    }
+
+    /// How many bytes it has; never zero.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.len
+    }
+
+    /// A copy of its bytes.
+    fn tobytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let span = self.output().or_raise(py)?.span();
+        PyBytes::new_with(py, self.len, |bytes| span.read(0, bytes).or_raise(py))
+    }
+
+    /// A DLPack capsule over it: `versioned` as of DLPack 1.0, else as before.
+    #[pyo3(signature = (code, bits, shape, versioned))]
+    fn dlpack<'py>(
+        slf: &Bound<'py, Self>,
+        code: u8,
+        bits: u8,
+        shape: Vec<i64>,
+        versioned: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let this = slf.get();
+        let owner = slf.clone().into_any().unbind();
+        dlpack::export(slf.py(), owner, this.address, code, bits, shape, versioned)
+    }
+}

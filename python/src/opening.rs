@@ -1,0 +1,185 @@
+//! Opening and closing a store: from settings to an engine, an index, and the store over both.
+//!
+//! ```text
+//! settings ─▶ does the master listen? ─▶ etcd ─▶ budget ─▶ engine ─▶ store
+//! ```
+//! The master is asked first, by a plain connection: the engine's own attempt at a dead master takes a minute and a half,
+//! and holds the interpreter's lock all that time.
+//!
+//! A store that nobody closes is closed in the background when its last handle goes. If that cannot be done either, its
+//! session ends by its time to live, and a sweep clears up after it.
+
+use std::net::{TcpStream, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result, Rng, SystemClock, SystemRng};
+use holdfast_engine::Engine;
+use holdfast_engine_mooncake::{MooncakeConfig, MooncakeEngine};
+use holdfast_features::{FeatureConfig, FeatureStore};
+use holdfast_index::{Index, IndexConfig, KvIndex};
+use holdfast_index_etcd::{EtcdConfig, EtcdKv};
+use parking_lot::Mutex;
+use pyo3::prelude::*;
+use serde::Deserialize;
+
+use crate::ledger::{Keeper, Ledger};
+use crate::process;
+
+const OPERATION: &str = "python.open";
+/// How long a store that nobody closed may take to close.
+const CLOSE_WITHIN: Duration = Duration::from_secs(10);
+
+/// All settings, as the Python side writes them.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Settings {
+    engine: MooncakeConfig,
+    etcd: EtcdConfig,
+    index: IndexConfig,
+    features: FeatureConfig,
+    budget: Option<u64>,
+}
+
+impl Settings {
+    pub(crate) fn read(text: &str) -> Result<Self> {
+        let settings: Self = serde_json::from_str(text).map_err(|error| {
+            Error::invalid(OPERATION, "a setting is unknown or has a value that it cannot have").with("why", error)
+        })?;
+        settings.engine.validate()?;
+        settings.features.validate()?;
+        Ok(settings)
+    }
+}
+
+/// The parts of an open store.
+#[derive(Clone)]
+pub(crate) struct Parts {
+    pub(crate) store: FeatureStore,
+    pub(crate) keeper: Arc<Keeper>,
+    pub(crate) ledger: Arc<Ledger>,
+}
+
+/// A store, open until it is closed.
+pub(crate) struct Opened(Mutex<Option<Parts>>);
+
+impl Opened {
+    pub(crate) fn parts(&self) -> Result<Parts> {
+        self.0.lock().clone().ok_or_else(|| {
+            Error::unavailable("python.store", "this store is closed; open another")
+                .with_retry(holdfast_core::Retry::Never)
+        })
+    }
+
+    /// Closes the store, then lets go of the engine. The second time it does nothing.
+    pub(crate) async fn close(&self, within: Duration) -> Result<()> {
+        let parts = self.0.lock().take();
+        match parts {
+            Some(parts) => close(parts, within).await,
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        if let Some(parts) = self.0.get_mut().take()
+            && let Ok(runtime) = process::runtime()
+        {
+            runtime.spawn(async move {
+                if let Err(error) = close(parts, CLOSE_WITHIN).await {
+                    tracing::warn!(%error, "a store that was left open did not close cleanly");
+                }
+            });
+        }
+    }
+}
+
+async fn close(parts: Parts, within: Duration) -> Result<()> {
+    let closed = parts.store.close(within).await;
+    // The engine waits for its calls when it goes: not on a thread that others need.
+    let gone = tokio::task::spawn_blocking(move || drop(parts));
+    if tokio::time::timeout(CLOSE_WITHIN, gone).await.is_err() {
+        tracing::warn!("the engine's client is still closing, in the background");
+    }
+    closed
+}
+
+/// Opens a store. `client` is an engine's client that the caller has set up, if there is one.
+pub(crate) async fn open(settings: Settings, client: Option<Py<PyAny>>, within: Duration) -> Result<Opened> {
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+    let deadline = Deadline::after(&*clock, within);
+    let left = || deadline.remaining(&*clock);
+    let Settings {
+        mut engine,
+        etcd,
+        index,
+        features,
+        budget,
+    } = settings;
+    if client.is_none() {
+        master_listens(&engine.master, left()).await?;
+    }
+    let kv = EtcdKv::open(etcd, Arc::clone(&clock), left()).await?;
+    let rng: Arc<dyn Rng> = Arc::new(SystemRng);
+    let index = KvIndex::new(
+        Arc::new(kv),
+        &features.store,
+        index,
+        Arc::clone(&clock),
+        Arc::clone(&rng),
+    );
+    if let Some(bytes) = budget {
+        match index.set_budget(bytes, left()).await {
+            // The first one decides; everybody after that lives with it.
+            Err(error) if error.kind() == ErrorKind::Conflict => {}
+            other => other?,
+        }
+    }
+    process::claim_engine()?;
+    engine.connect_within = left();
+    let connected = tokio::task::spawn_blocking(move || match client {
+        Some(client) => MooncakeEngine::adopt(client, engine),
+        None => MooncakeEngine::connect(engine),
+    });
+    let engine: Arc<dyn Engine> = Arc::new(connected.await.map_err(|failure| {
+        Error::internal(OPERATION, "connecting the engine did not end as it should").caused_by(failure)
+    })??);
+    let keeper = Arc::new(Keeper::new(Arc::clone(&engine)));
+    let opening = FeatureStore::open(engine, Arc::new(index), features, Arc::clone(&clock), rng);
+    let store = tokio::time::timeout(left(), opening)
+        .await
+        .map_err(|_| Error::unavailable(OPERATION, "the store did not open within the time"))??;
+    let parts = Parts {
+        store,
+        keeper,
+        ledger: Arc::default(),
+    };
+    Ok(Opened(Mutex::new(Some(parts))))
+}
+
+/// Whether anybody listens where the master should.
+async fn master_listens(master: &str, within: Duration) -> Result<()> {
+    let unavailable = |why: &'static str| Error::unavailable(OPERATION, why).with("master", master);
+    let addresses: Vec<String> = match master.strip_prefix("etcd://") {
+        Some(nodes) => nodes.split(';').map(str::to_owned).collect(),
+        None => vec![master.to_owned()],
+    };
+    let connecting = tokio::task::spawn_blocking(move || any_listens(&addresses, within));
+    match tokio::time::timeout(within, connecting).await {
+        Ok(Ok(true)) => Ok(()),
+        Ok(_) => Err(unavailable(
+            "the master does not listen there; is it running, and is the address right?",
+        )),
+        Err(_) => Err(unavailable(
+            "the master did not answer within the time; is the address right?",
+        )),
+    }
+}
+
+fn any_listens(addresses: &[String], within: Duration) -> bool {
+    let found = addresses.iter().filter_map(|address| address.to_socket_addrs().ok());
+    found
+        .flatten()
+        .any(|address| TcpStream::connect_timeout(&address, within.max(Duration::from_millis(1))).is_ok())
+}

@@ -1,0 +1,128 @@
+//! One process, one runtime; and what a fork leaves behind.
+//!
+//! A fork copies memory but no thread. In the child, the parent's runtime, engine and session are ruins: their threads
+//! are gone, their locks may be held for ever, their connections are the parent's. So:
+//! - PR1: the runtime belongs to the process that made it; a child makes its own and leaves the parent's as it is.
+//! - PR2: whatever lives on a runtime is wrapped in [`AtHome`]: elsewhere it can be neither used nor dropped.
+//! - PR3: the engine's library starts threads of its own on first use and cannot start them again. A child of a process
+//!   that has used it would wait for them for ever, so it is refused instead ([`claim_engine`]).
+//!
+//! Nothing here takes a lock, since another thread may have held it at the fork.
+//!
+//! When the interpreter ends, threads can no longer call into Python. [`finish`] says so: from then on nothing is
+//! dropped that might; the kernel takes it all a moment later.
+
+#![expect(
+    unsafe_code,
+    reason = "a pointer to the runtime, exchanged without a lock; each block says why it holds"
+)]
+
+use std::mem::ManuallyDrop;
+use std::process;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+
+use holdfast_core::{Error, ErrorKind, Result};
+use tokio::runtime::{Builder, Runtime};
+
+const THREADS: usize = 2;
+
+struct Home {
+    pid: u32,
+    runtime: Runtime,
+}
+
+static HOME: AtomicPtr<Home> = AtomicPtr::new(ptr::null_mut());
+static ENGINE_USED_BY: AtomicU32 = AtomicU32::new(0);
+static ENDING: AtomicBool = AtomicBool::new(false);
+
+/// The runtime of this process; made when it is first needed.
+pub(crate) fn runtime() -> Result<&'static Runtime> {
+    let pid = process::id();
+    loop {
+        let seen = HOME.load(Ordering::Acquire);
+        // SAFETY: what HOME points to is never freed (PR1: a child leaves it as it is), so it is valid for ever.
+        if let Some(home) = unsafe { seen.as_ref() }
+            && home.pid == pid
+        {
+            return Ok(&home.runtime);
+        }
+        let made = Box::into_raw(Box::new(Home { pid, runtime: make()? }));
+        let put_up = HOME.compare_exchange(seen, made, Ordering::AcqRel, Ordering::Acquire);
+        if put_up.is_err() {
+            // SAFETY: nobody else has seen `made`, which came from a Box just now.
+            let ours = unsafe { Box::from_raw(made) };
+            ours.runtime.shutdown_background();
+        }
+    }
+}
+
+fn make() -> Result<Runtime> {
+    Builder::new_multi_thread()
+        .worker_threads(THREADS)
+        .thread_name("holdfast")
+        .enable_all()
+        .build()
+        .map_err(|error| Error::unavailable("python.runtime", "threads cannot be started").caused_by(error))
+}
+
+/// To be called before the engine's library is used.
+pub(crate) fn claim_engine() -> Result<()> {
+    let pid = process::id();
+    match ENGINE_USED_BY.compare_exchange(0, pid, Ordering::AcqRel, Ordering::Acquire) {
+        Err(user) if user != pid => Err(Error::new(
+            ErrorKind::Unsupported,
+            "python.open",
+            "the engine was in use before this process was forked, and its library cannot be used on both sides of a \
+             fork; start workers by spawn or forkserver (for a DataLoader: multiprocessing_context=\"spawn\"), or \
+             open the store with lazy=True and use it only after the fork",
+        )
+        .with("used_by", user)),
+        _ => Ok(()),
+    }
+}
+
+/// The interpreter ends.
+pub(crate) fn finish() {
+    ENDING.store(true, Ordering::Release);
+}
+
+/// Something that can be used and dropped only in the process that made it.
+#[derive(Debug)]
+pub(crate) struct AtHome<T> {
+    pid: u32,
+    value: ManuallyDrop<T>,
+}
+
+impl<T> AtHome<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self {
+            pid: process::id(),
+            value: ManuallyDrop::new(value),
+        }
+    }
+
+    /// `what` it is, for the message.
+    pub(crate) fn get(&self, what: &'static str) -> Result<&T> {
+        if self.pid == process::id() {
+            return Ok(&self.value);
+        }
+        Err(Error::new(
+            ErrorKind::Fenced,
+            "python.fork",
+            format!("this {what} belongs to the process that this one was forked from; take your own in this process"),
+        )
+        .with("owner", self.pid))
+    }
+}
+
+impl<T> Drop for AtHome<T> {
+    fn drop(&mut self) {
+        if self.pid == process::id() && !ENDING.load(Ordering::Acquire) {
+            // SAFETY: the value is dropped only here, and not touched after it.
+            unsafe {
+                ManuallyDrop::drop(&mut self.value);
+            }
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! Tensors on their way in and out: what Python says about them, and where their bytes are.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_core::{DType, Error, Result, TensorName, TensorSpec};
+use holdfast_engine::Span;
+use holdfast_features::{Destination, Lease, Source, TensorIn, TensorOut, Wanted};
+use pyo3::IntoPyObjectExt;
+use pyo3::prelude::*;
+
+use crate::convert::Spec;
+use crate::errors::OrRaise;
+use crate::ledger::{Output, Piece};
+use crate::memory::Memory;
+use crate::opening::Parts;
+
+/// Where a tensor's bytes are, as Python says it.
+#[derive(FromPyObject)]
+pub(crate) enum Bytes {
+    /// Memory of a store.
+    #[pyo3(transparent)]
+    Own(Py<Memory>),
+    /// Somebody else's: address, length, and the object that keeps it alive.
+    Lent(usize, usize, Py<PyAny>),
+}
+
+/// Name, element type, shape, and the bytes, if it has any.
+pub(crate) type Given = (String, String, Vec<u64>, Option<Bytes>);
+
+/// Where a tensor's bytes are, ready for the store's tasks.
+pub(crate) enum Place {
+    Nowhere,
+    Output(Arc<Output>),
+    Piece(Piece),
+}
+
+impl Place {
+    pub(crate) fn of(py: Python<'_>, bytes: Option<Bytes>) -> PyResult<Self> {
+        Ok(match bytes {
+            None => Self::Nowhere,
+            Some(Bytes::Own(memory)) => Self::Output(Arc::clone(memory.get().output().or_raise(py)?)),
+            Some(Bytes::Lent(_, 0, _)) => Self::Nowhere,
+            Some(Bytes::Lent(address, len, owner)) => Self::Piece(Piece { address, len, owner }),
+        })
+    }
+}
+
+/// A tensor to be put, ready for the store's tasks.
+pub(crate) struct Ready {
+    pub(crate) spec: TensorSpec,
+    pub(crate) place: Place,
+}
+
+pub(crate) fn spec(name: &str, dtype: &str, shape: Vec<u64>) -> Result<TensorSpec> {
+    let dtype: DType = dtype.parse()?;
+    TensorSpec::new(TensorName::new(name)?, dtype, shape)
+}
+
+impl Ready {
+    pub(crate) fn of(py: Python<'_>, given: Given) -> PyResult<Self> {
+        let (name, dtype, shape, bytes) = given;
+        Ok(Self {
+            spec: spec(&name, &dtype, shape).or_raise(py)?,
+            place: Place::of(py, bytes)?,
+        })
+    }
+}
+
+/// Registered memory for each place, in order.
+async fn registered(parts: &Parts, places: Vec<Place>, within: Duration) -> Result<Vec<Vec<Span>>> {
+    let mut pieces = Vec::new();
+    let mut spans: Vec<Option<Vec<Span>>> = Vec::with_capacity(places.len());
+    for place in places {
+        spans.push(match place {
+            Place::Nowhere => Some(Vec::new()),
+            Place::Output(output) => Some(vec![output.span().clone()]),
+            Place::Piece(piece) => {
+                pieces.push(piece);
+                None
+            }
+        });
+    }
+    let mut lent = parts.ledger.lend(&parts.store, pieces, within).await?.into_iter();
+    let missing = || Error::internal("python.lend", "a tensor got no memory");
+    spans
+        .into_iter()
+        .map(|known| known.or_else(|| lent.next().map(|span| vec![span])).ok_or_else(missing))
+        .collect()
+}
+
+/// Tensors as the store wants them, for several samples at once: overlapping memory is lent only once.
+pub(crate) async fn sources(parts: &Parts, samples: Vec<Vec<Ready>>, within: Duration) -> Result<Vec<Vec<TensorIn>>> {
+    let mut places = Vec::new();
+    let mut specs = Vec::new();
+    for tensors in samples {
+        let mut of_sample = Vec::with_capacity(tensors.len());
+        for Ready { spec, place } in tensors {
+            of_sample.push(spec);
+            places.push(place);
+        }
+        specs.push(of_sample);
+    }
+    let mut spans = registered(parts, places, within).await?.into_iter();
+    let tensor = |spec: TensorSpec, spans: Option<Vec<Span>>| TensorIn {
+        spec,
+        bytes: Source::Spans(spans.unwrap_or_default()),
+    };
+    Ok(specs
+        .into_iter()
+        .map(|of_sample| of_sample.into_iter().map(|spec| tensor(spec, spans.next())).collect())
+        .collect())
+}
+
+/// What to get, as Python says it, ready for the store's tasks.
+pub(crate) enum Wish {
+    All,
+    Names(Vec<TensorName>),
+    Into(Vec<Ready>),
+}
+
+impl Wish {
+    pub(crate) fn of(py: Python<'_>, names: Option<Vec<String>>, into: Option<Vec<Given>>) -> PyResult<Self> {
+        if let Some(into) = into {
+            let chosen: PyResult<Vec<Ready>> = into.into_iter().map(|given| Ready::of(py, given)).collect();
+            return Ok(Self::Into(chosen?));
+        }
+        match names {
+            None => Ok(Self::All),
+            Some(names) => {
+                let names: Result<Vec<TensorName>> = names.iter().map(TensorName::new).collect();
+                Ok(Self::Names(names.or_raise(py)?))
+            }
+        }
+    }
+
+    /// What to get of the sample that `lease` is on.
+    pub(crate) async fn wanted(self, parts: &Parts, lease: &Lease, within: Duration) -> Result<Wanted> {
+        Ok(match self {
+            Self::All => Wanted::All,
+            Self::Names(names) => Wanted::Names(names),
+            Self::Into(chosen) => {
+                let mut names = Vec::with_capacity(chosen.len());
+                let mut places = Vec::with_capacity(chosen.len());
+                for Ready { spec, place } in chosen {
+                    check_fits(lease, &spec)?;
+                    names.push(spec.name().clone());
+                    places.push(place);
+                }
+                let spans = registered(parts, places, within).await?;
+                let each = names.into_iter().zip(spans.into_iter().map(Destination::Spans));
+                Wanted::Into(each.collect())
+            }
+        })
+    }
+}
+
+/// Refuses a destination that is another kind of tensor than the one that goes there. Flat bytes take any.
+fn check_fits(lease: &Lease, given: &TensorSpec) -> Result<()> {
+    let Some(tensor) = lease.description().tensor(given.name()) else {
+        return Ok(()); // the get says that there is none
+    };
+    let flat = given.dtype() == DType::Uint8 && given.shape().len() == 1 && given.bytes() == tensor.spec.bytes();
+    if flat || (given.dtype() == tensor.spec.dtype() && given.shape() == tensor.spec.shape()) {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        "python.get",
+        "the memory to get into is of another element type or shape than the tensor",
+    )
+    .with("tensor", &tensor.spec)
+    .with("into", given))
+}
+
+/// What a get returns to Python: for each tensor its spec and, if it has bytes of the pool, its memory.
+pub(crate) struct Got {
+    tensors: Vec<TensorOut>,
+    parts: Parts,
+    from_pool: bool,
+}
+
+impl Got {
+    pub(crate) fn new(tensors: Vec<TensorOut>, parts: Parts, from_pool: bool) -> Self {
+        Self {
+            tensors,
+            parts,
+            from_pool,
+        }
+    }
+
+    pub(crate) fn deliver(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let mut all = Vec::with_capacity(self.tensors.len());
+        for tensor in self.tensors {
+            let spec = Spec::of(&tensor.spec);
+            let mut spans = tensor.parts.into_iter();
+            // What went into the caller's own memory has nothing to keep alive.
+            let memory = match spans.next().filter(|_| self.from_pool) {
+                Some(span) => Some(Py::new(py, memory(span, &self.parts))?),
+                None => None,
+            };
+            all.push((spec, memory));
+        }
+        all.into_py_any(py)
+    }
+}
+
+/// Memory of the pool, as a Python object.
+pub(crate) fn memory(span: Span, parts: &Parts) -> Memory {
+    Memory::new(Output::new(span, &parts.ledger, &parts.keeper))
+}

@@ -1,0 +1,53 @@
+"""Fixtures for all tests: real servers, and stores on them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+import holdfast
+from servers import Cluster, running_cluster
+
+OpenStore = Callable[..., holdfast.FeatureStore]
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """One master, one holder, one etcd, shared by all tests: use stores of your own, and break nothing."""
+    with running_cluster(segment_mib=512) as running:
+        yield running
+
+
+@pytest.fixture
+def start_cluster() -> Iterator[Callable[..., Cluster]]:
+    """Starts clusters that this test has for itself, with the options of ``running_cluster``; each ends with the test."""
+    with ExitStack() as open_clusters:
+        yield lambda **options: open_clusters.enter_context(running_cluster(**options))
+
+
+@pytest.fixture
+def store_name() -> str:
+    """A store that nobody else uses."""
+    return f"test-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def open_store(cluster: Cluster, store_name: str) -> Iterator[OpenStore]:
+    """Opens this test's store, as often as wanted: each is a member of its own, as a process would be."""
+    with ExitStack() as open_stores:
+
+        def opened(**settings: Any) -> holdfast.FeatureStore:
+            usual = {"pool_bytes": 256 << 20, "sweep_every": None, **cluster.settings()}
+            return open_stores.enter_context(holdfast.open(store_name, **{**usual, **settings}))
+
+        yield opened
+
+
+@pytest.fixture
+def store(open_store: OpenStore) -> holdfast.FeatureStore:
+    """A store of this test's own."""
+    return open_store()

@@ -1,0 +1,191 @@
+"""Forks, spawned workers, and the end of a process."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+import holdfast
+from holdfast import FeatureStore, SampleRef
+from servers import REPOSITORY, Cluster
+
+WITHIN_S = 60.0
+
+
+def in_child(act: Callable[[], None]) -> None:
+    """Runs something in a forked child; an error there, or a child that hangs, is an error here."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reader)
+        code = 1
+        try:
+            act()
+            code = 0
+        except BaseException:
+            os.write(writer, traceback.format_exc().encode())
+        finally:
+            os._exit(code)
+    os.close(writer)
+    deadline = time.monotonic() + WITHIN_S
+    while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0):
+        if time.monotonic() > deadline:
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
+            pytest.fail("the child hangs")
+        time.sleep(0.02)
+    with os.fdopen(reader) as said:
+        assert ended[1] == 0, said.read()
+
+
+class Samples(Dataset[torch.Tensor]):
+    """What a training job has: references, and the store that they are in."""
+
+    def __init__(self, store: FeatureStore, refs: list[SampleRef]) -> None:
+        self.store, self.refs = store, refs
+
+    def __len__(self) -> int:
+        return len(self.refs)
+
+    def __getitem__(self, at: int) -> torch.Tensor:
+        return self.store.get(self.refs[at], as_="torch")["x"].clone()
+
+
+RUN = """
+import sys
+sys.path[:0] = [{package!r}, {tests!r}]
+import json, os
+import holdfast
+settings = json.loads(sys.argv[2])
+"""
+
+
+def run(code: str, cluster: Cluster, store_name: str) -> str:
+    """Runs a program of its own: whether a fork is allowed depends on all that its process did before."""
+    import json
+
+    head = RUN.format(package=str(REPOSITORY / "python"), tests=str(REPOSITORY / "python/tests"))
+    command = [sys.executable, "-c", head + code, store_name, json.dumps(cluster.settings())]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S * 2)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def test_a_store_that_was_used_says_so_in_a_forked_child(store: FeatureStore) -> None:
+    store.put("a", {"x": b"1"}, groups=["g"])
+    (lease,) = store.take("g")
+    tensor = store.get("a")["x"]
+
+    def child() -> None:
+        begun = time.monotonic()
+        with pytest.raises(holdfast.Unsupported, match="multiprocessing_context"):
+            store.get("a")
+        with pytest.raises(holdfast.Fenced, match="forked"):
+            lease.ack()
+        assert bytes(tensor.memoryview()) == b"1"  # a copy, as all memory of a child
+        store.close()
+        assert time.monotonic() - begun < 5
+
+    in_child(child)
+    # The parent has lost nothing by it.
+    assert lease.get()["x"].tobytes() == b"1"
+    lease.ack()
+
+
+def test_a_child_that_drops_everything_leaves_the_parent_alone(store: FeatureStore) -> None:
+    store.put("a", {"x": bytes(1000)}, groups=["g"])
+    held: list[Any] = [*store.take("g"), store.get("a")]
+
+    def child() -> None:
+        held.clear()
+
+    in_child(child)
+    assert held[0].get()["x"].nbytes == 1000
+    held[0].ack()
+
+
+def test_a_lazy_store_opens_in_each_forked_worker(cluster: Cluster, store_name: str) -> None:
+    said = run(
+        """
+from torch.utils.data import DataLoader
+from test_processes import Samples
+import subprocess
+maker = '''
+import sys, json, numpy, holdfast
+with holdfast.open(sys.argv[1], **json.loads(sys.argv[2])) as store:
+    print(*[store.put(f"s{n}", {"x": numpy.full((5000,), n)}) for n in range(12)], sep="\\\\n")
+'''
+env = {**os.environ, "PYTHONPATH": sys.path[0]}
+made = subprocess.run([sys.executable, "-c", maker, *sys.argv[1:3]], capture_output=True, text=True, env=env, check=True)
+refs = [holdfast.SampleRef.parse(line) for line in made.stdout.split()]
+import mooncake.store  # imported before the fork, not used
+store = holdfast.open(sys.argv[1], lazy=True, **settings)
+loader = DataLoader(Samples(store, refs), batch_size=3, num_workers=2, multiprocessing_context="fork")
+print([int(v) for batch in loader for v in batch[:, 4999]])
+print(store.get(refs[3], as_="torch")["x"][0].item())
+store.close()
+""",
+        cluster,
+        store_name,
+    )
+    assert said.splitlines() == [str(list(range(12))), "3"]
+
+
+def test_spawned_workers_get_a_store_of_their_own(store: FeatureStore) -> None:
+    refs = [store.put(f"s{n}", {"x": torch.full((5000,), n)}) for n in range(6)]
+    loader = DataLoader(Samples(store, refs), batch_size=3, num_workers=1, multiprocessing_context="spawn")
+    assert [int(value) for batch in loader for value in batch[:, 0]] == list(range(6))
+    again: FeatureStore = pickle.loads(pickle.dumps(store))
+    assert again.settings == store.settings
+    with again:
+        assert again.get(refs[2], as_="torch")["x"][0] == 2
+
+
+@pytest.mark.parametrize("end", ["", "sys.exit(0)", "store.close()", "del store, tensors, lease"])
+def test_a_process_ends_well_whatever_it_left_open(cluster: Cluster, store_name: str, end: str) -> None:
+    begun = time.monotonic()
+    said = run(
+        f"""
+store = holdfast.open(sys.argv[1], **settings)
+store.put("a", {{"x": bytes(100000)}}, groups=["g"])
+lease, = store.take("g")
+tensors = lease.get(as_="numpy")
+print("done", flush=True)
+{end}
+""",
+        cluster,
+        store_name,
+    )
+    assert said == "done\n" and time.monotonic() - begun < 40
+
+
+def test_a_worker_of_multiprocessing_closes_its_store(cluster: Cluster, store_name: str, store: FeatureStore) -> None:
+    store.put("a", {"x": b"1"}, groups=["g"])
+    worker = multiprocessing.get_context("spawn").Process(target=takes, args=(store_name, cluster.settings()))
+    worker.start()
+    worker.join(WITHIN_S)
+    assert worker.exitcode == 0
+    # It ended without an answer and in good order: nobody has to wait for its session's end.
+    assert store.sweep().taken_back == 1
+    assert [lease.sample for lease in store.take("g", timeout=8)] == ["a"]
+
+
+def takes(store_name: str, settings: dict[str, Any]) -> None:
+    global kept
+    store = holdfast.open(store_name, **settings)
+    kept = store, store.take("g")
+    assert len(kept[1]) == 1
+
+
+kept: Any = None

@@ -1,0 +1,260 @@
+"""What goes in comes out, whatever it is: torch, numpy, DLPack, bytes."""
+
+from __future__ import annotations
+
+import array
+import gc
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch.utils.dlpack import from_dlpack
+
+import holdfast
+from conftest import OpenStore
+from holdfast import FeatureStore, PutItem, Tensor
+
+TORCH = {
+    "bf16": torch.randn(3, 5, dtype=torch.bfloat16),
+    "fp16": torch.randn(7, dtype=torch.float16),
+    "f32": torch.randn(2, 3, 4),
+    "f64": torch.randn(9, dtype=torch.float64),
+    "int64": torch.arange(10),
+    "uint8": torch.arange(200, dtype=torch.uint8),
+    "bool": torch.tensor([True, False, True]),
+    "complex": torch.randn(4, dtype=torch.complex64),
+    "fp8": torch.randn(16).to(torch.float8_e4m3fn),
+    "empty": torch.empty(0, 4),
+    "scalar": torch.tensor(3.25),
+}
+
+
+def same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    flat = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (left, right) if tensor.numel()]
+    return left.dtype == right.dtype and left.shape == right.shape and (not flat or torch.equal(flat[0], flat[1]))
+
+
+def test_torch_tensors_of_every_kind(store: FeatureStore) -> None:
+    ref = store.put("torch", TORCH)
+    got = store.get(ref, as_="torch")
+    assert list(got) == list(TORCH)
+    for name, tensor in TORCH.items():
+        assert same(got[name], tensor), name
+    specs = {spec.name: spec for spec in store.read(ref).tensors}
+    assert specs["bf16"].dtype == "bfloat16" and specs["scalar"].shape == () and specs["empty"].nbytes == 0
+
+
+def test_numpy_arrays(store: FeatureStore) -> None:
+    arrays: dict[str, numpy.ndarray[Any, Any]] = {
+        "f32": numpy.random.default_rng(1).random((4, 6), dtype=numpy.float32),
+        "i16": numpy.arange(-5, 5, dtype=numpy.int16),
+        "bool": numpy.array([[True], [False]]),
+        "complex": numpy.array([1 + 2j]),
+        "scalar": numpy.array(7),
+        "empty": numpy.empty((0,), dtype=numpy.uint32),
+    }
+    got = store.get(store.put("numpy", arrays), as_="numpy")
+    for name, expected in arrays.items():
+        assert got[name].dtype == expected.dtype and got[name].shape == expected.shape, name
+        assert numpy.array_equal(got[name], expected), name
+
+
+def test_what_numpy_does_not_have_is_said_and_comes_raw(store: FeatureStore) -> None:
+    tensor = torch.randn(8, dtype=torch.bfloat16)
+    got = store.get(store.put("raw", {"x": tensor}))["x"]
+    with pytest.raises(holdfast.Unsupported, match="ml_dtypes"):
+        got.numpy()
+    assert numpy.array_equal(got.numpy(raw=True), tensor.view(torch.uint16).numpy())
+
+
+class Passed:
+    """An array that speaks DLPack only, with or without versions."""
+
+    def __init__(self, tensor: Any, versions: bool) -> None:
+        self.tensor, self.versions = tensor, versions
+
+    def __dlpack_device__(self) -> Any:
+        return self.tensor.__dlpack_device__()
+
+    def __dlpack__(self, **options: Any) -> object:
+        if not self.versions and options:
+            raise TypeError("no options")
+        return self.tensor.__dlpack__(**options)
+
+
+@pytest.mark.parametrize("versions", [True, False])
+def test_dlpack_in_and_out(store: FeatureStore, versions: bool) -> None:
+    tensors = {"i": torch.arange(24).reshape(2, 3, 4), "b": torch.randn(5, dtype=torch.bfloat16)}
+    array_in = numpy.arange(6.0).reshape(2, 3)
+    given: dict[str, Any] = {name: Passed(tensor, versions) for name, tensor in tensors.items()}
+    ref = store.put("dlpack", {**given, "n": Passed(array_in, versions)})
+    got = store.get(ref)
+    for name, tensor in tensors.items():
+        assert torch.equal(from_dlpack(got[name]), tensor)
+    assert numpy.array_equal(numpy.from_dlpack(got["n"]), array_in)
+    assert numpy.array_equal(numpy.asarray(got["n"]), array_in)
+    legacy = from_dlpack(got["i"].__dlpack__())
+    assert torch.equal(legacy, tensors["i"])
+    # A capsule that nobody takes frees itself.
+    assert got["i"].__dlpack__(max_version=(1, 0)) is not None and got["i"].__dlpack__() is not None
+
+
+def test_bytes_and_other_buffers(store: FeatureStore) -> None:
+    buffers: dict[str, Any] = {
+        "bytes": b"committed",
+        "bytearray": bytearray(range(256)),
+        "view": memoryview(b"0123456789")[2:7],
+        "doubles": array.array("d", [1.5, -2.5]),
+        "none": b"",
+    }
+    got = store.get(store.put("bytes", buffers))
+    for name, buffer in buffers.items():
+        assert got[name].tobytes() == bytes(buffer), name
+        assert bytes(got[name].memoryview()) == bytes(buffer), name
+    assert (got["doubles"].dtype, got["doubles"].shape, got["bytes"].dtype) == ("float64", (2,), "uint8")
+    grown = buffers["bytearray"]
+    gc.collect()
+    store.drain()
+    for _ in range(200):  # the engine lets go of it in the background
+        try:
+            grown.append(1)
+            break
+        except BufferError:
+            store.health()
+    else:
+        pytest.fail("the buffer is still exported")
+
+
+def test_some_tensors_of_a_sample(store: FeatureStore) -> None:
+    ref = store.put("some", {"a": torch.ones(3), "b": torch.zeros(4), "c": torch.ones(5)})
+    assert {name: t.numel() for name, t in store.get(ref, ["c", "a"], as_="torch").items()} == {"c": 5, "a": 3}
+    with pytest.raises(holdfast.HoldfastError, match="tensor"):
+        store.get(ref, ["d"])
+    with pytest.raises(holdfast.Invalid, match="not one string"):
+        store.get(ref, "abc")
+
+
+def test_into_memory_of_the_caller(store: FeatureStore) -> None:
+    tensors = {"a": torch.randn(1000, 7), "b": torch.arange(5, dtype=torch.int32), "z": torch.empty(0)}
+    ref = store.put("into", tensors)
+    mine: dict[str, Any] = {"a": torch.zeros(1000, 7), "b": numpy.zeros(5, dtype=numpy.int32), "z": torch.empty(0)}
+    got = store.get(ref, into=mine)
+    assert all(got[name] is mine[name] for name in mine)
+    assert torch.equal(mine["a"], tensors["a"]) and numpy.array_equal(mine["b"], tensors["b"].numpy())
+    flat = bytearray(4 * 5)
+    with store.read(ref) as lease:
+        lease.get(into={"b": flat})
+    assert bytes(flat) == tensors["b"].numpy().tobytes()
+    with pytest.raises(holdfast.Invalid, match="element type or shape"):
+        store.get(ref, into={"a": torch.zeros(7, 1000)})
+    with pytest.raises(holdfast.Invalid, match="cannot be written"):
+        store.get(ref, into={"b": bytes(20)})
+    with pytest.raises(holdfast.Invalid, match="either names or into"):
+        store.get(ref, ["a"], into=mine)  # type: ignore[call-overload]
+
+
+def test_one_tensor_under_two_names_and_again_at_once(store: FeatureStore) -> None:
+    tensor = torch.randn(1 << 16)
+    for step in range(20):
+        tensor[0] = step
+        ref = store.put("again", {"whole": tensor, "same": tensor, "part": tensor[100:200]})
+    got = store.get(ref, as_="torch")
+    assert torch.equal(got["whole"], tensor) and torch.equal(got["same"], tensor)
+    assert torch.equal(got["part"], tensor[100:200])
+
+
+def test_what_was_got_can_be_put_and_be_got_into(store: FeatureStore) -> None:
+    first = store.put("first", {"x": torch.arange(1000)})
+    got = store.get(first, as_="torch")["x"]
+    second = store.put("second", {"x": got, "slice": got[10:20]})
+    assert torch.equal(store.get(second, as_="torch")["x"], torch.arange(1000))
+    third = store.put("third", {"x": torch.arange(1000, 2000)})
+    store.get(third, into={"x": got})
+    assert got[0] == 1000
+
+
+def test_memory_of_the_pool_to_write_into(store: FeatureStore) -> None:
+    buffer = store.empty((4, 8), torch.bfloat16)
+    assert isinstance(buffer, Tensor) and buffer.nbytes == 64
+    buffer.torch().fill_(2.5)
+    ref = store.put("pooled", {"x": buffer})
+    assert torch.equal(store.get(ref, as_="torch")["x"], torch.full((4, 8), 2.5, dtype=torch.bfloat16))
+    assert store.empty([3], "int32").numpy().shape == (3,)
+    assert store.empty([3], numpy.dtype("float32")).dtype == "float32"
+
+
+def test_memory_goes_back_when_the_last_view_is_gone(store: FeatureStore) -> None:
+    ref = store.put("views", {"x": torch.arange(1 << 20, dtype=torch.uint8)})
+    before = store.health()["pool"]["lent"]
+    got: dict[str, Any] = dict(store.get(ref))
+    tensor = got["x"].torch()
+    view = tensor[5:10]
+    other = got["x"].numpy()
+    passed = from_dlpack(got["x"])
+    assert store.health()["pool"]["lent"] > before
+    for name in ["tensor", "got", "other", "passed"]:
+        assert view.tolist() == [5, 6, 7, 8, 9]
+        match name:
+            case "tensor":
+                del tensor
+            case "got":
+                got.clear()
+            case "other":
+                del other
+            case "passed":
+                del passed
+        assert store.health()["pool"]["lent"] > before, f"after {name}"
+    del view
+    gc.collect()
+    assert store.health()["pool"]["lent"] == before
+
+
+def test_lent_memory_is_forgotten_after_the_transfer(store: FeatureStore) -> None:
+    before = store.health()["registrations"]["regions"]
+    store.put("lent", {"x": torch.zeros(1 << 20)})
+    for _ in range(1000):
+        if store.health()["registrations"]["regions"] == before:
+            return
+    pytest.fail("the tensor's memory is still registered")
+
+
+def test_unusable_tensors_say_what_to_do(store: FeatureStore) -> None:
+    for tensor, advice in [
+        (torch.zeros(4, 6).t(), r"\.contiguous\(\)"),
+        (torch.zeros(3).to_sparse(), r"\.to_dense\(\)"),
+        (torch.zeros(2, dtype=torch.complex64).conj(), "resolve_conj"),
+        (numpy.zeros((4, 6)).T, "ascontiguousarray"),
+        (numpy.zeros(3, dtype=">f4"), "swap its bytes"),
+        (numpy.array(["text"]), "plain number type"),
+        (memoryview(bytes(10))[::2], r"bytes\(buffer\)"),
+        (Passed(torch.zeros(4, 6).t(), True), "contiguous"),
+        ([1, 2, 3], "pass a torch tensor"),
+    ]:
+        with pytest.raises(holdfast.Invalid, match=advice):
+            store.put("odd", {"x": tensor})  # type: ignore[dict-item]
+    with pytest.raises(holdfast.Unsupported, match=r"\.cpu\(\)"):
+        store.put("odd", {"x": torch.zeros(3, device="meta")})
+    with pytest.raises(ValueError):
+        store.put("odd", {})
+    with pytest.raises(holdfast.Invalid, match="not one string"):
+        store.put("odd", {"x": b"1"}, groups="trainers")
+    assert store.find(["odd"]) == [None]
+
+
+def test_many_at_once_with_an_error_in_its_place(store: FeatureStore) -> None:
+    items = [PutItem(f"many-{n}", {"x": torch.full((n,), n)}) for n in range(1, 6)]
+    results = store.put_many([*items, PutItem("bad", {})])
+    assert isinstance(results[-1], holdfast.Invalid)
+    refs = [ref for ref in results if isinstance(ref, holdfast.SampleRef)]
+    assert [ref.sample for ref in refs] == [item.sample for item in items]
+    leases = store.read_many([*refs, "nobody"])
+    assert isinstance(leases[-1], holdfast.NotFound)
+    assert [lease.get(as_="torch")["x"].numel() for lease in leases if isinstance(lease, holdfast.Lease)] == [1, 2, 3, 4, 5]
+
+
+def test_several_chunks_and_no_checksums(open_store: OpenStore) -> None:
+    data = torch.randint(0, 255, (5 << 20,), dtype=torch.uint8)
+    for options in ({"features": {"chunk_bytes": 1 << 20}}, {"checksum": False}):
+        store = open_store(**options)
+        assert torch.equal(store.get(store.put("chunks", {"x": data}), as_="torch")["x"], data)

@@ -1,0 +1,162 @@
+"""TorchSpec's store on a real cluster. TorchSpec is not on the package index: what is tested is the surface that it calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+
+import holdfast
+from conftest import OpenStore
+from holdfast.torchspec import EagleOutput, EagleStore, PutsFailed
+from servers import Cluster
+
+OpenEagle = Callable[..., EagleStore]
+
+
+@pytest.fixture
+def open_eagle(cluster: Cluster, store_name: str) -> Iterator[OpenEagle]:
+    """Opens this test's store, as often as wanted."""
+    with ExitStack() as opened:
+
+        def eagle(**settings: Any) -> EagleStore:
+            usual = {"pool_bytes": 64 << 20, "sweep_every": None, **cluster.settings(), **settings}
+            return opened.enter_context(EagleStore(store_name, **usual))
+
+        yield eagle
+
+
+def sample(n: int = 0) -> dict[str, torch.Tensor]:
+    return {
+        "hidden_states": torch.arange(96, dtype=torch.float32).reshape(1, 8, 12) + n,
+        "input_ids": torch.arange(8).unsqueeze(0) + n,
+        "last_hidden_states": torch.ones(1, 8, 4, dtype=torch.bfloat16) * n,
+        "target": torch.ones(1, 8, 5, dtype=torch.float16) * n,
+    }
+
+
+def test_a_sample_comes_back_as_it_was_stored(open_eagle: OpenEagle) -> None:
+    engine, trainer = open_eagle(), open_eagle()
+    engine.setup("cpu")
+    given = sample(3)
+    kept = {name: tensor.clone() for name, tensor in given.items()}
+    stored = engine.put("k", **given)
+    for tensor in given.values():
+        tensor.zero_()  # the caller's memory is the caller's again
+    engine.flush()
+    assert stored["shapes"] == {name: tuple(tensor.shape) for name, tensor in kept.items()}
+    assert stored["dtypes"]["hidden_states"] == stored["dtypes"]["target"] == torch.bfloat16
+    assert stored["dtypes"]["input_ids"] == torch.int64
+    got = trainer.get("k", stored["shapes"], stored["dtypes"], torch.device("cpu"))
+    assert isinstance(got, EagleOutput)
+    assert torch.equal(got.hidden_states, kept["hidden_states"].to(torch.bfloat16))
+    assert torch.equal(got.input_ids, kept["input_ids"]) and got.input_ids_cpu is not None
+    assert torch.equal(got.input_ids_cpu, kept["input_ids"])
+    assert got.last_hidden_states is not None and torch.equal(got.last_hidden_states, kept["last_hidden_states"])
+    assert got.target is not None and torch.equal(got.target, kept["target"].to(torch.bfloat16))
+
+
+def test_some_tensors_are_optional_and_views_are_dense(open_eagle: OpenEagle) -> None:
+    store = open_eagle(output=dict)
+    hidden = torch.arange(24, dtype=torch.bfloat16).reshape(4, 6)
+    stored = store.put("k", hidden.T, torch.empty(1, 0, dtype=torch.int64), None)
+    store.flush()
+    got = store.get("k", **stored, device="cpu")
+    assert got["target"] is None and got["last_hidden_states"] is None
+    assert torch.equal(got["hidden_states"], hidden.T) and got["input_ids"].shape == (1, 0)
+
+
+def test_what_is_not_as_wanted_is_a_key_error(open_eagle: OpenEagle) -> None:
+    store = open_eagle()
+    stored = store.put("k", torch.ones(2, 3), torch.arange(2), None)
+    store.flush()
+    shapes, dtypes = stored["shapes"], stored["dtypes"]
+    with pytest.raises(KeyError, match="without target"):
+        store.get("k", {**shapes, "target": (1,)}, dtypes, "cpu")
+    with pytest.raises(KeyError, match="bfloat16"):
+        store.get("k", {**shapes, "hidden_states": (3, 2)}, dtypes, "cpu")
+    with pytest.raises(KeyError, match="int32"):
+        store.get("k", shapes, {**dtypes, "input_ids": torch.int32}, "cpu")
+    with pytest.raises(KeyError):
+        store.get("other", shapes, dtypes, "cpu")
+
+
+def test_removal_is_for_everybody_and_twice_is_once(open_eagle: OpenEagle) -> None:
+    one, two = open_eagle(), open_eagle()
+    stored = one.put("k", torch.ones(2, 3), torch.arange(2), None)
+    assert not one.exists("never")
+    one.flush()
+    assert two.exists("k")
+    two.remove_eagle3_tensors("k", has_last_hidden_states=False, has_target=False)
+    two.remove_eagle3_tensors("k", True, True)
+    assert not one.exists("k")
+    with pytest.raises(KeyError):
+        one.get("k", **stored, device="cpu")
+
+
+def test_deferred_removals_wait_for_the_step(open_eagle: OpenEagle) -> None:
+    store = open_eagle(defer_removals=True)
+    for key in ("a", "b"):
+        store.put(key, torch.ones(2, 3), torch.arange(2), None)
+    store.flush()
+    for key in ("a", "b", "never"):
+        store.remove_eagle3_tensors(key)
+    assert store.exists("a") and store.exists("b")
+    assert store.trained() == 3 and store.trained() == 0
+    assert not store.exists("a") and not store.exists("b")
+
+
+def test_a_full_store_waits_and_flush_tells_what_failed(open_eagle: OpenEagle) -> None:
+    store = open_eagle(budget=1 << 20, timeout=3.0)
+    hidden, ids = torch.zeros(300 << 10, dtype=torch.bfloat16), torch.arange(4)
+    for key in ("a", "b"):
+        store.put(key, hidden, ids, None)
+    with pytest.raises(PutsFailed) as caught:
+        store.flush()
+    (failed,) = caught.value.errors
+    assert isinstance(caught.value.errors[failed], MemoryError) and isinstance(caught.value, RuntimeError)
+    assert store.exists("a") != store.exists("b")
+    store.flush()
+    store.remove_eagle3_tensors("a" if failed == "b" else "b")
+    store.put(failed, hidden, ids, None)
+    store.flush()
+    assert store.exists(failed)
+
+
+def test_more_under_way_than_the_pool_holds(open_eagle: OpenEagle) -> None:
+    store = open_eagle(pool_bytes=8 << 20)
+    hidden = torch.ones(1 << 20, dtype=torch.bfloat16)
+    for n in range(12):
+        store.put(f"k{n}", hidden * n, torch.tensor([n]), None)
+    store.flush()
+    for n in range(12):
+        got = store.get(f"k{n}", {"hidden_states": (1 << 20,), "input_ids": (1,)}, {}, "cpu")
+        assert int(got.input_ids) == n and float(got.hidden_states[7]) == n
+
+
+def test_warming_up_leaves_nothing(open_store: OpenStore) -> None:
+    store = open_store()
+    with EagleStore(store) as eagle:
+        eagle.warmup_rdma()
+    store.drain()
+    counters = store.health()["counters"]
+    assert (counters["puts"], counters["gets"], counters["freed"]) == (1, 1, 1)
+
+
+def test_a_store_that_is_open_already_stays_open(open_store: OpenStore) -> None:
+    store = open_store()
+    with EagleStore(store) as eagle:
+        eagle.put("k", torch.ones(2, 3), torch.arange(2), None)
+    assert store.find(["k"])[0] is not None, "closing ends what is under way"
+    with pytest.raises(ValueError, match="already"):
+        EagleStore(store, master="elsewhere:1")
+
+
+def test_a_dead_master_is_told(cluster: Cluster, store_name: str) -> None:
+    store = EagleStore(store_name, **{**cluster.settings(), "master": "127.0.0.1:1", "timeout": 3.0})
+    with pytest.raises(holdfast.HoldfastError):
+        store.setup("cpu")
+    store.close()
