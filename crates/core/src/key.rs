@@ -179,7 +179,8 @@ pub fn escape(name: &str) -> String {
     text
 }
 
-fn escape_into(text: &mut String, name: &str) {
+/// Adds what [`escape`] makes of a name to a text.
+pub fn escape_into(text: &mut String, name: &str) {
     if name.bytes().all(is_plain) {
         text.push_str(name);
         return;

@@ -7,10 +7,10 @@ use holdfast_core::{Deadline, Error, ErrorKind, Result};
 use holdfast_custody::{Acknowledged, Live, Reason};
 
 use crate::batch::{Credits, Intent, Loaded};
+use crate::decision::Decision;
 use crate::index::KvIndex;
 use crate::intents::{held_until, live_of, superseded};
 use crate::layout::Layout;
-use crate::round::Decision;
 use crate::session::Session;
 use crate::types::{Answered, Held, SampleRef, Versioned};
 

@@ -10,10 +10,10 @@ use std::time::Duration;
 use holdfast_core::{Deadline, Error, Result, SampleId};
 use holdfast_custody::{Live, Reserved, Retired, Tick, Version};
 
+use crate::decision::Decision;
 use crate::index::KvIndex;
 use crate::kv::{Condition, Entry, Read, Snapshot, Write};
 use crate::layout::{Layout, decode_live, decode_reserved, decode_retired, description_of};
-use crate::round::Decision;
 use crate::session::Session;
 use crate::types::Versioned;
 

@@ -8,11 +8,11 @@ use holdfast_custody::{GroupName, Live, Reason, Reserved, SessionId, Tick, Token
 
 use crate::batch::{Credits, Intent, Loaded};
 use crate::credits::generation_of;
+use crate::decision::Decision;
 use crate::index::KvIndex;
 use crate::kv::Condition;
 use crate::layout::{Home, Layout, Placed, writes};
 use crate::notes::{Given, Holding};
-use crate::round::Decision;
 use crate::session::Session;
 use crate::types::{Commit, Held, Reserve, SampleRef, Versioned};
 

@@ -1,7 +1,16 @@
 //! What those of one process know together about a group's ready list: what was seen and not taken yet, and which lanes
 //! had nothing.
+//!
+//! ```text
+//!   seen ──kept──▶ found ──taken──▶ reached for ──the taking has ended, well or not──▶ (unknown again)
+//!                    └── not fresh any more ─────────────────────────────────────────────────▲
+//! ```
+//!
+//! What is found or reached for is known: a look that shows it once more does not make two of one process reach for it.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
+use std::ops::Deref;
+use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_core::Timestamp;
@@ -52,23 +61,45 @@ impl Default for ReadyList {
 struct Known {
     /// What was seen and not taken yet, and when.
     found: VecDeque<(Found, Timestamp)>,
+    /// All of that, and what is reached for.
+    known: HashSet<SampleRef>,
     lanes: Lanes,
     /// How many are taken while what was seen is fresh, more or less: so many are worth seeing at once.
     appetite: usize,
 }
 
 impl ReadyList {
-    /// Up to `count` of what was seen, if it is fresh and there is any.
-    pub(crate) fn take(&self, count: usize, now: Timestamp) -> Option<Vec<Found>> {
+    /// Up to `count` of what was seen, if it is fresh and there is any. If there may be more to see, then only if that is
+    /// all that is asked for.
+    pub(crate) fn take(self: &Arc<Self>, count: usize, now: Timestamp, more: bool) -> Option<Reached> {
         let mut known = self.known.lock();
-        let seen = known.found.len();
-        known.found.retain(|(_, since)| now.since(*since) <= FRESH);
-        if known.found.len() < seen {
-            known.appetite /= 2;
-        }
-        let taken = count.min(known.found.len());
-        let taken: Vec<Found> = known.found.drain(..taken).map(|(found, _)| found).collect();
-        (!taken.is_empty()).then_some(taken)
+        known.forget_stale(now);
+        let enough = known.found.len() >= if more { count } else { 1 };
+        enough.then(|| {
+            let taken = count.min(known.found.len());
+            let found = known.found.drain(..taken).map(|(found, _)| found).collect();
+            Reached {
+                list: Arc::clone(self),
+                found,
+            }
+        })
+    }
+
+    /// What one who looked leaves to everybody, itself included. How much of it was not known.
+    pub(crate) fn leave(&self, found: impl IntoIterator<Item = Found>, now: Timestamp) -> usize {
+        let known = &mut *self.known.lock();
+        let before = known.found.len();
+        let new = found
+            .into_iter()
+            .filter(|found| known.known.insert(found.sample.clone()));
+        known.found.extend(new.map(|found| (found, now)));
+        known.found.len() - before
+    }
+
+    /// Reaches for these, whoever else of this process does: there was nothing else to see.
+    pub(crate) fn reach(self: &Arc<Self>, found: Vec<Found>) -> Reached {
+        let list = Arc::clone(self);
+        Reached { list, found }
     }
 
     /// Where to look, and how many are worth seeing: all that was seen before has been taken.
@@ -83,11 +114,48 @@ impl ReadyList {
         let mut known = self.known.lock();
         lanes.into_iter().for_each(|(lane, empty)| known.lanes.saw(lane, empty));
     }
+}
 
-    /// What one who looked leaves to the others.
-    pub(crate) fn leave(&self, found: impl IntoIterator<Item = Found>, now: Timestamp) {
-        let found = found.into_iter().map(|found| (found, now));
-        self.known.lock().found.extend(found);
+impl Known {
+    fn forget_stale(&mut self, now: Timestamp) {
+        let Self {
+            found, known, appetite, ..
+        } = self;
+        let seen = found.len();
+        found.retain(|(found, since)| {
+            let fresh = now.since(*since) <= FRESH;
+            if !fresh {
+                known.remove(&found.sample);
+            }
+            fresh
+        });
+        if found.len() < seen {
+            *appetite /= 2;
+        }
+    }
+}
+
+/// Samples that somebody reaches for: others of this process leave them alone until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Reached {
+    list: Arc<ReadyList>,
+    found: Vec<Found>,
+}
+
+impl Deref for Reached {
+    type Target = [Found];
+
+    fn deref(&self) -> &[Found] {
+        &self.found
+    }
+}
+
+impl Drop for Reached {
+    fn drop(&mut self) {
+        let mut known = self.list.known.lock();
+        self.found.iter().for_each(|found| {
+            known.known.remove(&found.sample);
+        });
     }
 }
 
@@ -142,25 +210,48 @@ mod tests {
         Found { sample, copied: None }
     }
 
+    fn names(reached: &Reached) -> Vec<&str> {
+        reached.iter().map(|found| found.sample.sample.as_str()).collect()
+    }
+
     #[test]
     fn what_was_seen_is_taken_once_and_only_while_it_is_fresh() {
-        let (clock, list) = (ManualClock::new(), ReadyList::default());
-        assert!(list.take(1, clock.now()).is_none());
-        list.leave([found("a"), found("b"), found("c")], clock.now());
-        let taken = list.take(2, clock.now()).expect("fresh");
-        assert_eq!(taken.len(), 2);
+        let (clock, list) = (ManualClock::new(), Arc::new(ReadyList::default()));
+        assert!(list.take(1, clock.now(), false).is_none());
+        assert_eq!(list.leave([found("a"), found("b"), found("c")], clock.now()), 3);
+        assert_eq!(names(&list.take(2, clock.now(), false).expect("fresh")), ["a", "b"]);
         clock.advance(2 * FRESH);
-        assert!(list.take(2, clock.now()).is_none(), "too old");
+        assert!(list.take(2, clock.now(), false).is_none(), "too old");
+        assert_eq!(list.leave([found("c")], clock.now()), 1, "seen anew");
+    }
+
+    #[test]
+    fn less_than_is_asked_for_is_taken_only_when_there_is_no_more_to_see() {
+        let (clock, list) = (ManualClock::new(), Arc::new(ReadyList::default()));
+        list.leave([found("a"), found("b")], clock.now());
+        assert!(list.take(3, clock.now(), true).is_none());
+        assert_eq!(names(&list.take(3, clock.now(), false).expect("two")), ["a", "b"]);
+    }
+
+    #[test]
+    fn what_somebody_reaches_for_is_not_found_by_another() {
+        let (clock, list) = (ManualClock::new(), Arc::new(ReadyList::default()));
+        list.leave([found("a"), found("b")], clock.now());
+        let reached = list.take(1, clock.now(), false).expect("one");
+        assert_eq!(list.leave([found("a"), found("b"), found("c")], clock.now()), 1);
+        assert_eq!(names(&list.take(9, clock.now(), false).expect("the rest")), ["b", "c"]);
+        drop(reached);
+        assert_eq!(list.leave([found("a")], clock.now()), 1, "it was given up");
     }
 
     #[test]
     fn more_is_seen_at_once_as_long_as_it_is_all_taken() {
-        let (clock, list) = (ManualClock::new(), ReadyList::default());
+        let (clock, list) = (ManualClock::new(), Arc::new(ReadyList::default()));
         let seen = |list: &ReadyList| list.next(1, 0).1;
         assert_eq!([seen(&list), seen(&list), seen(&list)], [1, 2, 4]);
         list.leave([found("a")], clock.now());
         clock.advance(2 * FRESH);
-        list.take(1, clock.now());
+        assert!(list.take(1, clock.now(), false).is_none());
         assert_eq!(seen(&list), 4, "half of it was enough");
         assert_eq!(list.next(64, 0).1, 64, "never less than is asked for");
     }

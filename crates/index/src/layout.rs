@@ -33,7 +33,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use holdfast_core::key::{escape, unescape};
+use holdfast_core::key::{escape, escape_into, unescape};
 use holdfast_core::{Digest, Error, Generation, Result, SampleId, StoreId};
 use holdfast_custody::{GroupName, Live, Progress, Reserved, Retired, SessionId, Tick, Version};
 use serde::Serialize;
@@ -80,11 +80,15 @@ pub(crate) type Description = Option<Arc<[u8]>>;
 /// Between a record and the description behind it; JSON has no such byte.
 const BEHIND: u8 = 0;
 
+/// Hardly any record without its description is longer.
+const USUAL_RECORD: usize = 384;
+
 /// A record with what was said about it behind it.
 fn encode_described(record: &impl Serialize, description: &Description) -> Result<Vec<u8>> {
-    let mut value = encode(record)?;
+    let described = description.as_ref().map_or(0, |description| 1 + description.len());
+    let mut value = Vec::with_capacity(USUAL_RECORD + described);
+    encode_into(&mut value, record)?;
     if let Some(description) = description {
-        value.reserve_exact(1 + description.len());
         value.push(BEHIND);
         value.extend_from_slice(description);
     }
@@ -98,7 +102,13 @@ pub(crate) fn description_of(entry: &Entry) -> Description {
 }
 
 pub(crate) fn encode(record: &impl Serialize) -> Result<Vec<u8>> {
-    serde_json::to_vec(record)
+    let mut value = Vec::with_capacity(USUAL_RECORD);
+    encode_into(&mut value, record)?;
+    Ok(value)
+}
+
+fn encode_into(value: &mut Vec<u8>, record: &impl Serialize) -> Result<()> {
+    serde_json::to_writer(value, record)
         .map_err(|error| Error::internal("index.encode", "a record cannot be written as JSON").caused_by(error))
 }
 
@@ -115,11 +125,44 @@ pub(crate) fn decode<T: DeserializeOwned>(entry: &Entry) -> Result<T> {
     })
 }
 
+/// A key that is being written. There are several for each sample and change, so they are put together by hand: the
+/// machinery of `format!` would take longer than all the rest.
+struct Key(String);
+
+impl Key {
+    fn text(mut self, text: &str) -> Self {
+        self.0.push_str(text);
+        self
+    }
+
+    fn name(mut self, name: &str) -> Self {
+        escape_into(&mut self.0, name);
+        self
+    }
+
+    /// In hex, as many digits as the number has bytes twice over.
+    fn number<const BYTES: usize>(mut self, number: [u8; BYTES]) -> Self {
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        let digit = |at: u8| char::from(DIGITS[usize::from(at & 15)]);
+        let digits = number.into_iter().flat_map(|byte| [digit(byte >> 4), digit(byte)]);
+        self.0.extend(digits);
+        self
+    }
+}
+
 impl Layout {
     pub(crate) fn new(store: &StoreId) -> Self {
         Self {
             root: format!("{}/", escape(store.as_str())),
         }
+    }
+
+    /// A key with a sample's name in it.
+    fn of_sample(&self, kind: &str, sample: &SampleId) -> Key {
+        const NUMBERS_AND_SLASHES: usize = 48;
+        let name = sample.as_str();
+        let length = self.root.len() + kind.len() + name.len() + NUMBERS_AND_SLASHES;
+        Key(String::with_capacity(length)).text(&self.root).text(kind)
     }
 
     fn key(&self, rest: std::fmt::Arguments<'_>) -> String {
@@ -186,19 +229,21 @@ impl Layout {
     }
 
     pub(crate) fn pending(&self, sample: &SampleId) -> String {
-        self.key(format_args!("p/{}", escape(sample.as_str())))
+        self.of_sample("p/", sample).name(sample.as_str()).0
     }
 
     pub(crate) fn live(&self, sample: &SampleId) -> String {
-        self.key(format_args!("s/{}", escape(sample.as_str())))
+        self.of_sample("s/", sample).name(sample.as_str()).0
     }
 
     pub(crate) fn retired_with_readers(&self, sample: &SampleId, generation: Generation) -> String {
-        self.key(format_args!("g/{}/{:016x}", escape(sample.as_str()), generation.get()))
+        let key = self.of_sample("g/", sample).name(sample.as_str()).text("/");
+        key.number(generation.get().to_be_bytes()).0
     }
 
     pub(crate) fn to_free(&self, sample: &SampleId, generation: Generation) -> String {
-        self.key(format_args!("f/{}/{:016x}", escape(sample.as_str()), generation.get()))
+        let key = self.of_sample("f/", sample).name(sample.as_str()).text("/");
+        key.number(generation.get().to_be_bytes()).0
     }
 
     pub(crate) fn all_to_free(&self) -> Range<String> {
@@ -253,16 +298,14 @@ impl Layout {
     }
 
     pub(crate) fn live_home(&self, sample: &SampleId, record: &Live) -> Home {
-        let mut ready = Vec::new();
-        let order = record.generation.get();
-        for state in record.groups.iter().filter(|state| state.progress == Progress::Waiting) {
-            let lane = lane_of(sample);
-            ready.push(self.key(format_args!(
-                "q/{}/{lane:02x}/{order:016x}/{}",
-                state.group,
-                escape(sample.as_str())
-            )));
-        }
+        let order = record.generation.get().to_be_bytes();
+        let waiting = record.groups.iter().filter(|state| state.progress == Progress::Waiting);
+        let ready = waiting.map(|state| {
+            let key = self.of_sample("q/", sample).text(state.group.as_str()).text("/");
+            let key = key.number([lane_of(sample)]).text("/").number(order).text("/");
+            key.name(sample.as_str()).0
+        });
+        let ready = ready.collect();
         Home {
             key: self.live(sample),
             ready,
@@ -305,9 +348,9 @@ impl Layout {
 }
 
 /// The lane of a sample: spread by its name, because samples that were reserved together have one generation.
-fn lane_of(sample: &SampleId) -> u64 {
+fn lane_of(sample: &SampleId) -> u8 {
     let hash = Digest::of(sample.as_str().as_bytes()).as_u128();
-    u64::try_from(hash % u128::from(LANES)).unwrap_or(0)
+    u8::try_from(hash % u128::from(LANES)).unwrap_or(0)
 }
 
 /// The writes that turn what was there into what is to be there.

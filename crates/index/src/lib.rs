@@ -10,7 +10,7 @@
 //! | [`kv`] | what is needed of a store of keys, and one in memory |
 //! | `layout` | where records lie, and which list entries follow from a record |
 //! | `session` | a process's membership; transactions whose outcome is always found out |
-//! | `batch`, `round` | read, decide, write, for many samples at once |
+//! | `batch`, `decision`, `round` | read, decide, write, for many samples at once |
 //! | `notes` | what was given to whom, so that it can be taken back |
 //! | `memory` | records that a session has just written, so that it need not read them |
 //! | `lanes` | what a process knows about the ready lists |
@@ -19,6 +19,7 @@
 mod answers;
 mod batch;
 mod credits;
+mod decision;
 mod index;
 mod intents;
 pub mod kv;

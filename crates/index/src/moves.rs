@@ -3,10 +3,10 @@
 use holdfast_core::{Result, SampleId};
 use holdfast_custody::{Acknowledged, Live, Reserved, Retired, Version};
 
+use crate::decision::{Decision, Done};
 use crate::index::KvIndex;
 use crate::kv::Condition;
 use crate::layout::{Home, Placed, settled_live, writes};
-use crate::round::{Decision, Done};
 use crate::types::{Answered, Versioned};
 
 /// A record that was last written at `version` becomes another one, or the same in another place.

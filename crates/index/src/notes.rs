@@ -100,10 +100,12 @@ impl OpenNote {
         Arc::new(Self { key, open })
     }
 
-    /// Whether nothing of it is left once these are answered. If two who answer the rest ask at the same time, both may be
-    /// told no: a later transaction of the session strikes it out, or the sweep that finds it due.
+    /// Whether nothing of it is left once these are answered, and something was before: whoever answered the last of it has
+    /// struck it out or will. If two who answer the rest ask at the same time, both may be told no: a later transaction of
+    /// the session strikes it out, or the sweep that finds it due.
     pub(crate) fn ends_with(&self, answered: &HashSet<&SampleId>) -> bool {
-        self.open.lock().iter().all(|sample| answered.contains(sample))
+        let open = self.open.lock();
+        !open.is_empty() && open.iter().all(|sample| answered.contains(sample))
     }
 
     /// A sample is answered. True if it was the last one.

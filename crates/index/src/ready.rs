@@ -5,6 +5,7 @@
 //! they find is a guess: somebody else may have taken it meanwhile, and then the taking tells.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_core::{Deadline, Error, ErrorKind, Generation, Result, Retry};
@@ -13,13 +14,16 @@ use holdfast_custody::{GroupName, Version};
 use crate::batch::Loaded;
 use crate::index::KvIndex;
 use crate::kv::{Entry, Read};
-use crate::lanes::{Found, ReadyList};
+use crate::lanes::{Found, Reached, ReadyList};
 use crate::layout::{LANES, Layout, decode_live, description_of};
 use crate::session::Session;
 use crate::types::{Held, SampleRef, Versioned};
 
 /// How close to its deadline a call that was cut short by it ends: clocks and timers round.
 const CUT_SHORT: Duration = Duration::from_millis(10);
+
+/// How many lanes one who needs more than it has found looks into, before it is content with that.
+const LANES_AT_ONCE: usize = 2;
 
 /// What one look at the ready list came to.
 enum Next {
@@ -28,6 +32,13 @@ enum Next {
     Again,
     /// The deadline passed while nothing came.
     Nothing,
+}
+
+/// What waits for a group.
+enum Ready {
+    Some(Reached),
+    /// Nothing did, at that moment.
+    None(Version),
 }
 
 impl KvIndex {
@@ -76,12 +87,15 @@ impl KvIndex {
         looked: &mut bool,
         deadline: Deadline,
     ) -> Result<Next> {
-        let (ready, version) = self.ready(session, group, count, deadline).await?;
+        let ready = self.ready(session, group, count, deadline).await?;
         let first = !std::mem::replace(looked, true);
-        if ready.is_empty() {
-            let came = self.wait_for_ready(session, group, version, deadline).await?;
-            return Ok(if came { Next::Again } else { Next::Nothing });
-        }
+        let ready = match ready {
+            Ready::Some(ready) => ready,
+            Ready::None(version) => {
+                let came = self.wait_for_ready(session, group, version, deadline).await?;
+                return Ok(if came { Next::Again } else { Next::Nothing });
+            }
+        };
         // Too late to take something: it would not be known whether it was. Who was in a hurry from the start may try.
         if !first && deadline.remaining(self.clock()) < CUT_SHORT {
             return Ok(Next::Nothing);
@@ -89,7 +103,7 @@ impl KvIndex {
         let mut held = Vec::with_capacity(ready.len());
         let mut failed = None;
         let seen = self.seen_ready(&ready);
-        let samples: Vec<SampleRef> = ready.into_iter().map(|found| found.sample).collect();
+        let samples: Vec<SampleRef> = ready.iter().map(|found| found.sample.clone()).collect();
         for result in self
             .do_lease(session, &samples, Some(group), ticks, seen, deadline)
             .await
@@ -121,53 +135,62 @@ impl KvIndex {
         Some(Loaded::with_seen(seen))
     }
 
-    /// Some samples that wait for the group, and the moment at which they did.
-    async fn ready(
-        &self,
-        session: &Session,
-        group: &GroupName,
-        count: usize,
-        deadline: Deadline,
-    ) -> Result<(Vec<Found>, Version)> {
+    /// Some samples that wait for the group, and the moment at which there were none.
+    async fn ready(&self, session: &Session, group: &GroupName, count: usize, deadline: Deadline) -> Result<Ready> {
         let list = self.ready_list(group);
-        if let Some(found) = list.take(count, self.clock().now()) {
-            return Ok((found, Version::default()));
+        if let Some(found) = list.take(count, self.clock().now(), true) {
+            return Ok(Ready::Some(found));
         }
         let left = deadline.remaining(self.clock());
         let Ok(Ok(_looking)) = tokio::time::timeout(left, list.looking.acquire()).await else {
             let message = "others of this process looked until the deadline";
             return Err(Error::unavailable("index.lease_next", message));
         };
-        // Somebody else may have looked meanwhile.
-        if let Some(found) = list.take(count, self.clock().now()) {
-            return Ok((found, Version::default()));
+        for _ in 0..LANES_AT_ONCE {
+            // Somebody else may have looked meanwhile.
+            if let Some(found) = list.take(count, self.clock().now(), true) {
+                return Ok(Ready::Some(found));
+            }
+            let (lane, limit) = list.next(count, self.next_lane());
+            let Some(lane) = lane else { break };
+            self.look_into_lane(group, lane, limit, &list, deadline).await?;
         }
-        let (mut found, version) = self.look_into_lanes(session, group, count, &list, deadline).await?;
-        let for_others = found.split_off(count.min(found.len()));
-        list.leave(for_others, self.clock().now());
-        Ok((found, version))
+        match list.take(count, self.clock().now(), false) {
+            Some(found) => Ok(Ready::Some(found)),
+            None => self.look_into_all_lanes(session, group, count, &list, deadline).await,
+        }
     }
 
-    /// Looks into one lane, and if there is nothing into all of them. Within a lane the oldest come first.
-    async fn look_into_lanes(
+    /// Looks into one lane. Within a lane the oldest come first.
+    async fn look_into_lane(
+        &self,
+        group: &GroupName,
+        lane: u64,
+        limit: usize,
+        list: &ReadyList,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let read = [self.lane(group, lane, limit)];
+        let snapshot = self.kv().read(&read, deadline.remaining(self.clock())).await?;
+        let entries: Vec<_> = snapshot.entries.into_iter().flatten().collect();
+        let (all_of_it, found) = (
+            entries.len() < limit,
+            entries.iter().map(parse).collect::<Result<Vec<_>>>()?,
+        );
+        list.leave(found, self.clock().now());
+        // All that is in it is known now: what others have is next.
+        list.saw([(lane, all_of_it)]);
+        Ok(())
+    }
+
+    async fn look_into_all_lanes(
         &self,
         session: &Session,
         group: &GroupName,
         count: usize,
-        list: &ReadyList,
+        list: &Arc<ReadyList>,
         deadline: Deadline,
-    ) -> Result<(Vec<Found>, Version)> {
-        let (lane, limit) = list.next(count, self.next_lane());
-        if let Some(lane) = lane {
-            let read = [self.lane(group, lane, limit)];
-            let snapshot = self.kv().read(&read, deadline.remaining(self.clock())).await?;
-            let entries: Vec<_> = snapshot.entries.into_iter().flatten().collect();
-            list.saw([(lane, entries.is_empty())]);
-            if !entries.is_empty() {
-                let found: Result<_> = entries.iter().map(parse).collect();
-                return Ok((found?, snapshot.version));
-            }
-        }
+    ) -> Result<Ready> {
         let each = count.div_ceil(4);
         let mut reads: Vec<Read> = (0..LANES).map(|lane| self.lane(group, lane, each)).collect();
         // Who has nothing to take learns here that its session has ended; the others do when they take it.
@@ -178,10 +201,19 @@ impl KvIndex {
         }
         list.saw((0..LANES).zip(snapshot.entries.iter().map(Vec::is_empty)));
         let mut found: Vec<Found> = snapshot.entries.iter().flatten().map(parse).collect::<Result<_>>()?;
+        if found.is_empty() {
+            return Ok(Ready::None(snapshot.version));
+        }
         // Other processes whose lane was empty look at the same few: each begins somewhere else.
         let from = usize::try_from(self.rng().below(found.len() as u64)).unwrap_or(0);
         found.rotate_left(from);
-        Ok((found, snapshot.version))
+        let new = list.leave(found.iter().cloned(), self.clock().now());
+        let taken = (new > 0).then(|| list.take(count, self.clock().now(), false)).flatten();
+        Ok(Ready::Some(taken.unwrap_or_else(|| {
+            // Others of this process reach for all of it. They may fail, and then nobody would tell.
+            found.truncate(count);
+            list.reach(found)
+        })))
     }
 
     fn lane(&self, group: &GroupName, lane: u64, limit: usize) -> Read {

@@ -1,16 +1,20 @@
 //! One round of a batch: what was decided for each item, packed into as few transactions as the store's limits allow.
 //!
 //! Items that share a transaction share what is not about one of them alone: the session's slot, the condition on the
-//! clock, the note of what is given out, the credits. Transactions of one round are about equally large.
+//! clock, the note of what is given out, the credits. Transactions of one round are about equally large, and are sent at
+//! the same time: none depends on another, because no two items of a round write the same key. Only those that move
+//! credits follow each other.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 
+use futures_util::future::join_all;
 use holdfast_core::{Deadline, Error, Result, SampleId};
 use holdfast_custody::{SessionId, Tick, Version};
 
 use crate::batch::{self, Credits, Intent, Loaded};
+use crate::decision::{Decision, Done, Room};
 use crate::index::KvIndex;
 use crate::kv::{Applied, Condition, Write};
 use crate::layout::encode;
@@ -19,109 +23,6 @@ use crate::session::{Sender, Session};
 
 /// Room in every transaction for what is not about its items: the slot, the session, the clock, credits.
 const OTHER_BYTES: usize = 64 * 1024;
-
-/// What is to be done for one item.
-pub(crate) struct Decision<T> {
-    pub(crate) conditions: Vec<Condition>,
-    pub(crate) writes: Vec<Write>,
-    /// What the session holds from then on.
-    pub(crate) gives: Option<Given>,
-    /// What it holds no longer, and the note that says so.
-    pub(crate) ends: Option<(Arc<OpenNote>, SampleId)>,
-    /// The key of a record that this session is likely to change next.
-    pub(crate) remember: Option<String>,
-    /// What the caller gets.
-    pub(crate) done: Box<dyn FnOnce(Done) -> T + Send>,
-}
-
-/// What is known once a decision has been carried out.
-pub(crate) struct Done {
-    /// When.
-    pub(crate) version: Version,
-    /// The note of what was given, if something was.
-    pub(crate) note: Option<Arc<OpenNote>>,
-}
-
-impl<T> Decision<T> {
-    /// A change that gives and ends nothing.
-    pub(crate) fn new(
-        conditions: Vec<Condition>,
-        writes: Vec<Write>,
-        done: impl FnOnce(Done) -> T + Send + 'static,
-    ) -> Self {
-        Self {
-            conditions,
-            writes,
-            gives: None,
-            ends: None,
-            remember: None,
-            done: Box::new(done),
-        }
-    }
-
-    /// Nothing is to be changed.
-    pub(crate) fn nothing(done: impl FnOnce() -> T + Send + 'static) -> Self {
-        Self::new(Vec::new(), Vec::new(), |_| done())
-    }
-
-    pub(crate) fn giving(mut self, given: Given) -> Self {
-        self.gives = Some(given);
-        self
-    }
-
-    pub(crate) fn ending(mut self, note: Option<Arc<OpenNote>>, sample: &SampleId) -> Self {
-        self.ends = note.map(|note| (note, sample.clone()));
-        self
-    }
-
-    pub(crate) fn remembering(mut self, key: String) -> Self {
-        self.remember = Some(key);
-        self
-    }
-
-    fn is_nothing(&self) -> bool {
-        self.conditions.is_empty() && self.writes.is_empty()
-    }
-
-    /// How many bytes it takes of a transaction.
-    fn bytes(&self) -> usize {
-        let conditions = self.conditions.iter().map(Condition::bytes);
-        conditions.chain(self.writes.iter().map(Write::bytes)).sum()
-    }
-
-    /// How many operations of a transaction it takes, notes aside.
-    fn operations(&self) -> usize {
-        self.conditions.len().max(self.writes.len())
-    }
-}
-
-/// What a transaction can still take.
-struct Room {
-    operations: usize,
-    bytes: usize,
-    /// Notes that it writes, and those that it may strike out, each once.
-    given: Vec<(SessionId, Tick)>,
-    ended: Vec<Arc<OpenNote>>,
-}
-
-impl Room {
-    fn take<T>(&mut self, decision: &Decision<T>) -> bool {
-        let given = decision.gives.as_ref().map(|given| (given.to, given.until));
-        let given = given.filter(|given| !self.given.contains(given));
-        let ended = decision.ends.as_ref().map(|(note, _)| note);
-        let ended = ended.filter(|note| !self.ended.iter().any(|known| Arc::ptr_eq(known, note)));
-        let new_notes = usize::from(given.is_some()) + usize::from(ended.is_some());
-        let (operations, bytes) = (decision.operations() + new_notes, decision.bytes());
-        if operations > self.operations || bytes > self.bytes {
-            return false;
-        }
-        self.operations -= operations;
-        self.bytes -= bytes;
-        self.given.extend(given);
-        self.ended.extend(ended.cloned());
-        true
-    }
-}
 
 impl KvIndex {
     /// How many operations of a transaction there are for items and notes.
@@ -189,30 +90,35 @@ impl KvIndex {
         // Two of 32 are better than one of 63 and one of 1.
         let all: usize = decided.iter().map(|(_, decision)| decision.operations()).sum();
         let share = all.div_ceil(all.div_ceil(most - 1).max(1)) + 4;
-        let room = || Room {
-            operations: share.min(most),
-            bytes: most_bytes,
-            given: Vec::new(),
-            ended: Vec::new(),
-        };
-        let (mut together, mut left) = (Vec::new(), room());
+        let room = || Room::new(share.min(most), most_bytes);
+        let (mut transactions, mut left) = (vec![Vec::new()], room());
         for (at, decision) in decided {
-            if !left.take(&decision) && !together.is_empty() {
-                let full = std::mem::take(&mut together);
-                self.send(session, items, intent, loaded, full, results, deadline).await;
+            if !left.take(&decision) {
                 left = room();
                 left.take(&decision);
+                transactions.push(Vec::new());
             }
-            together.push((at, decision));
+            if let Some(together) = transactions.last_mut() {
+                together.push((at, decision));
+            }
         }
-        if !together.is_empty() {
-            self.send(session, items, intent, loaded, together, results, deadline)
-                .await;
+        transactions.retain(|together| !together.is_empty());
+        let send = |together| self.send(session, items, intent, loaded, together, deadline);
+        if intent.credits.is_some() {
+            // Each goes by what the one before has left in the purse.
+            for together in transactions {
+                for (at, result) in send(together).await {
+                    results[at] = Some(result);
+                }
+            }
+        } else {
+            for (at, result) in join_all(transactions.into_iter().map(send)).await.into_iter().flatten() {
+                results[at] = Some(result);
+            }
         }
     }
 
-    /// Sends what was decided for some items as one transaction.
-    #[expect(clippy::too_many_arguments, reason = "one transaction of a batch")]
+    /// Sends what was decided for some items as one transaction. Items without a result are to be decided anew.
     async fn send<Item, T>(
         &self,
         session: &Session,
@@ -220,9 +126,8 @@ impl KvIndex {
         intent: &Intent<'_, Item, T>,
         loaded: &Loaded,
         together: Vec<(usize, Decision<T>)>,
-        results: &mut [Option<Result<T>>],
         deadline: Deadline,
-    ) {
+    ) -> Vec<(usize, Result<T>)> {
         let places: Vec<usize> = together.iter().map(|(at, _)| *at).collect();
         let prepared = self.prepare(session, items, intent, loaded, together);
         let outcome = match prepared {
@@ -251,11 +156,14 @@ impl KvIndex {
                 if let Some(credits) = intent.credits {
                     credits.moved(version);
                 }
-                finish.done(session, version, results);
+                finish.done(session, version)
             }
             // Read again, decide again. That the session has ended, if that is why, is noticed there.
-            Ok((Applied::No, finish)) => session.notes.add(finish.struck_out_late),
-            Err(error) => places.iter().for_each(|at| results[*at] = Some(Err(error.clone()))),
+            Ok((Applied::No, finish)) => {
+                session.notes.add(finish.struck_out_late);
+                Vec::new()
+            }
+            Err(error) => places.into_iter().map(|at| (at, Err(error.clone()))).collect(),
         }
     }
 
@@ -379,7 +287,7 @@ struct Finish<T> {
 }
 
 impl<T> Finish<T> {
-    fn done(self, session: &Session, version: Version, results: &mut [Option<Result<T>>]) {
+    fn done(self, session: &Session, version: Version) -> Vec<(usize, Result<T>)> {
         // Others answered the rest at the same time: the next transaction strikes it out.
         let over = self.ended.iter().filter(|(note, sample)| note.answered(sample));
         let missed = over.map(|(note, _)| note.key.clone());
@@ -390,8 +298,7 @@ impl<T> Finish<T> {
             let note = note.and_then(|(_, note, _)| note.clone());
             session.remember(key, value, version, note);
         }
-        for (at, note, done) in self.items {
-            results[at] = Some(Ok(done(Done { version, note })));
-        }
+        let done = |(at, note, done): (usize, _, WhenDone<T>)| (at, Ok(done(Done { version, note })));
+        self.items.into_iter().map(done).collect()
     }
 }

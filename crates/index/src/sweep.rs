@@ -10,11 +10,11 @@ use holdfast_core::{Deadline, Error, Result};
 use holdfast_custody::{Acknowledged, SessionId, Sweep, Tick, Verdict};
 
 use crate::batch::{Intent, Loaded};
+use crate::decision::Decision;
 use crate::index::KvIndex;
 use crate::kv::{Applied, Condition, Entry, Read, Write};
 use crate::layout::{Layout, decode_retired, description_of, encode};
 use crate::notes::{Holding, Note};
-use crate::round::Decision;
 use crate::session::{Sender, Session};
 use crate::types::{FreeTask, SampleRef, SweepReport, Versioned};
 

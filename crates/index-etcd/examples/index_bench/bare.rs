@@ -3,19 +3,31 @@
 //! A lease is: a range of the ready list, which holds the records, and a transaction with one condition and two writes per
 //! sample, and one for the note of all of them. An acknowledgement is a transaction with one condition and two writes per
 //! sample, and one for the note. Each transaction carries two conditions and one write more, for the session and its slot,
-//! and the lease one condition for the clock. As many samples share a transaction as do in ours, and those who come at the
-//! same time share a look at the list, as ours do.
+//! and the lease one condition for the clock. As many samples share a transaction as do in ours, and one look at the list
+//! shows as many samples as it does in ours at most. Every sample is read from the list once.
+
+use std::collections::BTreeSet;
 
 use anyhow::{Result, ensure};
 use etcd_client::{Client, Compare, CompareOp, GetOptions, PutOptions, Txn, TxnOp};
+use futures_util::future::try_join_all;
 
 /// The size of a live record with its description, and of a retired one.
 const LIVE: [u8; 430] = [b'l'; 430];
 const RETIRED: [u8; 380] = [b'r'; 380];
 /// The samples in one of our transactions when 64 are taken at a time: two writes each, of 128.
 const PER_TRANSACTION: usize = 32;
-/// The most that those who come at the same time read at once, as ours do.
+/// The most samples that one look shows, as in ours.
 const MOST_AT_ONCE: usize = 256;
+/// Each worker has lanes of the list to itself.
+const LANES: usize = 16;
+
+/// The lane of a sample: as in ours, those of one lane are strewn over the names of all. Of any 8,192 in a row, each lane
+/// has as many.
+fn lane_of(n: usize) -> usize {
+    const STREWN: usize = 2_531;
+    (n * STREWN % 8_192) / (8_192 / LANES)
+}
 
 pub(crate) struct Bare {
     client: Client,
@@ -67,29 +79,35 @@ impl Bare {
     }
 
     fn queue_key(&self, n: usize) -> String {
-        format!("{}/q/trainers/{:02x}/{n:016x}/sample-{n:09}", self.root, n % 32)
+        format!("{}/q/trainers/{:02x}/{n:016x}/sample-{n:09}", self.root, lane_of(n))
     }
 
     pub(crate) async fn run(&mut self, workers: usize, batch: usize) -> Result<()> {
-        let all = std::mem::take(&mut self.ready);
+        let mut all = std::mem::take(&mut self.ready);
+        all.sort_by_key(|(n, _)| (lane_of(*n), *n));
         let mut tasks = Vec::new();
         for worker in 0..workers {
-            let share: Vec<(usize, i64)> = all.iter().copied().skip(worker).step_by(workers).collect();
+            let mine = |(n, _): &&(usize, i64)| lane_of(*n) % workers == worker;
+            let share: Vec<(usize, i64)> = all.iter().filter(mine).copied().collect();
             let mut side = Self {
                 client: self.client.clone(),
                 root: self.root.clone(),
                 ready: Vec::new(),
                 ..*self
             };
-            let slot = format!("{}/o/{worker}", self.root);
-            // One look serves as many workers as it has samples for.
-            let together = (MOST_AT_ONCE / batch).clamp(1, workers);
+            let slots = 0..batch.div_ceil(PER_TRANSACTION);
+            let mut slots: Vec<Slot> = slots
+                .map(|at| Slot {
+                    key: format!("{}/o/{worker}-{at}", self.root),
+                    version: None,
+                })
+                .collect();
             tasks.push(tokio::spawn(async move {
-                let mut version = None;
-                for (turn, chunk) in share.chunks(batch).enumerate() {
-                    let looks = (turn + worker) % together == 0;
-                    side.pair(chunk, looks.then_some(together * batch), &slot, &mut version)
-                        .await?;
+                for seen in share.chunks(MOST_AT_ONCE) {
+                    side.look(seen).await?;
+                    for chunk in seen.chunks(batch) {
+                        side.pair(chunk, &mut slots).await?;
+                    }
                 }
                 Ok::<_, anyhow::Error>(())
             }));
@@ -100,35 +118,40 @@ impl Bare {
         Ok(())
     }
 
-    /// Takes samples, whose records were written at the revisions given, and acknowledges them.
-    async fn pair(
-        &mut self,
-        samples: &[(usize, i64)],
-        look: Option<usize>,
-        slot: &str,
-        version: &mut Option<i64>,
-    ) -> Result<()> {
-        if let Some(limit) = look {
-            let lane = samples.first().map_or(0, |(n, _)| n % 32);
-            let options = GetOptions::new().with_prefix().with_limit(i64::try_from(limit)?);
-            self.client
-                .get(format!("{}/q/trainers/{lane:02x}/", self.root), Some(options))
-                .await?;
+    /// Reads so many entries of the list, with the records in them.
+    async fn look(&mut self, samples: &[(usize, i64)]) -> Result<()> {
+        let lanes: BTreeSet<usize> = samples.iter().map(|(n, _)| lane_of(*n)).collect();
+        let each = i64::try_from(samples.len().div_ceil(lanes.len().max(1)))?;
+        for lane in lanes {
+            let options = GetOptions::new().with_prefix().with_limit(each);
+            let key = format!("{}/q/trainers/{lane:02x}/", self.root);
+            let answer = self.client.get(key, Some(options)).await?;
+            ensure!(!answer.kvs().is_empty(), "a look showed nothing");
         }
-        let mut tokens = Vec::new();
-        for chunk in samples.chunks(PER_TRANSACTION) {
-            let clock = format!("{}/t", self.root);
-            let mut conditions = vec![Compare::mod_revision(clock, CompareOp::Equal, self.clock)];
-            let mut operations = Vec::new();
-            for (n, revision) in chunk {
-                conditions.push(Compare::mod_revision(self.record(*n), CompareOp::Equal, *revision));
-                operations.push(TxnOp::delete(self.queue_key(*n), None));
-                operations.push(TxnOp::put(self.record(*n), LIVE, None));
-            }
-            operations.push(TxnOp::put(self.note(chunk), vec![b'n'; 32 * chunk.len()], None));
-            tokens.push(self.send(conditions, operations, slot, version).await?);
-        }
-        for (chunk, token) in samples.chunks(PER_TRANSACTION).zip(tokens) {
+        Ok(())
+    }
+
+    /// Takes samples, whose records were written at the revisions given, and acknowledges them. The transactions of a batch
+    /// are sent at the same time, as ours are.
+    async fn pair(&self, samples: &[(usize, i64)], slots: &mut [Slot]) -> Result<()> {
+        let taken = samples
+            .chunks(PER_TRANSACTION)
+            .zip(slots.iter_mut())
+            .map(|(chunk, slot)| {
+                let clock = format!("{}/t", self.root);
+                let mut conditions = vec![Compare::mod_revision(clock, CompareOp::Equal, self.clock)];
+                let mut operations = Vec::new();
+                for (n, revision) in chunk {
+                    conditions.push(Compare::mod_revision(self.record(*n), CompareOp::Equal, *revision));
+                    operations.push(TxnOp::delete(self.queue_key(*n), None));
+                    operations.push(TxnOp::put(self.record(*n), LIVE, None));
+                }
+                operations.push(TxnOp::put(self.note(chunk), vec![b'n'; 32 * chunk.len()], None));
+                self.send(conditions, operations, slot)
+            });
+        let tokens: Vec<i64> = try_join_all(taken).await?;
+        let chunks = samples.chunks(PER_TRANSACTION).zip(tokens);
+        let acknowledged = chunks.zip(slots).map(|((chunk, token), slot)| {
             let mut conditions = Vec::new();
             let mut operations = Vec::new();
             for (n, _) in chunk {
@@ -138,8 +161,9 @@ impl Bare {
                 operations.push(TxnOp::put(retired, RETIRED, None));
             }
             operations.push(TxnOp::delete(self.note(chunk), None));
-            self.send(conditions, operations, slot, version).await?;
-        }
+            self.send(conditions, operations, slot)
+        });
+        try_join_all(acknowledged).await?;
         Ok(())
     }
 
@@ -149,15 +173,9 @@ impl Bare {
         format!("{}/h/{holder:016x}/{until:016x}/{holder:016x}-{number:x}", self.root)
     }
 
-    async fn send(
-        &mut self,
-        mut conditions: Vec<Compare>,
-        mut operations: Vec<TxnOp>,
-        slot: &str,
-        version: &mut Option<i64>,
-    ) -> Result<i64> {
-        if let Some(version) = version {
-            conditions.push(Compare::mod_revision(slot, CompareOp::Equal, *version));
+    async fn send(&self, mut conditions: Vec<Compare>, mut operations: Vec<TxnOp>, slot: &mut Slot) -> Result<i64> {
+        if let Some(version) = slot.version {
+            conditions.push(Compare::mod_revision(slot.key.as_str(), CompareOp::Equal, version));
         }
         conditions.push(Compare::create_revision(
             format!("{}/n", self.root),
@@ -165,17 +183,21 @@ impl Bare {
             0,
         ));
         operations.push(TxnOp::put(
-            slot,
+            slot.key.as_str(),
             "12345678",
             Some(PutOptions::new().with_lease(self.lease)),
         ));
-        let answer = self
-            .client
-            .txn(Txn::new().when(conditions).and_then(operations))
-            .await?;
+        let mut client = self.client.clone();
+        let answer = client.txn(Txn::new().when(conditions).and_then(operations)).await?;
         ensure!(answer.succeeded(), "a bare transaction did not apply");
         let revision = answer.header().map_or(0, etcd_client::ResponseHeader::revision);
-        *version = Some(revision);
+        slot.version = Some(revision);
         Ok(revision)
     }
+}
+
+/// The mark of the last transaction of one who sends.
+struct Slot {
+    key: String,
+    version: Option<i64>,
 }

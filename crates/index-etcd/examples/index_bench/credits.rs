@@ -1,4 +1,7 @@
 //! What credits cost when everybody waits for them: 64 producers, and a budget for 16 samples.
+//!
+//! Beside it, what 16 producers do without credits: with such a budget no more than 16 are at work at a time, and that is
+//! as fast as they could be if waiting cost nothing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,13 +32,14 @@ pub(crate) async fn measure(
     report: &mut serde_json::Map<String, serde_json::Value>,
 ) -> Result<()> {
     let mut sides = [
-        producers(endpoints, "free", false).await?,
-        producers(endpoints, "budgeted", true).await?,
+        producers(endpoints, "free", PRODUCERS, false).await?,
+        producers(endpoints, "budgeted", PRODUCERS, true).await?,
+        producers(endpoints, "few", usize::try_from(BUDGET_FOR)?, false).await?,
     ];
-    let mut rates = [Vec::new(), Vec::new()];
+    let mut rates = [Vec::new(), Vec::new(), Vec::new()];
     let mut waits = Vec::new();
     for round in 0..=ROUNDS {
-        for side in [round % 2, 1 - round % 2] {
+        for side in (0..3).map(|turn| (round + turn) % 3) {
             let begin = clock.now();
             let mut tasks = Vec::new();
             for (number, mut producer) in std::mem::take(&mut sides[side]).into_iter().enumerate() {
@@ -59,20 +63,20 @@ pub(crate) async fn measure(
             }
         }
     }
-    let [free, budgeted] = &mut rates;
-    let (free, budgeted) = (median(free), median(budgeted));
+    let [free, budgeted, few] = rates.each_mut().map(|rates| median(rates));
     let (typical, longest) = (median(&mut waits), quantile(&mut waits, 1.0));
     eprintln!(
-        "credits: {budgeted:.0} samples/s with, {free:.0} without; wait {typical:.1} ms, at most {longest:.1} ms"
+        "credits: {budgeted:.0} samples/s with, {free:.0} without, {few:.0} by 16 without; wait {typical:.1} ms, at most {longest:.1} ms"
     );
     report.insert("credit_throughput".into(), rounded(budgeted / free).into());
+    report.insert("credit_throughput_of_16".into(), rounded(budgeted / few).into());
     report.insert("credit_fairness".into(), rounded(longest / typical).into());
     report.insert("credit_samples_per_s".into(), budgeted.round().into());
     report.insert("credit_wait_ms".into(), vec![rounded(typical), rounded(longest)].into());
     Ok(())
 }
 
-async fn producers(endpoints: &[String], store: &str, budgeted: bool) -> Result<Vec<Producer>> {
+async fn producers(endpoints: &[String], store: &str, count: usize, budgeted: bool) -> Result<Vec<Producer>> {
     let kv = connect(endpoints, "credits").await?;
     if budgeted {
         index_of(Arc::clone(&kv), store)?
@@ -80,7 +84,7 @@ async fn producers(endpoints: &[String], store: &str, budgeted: bool) -> Result<
             .await?;
     }
     let mut producers = Vec::new();
-    for _ in 0..PRODUCERS {
+    for _ in 0..count {
         let index = index_of(Arc::clone(&kv), store)?;
         let session = index.open_session(WITHIN).await?;
         producers.push(Producer {

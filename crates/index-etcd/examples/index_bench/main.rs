@@ -82,13 +82,16 @@ async fn main() -> Result<()> {
         arguments.iter().any(|a| a == "--json"),
         arguments.iter().any(|a| a == "--quick"),
     );
+    // One part alone, for who works on it: `--only batched`.
+    let only = arguments.iter().skip_while(|a| *a != "--only").nth(1);
+    let wanted = |part: &str| only.is_none_or(|only| only == part);
     let clock = SystemClock::new();
     let mut report = serde_json::Map::new();
     {
         let etcd = EtcdCluster::start(1)?;
         let endpoints = etcd.endpoints();
-        for shape in SHAPES {
-            let figures = compare(&endpoints, shape, &clock).await?;
+        for shape in SHAPES.into_iter().filter(|shape| wanted(shape.name)) {
+            let figures = compare(&endpoints, shape, &clock, etcd.node(0).pid()).await?;
             eprintln!(
                 "{}: ours {:.0} pairs/s, bare {:.0} pairs/s",
                 shape.name, figures.ours, figures.bare
@@ -103,6 +106,14 @@ async fn main() -> Result<()> {
                 format!("{}_pairs_per_s_spread", shape.name),
                 figures.spread.map(f64::round).to_vec().into(),
             );
+            report.insert(
+                format!("{}_cpu_us_per_pair", shape.name),
+                [figures.ours_cpu, figures.bare_cpu]
+                    .concat()
+                    .into_iter()
+                    .map(f64::round)
+                    .collect(),
+            );
             if shape.batch == 1 && shape.workers == 1 {
                 report.insert("seq_p50_ms".into(), rounded(figures.p50).into());
                 report.insert("seq_p99_ms".into(), rounded(figures.p99).into());
@@ -111,9 +122,13 @@ async fn main() -> Result<()> {
                 report.insert("batched_samples_per_s".into(), figures.ours.round().into());
             }
         }
-        credits::measure(&endpoints, &clock, &mut report).await?;
+        if wanted("credits") {
+            credits::measure(&endpoints, &clock, &mut report).await?;
+        }
     }
-    sweep::measure(if quick { 100_000 } else { 1_000_000 }, &clock, &mut report).await?;
+    if wanted("sweep") {
+        sweep::measure(if quick { 100_000 } else { 1_000_000 }, &clock, &mut report).await?;
+    }
     if !json {
         for (name, figure) in &report {
             println!("{name:<32} {figure}");
@@ -129,6 +144,23 @@ struct Figures {
     spread: [f64; 2],
     p50: f64,
     p99: f64,
+    /// Microseconds of processor time per pair: of this process, and of etcd.
+    ours_cpu: [f64; 2],
+    bare_cpu: [f64; 2],
+}
+
+/// The processor time that this process and another have used, in microseconds.
+fn cpu_us(other: u32) -> Result<[f64; 2]> {
+    /// The kernel counts in hundredths of a second.
+    const TICK: f64 = 1e4;
+    let used = |process: &str| {
+        let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
+        let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+        // The fields after the name that hold the time in user mode and in the kernel.
+        let ticks = fields.skip(11).take(2).map(str::parse::<f64>).sum::<Result<f64, _>>()?;
+        Ok::<_, anyhow::Error>(ticks * TICK)
+    };
+    Ok([used("self")?, used(&other.to_string())?])
 }
 
 /// A connection of its own to the bench's etcd, under a root of its own.
@@ -140,15 +172,16 @@ pub(crate) async fn connect(endpoints: &[String], root: &str) -> Result<Arc<Etcd
     ))
 }
 
-async fn compare(endpoints: &[String], shape: Shape, clock: &SystemClock) -> Result<Figures> {
+async fn compare(endpoints: &[String], shape: Shape, clock: &SystemClock, etcd: u32) -> Result<Figures> {
     let mut ours = ours::Ours::connect(endpoints, shape.name).await?;
     let mut bare = bare::Bare::connect(endpoints, shape.name).await?;
     let (mut our_rates, mut bare_rates, mut pair_times) = (Vec::new(), Vec::new(), Vec::new());
+    let mut cpu = [[0.0; 2]; 2];
     for round in 0..=shape.rounds {
         ours.prepare(shape.samples).await?;
         bare.prepare(shape.samples).await?;
         for side in [round % 2, 1 - round % 2] {
-            let begin = clock.now();
+            let (begin, cpu_before) = (clock.now(), cpu_us(etcd)?);
             let times = if side == 0 {
                 ours.run(shape.workers, shape.batch, shape.samples).await?
             } else {
@@ -158,6 +191,9 @@ async fn compare(endpoints: &[String], shape: Shape, clock: &SystemClock) -> Res
             let rate = shape.samples as f64 / clock.now().since(begin).as_secs_f64();
             // The first round warms connections and caches up.
             if round > 0 {
+                for ((sum, after), before) in cpu[side].iter_mut().zip(cpu_us(etcd)?).zip(cpu_before) {
+                    *sum += after - before;
+                }
                 if side == 0 {
                     our_rates.push(rate)
                 } else {
@@ -173,5 +209,7 @@ async fn compare(endpoints: &[String], shape: Shape, clock: &SystemClock) -> Res
         bare: median(&mut bare_rates),
         p50: quantile(&mut pair_times, 0.5),
         p99: quantile(&mut pair_times, 0.99),
+        ours_cpu: cpu[0].map(|sum| sum / (shape.samples * shape.rounds) as f64),
+        bare_cpu: cpu[1].map(|sum| sum / (shape.samples * shape.rounds) as f64),
     })
 }

@@ -15,9 +15,9 @@ use super::purse::{as_read, bytes_in, write_purse};
 use super::serve::{Division, Giver, Sharing};
 use super::share::{HEAD_OF_THE_LINE, draw};
 use crate::batch::{Credits, Intent, Loaded, Moved, Room};
+use crate::decision::Decision;
 use crate::index::KvIndex;
 use crate::kv::{Condition, Entry, Read, Write};
-use crate::round::Decision;
 use crate::session::Session;
 use crate::types::SampleRef;
 
