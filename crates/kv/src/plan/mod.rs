@@ -1,0 +1,76 @@
+//! Decides what moves where, without I/O: page keys, a radix index, page pools, request states and the planner.
+//!
+//! ```text
+//!            prefetch                load-back
+//!      L3 ─────────────▶ host ─────────────────▶ device
+//!      L3 ◀───────────── host ◀───────────────── device
+//!             backup                 write-back
+//! ```
+//! A caller submits requests and reports events; after each round it asks for a [`Plan`] and carries it out, on every rank
+//! the same one. [`crate::tier`] does that for L3; the device copies are the serving engine's.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`key`] | page keys: framed, chained, rooted in a namespace |
+//! | [`operation`] | what a plan asks for, and how its end is reported |
+//! | [`event`] | what a planner is told, and its plans |
+//! | [`request`] | the states of a request, as types |
+//! | [`planner`] | the planner |
+//! | [`invariants`] | what must always hold, by name |
+//!
+//! ```
+//! use holdfast_kv::plan::{Completion, Event, Namespace, Planner, PlannerConfig, Rank, RequestId, Work};
+//!
+//! let namespace = Namespace {
+//!     model: "llama-3-70b".into(),
+//!     weights: "2026-05".into(),
+//!     dtype: "bf16".into(),
+//!     layout: "mha".into(),
+//!     group: "full".into(),
+//!     page_tokens: 2,
+//!     tp: Rank::ONLY,
+//!     pp: Rank::ONLY,
+//!     cp: Rank::ONLY,
+//! };
+//! let mut planner = Planner::new(PlannerConfig::new(namespace.root(), 2, 64, 64))?;
+//! let mut keys = namespace.keys();
+//! keys.extend(&(0..13).collect::<Vec<u32>>());
+//! let ticket = planner.submit(RequestId(1), keys)?;
+//!
+//! // Six pages that nobody has: L3 is asked, and has them all.
+//! let plan = planner.step(1);
+//! let query = &plan.operations[0];
+//! assert_eq!(query.work.pages(), 6);
+//! let all = |operation| vec![Completion { operation, completed: 6, failure: None }];
+//! planner.on_event(Event::Completed(all(query.id)))?;
+//! let plan = planner.step(2);
+//! assert!(matches!(plan.operations[0].work, Work::Prefetch(_)));
+//! planner.on_event(Event::Completed(all(plan.operations[0].id)))?;
+//!
+//! // Now they are in host memory, and are loaded back before the model runs.
+//! let plan = planner.step(3);
+//! assert!(matches!(plan.operations[0].work, Work::LoadBack(_)));
+//! planner.on_event(Event::Completed(all(plan.operations[0].id)))?;
+//! let plan = planner.step(4);
+//! assert_eq!((plan.grants[0].ticket, plan.grants[0].cached), (ticket, 6));
+//! # Ok::<(), holdfast_core::Error>(())
+//! ```
+
+pub mod event;
+pub mod flaw;
+mod index;
+pub mod invariants;
+pub mod key;
+pub mod operation;
+pub mod planner;
+mod pool;
+pub mod request;
+
+pub use event::{Applied, Event, Grant, Plan};
+pub use index::Match;
+pub use key::{Namespace, PageKey, PageKeys, Rank};
+pub use operation::{
+    Completion, CopyAt, DevicePage, Failure, HostPage, HostPageAt, KeyAt, Operation, OperationId, Work,
+};
+pub use planner::{Counters, Planner, PlannerConfig};
+pub use request::{Ending, RequestId, State, Ticket};

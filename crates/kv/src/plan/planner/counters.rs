@@ -1,0 +1,52 @@
+//! What a planner counts: for operators, and for tests that must know which cases they have reached.
+
+/// How often what happened, since the planner was made.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Operations handed out.
+    pub issued: u64,
+    /// Operations that have ended.
+    pub acknowledged: u64,
+    /// Completions of operations that were not in flight.
+    pub ignored: u64,
+    /// Events that did not fit the state of their request.
+    pub refused: u64,
+    /// Pages that the ranks agreed on, over all prefetches and write-backs.
+    pub agreed: u64,
+    /// Pages published in the host layer.
+    pub published: u64,
+    /// Pages that came second and were freed.
+    pub duplicates: u64,
+    /// L3 was asked.
+    pub queries: u64,
+    /// Not asked: there was too little to gain.
+    pub not_asked: u64,
+    /// Prefetches begun.
+    pub prefetches: u64,
+    /// Not begun: too few hits.
+    pub declined: u64,
+    /// Of these: exactly as many as the threshold.
+    pub at_threshold: u64,
+    /// Not begun: no host pages to be had.
+    pub no_room: u64,
+    /// The host match was longer when the prefetch was scheduled than when L3 was asked.
+    pub grew_before_schedule: u64,
+    /// It was shorter.
+    pub shrank_before_schedule: u64,
+    /// It was longer when the prefetch completed.
+    pub grew_before_completion: u64,
+    /// The index was cleared before the prefetch completed.
+    pub cleared_before_completion: u64,
+    /// A prefetch ended when its request had already gone on or was aborted.
+    pub orphaned: u64,
+    /// Deadlines that passed.
+    pub deadlines: u64,
+    /// Load-backs that did not load all.
+    pub load_backs_cut: u64,
+    /// Write-backs that were not begun for want of host pages.
+    pub not_written_back: u64,
+    /// Backups that did not store all.
+    pub backups_cut: u64,
+    /// Prompts whose length is a multiple of the page.
+    pub exact_multiples: u64,
+}

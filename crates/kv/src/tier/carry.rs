@@ -1,0 +1,215 @@
+//! One engine call of a page store: pages that go to the engine from where they lie, or through a frame.
+
+use std::ops::Range;
+
+use holdfast_core::{Deadline, Error, Result};
+use holdfast_engine::{GetOutcome, PutOutcome, Span, Transfer};
+
+use super::footer::{FOOTER_BYTES, Flaw, flaw_of, footer_of, gather, scatter};
+use super::page::{Page, PageGot, PagePut, Stop};
+use super::pipeline::{self, Then};
+use super::settle::{Loans, Settling};
+use super::staging::Staging;
+use super::store::{Call, GET, PUT, PageStore, other_count, out_of_time, panicked, refusal};
+
+/// What goes to the engine, and where the parts of it are that the store looks at afterwards.
+struct Prepared {
+    transfers: Vec<Transfer>,
+    /// Of each page: its footer, or all of it.
+    own: Vec<Span>,
+    staged: bool,
+}
+
+impl PageStore {
+    /// Whether, and where, these pages go through a frame.
+    fn staged(&self, pages: &[Page]) -> Option<(&Staging, Vec<Range<usize>>)> {
+        let staging = self.staging.as_ref()?;
+        let places = staging.places(pages.iter().map(Page::stored_bytes))?;
+        Some((staging, places))
+    }
+
+    pub(super) fn put_unit(&self, pages: &[Page], call: &Call<'_>) -> Vec<PagePut> {
+        let fail = |error: Error| pages.iter().map(|_| PagePut::Failed(error.clone())).collect::<Vec<_>>();
+        let prepared = match self.staged(pages) {
+            Some((staging, places)) => self.frame(pages, staging, places, call.deadline),
+            None => self.loans(pages, call.settling),
+        };
+        let prepared = match prepared {
+            Ok(prepared) => prepared,
+            Err(error) => return fail(error),
+        };
+        let sealed = each(pages, &prepared.own, call.hashers, |page, own| {
+            if prepared.staged {
+                gather(&page.key, &page.parts, own)
+            } else {
+                own.write(0, &footer_of(&page.key, &page.parts)?)
+            }
+        });
+        if let Some(error) = sealed
+            .into_iter()
+            .find_map(|sealed| sealed.unwrap_or_else(|| Err(panicked(PUT))).err())
+        {
+            return fail(error);
+        }
+        let outcomes = {
+            let Some(_turn) = call.turns.take(&*self.clock, call.deadline) else {
+                return fail(out_of_time(PUT));
+            };
+            let left = call.deadline.remaining(&*self.clock);
+            self.engine.put(&prepared.transfers, &self.config.put, left)
+        };
+        match outcomes {
+            Ok(outcomes) if outcomes.len() == pages.len() => outcomes
+                .into_iter()
+                .map(|outcome| match outcome {
+                    PutOutcome::Stored => PagePut::Stored,
+                    PutOutcome::Full => PagePut::Full,
+                    PutOutcome::Failed(error) => PagePut::Failed(error),
+                })
+                .collect(),
+            Ok(_) => fail(other_count(PUT)),
+            Err(error) => fail(error),
+        }
+    }
+
+    pub(super) fn get_unit(&self, pages: &[Page], call: &Call<'_>) -> Vec<PageGot> {
+        let fail = |error: Error| pages.iter().map(|_| PageGot::Failed(error.clone())).collect::<Vec<_>>();
+        if let Some(error) = pages.iter().find_map(|page| refusal(GET, page)) {
+            return fail(error);
+        }
+        let prepared = match self.staged(pages) {
+            Some((staging, places)) => self.frame(pages, staging, places, call.deadline),
+            None => self.loans(pages, call.settling),
+        };
+        // What a footer held before must not pass for what the engine brought.
+        let prepared = prepared.and_then(|prepared| {
+            let clear = |own: &Span| own.write(own.len() - FOOTER_BYTES, &[0; FOOTER_BYTES]);
+            prepared.own.iter().try_for_each(clear)?;
+            Ok(prepared)
+        });
+        let prepared = match prepared {
+            Ok(prepared) => prepared,
+            Err(error) => return fail(error),
+        };
+        let outcomes = {
+            let Some(_turn) = call.turns.take(&*self.clock, call.deadline) else {
+                return fail(out_of_time(GET));
+            };
+            let left = call.deadline.remaining(&*self.clock);
+            self.engine.get(&prepared.transfers, left)
+        };
+        let outcomes = match outcomes {
+            Ok(outcomes) if outcomes.len() == pages.len() => outcomes,
+            Ok(_) => return fail(other_count(GET)),
+            Err(error) => return fail(error),
+        };
+        let loaded: Vec<usize> = (0..pages.len())
+            .filter(|at| matches!(outcomes[*at], GetOutcome::Loaded))
+            .collect();
+        let checked = pipeline::run(loaded.len(), call.hashers, &Stop::default(), |n| {
+            let at = loaded[n];
+            (check(&pages[at], &prepared.own[at], prepared.staged), Then::GoOn)
+        });
+        let mut checked = checked.into_iter();
+        outcomes
+            .into_iter()
+            .zip(pages)
+            .map(|(outcome, page)| match outcome {
+                GetOutcome::Loaded => checked
+                    .next()
+                    .flatten()
+                    .unwrap_or_else(|| PageGot::Failed(panicked(GET))),
+                GetOutcome::Miss => PageGot::Miss,
+                GetOutcome::WrongLength { stored } => PageGot::WrongLength {
+                    stored,
+                    expected: page.stored_bytes(),
+                },
+                GetOutcome::Failed(error) => PageGot::Failed(error),
+            })
+            .collect()
+    }
+
+    /// The transfers of one engine call from where the pages lie, on loan until the engine has let go of them.
+    fn loans(&self, pages: &[Page], settling: &Settling) -> Result<Prepared> {
+        let slots = self.slab.take(pages.len())?;
+        let spans = slots.spans()?;
+        let mut loans = Loans::new(settling.depart(slots));
+        let mut transfers = Vec::with_capacity(pages.len());
+        let mut own = Vec::with_capacity(pages.len());
+        for (page, footer) in pages.iter().zip(spans) {
+            let footer = loans.span(&footer)?;
+            let mut parts = Vec::with_capacity(page.parts.len() + 1);
+            for part in &page.parts {
+                parts.push(loans.span(part)?);
+            }
+            parts.push(footer.clone());
+            own.push(footer);
+            transfers.push(Transfer::scattered(page.key.clone(), parts));
+        }
+        Ok(Prepared {
+            transfers,
+            own,
+            staged: false,
+        })
+    }
+
+    /// The transfers of one engine call through a frame. The engine never has the caller's memory, so nobody but the
+    /// frame has to wait until it lets go.
+    fn frame(
+        &self,
+        pages: &[Page],
+        staging: &Staging,
+        places: Vec<Range<usize>>,
+        deadline: Deadline,
+    ) -> Result<Prepared> {
+        let Some(frame) = staging.take(&*self.clock, deadline) else {
+            let why = "no frame came back until the deadline; the engine hangs, or staging_frames is too low";
+            return Err(Error::unavailable("kv.staging", why));
+        };
+        let spans = places
+            .into_iter()
+            .map(|place| frame.span(place))
+            .collect::<Result<Vec<_>>>()?;
+        let mut loans = Loans::new(Settling::default().depart(frame));
+        let mut transfers = Vec::with_capacity(pages.len());
+        let mut own = Vec::with_capacity(pages.len());
+        for (page, object) in pages.iter().zip(spans) {
+            let object = loans.span(&object)?;
+            transfers.push(Transfer::new(page.key.clone(), object.clone()));
+            own.push(object);
+        }
+        Ok(Prepared {
+            transfers,
+            own,
+            staged: true,
+        })
+    }
+}
+
+/// Does something for each page and what goes to the engine of it, on a few threads. `None` where that panicked.
+fn each<T: Send>(
+    pages: &[Page],
+    own: &[Span],
+    hashers: usize,
+    work: impl Fn(&Page, &Span) -> T + Sync,
+) -> Vec<Option<T>> {
+    pipeline::run(pages.len(), hashers, &Stop::default(), |at| {
+        (work(&pages[at], &own[at]), Then::GoOn)
+    })
+}
+
+/// Whether what the engine says it loaded is the page (KV16).
+fn check(page: &Page, own: &Span, staged: bool) -> PageGot {
+    let flaw: Result<Option<Flaw>> = if staged {
+        scatter(&page.key, own, &page.parts)
+    } else {
+        let mut footer = [0; FOOTER_BYTES];
+        own.read(0, &mut footer)
+            .and_then(|()| flaw_of(&page.key, &page.parts, &footer))
+    };
+    match flaw {
+        Ok(None) => PageGot::Loaded,
+        Ok(Some(flaw)) => PageGot::Corrupt(flaw),
+        Err(error) => PageGot::Failed(error),
+    }
+}

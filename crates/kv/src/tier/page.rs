@@ -1,0 +1,239 @@
+//! What a page store is asked for, and what it answers: plain values, page by page.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use holdfast_core::{Error, ObjectKey};
+use holdfast_engine::{Pin, PutOptions, Span};
+
+use super::footer::{FOOTER_BYTES, Flaw, length_of};
+use super::settle::Settling;
+
+/// One page: its name in the engine, and the registered memory that its bytes come from or go to, in order.
+#[derive(Clone, Debug)]
+pub struct Page {
+    /// The name. It says everything that the bytes depend on: equal names mean equal bytes.
+    pub key: ObjectKey,
+    /// One or several pieces of memory: all of it in one, keys and values, a slice for each layer.
+    pub parts: Vec<Span>,
+}
+
+impl Page {
+    /// A page.
+    pub fn new(key: ObjectKey, parts: Vec<Span>) -> Self {
+        Self { key, parts }
+    }
+
+    /// Its length, without what the store adds.
+    pub fn bytes(&self) -> u64 {
+        length_of(&self.parts)
+    }
+
+    /// The length of its object in the engine.
+    pub fn stored_bytes(&self) -> u64 {
+        self.bytes() + FOOTER_BYTES as u64
+    }
+}
+
+/// What is known about a page without reading it. A hint: a get may miss all the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hint {
+    /// There is none.
+    Absent,
+    /// There is an object as long as a page of this many bytes.
+    Present {
+        /// The length of the page.
+        bytes: u64,
+        /// Whether a copy is in DRAM; otherwise it is on SSD only.
+        in_dram: bool,
+    },
+}
+
+impl Hint {
+    /// Whether there is a page, of `bytes` bytes if that is given.
+    pub fn is_present(&self, bytes: Option<u64>) -> bool {
+        match self {
+            Self::Absent => false,
+            Self::Present { bytes: found, .. } => bytes.is_none_or(|bytes| bytes == *found),
+        }
+    }
+}
+
+/// What became of one page of a put.
+#[derive(Clone, Debug)]
+pub enum PagePut {
+    /// A page is under this key: this one, or one that was there before.
+    Stored,
+    /// The engine had no room; nothing was written.
+    Full,
+    /// It did not work; the key must not count as persisted (KV23).
+    Failed(Error),
+    /// It was not begun: the call was stopped before.
+    Skipped,
+}
+
+impl PagePut {
+    /// Whether the page is under its key.
+    pub fn is_stored(&self) -> bool {
+        matches!(self, Self::Stored)
+    }
+}
+
+/// What became of one page of a get. Only [`PageGot::Loaded`] says anything about the memory: in all other cases its
+/// content is unspecified.
+#[derive(Clone, Debug)]
+pub enum PageGot {
+    /// The memory holds the page: its length and its checksum, bound to its key, are exact (KV16).
+    Loaded,
+    /// There is no such page.
+    Miss,
+    /// The object has another length; refused.
+    WrongLength {
+        /// The length of the object.
+        stored: u64,
+        /// The length that it should have.
+        expected: u64,
+    },
+    /// The bytes are not the page's; refused.
+    Corrupt(Flaw),
+    /// It did not work.
+    Failed(Error),
+    /// It was not begun: the call was stopped before, or an earlier page did not come and only a prefix is wanted.
+    Skipped,
+}
+
+impl PageGot {
+    /// Whether the memory holds the page.
+    pub fn is_loaded(&self) -> bool {
+        matches!(self, Self::Loaded)
+    }
+}
+
+/// Tells a call from outside to begin nothing more. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct Stop(Arc<AtomicBool>);
+
+impl Stop {
+    /// What is under way goes on; nothing more is begun.
+    pub fn stop(&self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether it was told.
+    pub fn is_stopped(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+/// How a call of a page store is to go.
+#[derive(Clone, Debug)]
+pub struct CallOptions {
+    /// How long it may take.
+    pub within: Duration,
+    /// Of a get: whether only the pages before the first one that does not come are of use. Those behind it may then be
+    /// [`PageGot::Skipped`].
+    pub prefix_only: bool,
+    /// Ends it early.
+    pub stop: Stop,
+}
+
+impl CallOptions {
+    /// All pages, within this time.
+    pub fn within(within: Duration) -> Self {
+        Self {
+            within,
+            prefix_only: false,
+            stop: Stop::default(),
+        }
+    }
+}
+
+/// The answer to a put.
+#[derive(Clone, Debug)]
+pub struct PutReport {
+    /// One for each page, in order.
+    pub pages: Vec<PagePut>,
+    /// Whether the engine still reads some of the memory. Until it is settled, what is written there may end up in the
+    /// engine; the checksum then refuses it when it is read.
+    pub settling: Settling,
+}
+
+impl PutReport {
+    /// How many pages from the start are stored.
+    pub fn prefix(&self) -> usize {
+        self.pages.iter().take_while(|page| page.is_stored()).count()
+    }
+}
+
+/// The answer to a get.
+#[derive(Clone, Debug)]
+#[must_use = "until it is settled the engine may still write to the memory of pages that did not come"]
+pub struct GetReport {
+    /// One for each page, in order.
+    pub pages: Vec<PageGot>,
+    /// Whether the engine may still write to some of the memory, because a call ran out of time. **Until it is settled
+    /// the memory of every page that is not [`PageGot::Loaded`] must not be used for anything else.**
+    pub settling: Settling,
+}
+
+impl GetReport {
+    /// How many pages from the start are loaded; none if the first one is missing, whatever came behind it.
+    pub fn prefix(&self) -> usize {
+        self.pages.iter().take_while(|page| page.is_loaded()).count()
+    }
+}
+
+/// How a page store works. All settings have a default.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreConfig {
+    /// How pages are kept. Default: one copy, and the engine may evict it ([`Pin::Evictable`]): a page is expendable.
+    pub put: PutOptions,
+    /// The most bytes of one engine call; see the module `pipeline` for what that does. Default: 64 MiB.
+    pub call_bytes: u64,
+    /// The most pages of one engine call. Default: 64.
+    pub call_pages: usize,
+    /// The most pieces of memory in one engine call, if pages do not pass through frames. Default: 512: Mooncake's TCP
+    /// transport fails a transfer when some 2,000 are waiting for the same holder, and several calls may be under way.
+    pub call_parts: usize,
+    /// The most engine calls of one put or get at once. Default: 1.
+    pub streams: usize,
+    /// The most threads of one put or get, the caller's included. Default: 2.
+    pub lanes: usize,
+    /// How many pages can be under way at once, calls that hang included. Default: 8,192 (512 KiB of memory).
+    pub footer_slots: usize,
+    /// How many frames pages pass through on their way; none means that the engine moves them from and to where they lie.
+    /// A frame holds one engine call (`call_bytes`); see the module `staging` for what they are good for. Default: 0.
+    pub staging_frames: usize,
+    /// How many wrong pages are remembered until they are removed. Default: 4,096.
+    pub bad_pages: usize,
+    /// How often a page that finds no room is tried again, within the call's time: the engine evicts in the background.
+    /// Default: 3.
+    pub full_retries: u32,
+    /// The pause before the first of them; each later one is twice as long. Default: 10 ms.
+    pub full_pause: Duration,
+    /// How long the removal of a wrong page may take. Default: 1 s.
+    pub remove_within: Duration,
+}
+
+impl Default for StoreConfig {
+    fn default() -> Self {
+        Self {
+            put: PutOptions {
+                pin: Pin::Evictable,
+                ..PutOptions::default()
+            },
+            call_bytes: 64 << 20,
+            call_pages: 64,
+            call_parts: 512,
+            streams: 1,
+            lanes: 2,
+            footer_slots: 8192,
+            staging_frames: 0,
+            bad_pages: 4096,
+            full_retries: 3,
+            full_pause: Duration::from_millis(10),
+            remove_within: Duration::from_secs(1),
+        }
+    }
+}
