@@ -22,7 +22,7 @@ use crate::types::{Held, SampleRef, Versioned};
 /// How close to its deadline a call that was cut short by it ends: clocks and timers round.
 const CUT_SHORT: Duration = Duration::from_millis(10);
 
-/// How many lanes one who needs more than it has found looks into, before it is content with that.
+/// How many lanes one who needs more than it has found looks into, before it looks into all of them.
 const LANES_AT_ONCE: usize = 2;
 
 /// What one look at the ready list came to.
@@ -155,7 +155,7 @@ impl KvIndex {
             let Some(lane) = lane else { break };
             self.look_into_lane(group, lane, limit, &list, deadline).await?;
         }
-        match list.take(count, self.clock().now(), false) {
+        match list.take(count, self.clock().now(), true) {
             Some(found) => Ok(Ready::Some(found)),
             None => self.look_into_all_lanes(session, group, count, &list, deadline).await,
         }
@@ -191,7 +191,8 @@ impl KvIndex {
         list: &Arc<ReadyList>,
         deadline: Deadline,
     ) -> Result<Ready> {
-        let each = count.div_ceil(4);
+        // What is left is spread evenly, or is so little that all of it may lie in one lane.
+        let each = count.div_ceil(4).max(count.min(16));
         let mut reads: Vec<Read> = (0..LANES).map(|lane| self.lane(group, lane, each)).collect();
         // Who has nothing to take learns here that its session has ended; the others do when they take it.
         reads.push(Read::Key(self.layout().alive(session.id())));
@@ -201,19 +202,19 @@ impl KvIndex {
         }
         list.saw((0..LANES).zip(snapshot.entries.iter().map(Vec::is_empty)));
         let mut found: Vec<Found> = snapshot.entries.iter().flatten().map(parse).collect::<Result<_>>()?;
-        if found.is_empty() {
-            return Ok(Ready::None(snapshot.version));
-        }
         // Other processes whose lane was empty look at the same few: each begins somewhere else.
-        let from = usize::try_from(self.rng().below(found.len() as u64)).unwrap_or(0);
+        let from = usize::try_from(self.rng().below(found.len().max(1) as u64)).unwrap_or(0);
         found.rotate_left(from);
-        let new = list.leave(found.iter().cloned(), self.clock().now());
-        let taken = (new > 0).then(|| list.take(count, self.clock().now(), false)).flatten();
-        Ok(Ready::Some(taken.unwrap_or_else(|| {
-            // Others of this process reach for all of it. They may fail, and then nobody would tell.
-            found.truncate(count);
-            list.reach(found)
-        })))
+        list.leave(found.iter().cloned(), self.clock().now());
+        Ok(match list.take(count, self.clock().now(), false) {
+            Some(taken) => Ready::Some(taken),
+            None if found.is_empty() => Ready::None(snapshot.version),
+            None => {
+                // Others of this process reach for all of it. They may fail, and then nobody would tell.
+                found.truncate(count);
+                Ready::Some(list.reach(found))
+            }
+        })
     }
 
     fn lane(&self, group: &GroupName, lane: u64, limit: usize) -> Read {

@@ -25,6 +25,8 @@ cases! {
         "None at the deadline is not an error.";
     no_more_than_asked_for
         "Takes the next samples of a group, up to `count`.";
+    as_many_as_asked_for_if_they_are_there
+        "Takes the next samples of a group, up to `count`.";
     only_what_is_for_the_group
         "Takes the next samples of a group.";
     a_session_that_ends_meanwhile_is_fenced
@@ -159,6 +161,15 @@ async fn no_more_than_asked_for(context: &Context) -> CaseResult {
         left -= taken.len().min(left);
     }
     ensure_eq!(context.next(&a()?, 7, SHORT).await?, [], "when all are taken");
+    Ok(())
+}
+
+async fn as_many_as_asked_for_if_they_are_there(context: &Context) -> CaseResult {
+    for round in 0..10 {
+        let samples = context.publish_many(&format!("round-{round}-"), 3, &["a"]).await?;
+        let taken = context.next(&a()?, 3, PATIENT).await?;
+        ensure_eq!(taken.len(), samples.len(), "samples taken in round {round}");
+    }
     Ok(())
 }
 
