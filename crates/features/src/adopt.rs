@@ -10,6 +10,8 @@
 //! Announcing first means that whoever crashes, the writer or we, nothing stays behind. [`FeatureStore::adopt_now`] is
 //! for objects that are there already.
 //!
+//! A sealed store refuses all of this (`Unsupported`): what others write is not sealed.
+//!
 //! The keys must never be written again: an engine takes a second put of a key for done and keeps the first bytes.
 
 use std::sync::Arc;
@@ -25,6 +27,7 @@ use crate::description::{DescribedTensor, Description};
 use crate::free::Job;
 use crate::plan::{Plan, check_names};
 use crate::put::Stored;
+use crate::sealed::refuse_foreign;
 use crate::store::{FeatureStore, Inner};
 
 const OPERATION: &str = "features.adopt";
@@ -73,6 +76,7 @@ impl Announced {
 
 impl Inner {
     async fn announce(&self, announcement: Announcement, deadline: Deadline) -> Result<Announced> {
+        refuse_foreign(self.seals.as_ref(), OPERATION)?;
         if announcement.keys.is_empty() {
             return Err(Error::invalid(OPERATION, "name the objects that will be written"));
         }
@@ -236,6 +240,7 @@ impl FeatureStore {
     ) -> Result<Stored> {
         self.run(OPERATION, |inner| async move {
             let deadline = inner.deadline(within);
+            refuse_foreign(inner.seals.as_ref(), OPERATION)?;
             check_names(OPERATION, tensors.iter().map(|tensor| tensor.spec.name()))?;
             inner.check_objects(&tensors, deadline).await?;
             let announcement = Announcement {

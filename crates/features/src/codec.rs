@@ -1,15 +1,15 @@
 //! How the bytes of a tensor lie in its objects.
 //!
-//! This is the one place where sealed stores differ from plain ones: between a tensor's memory and its objects. With
-//! [`Encoding::Plain`] the object's bytes are the tensor's, so they move straight between the two, and the checksum in
-//! the description tells whether they arrived. An encoding that changes bytes moves them through memory of the pool and
-//! checks them in its own way.
+//! With [`Encoding::Plain`] the object's bytes are the tensor's, so they move straight between the two, and the checksum in
+//! the description tells whether they arrived. [`Encoding::Sealed`] bytes pass through a stage (module `sealed`), and are
+//! checked by being opened.
 
 use holdfast_core::{Digest, Error, ErrorKind, Result};
 use holdfast_engine::Span;
 use serde::{Deserialize, Serialize};
 
 use crate::checksum::digest_of;
+use crate::seal::SealHeader;
 
 /// How bytes lie in objects; part of a sample's description.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,40 +19,32 @@ pub enum Encoding {
     /// As they are.
     #[default]
     Plain,
+    /// Encrypted and authenticated. A description with this encoding has no checksums: they would tell which tensors are
+    /// equal, and the seal says more.
+    Sealed(SealHeader),
 }
 
 impl Encoding {
-    /// How many bytes an object has that holds so many of a tensor.
-    pub(crate) fn stored_bytes(&self, bytes: u64) -> u64 {
+    /// How the sample was sealed; none if it was not.
+    pub fn seal(&self) -> Option<&SealHeader> {
         match self {
-            Self::Plain => bytes,
+            Self::Plain => None,
+            Self::Sealed(header) => Some(header),
         }
     }
+}
 
-    /// What is recorded of a chunk that is about to be stored.
-    pub(crate) fn record(&self, parts: &[Span]) -> Result<Digest> {
-        match self {
-            Self::Plain => digest_of(parts),
-        }
+/// Compares a chunk that has arrived with what was recorded of it.
+pub(crate) fn verify(parts: &[Span], recorded: Digest) -> Result<()> {
+    let arrived = digest_of(parts)?;
+    if arrived == recorded {
+        return Ok(());
     }
-
-    /// Checks a chunk that has arrived against what was recorded of it.
-    pub(crate) fn verify(&self, parts: &[Span], recorded: Option<Digest>) -> Result<()> {
-        match (self, recorded) {
-            (Self::Plain, None) => Ok(()),
-            (Self::Plain, Some(recorded)) => {
-                let arrived = digest_of(parts)?;
-                if arrived == recorded {
-                    return Ok(());
-                }
-                Err(Error::new(
-                    ErrorKind::Corrupt,
-                    "features.get",
-                    "the bytes that arrived are not those that were committed; nothing was handed out",
-                )
-                .with("committed", recorded)
-                .with("arrived", arrived))
-            }
-        }
-    }
+    Err(Error::new(
+        ErrorKind::Corrupt,
+        "features.get",
+        "the bytes that arrived are not those that were committed; nothing was handed out",
+    )
+    .with("committed", recorded)
+    .with("arrived", arrived))
 }

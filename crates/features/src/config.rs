@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use holdfast_core::{Error, Result, StoreId};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
+
+use crate::seal::{Keyring, MIN_CHUNK_BYTES};
 
 /// How a feature store behaves in this process. Everything but the store's name has a default.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -14,7 +16,7 @@ pub struct FeatureConfig {
     /// The most engine calls and checksums under way at once. Default: 16.
     #[serde(default = "default_max_in_flight")]
     pub max_in_flight: usize,
-    /// The most engine calls that one get makes at once, so that checksums run while bytes move. Default: 2.
+    /// How many threads check or open what one get has brought. Default: 2.
     #[serde(default = "default_streams")]
     pub streams: usize,
     /// Tensors longer than this are stored as several objects, each with a checksum of its own. Default: 16 MiB.
@@ -39,7 +41,8 @@ pub struct FeatureConfig {
     /// Default: 1 s.
     #[serde(default = "default_tick")]
     pub tick: Duration,
-    /// How often this process sweeps; none if others do. Somebody has to: nothing expires by itself. Default: 5 s.
+    /// How often this process sweeps; none if others do. Somebody has to: nothing expires by itself. Default: 1 s, a tick
+    /// of the shared clock. The clock moves with sweeps, so with fewer of them leases last longer than they say.
     #[serde(default = "default_sweep_every")]
     pub sweep_every: Option<Duration>,
     /// How many records one sweep looks at. Default: 1,000.
@@ -51,6 +54,26 @@ pub struct FeatureConfig {
     /// How long a call that nobody waits for may take: removals, what a failed put leaves behind. Default: 10 s.
     #[serde(default = "default_call_within")]
     pub call_within: Duration,
+    /// The keys of a sealed store; none for a plain one. Every process of a store has keys, or none has. They are neither
+    /// read from a file of settings nor written to one: settings that hold keys cannot be serialized. Default: none.
+    #[serde(
+        default,
+        skip_deserializing,
+        skip_serializing_if = "Option::is_none",
+        serialize_with = "refuse_keys"
+    )]
+    pub keyring: Option<Keyring>,
+    /// The most memory that sealed bytes pass through, for puts and for gets each. It is taken when it is first needed,
+    /// and only in a sealed store. Default: 128 MiB.
+    #[serde(default = "default_stage_bytes")]
+    pub stage_bytes: u64,
+}
+
+/// Settings are shown and stored; keys are not. And settings that come back without their keys would open a plain store.
+fn refuse_keys<S: Serializer>(_: &Option<Keyring>, _: S) -> std::result::Result<S::Ok, S::Error> {
+    Err(serde::ser::Error::custom(
+        "settings that hold keys are not written; take the keyring out and hand it over by itself",
+    ))
 }
 
 fn default_max_in_flight() -> usize {
@@ -79,7 +102,7 @@ fn default_tick() -> Duration {
 }
 #[expect(clippy::unnecessary_wraps, reason = "the type of the setting")]
 fn default_sweep_every() -> Option<Duration> {
-    Some(Duration::from_secs(5))
+    Some(Duration::from_secs(1))
 }
 fn default_sweep_limit() -> usize {
     1000
@@ -90,9 +113,12 @@ fn default_free_queue() -> usize {
 fn default_call_within() -> Duration {
     Duration::from_secs(10)
 }
+fn default_stage_bytes() -> u64 {
+    128 << 20
+}
 
-/// The smallest chunk: below it, the cost per object is larger than what is gained.
-const MIN_CHUNK: u64 = 4 << 10;
+/// The smallest chunk: below it, the cost per object is larger than what is gained. No smaller than those of the seal.
+const MIN_CHUNK: u64 = MIN_CHUNK_BYTES as u64;
 
 impl FeatureConfig {
     /// The defaults, for this store.
@@ -112,6 +138,8 @@ impl FeatureConfig {
             sweep_limit: default_sweep_limit(),
             free_queue: default_free_queue(),
             call_within: default_call_within(),
+            keyring: None,
+            stage_bytes: default_stage_bytes(),
         }
     }
 
@@ -123,7 +151,7 @@ impl FeatureConfig {
             return refuse("max_in_flight", "at least one call must be allowed at a time");
         }
         if self.streams == 0 {
-            return refuse("streams", "a get needs at least one call");
+            return refuse("streams", "a get needs at least one thread that checks");
         }
         if self.chunk_bytes < MIN_CHUNK {
             return refuse("chunk_bytes", "a chunk has at least 4,096 bytes");
@@ -142,6 +170,13 @@ impl FeatureConfig {
         }
         if self.sweep_limit == 0 || self.free_queue == 0 {
             return refuse("sweep_limit, free_queue", "both must be at least one");
+        }
+        // A sealed object is longer by its tags: at most one part in 256.
+        if self.keyring.is_some() && self.stage_bytes < self.chunk_bytes.saturating_add(self.chunk_bytes / 128) {
+            return refuse(
+                "stage_bytes",
+                "a sealed object must fit in; raise it, or lower chunk_bytes",
+            );
         }
         if self.call_within.is_zero() {
             return refuse("call_within", "calls in the background need time, such as 10 s");
@@ -175,6 +210,32 @@ mod tests {
         assert!(
             serde_json::from_str::<FeatureConfig>("{}").is_err(),
             "a store has a name"
+        );
+    }
+
+    #[test]
+    fn keys_are_neither_shown_nor_written_nor_read() {
+        let mut config = FeatureConfig::new(StoreId::new("s").expect("a name"));
+        assert!(
+            !serde_json::to_string(&config)
+                .expect("no keys in it")
+                .contains("keyring")
+        );
+        let bytes = *b"thirty-two bytes that are secret";
+        let key = crate::seal::StoreKey::from_bytes("k1".parse().expect("an id"), &bytes).expect("a key");
+        config.keyring = Some(Keyring::of(key));
+        let shown = format!("{config:?}");
+        assert!(
+            shown.contains("k1") && !shown.contains("secret") && !shown.contains("115, 101, 99"),
+            "{shown}"
+        );
+        assert!(serde_json::to_string(&config).is_err());
+        let given = r#"{"store": "s", "keyring": {"k1": "c2VjcmV0"}}"#;
+        assert!(serde_json::from_str::<FeatureConfig>(given).is_err());
+        config.stage_bytes = config.chunk_bytes;
+        assert_eq!(
+            config.validate().expect_err("too small").fact("setting"),
+            Some("stage_bytes")
         );
     }
 

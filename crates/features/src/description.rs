@@ -114,7 +114,22 @@ impl Description {
         if self.chunk_bytes == 0 {
             return Err(unreadable("a description has chunks without bytes"));
         }
+        let sealed = self.encoding.seal();
+        if let Some(header) = sealed
+            && (self.nonce.is_none() || !self.chunk_bytes.is_multiple_of(u64::from(header.chunk_bytes().max(1))))
+        {
+            return Err(unreadable(
+                "a sealed sample has no nonce, or objects that are not whole chunks",
+            ));
+        }
         for tensor in &self.tensors {
+            // A checksum tells whether two tensors are equal, and somebody else's key is not bound to the seal.
+            if sealed.is_some() && (tensor.key.is_some() || !tensor.digests.is_empty()) {
+                return Err(
+                    unreadable("a sealed sample has a checksum, or an object that was not sealed")
+                        .with("tensor", &tensor.spec),
+                );
+            }
             let chunks = tensor.chunks(self.chunk_bytes);
             let digests = tensor.digests.len() as u64;
             if digests != 0 && digests != chunks {
@@ -154,6 +169,11 @@ impl Description {
     /// How many bytes of a tensor are in one object at most.
     pub fn chunk_bytes(&self) -> u64 {
         self.chunk_bytes
+    }
+
+    /// How its bytes lie in its objects.
+    pub fn encoding(&self) -> &Encoding {
+        &self.encoding
     }
 
     /// The keys of the objects that one tensor's bytes are in, in order.

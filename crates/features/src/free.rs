@@ -1,20 +1,20 @@
 //! Freeing: what is retired and has no reader left is removed from the engine, at once, by whoever caused it.
 //!
 //! ```text
-//!                      ┌ a put that failed, and whose memory the engine has let go of
-//!                      ▼
-//!                  To abort ──the reservation is given up, or is gone──▶ To remove ──every object gone──▶ freed, forgotten
-//!                      │ ▲                                                 ▲ │
-//!                      └─┘ the index does not answer: later                │ │ an object stays (Unfinished, Failed),
-//!     ack, nack, retire ───────────────────────────────────────────────────┘ │ or the index does not answer
-//!     collect (what the index lists as to be freed) ─────────────────────────┤
-//!                                          ▲                                 ▼
-//!                                          └───────────────────────────── Failed: recorded, tried again after growing
-//!                                                                         pauses; after some tries left to sweeps
+//!                  ┌ a put that failed, and whose memory the engine has let go of
+//!                  ▼                                                   all objects gone            the index knows
+//!              To abort ──the reservation is given up, or is gone──▶ To remove ────────▶ To tell ────────────────▶ forgotten
+//!                  │ ▲                                                 ▲   │ ▲              │ ▲
+//!                  └─┘ the index does not answer: later                │   └─┘ one stays:   └─┘ it does not answer: later
+//!     ack, nack, retire ───────────────────────────────────────────────┘      recorded,
+//!                                                                             tried again after growing pauses;
+//!                                                                             after some tries left to sweeps
 //! ```
 //!
-//! One worker does all of it, for many samples in one call. Nobody waits for it but [`crate::FeatureStore::drain`] and
-//! `close`. What it does not get done is not lost: the index lists it until somebody says that it is freed.
+//! Two workers do it, for many samples in one call: one removes and speaks to the engine only, the other does all that
+//! needs the index: it lets go of leases, gives up reservations, says what is freed, and looks for what else is to be. So
+//! no removal waits for the index. Nobody waits for either but [`crate::FeatureStore::drain`] and `close`. What they do
+//! not get done is not lost: the index lists it until somebody says that it is freed.
 //!
 //! Invariants:
 //! - FR1: objects are removed only when the index has said that the generation is retired and without readers, or that
@@ -54,9 +54,35 @@ pub(crate) struct Job {
 #[derive(Clone, Debug)]
 struct Pending {
     job: Job,
+    /// Whether its objects are gone, and only the index has to be told.
+    removed: bool,
     tries: u32,
     due: Timestamp,
     why: Option<Error>,
+}
+
+impl Pending {
+    fn is_due(&self, now: Timestamp) -> bool {
+        self.due <= now && self.tries < MOST_TRIES
+    }
+
+    /// Whether it is the remover's turn; else it is the teller's.
+    fn is_to_remove(&self) -> bool {
+        self.job.abort.is_none() && !self.removed
+    }
+}
+
+/// What the index is to be told or asked.
+#[derive(Debug, Default)]
+pub(crate) struct ToTell {
+    /// Leases that nobody holds any more.
+    pub(crate) releases: Vec<(Arc<Session>, Held)>,
+    /// Samples whose reservation is to be given up.
+    pub(crate) reservations: Vec<Job>,
+    /// Samples whose objects are gone.
+    pub(crate) removed: Vec<SampleRef>,
+    /// Samples of which an object stays.
+    pub(crate) stayed: Vec<SampleRef>,
 }
 
 /// What is to be freed by this process.
@@ -66,8 +92,10 @@ pub(crate) struct Frees {
     most: usize,
     state: Mutex<State>,
     collect: AtomicBool,
-    /// Tells the worker that there is something to do.
-    pub(crate) wake: Notify,
+    /// Tells the one who removes that there is something to do.
+    pub(crate) wake_remover: Notify,
+    /// Tells the one who speaks to the index that there is.
+    pub(crate) wake_teller: Notify,
     /// Tells those who drain that something was done.
     done: Notify,
 }
@@ -78,7 +106,9 @@ struct State {
     /// Samples that wait for the engine to let go of their memory.
     held_by_engine: usize,
     releases: Vec<(Arc<Session>, Held)>,
-    working: bool,
+    stayed: Vec<SampleRef>,
+    /// How many of the two work.
+    working: usize,
 }
 
 impl Frees {
@@ -88,7 +118,8 @@ impl Frees {
             most,
             state: Mutex::default(),
             collect: AtomicBool::new(false),
-            wake: Notify::new(),
+            wake_remover: Notify::new(),
+            wake_teller: Notify::new(),
             done: Notify::new(),
         }
     }
@@ -100,6 +131,7 @@ impl Frees {
         if place {
             let pending = Pending {
                 due: self.clock.now(),
+                removed: false,
                 tries: 0,
                 why: None,
                 job,
@@ -109,7 +141,7 @@ impl Frees {
             self.collect.store(true, Ordering::Release);
         }
         drop(state);
-        self.wake.notify_one();
+        self.wake();
         place
     }
 
@@ -121,14 +153,14 @@ impl Frees {
             state.releases.push((session, held));
         }
         drop(state);
-        self.wake.notify_one();
+        self.wake_teller.notify_one();
         place
     }
 
     /// Something may have been retired without our being told what: look soon.
     pub(crate) fn collect_soon(&self) {
         if !self.collect.swap(true, Ordering::AcqRel) {
-            self.wake.notify_one();
+            self.wake_teller.notify_one();
         }
     }
 
@@ -153,38 +185,68 @@ impl Frees {
         self.done.notify_waiters();
     }
 
-    /// What the worker is to do now. Until [`Frees::finished`], it counts as not done.
-    pub(crate) fn due(&self) -> (Vec<(Arc<Session>, Held)>, Vec<Job>) {
-        let now = self.clock.now();
-        let mut state = self.state.lock();
-        state.working = true;
-        let jobs = state
-            .pending
-            .values()
-            .filter(|pending| pending.due <= now && pending.tries < MOST_TRIES)
-            .map(|pending| pending.job.clone())
-            .collect();
-        (std::mem::take(&mut state.releases), jobs)
+    fn wake(&self) {
+        self.wake_remover.notify_one();
+        self.wake_teller.notify_one();
     }
 
-    /// The worker has done what it was given.
+    /// What is to be removed now. Until [`Frees::finished`], it counts as not done.
+    pub(crate) fn to_remove(&self) -> Vec<Job> {
+        let now = self.clock.now();
+        let mut state = self.state.lock();
+        state.working += 1;
+        let due = state.pending.values().filter(|pending| pending.is_due(now));
+        let due = due.filter(|pending| pending.is_to_remove());
+        due.map(|pending| pending.job.clone()).collect()
+    }
+
+    /// What the index is to be told now. Until [`Frees::finished`], it counts as not done.
+    pub(crate) fn to_tell(&self) -> ToTell {
+        let now = self.clock.now();
+        let mut state = self.state.lock();
+        state.working += 1;
+        let mut tell = ToTell {
+            releases: std::mem::take(&mut state.releases),
+            stayed: std::mem::take(&mut state.stayed),
+            ..ToTell::default()
+        };
+        let due = state.pending.values().filter(|pending| pending.is_due(now));
+        for pending in due.filter(|pending| !pending.is_to_remove()) {
+            if pending.removed {
+                tell.removed.push(pending.job.sample.clone());
+            } else {
+                tell.reservations.push(pending.job.clone());
+            }
+        }
+        tell
+    }
+
+    /// One of the two has done what it was given.
     pub(crate) fn finished(&self) {
-        self.state.lock().working = false;
+        let mut state = self.state.lock();
+        state.working = state.working.saturating_sub(1);
+        drop(state);
         self.done.notify_waiters();
     }
 
-    /// How long until something is due again; none if nothing is.
-    pub(crate) fn next_due(&self) -> Option<Duration> {
+    /// How long until something is to be removed; none if nothing is.
+    pub(crate) fn until_removal(&self) -> Option<Duration> {
+        self.until(&self.state.lock(), true)
+    }
+
+    /// How long until the index is to be told something; none if nothing is.
+    pub(crate) fn until_telling(&self) -> Option<Duration> {
         let state = self.state.lock();
-        if !state.releases.is_empty() {
+        if !state.releases.is_empty() || !state.stayed.is_empty() {
             return Some(Duration::ZERO);
         }
-        let due = state
-            .pending
-            .values()
-            .filter(|pending| pending.tries < MOST_TRIES)
-            .map(|pending| pending.due)
-            .min()?;
+        self.until(&state, false)
+    }
+
+    fn until(&self, state: &State, to_remove: bool) -> Option<Duration> {
+        let pending = state.pending.values().filter(|pending| pending.tries < MOST_TRIES);
+        let pending = pending.filter(|pending| pending.is_to_remove() == to_remove);
+        let due = pending.map(|pending| pending.due).min()?;
         Some(due.since(self.clock.now()))
     }
 
@@ -198,6 +260,22 @@ impl Frees {
         if let Some(pending) = self.state.lock().pending.get_mut(sample) {
             pending.job.abort = None;
         }
+        self.wake_remover.notify_one();
+    }
+
+    /// The objects of a sample are gone; only the index has to be told.
+    pub(crate) fn removed(&self, sample: &SampleRef) {
+        if let Some(pending) = self.state.lock().pending.get_mut(sample) {
+            (pending.removed, pending.tries) = (true, 0);
+        }
+        self.wake_teller.notify_one();
+    }
+
+    /// An object of a sample stays: that is recorded, and another try is made after a pause.
+    pub(crate) fn stayed(&self, sample: &SampleRef, why: Error) {
+        self.failed(sample, why);
+        self.state.lock().stayed.push(sample.clone());
+        self.wake_teller.notify_one();
     }
 
     /// A try failed: another is made after a pause.
@@ -234,7 +312,8 @@ impl Frees {
         state.pending.is_empty()
             && state.held_by_engine == 0
             && state.releases.is_empty()
-            && !state.working
+            && state.stayed.is_empty()
+            && state.working == 0
             && !self.wants_collect()
     }
 
@@ -244,7 +323,7 @@ impl Frees {
         for pending in self.state.lock().pending.values_mut() {
             (pending.due, pending.tries) = (now, pending.tries.min(MOST_TRIES - 1));
         }
-        self.wake.notify_one();
+        self.wake();
         loop {
             let mut done = std::pin::pin!(self.done.notified());
             done.as_mut().enable();

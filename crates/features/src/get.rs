@@ -8,6 +8,8 @@
 //!                                   the sample is Lost, and retired
 //! ```
 //!
+//! In a sealed store objects arrive in a stage, and opening them takes the place of the checksums (module `sealed`).
+//!
 //! The question about the lease comes after the last byte has moved. If the answer is yes, the objects were not removed
 //! while they were read; if it is no, whatever else was seen (a miss, torn bytes) means nothing, so it is not reported.
 
@@ -20,12 +22,14 @@ use holdfast_engine::Span;
 use tokio::sync::mpsc;
 
 use crate::description::{DescribedTensor, Description};
+use crate::fetch::{Check, Incoming, Trouble};
 use crate::lease::Lease;
-use crate::pieces::cut;
+use crate::pieces::{cut, wipe};
 use crate::plan::{Place, check_names};
+use crate::seal::SampleOpener;
+use crate::sealed::{SealedRun, opener, run_of};
 use crate::store::{FeatureStore, Inner};
 use crate::tensors::{Destination, Source, TensorOut, Wanted, check_length};
-use crate::transfer::{Incoming, Trouble};
 
 const OPERATION: &str = "features.get";
 
@@ -37,26 +41,39 @@ impl Inner {
             store: &self.config.store,
             sample: &reference,
         };
+        let opener = opener(self.seals.as_ref(), &self.config.store, &reference, &description)?;
         let mut tensors = Vec::new();
         let mut objects = Vec::new();
         for (tensor, destination) in choose(&description, wanted)? {
             let parts = self.memory_for(tensor, destination, deadline).await?;
             let keys = description.keys_of(tensor, place)?;
             let chunks = cut(&parts, description.chunk_bytes())?;
-            for (at, (key, parts)) in keys.into_iter().zip(chunks).enumerate() {
-                objects.push(Incoming {
-                    key,
-                    parts,
-                    recorded: tensor.digests.get(at).copied(),
-                });
+            let checks = checks(tensor, &description, opener.as_ref(), keys.len())?;
+            for ((key, parts), check) in keys.into_iter().zip(chunks).zip(checks) {
+                objects.push(Incoming { key, parts, check });
             }
             tensors.push(TensorOut {
                 spec: tensor.spec.clone(),
                 parts,
             });
         }
+        let arrived = self.arrive(lease, objects, deadline).await;
+        if arrived.is_err() && opener.is_some() {
+            self.clear(&tensors).await;
+        }
+        arrived?;
+        self.count.gets.one();
+        self.count
+            .bytes_got
+            .add(tensors.iter().map(|tensor| tensor.spec.bytes()).sum());
+        Ok(tensors)
+    }
+
+    /// Fetches objects and asks whether the lease still holds.
+    async fn arrive(&self, lease: &Lease, objects: Vec<Incoming>, deadline: Deadline) -> Result<()> {
+        let reference = lease.reference();
         let (moving, mut moved) = mpsc::channel(1);
-        let fetch = self.fetch(objects, &description.encoding, moving, deadline);
+        let fetch = self.fetch(objects, moving, deadline);
         let check = async {
             self.until_moved(lease, &mut moved, deadline).await;
             self.checks.ask(lease.session(), &lease.held(), deadline).await
@@ -67,19 +84,28 @@ impl Inner {
             return Err(no_longer_held(lease));
         }
         match fetched {
-            Ok(()) => {}
-            Err(Trouble::Missing(key)) => return Err(self.lost(lease, &key).await),
+            Ok(()) => Ok(()),
+            Err(Trouble::Missing(key)) => Err(self.lost(lease, &key).await),
             Err(Trouble::Corrupt(error)) => {
                 self.count.corrupt.one();
-                return Err(error.with("sample", &reference.sample));
+                Err(error.with("sample", &reference.sample))
             }
-            Err(Trouble::Failed(error)) => return Err(error.with("sample", &reference.sample)),
+            Err(Trouble::Failed(error)) => Err(error.with("sample", &reference.sample)),
         }
-        self.count.gets.one();
-        self.count
-            .bytes_got
-            .add(tensors.iter().map(|tensor| tensor.spec.bytes()).sum());
-        Ok(tensors)
+    }
+
+    /// Clears the memory of tensors that are not handed out (SS3 in module `sealed`). Nobody writes there any more: what
+    /// the engine may still write is a stage.
+    async fn clear(&self, tensors: &[TensorOut]) {
+        let parts: Vec<Span> = tensors.iter().flat_map(|tensor| tensor.parts.clone()).collect();
+        let again = parts.clone();
+        let deadline = self.deadline(self.config.call_within);
+        let cleared = self.calls.run(OPERATION, deadline, move |_| wipe(&parts)).await;
+        if cleared.is_err()
+            && let Err(error) = wipe(&again)
+        {
+            tracing::error!(%error, "memory of a failed get was not cleared");
+        }
     }
 
     async fn memory_for(
@@ -153,6 +179,26 @@ impl Inner {
     }
 }
 
+/// How each object of a tensor is checked.
+fn checks(
+    tensor: &DescribedTensor,
+    description: &Description,
+    opener: Option<&SampleOpener>,
+    objects: usize,
+) -> Result<Vec<Check>> {
+    let Some(opener) = opener else {
+        let recorded = |at| tensor.digests.get(at).copied().map_or(Check::Nothing, Check::Digest);
+        return Ok((0..objects).map(recorded).collect());
+    };
+    let with = Arc::new(opener.tensor(tensor.spec.name(), tensor.spec.bytes())?);
+    let sealed = |at| {
+        let run = run_of(with.layout(), description.chunk_bytes(), at)?;
+        let with = Arc::clone(&with);
+        Ok(Check::Seal(SealedRun { with, run }))
+    };
+    (0..objects).map(sealed).collect()
+}
+
 fn no_longer_held(lease: &Lease) -> Error {
     let reference = lease.reference();
     Error::new(
@@ -193,7 +239,8 @@ impl FeatureStore {
     ///
     /// `Fenced`: the lease does not hold any more. `NotFound` with the fact `reason=lost`: the engine has lost the bytes.
     /// `Corrupt`: what arrived is not what was committed. `Unavailable`: the engine or the index did not answer; the
-    /// lease is as it was.
+    /// lease is as it was. `Denied`: the sample is sealed with a key that this store was not opened with. `Unsupported`:
+    /// this store has a key, and the sample is not sealed.
     pub async fn get(&self, lease: &Lease, wanted: Wanted, within: Duration) -> Result<Vec<TensorOut>> {
         let lease = lease.clone();
         self.run(OPERATION, |inner| async move {

@@ -26,6 +26,8 @@
 //! - FS4: objects are removed only when no reader is left and no commit can follow (FR1 in `free`), and are recorded as
 //!   to be removed until every one of them is seen to be gone.
 //! - FS5: memory is not used again while the engine may touch it, whatever the caller has been told (module `loan`).
+//! - FS6: in a store that was opened with keys, what leaves this process is sealed, and only what was sealed for this
+//!   place comes in (module `sealed`).
 //!
 //! # What if…
 //! - *…the producer dies half-way?* Its session ends, a sweep gives its reservation up, and removes by the plan.
@@ -86,15 +88,16 @@
 //! |---|---|
 //! | [`config`], `tensors`, [`description`], `plan` | settings; what goes in and out; what is recorded of a sample; which objects it is in |
 //! | `put`, `prepare`, `writing`, `commit`, `get`, `lease`, `answer`, `adopt`, `abort` | the operations |
-//! | `transfer`, `calls`, `codec`, `checksum`, `pieces` | moving bytes: batches, threads, deadlines, checks |
-//! | [`pool`], `loan` | memory that is used again, and when it may be |
+//! | `transfer`, `fetch`, `calls`, `codec`, `checksum`, `pieces` | moving bytes: batches, threads, deadlines, checks |
+//! | [`pool`], `backing`, `loan` | memory that is used again, what it is, and when it may be |
 //! | `free`, `worker` | freeing, sweeping, and the tasks that do it |
-//! | [`seal`] | encryption and authentication of tensor bytes |
+//! | [`seal`], `sealed`, `send_sealed` | encryption and authentication of tensor bytes; what a store with keys does with it |
 //! | `sessions`, `tasks`, `check` | membership; operations that outlive their callers; asking whether tokens hold |
 
 mod abort;
 mod adopt;
 mod answer;
+mod backing;
 mod calls;
 mod check;
 mod checksum;
@@ -102,6 +105,7 @@ mod codec;
 mod commit;
 pub mod config;
 pub mod description;
+mod fetch;
 mod free;
 mod get;
 mod health;
@@ -113,6 +117,8 @@ pub mod pool;
 mod prepare;
 mod put;
 pub mod seal;
+mod sealed;
+mod send_sealed;
 mod sessions;
 mod store;
 mod tasks;

@@ -1,10 +1,10 @@
-//! Cutting a tensor's memory into the parts of its objects.
+//! Cutting a tensor's memory into the parts of its objects, and copying in and out of it.
 
 use holdfast_core::{Error, Result};
 use holdfast_engine::Span;
 
 /// A part of a span.
-fn part(span: &Span, from: usize, len: usize) -> Result<Span> {
+pub(crate) fn part(span: &Span, from: usize, len: usize) -> Result<Span> {
     let start = span.address() - span.region().address() + from;
     span.region().span(start..start + len)
 }
@@ -35,6 +35,65 @@ pub(crate) fn cut(parts: &[Span], chunk_bytes: u64) -> Result<Vec<Vec<Span>>> {
     Ok(chunks)
 }
 
+/// Copies out of memory that lies in `parts`, from `at` until `bytes` is full.
+pub(crate) fn read_at(parts: &[Span], at: usize, bytes: &mut [u8]) -> Result<()> {
+    let mut rest = bytes;
+    each_piece(parts, at, rest.len(), |span, from, len| {
+        let (piece, left) = std::mem::take(&mut rest).split_at_mut(len);
+        rest = left;
+        span.read(from, piece)
+    })
+}
+
+/// Copies `bytes` into memory that lies in `parts`, from `at` on.
+pub(crate) fn write_at(parts: &[Span], at: usize, bytes: &[u8]) -> Result<()> {
+    let mut rest = bytes;
+    each_piece(parts, at, rest.len(), |span, from, len| {
+        let (piece, left) = rest.split_at(len);
+        rest = left;
+        span.write(from, piece)
+    })
+}
+
+/// Clears memory.
+pub(crate) fn wipe(parts: &[Span]) -> Result<()> {
+    const ZEROS: [u8; 4096] = [0; 4096];
+    for span in parts {
+        for at in (0..span.len()).step_by(ZEROS.len()) {
+            span.write(at, &ZEROS[..ZEROS.len().min(span.len() - at)])?;
+        }
+    }
+    Ok(())
+}
+
+/// Walks over `len` bytes from `at` on, piece by piece: the span, where in it, how many.
+fn each_piece(
+    parts: &[Span],
+    at: usize,
+    len: usize,
+    mut visit: impl FnMut(&Span, usize, usize) -> Result<()>,
+) -> Result<()> {
+    let (mut skip, mut left) = (at, len);
+    for span in parts {
+        if left == 0 {
+            break;
+        }
+        if skip >= span.len() {
+            skip -= span.len();
+            continue;
+        }
+        let here = left.min(span.len() - skip);
+        visit(span, skip, here)?;
+        (skip, left) = (0, left - here);
+    }
+    if left > 0 {
+        return Err(Error::internal("features.copy", "the copy leaves its memory")
+            .with("at", at)
+            .with("len", len));
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -63,6 +122,19 @@ mod tests {
             let texts: Vec<Vec<u8>> = chunks.iter().map(|c| c.iter().flat_map(Span::to_vec).collect()).collect();
             let expected: Vec<Vec<u8>> = all.chunks(usize::try_from(chunk).expect("small")).map(<[u8]>::to_vec).collect();
             prop_assert_eq!(texts, expected);
+
+            let (from, to) = (all.len() / 3, all.len() - all.len() / 4);
+            let mut some = vec![0; to - from];
+            read_at(&parts, from, &mut some).expect("inside");
+            prop_assert_eq!(&some, &all[from..to]);
+            prop_assert!(read_at(&parts, from, &mut vec![0; all.len() - from + 1]).is_err());
+            wipe(&parts).expect("clears");
+            write_at(&parts, from, &some).expect("inside");
+            let mut wiped = vec![0; all.len()];
+            wiped[from..to].copy_from_slice(&some);
+            prop_assert_eq!(parts.iter().flat_map(Span::to_vec).collect::<Vec<u8>>(), wiped);
+            let around = region.whole().to_vec();
+            prop_assert_eq!(&around[..3], &bytes[..3], "nothing beside it is touched");
         }
     }
 }

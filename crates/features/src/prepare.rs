@@ -12,6 +12,8 @@ use crate::loan::lend;
 use crate::pieces::cut;
 use crate::plan::{Plan, check_names};
 use crate::put::PutItem;
+use crate::seal::SealHeader;
+use crate::sealed::Seals;
 use crate::store::Inner;
 use crate::tensors::{Source, TensorIn};
 use crate::writing::Witness;
@@ -29,18 +31,37 @@ pub(crate) struct Prepared {
     pub(crate) witness: Arc<Witness>,
 }
 
+/// What was found out about a sample while it was written.
+pub(crate) enum Record {
+    /// Nothing.
+    Nothing,
+    /// The checksums of all its objects.
+    Digests(Vec<Digest>),
+    /// How it is sealed.
+    Seal(SealHeader),
+}
+
 impl Prepared {
-    /// What is recorded of it; takes the checksums of its chunks off `digests`.
-    pub(crate) fn describe(
-        &self,
-        chunk_bytes: u64,
-        checksum: bool,
-        digests: &mut impl Iterator<Item = Digest>,
-    ) -> Result<Description> {
+    /// The memory of its objects.
+    pub(crate) fn chunks(&self) -> Vec<Vec<Span>> {
+        self.tensors.iter().flat_map(|(_, chunks)| chunks.clone()).collect()
+    }
+
+    /// What is recorded of it.
+    pub(crate) fn describe(&self, chunk_bytes: u64, record: Record) -> Result<Description> {
+        let (encoding, checksums) = match record {
+            Record::Nothing => (Encoding::Plain, None),
+            Record::Digests(digests) => (Encoding::Plain, Some(digests)),
+            Record::Seal(header) => (Encoding::Sealed(header), None),
+        };
+        let mut checksums = checksums.map(IntoIterator::into_iter);
         let mut tensors = Vec::with_capacity(self.tensors.len());
         for (spec, chunks) in &self.tensors {
-            let digests: Vec<Digest> = digests.take(if checksum { chunks.len() } else { 0 }).collect();
-            if checksum && digests.len() != chunks.len() {
+            let digests: Vec<Digest> = match &mut checksums {
+                Some(checksums) => checksums.take(chunks.len()).collect(),
+                None => Vec::new(),
+            };
+            if checksums.is_some() && digests.len() != chunks.len() {
                 return Err(Error::internal(OPERATION, "a chunk got no checksum").with("tensor", spec));
             }
             tensors.push(DescribedTensor {
@@ -49,7 +70,7 @@ impl Prepared {
                 digests,
             });
         }
-        Ok(Description::own(self.nonce, chunk_bytes, Encoding::Plain, tensors))
+        Ok(Description::own(self.nonce, chunk_bytes, encoding, tensors))
     }
 }
 
@@ -65,7 +86,7 @@ impl Inner {
             ));
         }
         let witness = Arc::new(Witness::new(Arc::clone(&self.frees)));
-        let (chunk, encoding) = (self.config.chunk_bytes, Encoding::Plain);
+        let chunk = self.object_bytes();
         let mut tensors = Vec::with_capacity(item.tensors.len());
         let mut planned: Vec<(TensorName, u64)> = Vec::with_capacity(item.tensors.len());
         let mut bytes = 0_u64;
@@ -74,7 +95,7 @@ impl Inner {
             let lent: Result<Vec<Span>> = spans.into_iter().map(|span| lend(span, Arc::clone(&witness))).collect();
             let chunks = cut(&lent?, chunk)?;
             planned.push((spec.name().clone(), chunks_of(spec.bytes(), chunk)));
-            bytes = bytes.saturating_add(encoding.stored_bytes(spec.bytes()));
+            bytes = bytes.saturating_add(self.stored_bytes(&spec));
             tensors.push((spec, chunks));
         }
         Ok(Prepared {
@@ -88,13 +109,25 @@ impl Inner {
         })
     }
 
-    /// Memory that is registered, or is from now on.
+    /// How many bytes of a tensor are in one object.
+    pub(crate) fn object_bytes(&self) -> u64 {
+        let sealed = self.seals.as_ref().map(Seals::object_bytes);
+        sealed.unwrap_or(self.config.chunk_bytes)
+    }
+
+    /// How many bytes the objects of a tensor have.
+    pub(crate) fn stored_bytes(&self, spec: &TensorSpec) -> u64 {
+        let sealed = self.seals.as_ref().map(|seals| seals.stored_bytes(spec));
+        sealed.unwrap_or(spec.bytes())
+    }
+
+    /// Memory that is a region, or is from now on; registered with the engine in a plain store.
     pub(crate) async fn registered(&self, source: Source, deadline: Deadline) -> Result<Vec<Span>> {
         match source {
             Source::Spans(spans) => Ok(spans),
             Source::Lent(memory) => {
-                let engine = Arc::clone(&self.engine);
-                let call = move |within| engine.register(memory, within);
+                let backing = self.backing.clone();
+                let call = move |within| backing.region(memory, within);
                 let region = self.calls.run("features.register", deadline, call).await?;
                 Ok(vec![region.whole()])
             }

@@ -23,16 +23,17 @@ use holdfast_custody::{Publication, Version};
 use holdfast_engine::Transfer;
 use holdfast_index::{Commit, Reserve, SampleRef, Session};
 
-use crate::codec::Encoding;
 use crate::commit::Committed;
 use crate::description::Description;
 use crate::free::Job;
 use crate::plan::Place;
-use crate::prepare::Prepared;
+use crate::prepare::{Prepared, Record};
+use crate::sealed::Seals;
+use crate::send_sealed::{SampleToSeal, ToSeal};
 use crate::store::{FeatureStore, Inner};
 use crate::tensors::TensorIn;
-use crate::transfer::Outgoing;
-use crate::writing::Written;
+use crate::transfer::{Digests, Outgoing};
+use crate::writing::{Turn, Written};
 
 const OPERATION: &str = "features.put";
 
@@ -62,6 +63,8 @@ pub struct Stored {
 struct Reserved<'a> {
     /// Its place in the batch.
     at: usize,
+    /// Its place among those that were prepared.
+    order: usize,
     prepared: Prepared,
     reference: SampleRef,
     keys: Vec<ObjectKey>,
@@ -71,6 +74,8 @@ struct Reserved<'a> {
 impl Inner {
     pub(crate) async fn put_many(&self, items: Vec<PutItem>, deadline: Deadline) -> Vec<Result<Stored>> {
         let count = items.len();
+        let samples: Vec<SampleId> = items.iter().map(|item| item.sample.clone()).collect();
+        let turn = self.writing.call(samples.iter());
         let mut results: Vec<Option<Result<Stored>>> = (0..count).map(|_| None).collect();
         let mut prepared = Vec::with_capacity(count);
         for (at, item) in items.into_iter().enumerate() {
@@ -79,9 +84,20 @@ impl Inner {
                 Err(error) => results[at] = Some(Err(error)),
             }
         }
-        match self.reserve(prepared, &mut results, deadline).await {
-            Ok((session, reserved)) => self.write_and_commit(&session, reserved, &mut results, deadline).await,
+        // Begun before there is an answer from the index: the bytes are here.
+        let digests = (self.config.checksum && self.seals.is_none())
+            .then(|| self.digests(prepared.iter().map(|(_, ready)| ready.chunks()).collect(), deadline));
+        match self.reserve(prepared, &turn, &mut results, deadline).await {
+            Ok((session, reserved)) => {
+                let (sent, digests) = tokio::join!(self.write(&reserved, deadline), of_all(digests));
+                let records = recorded(&reserved, sent, digests);
+                self.commit_all(&session, reserved, records, &mut results, deadline)
+                    .await;
+            }
             Err(error) => {
+                if let Err(error) = of_all(digests).await {
+                    tracing::debug!(%error, "checksums that nobody needs failed too");
+                }
                 for result in results.iter_mut().filter(|result| result.is_none()) {
                     *result = Some(Err(error.clone()));
                 }
@@ -112,12 +128,21 @@ impl Inner {
     async fn reserve(
         &self,
         prepared: Vec<(usize, Prepared)>,
+        turn: &Turn<'_>,
         results: &mut [Option<Result<Stored>>],
         deadline: Deadline,
     ) -> Result<(Arc<Session>, Vec<Reserved<'_>>)> {
-        let wishes: Vec<Reserve> = prepared
+        let mut in_turn = Vec::with_capacity(prepared.len());
+        for (order, (at, ready)) in prepared.into_iter().enumerate() {
+            if turn.is_last(&ready.sample) {
+                in_turn.push((order, at, ready));
+            } else {
+                results[at] = Some(Err(outdated(&ready.sample)));
+            }
+        }
+        let wishes: Vec<Reserve> = in_turn
             .iter()
-            .map(|(_, ready)| Reserve {
+            .map(|(_, _, ready)| Reserve {
                 sample: ready.sample.clone(),
                 nonce: ready.nonce,
                 bytes: ready.bytes,
@@ -137,8 +162,8 @@ impl Inner {
             session = self.sessions.current(OPERATION, deadline).await?;
             generations = self.reserve_in(&session, &wishes, deadline).await;
         }
-        let mut reserved = Vec::with_capacity(prepared.len());
-        for ((at, ready), generation) in prepared.into_iter().zip(generations) {
+        let mut reserved = Vec::with_capacity(in_turn.len());
+        for ((order, at, ready), generation) in in_turn.into_iter().zip(generations) {
             let generation = match generation {
                 Ok(generation) => generation,
                 Err(error) => {
@@ -154,6 +179,7 @@ impl Inner {
             let keys = self.keys_of(&reference, &ready);
             let reservation = Reserved {
                 at,
+                order,
                 prepared: ready,
                 reference,
                 keys: keys.clone().unwrap_or_default(),
@@ -185,25 +211,19 @@ impl Inner {
         Ok(keys)
     }
 
-    async fn write_and_commit(
+    async fn commit_all(
         &self,
         session: &Arc<Session>,
         reserved: Vec<Reserved<'_>>,
+        records: Vec<Result<Record>>,
         results: &mut [Option<Result<Stored>>],
         deadline: Deadline,
     ) {
-        let (sent, digests) = self.write(&reserved, deadline).await;
-        let mut digests = digests.map(IntoIterator::into_iter);
         let mut commits = Vec::new();
         let mut ready = Vec::new();
-        for (sample, sent) in reserved.into_iter().zip(sent) {
-            let described = match &mut digests {
-                Ok(digests) => sample
-                    .prepared
-                    .describe(self.config.chunk_bytes, self.config.checksum, digests),
-                Err(error) => Err(error.clone()),
-            };
-            let outcome = sent.and(described).and_then(|description| {
+        for (sample, record) in reserved.into_iter().zip(records) {
+            let described = record.and_then(|record| sample.prepared.describe(self.object_bytes(), record));
+            let outcome = described.and_then(|description| {
                 let bytes = description.to_bytes()?;
                 if !sample.written.may_commit() {
                     return Err(given_up(&sample.reference));
@@ -240,25 +260,42 @@ impl Inner {
         }
     }
 
-    /// Moves all bytes, and computes the checksums meanwhile.
-    async fn write(&self, reserved: &[Reserved<'_>], deadline: Deadline) -> (Vec<Result<()>>, Result<Vec<Digest>>) {
+    /// Moves all bytes: sealed, or as they are. Returns for each sample what is known of it then.
+    async fn write(&self, reserved: &[Reserved<'_>], deadline: Deadline) -> Vec<Result<Record>> {
+        if let Some(seals) = &self.seals {
+            return self.write_sealed(seals, reserved, deadline).await;
+        }
         let mut objects = Vec::new();
-        let mut chunks = Vec::new();
         for (sample, reservation) in reserved.iter().enumerate() {
             let all = reservation.prepared.tensors.iter().flat_map(|(_, chunks)| chunks);
             for (key, parts) in reservation.keys.iter().zip(all) {
-                chunks.push(parts.clone());
                 objects.push(Outgoing {
                     sample,
                     transfer: Transfer::scattered(key.clone(), parts.clone()),
                 });
             }
         }
-        let send = self.send(objects, reserved.len(), deadline);
-        if !self.config.checksum {
-            return (send.await, Ok(Vec::new()));
+        let sent = self.send(objects, reserved.len(), deadline).await;
+        sent.into_iter().map(|sent| sent.map(|()| Record::Nothing)).collect()
+    }
+
+    async fn write_sealed(&self, seals: &Seals, reserved: &[Reserved<'_>], deadline: Deadline) -> Vec<Result<Record>> {
+        let mut to_seal = ToSeal::default();
+        for reservation in reserved {
+            let sample = SampleToSeal {
+                reference: &reservation.reference,
+                prepared: &reservation.prepared,
+                keys: &reservation.keys,
+            };
+            if let Err(error) = to_seal.add(self, seals, &sample) {
+                return reserved.iter().map(|_| Err(error.clone())).collect();
+            }
         }
-        tokio::join!(send, self.digests(chunks, Encoding::Plain, deadline))
+        let (sent, headers) = self.send_sealed(seals, to_seal, deadline).await;
+        let sealed = sent.into_iter().zip(headers);
+        sealed
+            .map(|(sent, header)| sent.map(|()| Record::Seal(header)))
+            .collect()
     }
 
     /// Hands what a failed put leaves behind to the worker, as soon as the engine has let go of the memory.
@@ -272,6 +309,41 @@ impl Inner {
             .with("sample", &sample.reference.sample)
             .with("generation", sample.reference.generation)
     }
+}
+
+/// The checksums of all samples, when they are ready; none if none are made.
+async fn of_all(digests: Option<Digests>) -> Result<Option<Vec<Vec<Digest>>>> {
+    match digests {
+        Some(digests) => digests.ready().await.map(Some),
+        None => Ok(None),
+    }
+}
+
+/// What is recorded of samples that were written: their checksums beside what is known of them already.
+fn recorded(
+    reserved: &[Reserved<'_>],
+    written: Vec<Result<Record>>,
+    digests: Result<Option<Vec<Vec<Digest>>>>,
+) -> Vec<Result<Record>> {
+    let mut digests = match digests {
+        Ok(None) => return written,
+        Ok(Some(digests)) => digests,
+        Err(error) => return written.into_iter().map(|_| Err(error.clone())).collect(),
+    };
+    let with_digests = |(sample, written): (&Reserved<'_>, Result<Record>)| {
+        let own = digests.get_mut(sample.order).map(std::mem::take);
+        written.map(|_| Record::Digests(own.unwrap_or_default()))
+    };
+    reserved.iter().zip(written).map(with_digests).collect()
+}
+
+fn outdated(sample: &SampleId) -> Error {
+    Error::new(
+        ErrorKind::Conflict,
+        OPERATION,
+        "this process has put the sample again since: the later put counts, and this one was not made",
+    )
+    .with("sample", sample)
 }
 
 fn given_up(sample: &SampleRef) -> Error {

@@ -11,12 +11,14 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use crate::backing::Backing;
 use crate::calls::Calls;
 use crate::check::Checks;
 use crate::config::FeatureConfig;
 use crate::free::Frees;
 use crate::health::{Counting, Health};
 use crate::pool::BufferPool;
+use crate::sealed::Seals;
 use crate::sessions::Sessions;
 use crate::tasks::Tasks;
 use crate::worker::{self, Swept};
@@ -57,6 +59,10 @@ pub(crate) struct Inner {
     pub(crate) sessions: Sessions,
     pub(crate) calls: Calls,
     pub(crate) pool: BufferPool,
+    /// What memory of tensors is: registered, or private in a sealed store.
+    pub(crate) backing: Backing,
+    /// The keys of a sealed store, and what sealing needs.
+    pub(crate) seals: Option<Seals>,
     pub(crate) checks: Checks,
     /// Shared with the leases and transfers that outlive an operation.
     pub(crate) frees: Arc<Frees>,
@@ -91,12 +97,17 @@ impl FeatureStore {
             Error::invalid(OPERATION, "open the store inside a tokio runtime; its tasks run there").caused_by(error)
         })?;
         let calls = Calls::new(config.max_in_flight, Arc::clone(&clock));
-        let pool = BufferPool::new(
-            Arc::clone(&engine),
-            calls.clone(),
-            Arc::clone(&clock),
-            config.pool_bytes,
-        );
+        let registered = Backing::Engine(Arc::clone(&engine));
+        let backing = match &config.keyring {
+            Some(_) => Backing::private(),
+            None => registered.clone(),
+        };
+        let pool_of =
+            |backing: &Backing, bytes| BufferPool::new(backing.clone(), calls.clone(), Arc::clone(&clock), bytes);
+        let pool = pool_of(&backing, config.pool_bytes);
+        let stage = || pool_of(&registered, config.stage_bytes);
+        let keyring = config.keyring.clone();
+        let seals = keyring.map(|keyring| Seals::new(keyring, &config, stage));
         let inner = Arc::new(Inner {
             sessions: Sessions::new(Arc::clone(&index), Arc::clone(&clock)),
             checks: Checks::new(Arc::clone(&index), Arc::clone(&clock)),
@@ -110,6 +121,8 @@ impl FeatureStore {
             rng,
             calls,
             pool,
+            backing,
+            seals,
             config,
         });
         let within = inner.config.call_within;
@@ -118,7 +131,10 @@ impl FeatureStore {
             inner.pool.warm(inner.config.warm_bytes, within).await?;
         }
         let (stop, stopped) = watch::channel(false);
-        let mut workers = vec![runtime.spawn(worker::work(Arc::clone(&inner), stopped.clone()))];
+        let mut workers = vec![
+            runtime.spawn(worker::remove(Arc::clone(&inner), stopped.clone())),
+            runtime.spawn(worker::tell(Arc::clone(&inner), stopped.clone())),
+        ];
         if let Some(every) = inner.config.sweep_every {
             workers.push(runtime.spawn(worker::sweep(Arc::clone(&inner), every, stopped)));
         }
@@ -166,23 +182,27 @@ impl FeatureStore {
         &self.inner().config
     }
 
-    /// The memory that gets receive into. Whoever puts may write there too, and put without another copy.
+    /// The memory that gets receive into. Whoever puts may write there too, and put without another copy. In a sealed
+    /// store the engine does not know it.
     pub fn pool(&self) -> &BufferPool {
         &self.inner().pool
     }
 
     /// Registers memory of the caller for many transfers. It stays registered until the region and all its spans are
-    /// dropped.
+    /// dropped. In a sealed store it is not made known to the engine, since it holds plaintext.
     pub async fn register(&self, memory: HostMemory, within: Duration) -> Result<Region> {
         let inner = self.inner();
-        let engine = Arc::clone(&inner.engine);
-        let call = move |within| engine.register(memory, within);
+        let backing = inner.backing.clone();
+        let call = move |within| backing.region(memory, within);
         inner.calls.run("features.register", inner.deadline(within), call).await
     }
 
     /// How many bytes a sample of these tensors takes, as it is counted against the store's budget.
     pub fn estimate_bytes(&self, tensors: &[TensorSpec]) -> u64 {
-        tensors.iter().fold(0, |sum, spec| sum.saturating_add(spec.bytes()))
+        let inner = self.inner();
+        tensors
+            .iter()
+            .fold(0, |sum, spec| sum.saturating_add(inner.stored_bytes(spec)))
     }
 
     /// Takes back what has ended (leases, reservations, sessions) and frees what is to be freed. Any process may, at any

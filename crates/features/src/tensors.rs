@@ -87,7 +87,8 @@ pub enum Wanted {
     Into(Vec<(TensorName, Destination)>),
 }
 
-/// Where the bytes of a tensor go. When a get fails, what is there is unspecified.
+/// Where the bytes of a tensor go. When a get fails, what is there is unspecified; in a sealed store it is zeros, or what
+/// was there before.
 #[derive(Debug, Default)]
 pub enum Destination {
     /// Memory of the store's pool: registered and warm, so the fastest.

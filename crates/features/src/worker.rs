@@ -1,4 +1,4 @@
-//! The worker that frees, and the sweeper. See [`crate::free`] for the story.
+//! The two workers that free, and the sweeper. See [`crate::free`] for the story.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,10 +29,23 @@ pub struct Swept {
     pub failed: usize,
 }
 
-/// Works until it is told to stop.
-pub(crate) async fn work(inner: Arc<Inner>, mut stop: watch::Receiver<bool>) {
+/// Removes objects until it is told to stop.
+pub(crate) async fn remove(inner: Arc<Inner>, mut stop: watch::Receiver<bool>) {
     while !*stop.borrow() {
-        let pause = inner.frees.next_due().unwrap_or(IDLE);
+        let pause = inner.frees.until_removal().unwrap_or(IDLE);
+        tokio::select! {
+            _ = stop.changed() => {}
+            () = inner.frees.wake_remover.notified() => {}
+            () = tokio::time::sleep(pause) => {}
+        }
+        inner.remove_due().await;
+    }
+}
+
+/// Tells the index what is to be told, and asks it, until it is told to stop.
+pub(crate) async fn tell(inner: Arc<Inner>, mut stop: watch::Receiver<bool>) {
+    while !*stop.borrow() {
+        let pause = inner.frees.until_telling().unwrap_or(IDLE);
         let pause = if inner.frees.wants_collect() {
             pause.min(GATHER)
         } else {
@@ -40,10 +53,10 @@ pub(crate) async fn work(inner: Arc<Inner>, mut stop: watch::Receiver<bool>) {
         };
         tokio::select! {
             _ = stop.changed() => {}
-            () = inner.frees.wake.notified() => {}
+            () = inner.frees.wake_teller.notified() => {}
             () = tokio::time::sleep(pause) => {}
         }
-        inner.free_due().await;
+        inner.tell_due().await;
     }
 }
 
@@ -65,10 +78,27 @@ pub(crate) async fn sweep(inner: Arc<Inner>, every: Duration, mut stop: watch::R
 }
 
 impl Inner {
-    /// Does what is due: lets go of leases, gives up reservations, removes objects, collects.
-    async fn free_due(&self) {
-        let (releases, jobs) = self.frees.due();
-        for (session, held) in by_session(releases).into_values() {
+    /// Removes what is due.
+    async fn remove_due(&self) {
+        let jobs = self.frees.to_remove();
+        let outcomes = self.remove_all(&jobs).await;
+        for (job, outcome) in jobs.iter().zip(outcomes) {
+            match outcome {
+                Ok(()) => self.frees.removed(&job.sample),
+                Err(error) => {
+                    tracing::debug!(%error, sample = %job.sample.sample, "objects stay; they are tried again");
+                    self.frees.stayed(&job.sample, error);
+                }
+            }
+        }
+        self.frees.finished();
+    }
+
+    /// Does what is due and needs the index: says what is freed, lets go of leases, gives up reservations, collects.
+    async fn tell_due(&self) {
+        let tell = self.frees.to_tell();
+        self.say_freed(&tell.removed).await;
+        for (session, held) in by_session(tell.releases).into_values() {
             for released in self.index.release(&session, &held, self.config.call_within).await {
                 match released {
                     // It may have been the last reader of something retired.
@@ -77,9 +107,8 @@ impl Inner {
                 }
             }
         }
-        if !jobs.is_empty() {
-            self.free(jobs).await;
-        }
+        self.give_up(tell.reservations).await;
+        self.say_failed(tell.stayed).await;
         if self.frees.wants_collect() {
             tokio::time::sleep(GATHER).await;
             self.frees.take_collect();
@@ -143,7 +172,7 @@ impl Inner {
             if jobs.is_empty() {
                 break;
             }
-            let (done, not_done) = self.free(jobs).await;
+            let (done, not_done) = self.free_listed(jobs).await;
             (freed, failed) = (freed + done, failed + not_done);
             // What could not be freed is at the head of the list again: the next sweep tries it.
             if !more || not_done > 0 || deadline.passed(&*self.clock) {
@@ -170,10 +199,9 @@ impl Inner {
         })
     }
 
-    /// Frees samples. Returns how many were, and how many were not.
-    async fn free(&self, jobs: Vec<Job>) -> (usize, usize) {
+    /// Frees what the index has listed. Returns how many samples were, and how many were not.
+    async fn free_listed(&self, jobs: Vec<Job>) -> (usize, usize) {
         let all = jobs.len();
-        let jobs = self.give_up(jobs).await;
         let mut gone = Vec::new();
         let mut stayed = Vec::new();
         let outcomes = self.remove_all(&jobs).await;
@@ -192,10 +220,9 @@ impl Inner {
         (freed, all - freed)
     }
 
-    /// Gives up the reservations of those jobs that have one. Returns the jobs whose objects may be removed.
-    async fn give_up(&self, jobs: Vec<Job>) -> Vec<Job> {
-        let (to_abort, mut ready): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.abort.is_some());
-        let with_session = to_abort.into_iter().filter_map(|job| Some((job.abort.clone()?, job)));
+    /// Gives up the reservations of jobs, so that their objects may be removed.
+    async fn give_up(&self, jobs: Vec<Job>) {
+        let with_session = jobs.into_iter().filter_map(|job| Some((job.abort.clone()?, job)));
         for (session, jobs) in by_session(with_session).into_values() {
             let samples: Vec<SampleRef> = jobs.iter().map(|job| job.sample.clone()).collect();
             let results = self.index.abort(&session, &samples, self.config.call_within).await;
@@ -210,10 +237,7 @@ impl Inner {
                     Err(_) => self.is_not_live(&job.sample).await,
                 };
                 match gone {
-                    Ok(true) => {
-                        self.frees.aborted(&job.sample);
-                        ready.push(job);
-                    }
+                    Ok(true) => self.frees.aborted(&job.sample),
                     Ok(false) => {
                         tracing::error!(sample = %job.sample.sample, "a live sample was to be removed; it is left alone");
                         self.frees.succeeded(&job.sample);
@@ -222,7 +246,6 @@ impl Inner {
                 }
             }
         }
-        ready
     }
 
     async fn is_not_live(&self, sample: &SampleRef) -> Result<bool> {

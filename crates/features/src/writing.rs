@@ -7,8 +7,11 @@
 //!    ▼
 //! Aborted ──the put ends, uncommitted──▶ Ended
 //! ```
+//!
+//! Puts of one sample by one process count in the order in which they were called. One whose caller has left (Ctrl-C, a
+//! dropped future) goes on; without that order it could come last, and take the place of what was put after it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use holdfast_core::SampleId;
@@ -19,7 +22,48 @@ use crate::free::{Frees, Job};
 
 /// The samples that this process is writing now.
 #[derive(Debug, Default)]
-pub(crate) struct Writing(Mutex<HashMap<SampleId, Arc<WritingSample>>>);
+pub(crate) struct Writing {
+    samples: Mutex<HashMap<SampleId, Arc<WritingSample>>>,
+    begun: Mutex<Begun>,
+}
+
+/// The puts that were called and have not ended.
+#[derive(Debug, Default)]
+struct Begun {
+    last: u64,
+    /// Of each sample: the number of the last call, and how many have not ended.
+    puts: HashMap<SampleId, (u64, usize)>,
+}
+
+/// One call's place among the puts of its samples, until it ends.
+#[derive(Debug)]
+pub(crate) struct Turn<'a> {
+    list: &'a Writing,
+    number: u64,
+    samples: HashSet<SampleId>,
+}
+
+impl Turn<'_> {
+    /// Whether no later call puts this sample.
+    pub(crate) fn is_last(&self, sample: &SampleId) -> bool {
+        let begun = self.list.begun.lock();
+        begun.puts.get(sample).is_none_or(|(last, _)| *last == self.number)
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut begun = self.list.begun.lock();
+        for sample in &self.samples {
+            if let Some((_, open)) = begun.puts.get_mut(sample) {
+                *open -= 1;
+                if *open == 0 {
+                    begun.puts.remove(sample);
+                }
+            }
+        }
+    }
+}
 
 /// One of them.
 #[derive(Debug, Default)]
@@ -47,7 +91,7 @@ pub(crate) struct Written<'a> {
 
 impl Drop for Written<'_> {
     fn drop(&mut self) {
-        let mut list = self.list.0.lock();
+        let mut list = self.list.samples.lock();
         if list
             .get(&self.sample)
             .is_some_and(|entry| Arc::ptr_eq(entry, &self.entry))
@@ -73,9 +117,23 @@ impl Written<'_> {
 }
 
 impl Writing {
+    /// A call that puts these samples takes its place.
+    pub(crate) fn call<'a>(&'a self, samples: impl Iterator<Item = &'a SampleId>) -> Turn<'a> {
+        let samples: HashSet<SampleId> = samples.cloned().collect();
+        let mut begun = self.begun.lock();
+        begun.last += 1;
+        let number = begun.last;
+        for sample in &samples {
+            let (last, open) = begun.puts.entry(sample.clone()).or_default();
+            (*last, *open) = (number, *open + 1);
+        }
+        let list = self;
+        Turn { list, number, samples }
+    }
+
     pub(crate) fn begin(&self, sample: &SampleId) -> Written<'_> {
         let entry = Arc::new(WritingSample::default());
-        self.0.lock().insert(sample.clone(), Arc::clone(&entry));
+        self.samples.lock().insert(sample.clone(), Arc::clone(&entry));
         Written {
             list: self,
             sample: sample.clone(),
@@ -86,7 +144,7 @@ impl Writing {
     /// Gives a sample up that is being written here. If it is being committed already, waits for that to end. True if
     /// it will not be committed.
     pub(crate) async fn give_up(&self, sample: &SampleId) -> bool {
-        let Some(entry) = self.0.lock().get(sample).cloned() else {
+        let Some(entry) = self.samples.lock().get(sample).cloned() else {
             return false;
         };
         loop {
@@ -136,5 +194,24 @@ impl Drop for Witness {
             self.frees.push(job);
             self.frees.engine_holds(false);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_call_counts_until_all_have_ended() {
+        let writing = Writing::default();
+        let [a, b] = ["a", "b"].map(|name| SampleId::new(name).expect("a name"));
+        let first = writing.call([&a, &b].into_iter());
+        assert!(first.is_last(&a) && first.is_last(&b));
+        let second = writing.call([&a].into_iter());
+        assert!(!first.is_last(&a) && first.is_last(&b) && second.is_last(&a));
+        drop(second);
+        assert!(!first.is_last(&a), "what was put later has been put");
+        drop(first);
+        assert!(writing.begun.lock().puts.is_empty());
     }
 }

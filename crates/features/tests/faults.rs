@@ -162,6 +162,8 @@ async fn run(seed: u64, seen: &Arc<Seen>) {
         let engine = Arc::new(FaultEngine::new(world.cluster.connect(), plan, world.clock.clone()));
         let config = FeatureConfig {
             call_within: Duration::from_millis(500),
+            // Every second run on a sealed store.
+            keyring: seed.is_multiple_of(2).then(|| common::raw::keys(&["k1"])),
             ..world.config()
         };
         let store = world.open_on(engine.clone(), kv.clone(), config).await;

@@ -8,117 +8,15 @@
 
 mod common;
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use common::held_up::{HeldUp, Mode};
+use common::servers::*;
 use common::*;
-use holdfast_core::{Clock, Digest, ErrorKind, ObjectKey, SystemClock, SystemRng};
-use holdfast_engine::{Engine, EngineExt, Presence, PutOptions, PutOutcome};
-use holdfast_engine_mooncake::{MooncakeConfig, MooncakeEngine};
-use holdfast_features::{AdoptedTensor, Announcement, FeatureConfig, FeatureStore, Stored, Wanted};
-use holdfast_index::{IndexConfig, KvIndex};
-use holdfast_index_etcd::{EtcdConfig, EtcdKv};
-use holdfast_testkit::{Cluster, Endpoints};
+use holdfast_core::{Clock, Digest, ErrorKind, ObjectKey, SystemClock};
+use holdfast_engine::{EngineExt, PutOptions, PutOutcome};
+use holdfast_features::{AdoptedTensor, Announcement, FeatureStore, Wanted};
 use tokio::task::block_in_place;
-
-const MIB: usize = 1 << 20;
-/// Several chunks, less than a chunk, nothing.
-const LENS: [usize; 4] = [9 * MIB + 7, 3 * MIB, 1000, 0];
-
-fn start() -> Cluster {
-    let builder = Cluster::builder().p2p_metadata(true).segment_mib(256).etcd_nodes(1);
-    block_in_place(|| builder.start()).expect("a cluster")
-}
-
-fn connect(endpoints: &Endpoints) -> Arc<dyn Engine> {
-    let mut environment: BTreeMap<_, _> = endpoints.client_env.iter().cloned().collect();
-    environment.insert("MC_LOG_LEVEL".to_owned(), "ERROR".to_owned());
-    let config = MooncakeConfig {
-        master: endpoints.master.clone(),
-        metadata: endpoints.metadata.clone(),
-        admin: endpoints.admin.clone(),
-        environment,
-        ..MooncakeConfig::default()
-    };
-    Arc::new(block_in_place(|| MooncakeEngine::connect(config)).expect("a client"))
-}
-
-fn config() -> FeatureConfig {
-    FeatureConfig {
-        chunk_bytes: 4 << 20,
-        sweep_every: None,
-        tick: Duration::from_millis(200),
-        lease_ticks: 300,
-        pool_bytes: 128 << 20,
-        ..FeatureConfig::new("real".parse().expect("a name"))
-    }
-}
-
-async fn open_on(endpoints: &Endpoints, engine: Arc<dyn Engine>) -> FeatureStore {
-    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-    let kv = EtcdKv::open(EtcdConfig::new(endpoints.etcd.clone()), Arc::clone(&clock), WITHIN)
-        .await
-        .expect("etcd");
-    let settings = IndexConfig {
-        session_ttl: Duration::from_secs(3),
-        tick: config().tick,
-        ..IndexConfig::default()
-    };
-    let (store, rng) = (config().store, Arc::new(SystemRng));
-    let index = KvIndex::new(
-        Arc::new(kv),
-        &store,
-        settings,
-        Arc::clone(&clock),
-        Arc::clone(&rng) as _,
-    );
-    FeatureStore::open(engine, Arc::new(index), config(), clock, rng)
-        .await
-        .expect("a store")
-}
-
-/// A process of its own, as far as engine and index can tell.
-async fn open(endpoints: &Endpoints) -> FeatureStore {
-    open_on(endpoints, connect(endpoints)).await
-}
-
-fn keys_of(stored: &Stored) -> Vec<ObjectKey> {
-    let chunk = stored.description.chunk_bytes();
-    let mut keys = Vec::new();
-    for tensor in stored.description.tensors() {
-        let (bytes, digests) = (tensor.spec.bytes(), tensor.digests.len() as u64);
-        assert_eq!(bytes.div_ceil(chunk), digests, "a checksum for each chunk");
-    }
-    let reference = &stored.reference;
-    let nonce = serde_json::to_value(&*stored.description).expect("JSON")["nonce"]
-        .as_u64()
-        .expect("a nonce");
-    for tensor in stored.description.tensors() {
-        let whole = holdfast_core::SampleKey {
-            store: config().store,
-            sample: reference.sample.clone(),
-            generation: reference.generation,
-            nonce: holdfast_core::Nonce::from_u64(nonce),
-            tensor: tensor.spec.name().clone(),
-        }
-        .to_object_key();
-        match tensor.digests.len() {
-            1 => keys.push(whole),
-            n => keys.extend((0..n).map(|n| ObjectKey::new(format!("{whole}/{n}")).expect("a key"))),
-        }
-    }
-    keys
-}
-
-fn present(engine: &dyn Engine, keys: &[ObjectKey]) -> usize {
-    let found = block_in_place(|| engine.probe(keys, WITHIN)).expect("a probe");
-    found
-        .iter()
-        .filter(|presence| matches!(presence, Presence::Present { .. }))
-        .count()
-}
 
 async fn until(what: &str, mut ready: impl FnMut() -> bool) {
     let clock = SystemClock::new();

@@ -20,6 +20,7 @@
 
 mod aftermath;
 mod backpressure;
+mod beside;
 mod crash;
 mod crew;
 mod doom;

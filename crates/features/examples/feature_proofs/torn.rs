@@ -5,6 +5,8 @@
 //! transfer, which then goes on. Every get that returns tensors must have returned exactly the bytes that were committed
 //! for that generation; every other get is an error.
 //!
+//! Beside it, what the bare engine does to a reader of an object of the same size that is removed and written anew.
+//!
 //! The second half is in module `gone`.
 
 use std::collections::HashMap;
@@ -13,7 +15,9 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use holdfast_core::{Clock, Deadline, Rng, SystemClock, SystemRng};
 use holdfast_testkit::Cluster;
+use serde_json::Value;
 
+use crate::beside::{self, Amount};
 use crate::crew::{Member, all};
 use crate::gone;
 use crate::journal::{Event, Which, most_frequent};
@@ -39,8 +43,34 @@ pub(crate) fn run(quick: bool) -> Result<Report> {
         TICK * LEASE
     ));
     rewrite(&mut report, len, wanted, stops)?;
+    bare(&mut report, len, if quick { 5 } else { 20 });
     gone::run(&mut report, if quick { 1 } else { 5 })?;
     Ok(report)
+}
+
+/// The bare engine under the same treatment. Whatever comes of it, it is no claim of ours.
+fn bare(report: &mut Report, len: usize, seconds: u64) {
+    eprintln!("torn: the bare engine, for {seconds} s");
+    let cluster = Cluster::builder().p2p_metadata(true).segment_mib(1024).start();
+    let amount = Amount {
+        len,
+        seconds,
+        ..Amount::default()
+    };
+    let found = cluster.and_then(|cluster| beside::run(&cluster, "bare_torn", amount));
+    match found {
+        Ok(found) => {
+            let of = |name: &str| found.get(name).and_then(Value::as_u64).unwrap_or_default();
+            let (complete, torn, failed) = (of("complete"), of("torn"), of("failed"));
+            report.note(format!(
+                "the bare engine in the same run: {torn} of {complete} reads that it called complete had torn bytes; \
+                 {failed} failed"
+            ));
+            report.figure("bare_reads", complete);
+            report.figure("bare_reads_torn", torn);
+        }
+        Err(error) => report.note(format!("the bare engine was not run: {error:#}")),
+    }
 }
 
 fn rewrite(report: &mut Report, len: usize, wanted: usize, stops: usize) -> Result<()> {

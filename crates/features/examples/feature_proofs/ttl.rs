@@ -3,6 +3,8 @@
 //! The master protects everything that was read for 300 s. Eight gigabytes of samples go through a pool of 256 MiB in far
 //! less than that, eight samples at a time: whoever relied on that protection to end would stand still after 64 samples.
 //!
+//! Beside it, the same workload on SpecForge's own store, on a cluster of the same kind, for a limited time.
+//!
 //! What "in flight" means is the store's budget: eight samples. A sample counts from before its first byte is written
 //! until the index was told that its bytes are gone, so the engine can never hold more, whatever the processes do.
 
@@ -12,6 +14,7 @@ use anyhow::{Result, ensure};
 use holdfast_core::{Clock, Deadline, SystemClock};
 use holdfast_testkit::Cluster;
 
+use crate::beside::{self, Amount};
 use crate::crew::{Member, all};
 use crate::gauge::{Gauge, master_counter};
 use crate::journal::{Event, most_frequent};
@@ -35,12 +38,7 @@ const LONGEST: Duration = Duration::from_secs(600);
 pub(crate) fn run(quick: bool) -> Result<Report> {
     let samples: u64 = if quick { 200 } else { 2000 };
     let clock = SystemClock::new();
-    let cluster = Cluster::builder()
-        .p2p_metadata(true)
-        .segment_mib(POOL_MIB)
-        .lease_ttl(LEASE)
-        .etcd_nodes(1)
-        .start()?;
+    let cluster = cluster(1)?;
     let mut settings = Settings::new(cluster.endpoints())?;
     settings.store.max_in_flight = 8;
     settings.store.pool_bytes = 64 << 20;
@@ -142,7 +140,46 @@ pub(crate) fn run(quick: bool) -> Result<Report> {
     report.figure("samples", samples);
     report.figure("seconds", rounded(took.as_secs_f64()));
     report.figure("samples_per_s", rounded(samples as f64 / took.as_secs_f64()));
+    drop(cluster);
+    specforge(&mut report, samples, if quick { 8 } else { 30 });
     Ok(report)
+}
+
+fn cluster(etcd_nodes: usize) -> Result<Cluster> {
+    let builder = Cluster::builder().p2p_metadata(true).segment_mib(POOL_MIB);
+    builder.lease_ttl(LEASE).etcd_nodes(etcd_nodes).start()
+}
+
+/// The same workload on SpecForge's own store. Whatever comes of it, it is no claim of ours.
+fn specforge(report: &mut Report, samples: u64, seconds: u64) {
+    eprintln!("ttl: the same on SpecForge's own store, for at most {seconds} s");
+    let found = cluster(0).and_then(|cluster| {
+        let amount = Amount {
+            samples,
+            seconds,
+            ..Amount::default()
+        };
+        beside::run(&cluster, "specforge_ttl", amount)
+    });
+    match found {
+        Ok(found) => {
+            let of = |name: &str| found.get(name).cloned().unwrap_or_default();
+            report.note(format!(
+                "SpecForge 0.2's own store, the same workload for {} s: {} of {} samples put, {} got, {} puts and {} gets \
+                 failed ({}), {} samples not freed",
+                of("seconds"),
+                of("puts"),
+                samples,
+                of("gets"),
+                of("put_failures"),
+                of("get_failures"),
+                of("errors"),
+                of("not_freed"),
+            ));
+            report.figure("specforge", found);
+        }
+        Err(error) => report.note(format!("SpecForge's own store was not run: {error:#}")),
+    }
 }
 
 fn judge(report: &mut Report, crew: &[Member], samples: u64) {

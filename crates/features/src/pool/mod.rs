@@ -11,6 +11,8 @@
 //!   └ else wait for a block to come back, until the deadline: `Capacity`
 //! ```
 //!
+//! In a sealed store the memory is private instead of registered (module `backing`), and everything else is the same.
+//!
 //! A block is a loan (module `loan`): a call that ran out of time keeps a clone of its span until the engine has
 //! returned, so a block that somebody may still write to is not free, whatever its reader has been told.
 //!
@@ -24,11 +26,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result, Retry};
-use holdfast_engine::{Engine, HostMemory, Region, Span};
+use holdfast_engine::{HostMemory, Region, Span};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use self::space::{Block, GRAIN, Space, rounded};
+use crate::backing::Backing;
 use crate::calls::Calls;
 use crate::loan::lend;
 
@@ -36,13 +39,13 @@ const OPERATION: &str = "features.pool";
 /// The usual size of a slab. Larger blocks get one of their own.
 const SLAB: usize = 64 << 20;
 
-/// Registered memory that is lent out and comes back. Cheap to clone.
+/// Memory that is lent out and comes back: registered, or private in a sealed store. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct BufferPool(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    engine: Arc<dyn Engine>,
+    backing: Backing,
     calls: Calls,
     clock: Arc<dyn Clock>,
     budget: usize,
@@ -105,9 +108,9 @@ enum Next<'a> {
 }
 
 impl BufferPool {
-    pub(crate) fn new(engine: Arc<dyn Engine>, calls: Calls, clock: Arc<dyn Clock>, budget: u64) -> Self {
+    pub(crate) fn new(backing: Backing, calls: Calls, clock: Arc<dyn Clock>, budget: u64) -> Self {
         Self(Arc::new(Shared {
-            engine,
+            backing,
             calls,
             clock,
             budget: usize::try_from(budget).unwrap_or(usize::MAX),
@@ -230,11 +233,11 @@ impl Shared {
 
     /// Makes a slab: takes memory, registers it, touches every page.
     async fn make(&self, coming: Coming<'_>, deadline: Deadline) -> Result<()> {
-        let (engine, len) = (Arc::clone(&self.engine), coming.len);
+        let (backing, len) = (self.backing.clone(), coming.len);
         let region = self
             .calls
             .run(OPERATION, deadline, move |within| {
-                let region = engine.register(HostMemory::allocate(len)?, within)?;
+                let region = backing.region(HostMemory::allocate(len)?, within)?;
                 let whole = region.whole();
                 for page in (0..len).step_by(GRAIN) {
                     whole.write(page, &[0])?;

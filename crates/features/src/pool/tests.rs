@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use holdfast_core::SystemClock;
-use holdfast_engine::{MemoryCluster, MemoryConfig};
+use holdfast_engine::{Engine, MemoryCluster, MemoryConfig};
 
 use super::*;
 
@@ -14,7 +14,7 @@ fn pool(budget: usize) -> (BufferPool, Arc<dyn Engine>) {
     let engine: Arc<dyn Engine> = MemoryCluster::new(MemoryConfig::default(), Arc::clone(&clock)).connect();
     let calls = Calls::new(4, Arc::clone(&clock));
     (
-        BufferPool::new(Arc::clone(&engine), calls, clock, budget as u64),
+        BufferPool::new(Backing::Engine(Arc::clone(&engine)), calls, clock, budget as u64),
         engine,
     )
 }

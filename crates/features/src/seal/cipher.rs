@@ -179,6 +179,20 @@ impl TensorCipher {
             })
     }
 
+    /// Like `seal`, with the plaintext where the ciphertext will be.
+    pub(super) fn seal_in_place(&self, number: u64, bytes: &mut [u8], tag: &mut Tag) -> Result<()> {
+        let (nonce, associated) = (Self::nonce(number), self.associated(number));
+        let sealed = self.key.seal_in_place_separate_tag(nonce, associated, bytes).ok();
+        let made = sealed.as_ref().and_then(|made| made.as_ref().first_chunk());
+        *tag = *made.ok_or_else(|| {
+            self.about(
+                number,
+                Error::internal("seal.seal", "the cipher failed to seal a chunk"),
+            )
+        })?;
+        Ok(())
+    }
+
     /// `plain` is as long as `cipher`, and that is the chunk's length.
     pub(super) fn open(&self, number: u64, cipher: &[u8], tag: &Tag, plain: &mut [u8]) -> Result<()> {
         let opened = self

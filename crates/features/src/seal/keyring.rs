@@ -89,6 +89,15 @@ impl Keyring {
     }
 }
 
+/// A clone is the same keyring; keys are not compared.
+impl PartialEq for Keyring {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.current, &other.current) && Arc::ptr_eq(&self.keys, &other.keys)
+    }
+}
+
+impl Eq for Keyring {}
+
 impl fmt::Debug for Keyring {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Keyring")

@@ -78,22 +78,34 @@ impl TensorSealer {
 
     /// Seals one chunk into ciphertext of the same length, and its tag.
     pub fn seal_chunk(&self, number: u64, plain: &[u8], cipher: &mut [u8], tag: &mut [u8; TAG_BYTES]) -> Result<()> {
-        let expected = self.layout().chunk_len(number);
-        if expected != Some(plain.len() as u64) || plain.len() != cipher.len() {
-            let error = Error::invalid(
-                "seal.seal",
-                "there is no such chunk, or the buffers do not have its length",
-            );
-            return Err(self.cipher.about(
-                number,
-                error
-                    .with("plain", plain.len())
-                    .with("cipher", cipher.len())
-                    .with("expected", expected.unwrap_or_default()),
-            ));
-        }
+        self.check_chunk(number, plain.len(), cipher.len())?;
         self.claim(number)?;
         self.cipher.seal(number, plain, cipher, tag)
+    }
+
+    /// Seals one chunk where its plaintext lies.
+    pub fn seal_chunk_in_place(&self, number: u64, bytes: &mut [u8], tag: &mut [u8; TAG_BYTES]) -> Result<()> {
+        self.check_chunk(number, bytes.len(), bytes.len())?;
+        self.claim(number)?;
+        self.cipher.seal_in_place(number, bytes, tag)
+    }
+
+    fn check_chunk(&self, number: u64, plain: usize, cipher: usize) -> Result<()> {
+        let expected = self.layout().chunk_len(number);
+        if expected == Some(plain as u64) && plain == cipher {
+            return Ok(());
+        }
+        let error = Error::invalid(
+            "seal.seal",
+            "there is no such chunk, or the buffers do not have its length",
+        );
+        Err(self.cipher.about(
+            number,
+            error
+                .with("plain", plain)
+                .with("cipher", cipher)
+                .with("expected", expected.unwrap_or_default()),
+        ))
     }
 
     /// Sets the chunk's bit; an error if it was set. What fails after this is not tried again.

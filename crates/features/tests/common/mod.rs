@@ -3,6 +3,9 @@
 #![allow(clippy::expect_used, clippy::panic, reason = "a test ends by panicking")]
 
 pub mod held_up;
+pub mod raw;
+#[cfg(feature = "embed")]
+pub mod servers;
 pub mod unclear;
 
 use std::sync::Arc;

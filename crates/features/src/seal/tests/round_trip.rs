@@ -233,3 +233,27 @@ proptest! {
         prop_assert_eq!(opened, plain);
     }
 }
+
+#[test]
+fn sealing_in_place_gives_the_same_bytes_and_counts_as_sealing() {
+    let plain = plain(5000);
+    let sealed = seal_at(&keyring(), here(), "t", &plain, 1);
+    let mut sample = keyring()
+        .sealer(here(), MIN_CHUNK_BYTES, &SeededRng::new(1))
+        .expect("a sealer");
+    let sealer = sample.tensor(&name("t"), plain.len() as u64).expect("a tensor");
+    let (mut bytes, mut tags) = (plain.clone(), [[0; TAG_BYTES]; 2]);
+    let (first, second) = bytes.split_at_mut(4096);
+    sealer.seal_chunk_in_place(0, first, &mut tags[0]).expect("seals");
+    assert_eq!(
+        sealer
+            .seal_chunk_in_place(1, &mut second[1..], &mut tags[1])
+            .expect_err("short")
+            .kind(),
+        ErrorKind::Invalid
+    );
+    sealer.seal_chunk_in_place(1, second, &mut tags[1]).expect("seals");
+    let again = sealer.seal_chunk_in_place(1, second, &mut tags[1]).expect_err("twice");
+    assert_eq!(again.kind(), ErrorKind::Invalid, "{again}");
+    assert_eq!([bytes, tags.concat()].concat(), sealed.bytes);
+}

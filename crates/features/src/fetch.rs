@@ -1,0 +1,293 @@
+//! Reading objects: one call at a time, and checks that run while the next bytes move.
+//!
+//! ```text
+//! calls    ── get 1 ──┬── get 2 ──┬── get 3 ──┐
+//! checks              └ check 1 ┐ └ check 2 ┐ └ check 3 ┐        on as many threads as `streams` says
+//!                                             └ all bytes are there: ask whether the lease still holds
+//! ```
+//! A call brings up to 256 MiB, which is all of most samples. More calls at once would not help: an engine moves the
+//! objects of one call side by side already, and each call that waits for its bytes takes a core for that. Small calls
+//! are checked where they were made; handing them over would take longer.
+//!
+//! In a sealed store objects arrive in a stage, and their check is that they open (module `sealed`).
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_core::{Deadline, Digest, Error, ErrorKind, ObjectKey};
+use holdfast_engine::{Engine, GetOutcome, Span, Transfer};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use crate::codec::verify;
+use crate::pieces::part;
+use crate::pool::BufferPool;
+use crate::seal::TensorOpener;
+use crate::sealed::{Scratch, SealedRun, Seals};
+use crate::store::Inner;
+
+const OPERATION: &str = "features.get";
+/// The most bytes of one call, if it has more than one object.
+const UNIT_BYTES: u64 = 256 << 20;
+/// Calls of up to so many bytes are checked by the thread that made them.
+const CHECKED_AT_ONCE: u64 = 8 << 20;
+
+/// An object on its way in.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    pub(crate) key: ObjectKey,
+    /// Where its part of a tensor goes.
+    pub(crate) parts: Vec<Span>,
+    pub(crate) check: Check,
+}
+
+/// How an object is checked when it is there, besides its length.
+#[derive(Debug)]
+pub(crate) enum Check {
+    /// Not at all: it was put without a checksum.
+    Nothing,
+    /// It has this checksum.
+    Digest(Digest),
+    /// It arrives in a stage, and opens.
+    Seal(SealedRun<TensorOpener>),
+}
+
+/// Why bytes did not come in.
+#[derive(Debug)]
+pub(crate) enum Trouble {
+    /// There is no such object.
+    Missing(ObjectKey),
+    /// The object, or its bytes, are not what was committed.
+    Corrupt(Error),
+    /// The engine did not do it.
+    Failed(Error),
+}
+
+type Result<T> = std::result::Result<T, Trouble>;
+
+impl From<Error> for Trouble {
+    fn from(error: Error) -> Self {
+        match error.kind() {
+            ErrorKind::Corrupt => Self::Corrupt(error),
+            _ => Self::Failed(error),
+        }
+    }
+}
+
+/// Held until the last bytes have moved; its receiver ends then.
+pub(crate) type Moving = mpsc::Sender<Infallible>;
+
+/// An object that is there and not checked yet.
+struct Arrived {
+    object: Incoming,
+    landing: Vec<Span>,
+}
+
+impl Inner {
+    /// Reads objects into their memory and checks them. `moving` is dropped when the last bytes have moved.
+    pub(crate) async fn fetch(&self, objects: Vec<Incoming>, moving: Moving, deadline: Deadline) -> Result<()> {
+        let most = self.seals.as_ref().map_or(UNIT_BYTES, Seals::unit_bytes);
+        let mut units = split(objects, self.max_batch(), most).into_iter().peekable();
+        let mut moving = Some(moving);
+        let mut checking = JoinSet::new();
+        let mut outcome = Ok(());
+        while let Some(unit) = units.next() {
+            // Checks of the last call go on beside this one; those before it have ended. So a few stages are enough, and
+            // a sample that is not what it was is not read to its end.
+            while outcome.is_ok() && checking.len() > self.config.streams {
+                outcome = next_of(&mut checking).await;
+            }
+            if outcome.is_err() {
+                break;
+            }
+            let last = units.peek().is_none();
+            let told = if last { moving.take() } else { None };
+            match self.bring(unit, told, deadline).await {
+                Ok(arrived) => {
+                    for share in shares(arrived, self.config.streams) {
+                        let calls = self.calls.clone();
+                        let check = move |_| Ok(share.check());
+                        checking.spawn(async move { calls.run(OPERATION, deadline, check).await? });
+                    }
+                }
+                Err(trouble) => outcome = Err(trouble),
+            }
+        }
+        drop(moving);
+        while !checking.is_empty() {
+            // All of them end before this does: whoever clears the memory after a failure is then alone with it.
+            let ended = next_of(&mut checking).await;
+            outcome = outcome.and(ended);
+        }
+        outcome
+    }
+
+    /// One call: gets some objects. What is not checked yet is returned.
+    async fn bring(&self, unit: Vec<Incoming>, moving: Option<Moving>, deadline: Deadline) -> Result<Vec<Arrived>> {
+        let stage = match &self.seals {
+            Some(seals) => stage_of(&unit, &seals.incoming, deadline).await?,
+            None => None,
+        };
+        let engine = Arc::clone(&self.engine);
+        let work = move |within| {
+            let bytes: u64 = unit.iter().map(Incoming::bytes).sum();
+            Ok(get(&*engine, unit, stage.as_ref(), moving, within).and_then(|arrived| {
+                if bytes > CHECKED_AT_ONCE {
+                    return Ok(arrived);
+                }
+                Share(arrived).check().map(|()| Vec::new())
+            }))
+        };
+        self.calls.run(OPERATION, deadline, work).await?
+    }
+}
+
+/// The next check to end.
+async fn next_of(checking: &mut JoinSet<Result<()>>) -> Result<()> {
+    match checking.join_next().await {
+        None => Ok(()),
+        Some(Ok(checked)) => checked,
+        Some(Err(failure)) => Err(Error::internal(OPERATION, "a check did not end as it should")
+            .caused_by(failure)
+            .into()),
+    }
+}
+
+impl Incoming {
+    /// How long the object is.
+    fn bytes(&self) -> u64 {
+        match &self.check {
+            Check::Seal(seal) => seal.run.sealed_len(),
+            Check::Nothing | Check::Digest(_) => self.parts.iter().map(|part| part.len() as u64).sum(),
+        }
+    }
+}
+
+/// Divides objects into calls of so many bytes.
+fn split(objects: Vec<Incoming>, max_batch: usize, most: u64) -> Vec<Vec<Incoming>> {
+    let mut units: Vec<Vec<Incoming>> = Vec::new();
+    let mut bytes = 0;
+    for object in objects {
+        let more = object.bytes();
+        match units.last_mut() {
+            Some(unit) if unit.len() < max_batch && bytes + more <= most => {
+                bytes += more;
+                unit.push(object);
+            }
+            _ => {
+                bytes = more;
+                units.push(vec![object]);
+            }
+        }
+    }
+    units
+}
+
+/// Memory for those objects that do not arrive where their bytes go.
+async fn stage_of(unit: &[Incoming], stages: &BufferPool, deadline: Deadline) -> Result<Option<Span>> {
+    let mut len = 0;
+    for object in unit {
+        if let Check::Seal(seal) = &object.check {
+            len += seal.sealed_len()?;
+        }
+    }
+    match len {
+        0 => Ok(None),
+        len => Ok(Some(stages.take(len, deadline).await?)),
+    }
+}
+
+/// Where objects arrive: in the stage, or where their bytes go.
+fn landings(unit: Vec<Incoming>, stage: Option<&Span>) -> Result<Vec<Arrived>> {
+    let mut at = 0;
+    let land = |object: Incoming| {
+        let landing = match (&object.check, stage) {
+            (Check::Seal(seal), Some(stage)) => {
+                let len = seal.sealed_len()?;
+                at += len;
+                vec![part(stage, at - len, len)?]
+            }
+            (Check::Seal(_), None) => return Err(Error::internal(OPERATION, "a sealed object has no stage").into()),
+            (Check::Nothing | Check::Digest(_), _) => object.parts.clone(),
+        };
+        Ok(Arrived { object, landing })
+    };
+    unit.into_iter().map(land).collect()
+}
+
+fn get(
+    engine: &dyn Engine,
+    unit: Vec<Incoming>,
+    stage: Option<&Span>,
+    moving: Option<Moving>,
+    within: Duration,
+) -> Result<Vec<Arrived>> {
+    let arrived = landings(unit, stage)?;
+    let transfers: Vec<Transfer> = arrived
+        .iter()
+        .map(|Arrived { object, landing }| Transfer::scattered(object.key.clone(), landing.clone()))
+        .collect();
+    let outcomes = engine.get(&transfers, within);
+    drop(moving);
+    let outcomes = outcomes.map_err(Trouble::Failed)?;
+    if outcomes.len() != arrived.len() {
+        return Err(Error::internal(OPERATION, "the engine gave another number of outcomes than objects").into());
+    }
+    for (Arrived { object, .. }, outcome) in arrived.iter().zip(outcomes) {
+        match outcome {
+            GetOutcome::Loaded => {}
+            GetOutcome::Miss => return Err(Trouble::Missing(object.key.clone())),
+            GetOutcome::WrongLength { stored } => {
+                let error = Error::new(
+                    ErrorKind::Corrupt,
+                    OPERATION,
+                    "an object is not as long as it was committed; nothing was handed out",
+                );
+                return Err(Trouble::Corrupt(
+                    error
+                        .with("key", &object.key)
+                        .with("committed", object.bytes())
+                        .with("stored", stored),
+                ));
+            }
+            GetOutcome::Failed(error) => return Err(Trouble::Failed(error.with("key", &object.key))),
+        }
+    }
+    Ok(arrived)
+}
+
+/// What one thread checks.
+struct Share(Vec<Arrived>);
+
+/// Divides objects among threads, so that each has about as many bytes to check.
+fn shares(arrived: Vec<Arrived>, threads: usize) -> Vec<Share> {
+    let mut shares: Vec<(u64, Vec<Arrived>)> = (0..threads.max(1)).map(|_| (0, Vec::new())).collect();
+    for one in arrived {
+        if matches!(one.object.check, Check::Nothing) {
+            continue;
+        }
+        if let Some((bytes, share)) = shares.iter_mut().min_by_key(|(bytes, _)| *bytes) {
+            *bytes += one.object.bytes();
+            share.push(one);
+        }
+    }
+    let filled = shares.into_iter().filter(|(_, share)| !share.is_empty());
+    filled.map(|(_, share)| Share(share)).collect()
+}
+
+impl Share {
+    fn check(&self) -> Result<()> {
+        let mut scratch = Scratch::default();
+        for Arrived { object, landing } in &self.0 {
+            let checked = match (&object.check, landing.as_slice()) {
+                (Check::Nothing, _) => Ok(()),
+                (Check::Digest(recorded), parts) => verify(parts, *recorded),
+                (Check::Seal(seal), [stage]) => seal.open(stage, &object.parts, &mut scratch),
+                (Check::Seal(_), _) => Err(Error::internal(OPERATION, "a sealed object arrived in pieces")),
+            };
+            checked.map_err(|error| error.with("key", &object.key))?;
+        }
+        Ok(())
+    }
+}

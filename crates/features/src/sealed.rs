@@ -1,0 +1,278 @@
+//! The seal in the store: what a store with keys does to bytes on their way out and in.
+//!
+//! ```text
+//!          private memory               one core's cache         registered memory (a stage)
+//! put   the caller's tensor ──copy──▶ chunk, sealed in place ──copy──▶ ciphertext, tags ─────▶ engine
+//! get   the caller's tensor ◀──copy── chunk, opened in place ◀──copy── ciphertext, tags ◀───── engine
+//!          (or the pool's)               │ does not open
+//!                                        ▼
+//!                                     `Corrupt`; the tensors are cleared
+//! ```
+//! An object is a run of chunks (module [`crate::seal`]). A put takes a stage for each of its calls, a get too, and gives it
+//! back when the engine has let go of it; so a sample may be far larger than all stages. While one lane's bytes move,
+//! another lane seals or opens.
+//!
+//! # What must hold
+//! - SS1: plaintext is never in registered memory. Whoever reaches the engine's ports can read and write that.
+//! - SS2: what is checked is what is used: a chunk is copied out of the stage first, so nobody can change it in between.
+//! - SS3: a tensor's memory gets bytes that were authenticated, and nothing else. If the get fails, it is cleared.
+//! - SS4: a store with keys reads sealed samples only. Otherwise whoever can write an object and a record could present
+//!   plain bytes as a sample of the store. So there is no downgrade, and no adopting of what others wrote.
+//! - SS5: puts and gets have stages of their own. A put that waits for room in the engine keeps its stage, and that room
+//!   comes from gets.
+//!
+//! | what | outcome |
+//! |---|---|
+//! | a plain sample in a sealed store | `Unsupported`: a process writes to the store without a key. No byte is read |
+//! | a sealed sample in a store without keys; a key that is not here, or another under its id | `Denied`, names the id |
+//! | adopting or announcing in a sealed store | `Unsupported`: who writes there does not seal |
+//! | bytes that do not open, objects of another length | `Corrupt` |
+//! | all stages are taken until the deadline | `Capacity`; nothing was sealed or read |
+
+use std::sync::Arc;
+
+use holdfast_core::{Error, ErrorKind, Nonce, Result, Rng, StoreId, TensorSpec};
+use holdfast_engine::Span;
+use holdfast_index::SampleRef;
+
+use crate::config::FeatureConfig;
+use crate::description::Description;
+use crate::pieces::{read_at, write_at};
+use crate::pool::BufferPool;
+use crate::seal::{
+    DEFAULT_CHUNK_BYTES, Incarnation, Keyring, Layout, Run, SampleOpener, SampleSealer, TAG_BYTES, TensorOpener,
+    TensorSealer,
+};
+
+/// The most bytes of one call. Smaller than in a plain store: sealing and opening take longer than checksums, and what is
+/// done beside other calls' transfers costs the least.
+const MOST_UNIT_BYTES: u64 = 16 << 20;
+
+/// What a store with keys has besides a plain one.
+#[derive(Debug)]
+pub(crate) struct Seals {
+    keyring: Keyring,
+    /// How many bytes are sealed as one.
+    chunk_bytes: u32,
+    /// How many bytes of a tensor are in one object: whole chunks.
+    object_bytes: u64,
+    /// The most bytes of one call, if it has more than one object.
+    unit_bytes: u64,
+    /// What puts send from.
+    pub(crate) outgoing: BufferPool,
+    /// What gets receive into.
+    pub(crate) incoming: BufferPool,
+}
+
+impl Seals {
+    pub(crate) fn new(keyring: Keyring, config: &FeatureConfig, stage: impl Fn() -> BufferPool) -> Self {
+        let chunk_bytes = u32::try_from(config.chunk_bytes).map_or(DEFAULT_CHUNK_BYTES, |n| n.min(DEFAULT_CHUNK_BYTES));
+        let whole = u64::from(chunk_bytes.max(1));
+        Self {
+            keyring,
+            chunk_bytes,
+            object_bytes: config.chunk_bytes / whole * whole,
+            unit_bytes: MOST_UNIT_BYTES.min(config.stage_bytes / 2),
+            outgoing: stage(),
+            incoming: stage(),
+        }
+    }
+
+    pub(crate) fn unit_bytes(&self) -> u64 {
+        self.unit_bytes
+    }
+
+    pub(crate) fn object_bytes(&self) -> u64 {
+        self.object_bytes
+    }
+
+    /// How many bytes the objects of a tensor have.
+    pub(crate) fn stored_bytes(&self, spec: &TensorSpec) -> u64 {
+        let tags = spec
+            .bytes()
+            .div_ceil(u64::from(self.chunk_bytes))
+            .saturating_mul(TAG_BYTES as u64);
+        spec.bytes().saturating_add(tags)
+    }
+
+    /// Begins a put.
+    pub(crate) fn sealer(
+        &self,
+        store: &StoreId,
+        sample: &SampleRef,
+        nonce: Nonce,
+        rng: &dyn Rng,
+    ) -> Result<SampleSealer> {
+        let place = incarnation(store, sample, nonce);
+        self.keyring.sealer(place, self.chunk_bytes, rng)
+    }
+
+    fn opener(&self, store: &StoreId, sample: &SampleRef, description: &Description) -> Result<SampleOpener> {
+        let (Some(header), Some(nonce)) = (description.encoding().seal(), description.nonce) else {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "features.get",
+                "this store was opened with a key, and this sample is not sealed: some process puts without the key; \
+                 give it the key, or find out who it is",
+            )
+            .with("sample", &sample.sample)
+            .with("generation", sample.generation));
+        };
+        self.keyring.opener(header, incarnation(store, sample, nonce))
+    }
+}
+
+fn incarnation(store: &StoreId, sample: &SampleRef, nonce: Nonce) -> Incarnation {
+    Incarnation {
+        store: store.clone(),
+        sample: sample.sample.clone(),
+        generation: sample.generation,
+        nonce,
+    }
+}
+
+/// Begins a get: none if store and sample are plain, an error if only one of them is (SS4).
+pub(crate) fn opener(
+    seals: Option<&Seals>,
+    store: &StoreId,
+    sample: &SampleRef,
+    description: &Description,
+) -> Result<Option<SampleOpener>> {
+    match (seals, description.encoding().seal()) {
+        (Some(seals), _) => seals.opener(store, sample, description).map(Some),
+        (None, None) => Ok(None),
+        (None, Some(header)) => Err(Error::new(
+            ErrorKind::Denied,
+            "features.get",
+            "this sample is sealed, and this store was opened without a key; open it with the key of this id",
+        )
+        .with("key_id", header.key_id())
+        .with("sample", &sample.sample)
+        .with("generation", sample.generation)),
+    }
+}
+
+/// Refuses what a sealed store cannot do: take over bytes that somebody else wrote (SS4).
+pub(crate) fn refuse_foreign(seals: Option<&Seals>, operation: &'static str) -> Result<()> {
+    match seals {
+        None => Ok(()),
+        Some(_) => Err(Error::new(
+            ErrorKind::Unsupported,
+            operation,
+            "this store was opened with a key, and what a serving engine writes is not sealed; \
+             put the tensors through this store, or use a store without a key",
+        )),
+    }
+}
+
+/// The chunks that are in the `n`-th object of a tensor, of `object_bytes` each.
+pub(crate) fn run_of(layout: Layout, object_bytes: u64, n: usize) -> Result<Run> {
+    let each = object_bytes / u64::from(layout.chunk_bytes());
+    let first = each.saturating_mul(n as u64);
+    let count = each.min(layout.chunk_count().saturating_sub(first));
+    layout.run(first, count).ok_or_else(|| {
+        Error::internal("features.seal", "an object holds no chunk of its tensor")
+            .with("object", n)
+            .with("chunks", layout.chunk_count())
+    })
+}
+
+/// Part of a tensor that is sealed or opened as one object.
+#[derive(Clone, Debug)]
+pub(crate) struct SealedRun<T> {
+    pub(crate) with: Arc<T>,
+    pub(crate) run: Run,
+}
+
+impl<T> SealedRun<T> {
+    /// The length of the object.
+    pub(crate) fn sealed_len(&self) -> Result<usize> {
+        length(self.run.sealed_len())
+    }
+}
+
+impl SealedRun<TensorSealer> {
+    /// Seals memory into a stage.
+    pub(crate) fn seal(&self, plain: &[Span], stage: &Span, scratch: &mut Scratch) -> Result<()> {
+        for place in places(self.with.layout(), self.run) {
+            let place = place?;
+            let chunk = scratch.of(place.len);
+            let mut tag = [0; TAG_BYTES];
+            read_at(plain, place.at, chunk)?;
+            self.with.seal_chunk_in_place(place.number, chunk, &mut tag)?;
+            stage.write(place.at, chunk)?;
+            stage.write(place.tag_at, &tag)?;
+        }
+        Ok(())
+    }
+}
+
+impl SealedRun<TensorOpener> {
+    /// Opens what has arrived in a stage into memory.
+    pub(crate) fn open(&self, stage: &Span, plain: &[Span], scratch: &mut Scratch) -> Result<()> {
+        for place in places(self.with.layout(), self.run) {
+            let place = place?;
+            let chunk = scratch.of(place.len);
+            let mut tag = [0; TAG_BYTES];
+            stage.read(place.at, chunk)?;
+            stage.read(place.tag_at, &mut tag)?;
+            self.with.open_chunk_in_place(place.number, chunk, &tag)?;
+            write_at(plain, place.at, chunk)?;
+        }
+        Ok(())
+    }
+}
+
+/// Where a chunk lies in its object.
+struct ChunkPlace {
+    number: u64,
+    at: usize,
+    len: usize,
+    tag_at: usize,
+}
+
+fn places(layout: Layout, run: Run) -> impl Iterator<Item = Result<ChunkPlace>> {
+    (0..run.count()).map(move |n| {
+        let number = run.first() + n;
+        let missing = || Error::internal("features.seal", "a run has a chunk that its tensor has not");
+        Ok(ChunkPlace {
+            number,
+            at: length(n * u64::from(layout.chunk_bytes()))?,
+            len: length(layout.chunk_len(number).ok_or_else(missing)?)?,
+            tag_at: length(run.plain_len() + n * TAG_BYTES as u64)?,
+        })
+    })
+}
+
+fn length(bytes: u64) -> Result<usize> {
+    usize::try_from(bytes).map_err(|_| Error::invalid("features.seal", "this is more than an address space"))
+}
+
+/// Memory of one thread for one chunk at a time, used again for the next.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch(Vec<u8>);
+
+impl Scratch {
+    fn of(&mut self, len: usize) -> &mut [u8] {
+        if self.0.len() < len {
+            self.0.resize(len, 0);
+        }
+        &mut self.0[..len]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_are_whole_chunks_and_cover_the_tensor() {
+        let layout = Layout::new(4096 * 7 + 5, 4096).expect("a layout");
+        let runs: Vec<(u64, u64)> = (0..3)
+            .map(|n| run_of(layout, 3 * 4096, n).expect("a run"))
+            .map(|run| (run.first(), run.plain_len()))
+            .collect();
+        assert_eq!(runs, [(0, 3 * 4096), (3, 3 * 4096), (6, 4096 + 5)]);
+        assert!(run_of(layout, 3 * 4096, 3).is_err());
+    }
+}

@@ -1,0 +1,212 @@
+//! Writing the objects of sealed samples: seal into a stage, send the stage, give it back.
+//!
+//! ```text
+//! seal   ── 1 ──┬── 2 ──┬── 3 ──┐
+//! send          └── 1 ──┴── 2 ──┴── 3 ──
+//! ```
+//! A stage is kept while the engine has no room, because a chunk is sealed only once; so what is sent again is what was
+//! sent before.
+//!
+//! *What if the call outlives its deadline?* The engine holds the stage, and the stage holds the sample's witness: the
+//! sample is undone when the engine has let go, as in a plain store (module `put`). *What if one object fails?* The others
+//! of its sample are not begun; those under way end, and are removed with it.
+
+use std::sync::Arc;
+
+use holdfast_core::{Deadline, Error, ObjectKey, Result};
+use holdfast_engine::{Span, Transfer};
+
+use crate::loan::lend;
+use crate::pieces::part;
+use crate::seal::{SealHeader, TensorSealer};
+use crate::sealed::{Scratch, SealedRun, Seals, run_of};
+use crate::store::Inner;
+use crate::transfer::Outgoing;
+use crate::writing::Witness;
+
+const OPERATION: &str = "features.put";
+
+/// A tensor's object that is to be sealed and sent.
+struct Unsealed {
+    /// Which of the samples it belongs to.
+    sample: usize,
+    key: ObjectKey,
+    plain: Vec<Span>,
+    seal: SealedRun<TensorSealer>,
+    witness: Arc<Witness>,
+}
+
+/// The objects of several samples, and how each sample is sealed.
+#[derive(Default)]
+pub(crate) struct ToSeal {
+    objects: Vec<Unsealed>,
+    headers: Vec<SealHeader>,
+}
+
+/// A sample's tensors with the keys of their objects.
+pub(crate) struct SampleToSeal<'a> {
+    pub(crate) reference: &'a holdfast_index::SampleRef,
+    pub(crate) prepared: &'a crate::prepare::Prepared,
+    pub(crate) keys: &'a [ObjectKey],
+}
+
+impl ToSeal {
+    /// Adds a sample: from here on it has a salt of its own.
+    pub(crate) fn add(&mut self, inner: &Inner, seals: &Seals, sample: &SampleToSeal<'_>) -> Result<()> {
+        let (at, prepared) = (self.headers.len(), sample.prepared);
+        let mut sealer = seals.sealer(&inner.config.store, sample.reference, prepared.nonce, &*inner.rng)?;
+        self.headers.push(sealer.header().clone());
+        let mut keys = sample.keys.iter();
+        for (spec, chunks) in &prepared.tensors {
+            let tensor = Arc::new(sealer.tensor(spec.name(), spec.bytes())?);
+            for (n, plain) in chunks.iter().enumerate() {
+                let missing = || Error::internal(OPERATION, "an object has no key").with("tensor", spec);
+                self.objects.push(Unsealed {
+                    sample: at,
+                    key: keys.next().ok_or_else(missing)?.clone(),
+                    plain: plain.clone(),
+                    seal: SealedRun {
+                        run: run_of(tensor.layout(), seals.object_bytes(), n)?,
+                        with: Arc::clone(&tensor),
+                    },
+                    witness: Arc::clone(&prepared.witness),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Inner {
+    /// Seals and writes. Returns for each sample whether all its objects are stored, and how it is sealed.
+    pub(crate) async fn send_sealed(
+        &self,
+        seals: &Seals,
+        to_seal: ToSeal,
+        deadline: Deadline,
+    ) -> (Vec<Result<()>>, Vec<SealHeader>) {
+        let ToSeal { objects, headers } = to_seal;
+        let mut results: Vec<Result<()>> = vec![Ok(()); headers.len()];
+        let mut units = split(objects, self.max_batch(), seals.unit_bytes()).into_iter();
+        let mut ready = None;
+        loop {
+            // Of a sample that failed, nothing more is sealed.
+            let next = units.next().map(|mut unit| {
+                unit.retain(|object| results[object.sample].is_ok());
+                unit
+            });
+            if next.is_none() && ready.is_none() {
+                return (results, headers);
+            }
+            let seal = async {
+                match next {
+                    Some(unit) => Some(self.seal_unit(seals, unit, deadline).await),
+                    None => None,
+                }
+            };
+            let send = async {
+                match ready.take() {
+                    Some(outgoing) => self.send(outgoing, headers.len(), deadline).await,
+                    None => Vec::new(),
+                }
+            };
+            let (sealed, sent) = tokio::join!(seal, send);
+            note(&mut results, sent);
+            ready = match sealed {
+                Some(Ok(outgoing)) => Some(outgoing),
+                Some(Err(failed)) => {
+                    note(&mut results, failed.of(headers.len()));
+                    None
+                }
+                None => None,
+            };
+        }
+    }
+
+    /// Seals some objects into a stage.
+    async fn seal_unit(
+        &self,
+        seals: &Seals,
+        unit: Vec<Unsealed>,
+        deadline: Deadline,
+    ) -> std::result::Result<Vec<Outgoing>, NotSealed> {
+        let samples: Vec<usize> = unit.iter().map(|object| object.sample).collect();
+        let sealed = self.seal_all(seals, unit, deadline).await;
+        sealed.map_err(|error| NotSealed { samples, error })
+    }
+
+    async fn seal_all(&self, seals: &Seals, unit: Vec<Unsealed>, deadline: Deadline) -> Result<Vec<Outgoing>> {
+        if unit.is_empty() {
+            return Ok(Vec::new());
+        }
+        let lengths: Result<Vec<usize>> = unit.iter().map(|object| object.seal.sealed_len()).collect();
+        let lengths = lengths?;
+        let stage = seals.outgoing.take(lengths.iter().sum(), deadline).await?;
+        let seal = move |_| {
+            let mut scratch = Scratch::default();
+            let mut outgoing = Vec::with_capacity(unit.len());
+            let mut at = 0;
+            for (object, len) in unit.into_iter().zip(lengths) {
+                let into = part(&stage, at, len)?;
+                object.seal.seal(&object.plain, &into, &mut scratch)?;
+                outgoing.push(Outgoing {
+                    sample: object.sample,
+                    transfer: Transfer::new(object.key, lend(into, object.witness)?),
+                });
+                at += len;
+            }
+            Ok(outgoing)
+        };
+        self.calls.run("features.seal", deadline, seal).await
+    }
+}
+
+/// Objects of these samples were not sealed.
+struct NotSealed {
+    samples: Vec<usize>,
+    error: Error,
+}
+
+impl NotSealed {
+    /// As the results of so many samples.
+    fn of(self, count: usize) -> Vec<Result<()>> {
+        let failed = |sample| self.samples.contains(&sample);
+        let result = |sample| {
+            if failed(sample) {
+                Err(self.error.clone())
+            } else {
+                Ok(())
+            }
+        };
+        (0..count).map(result).collect()
+    }
+}
+
+/// Takes over what failed; the first failure of a sample counts.
+fn note(results: &mut [Result<()>], more: Vec<Result<()>>) {
+    for (all, this) in results.iter_mut().zip(more) {
+        if all.is_ok() {
+            *all = this;
+        }
+    }
+}
+
+/// Divides objects into calls of so many bytes: large ones by themselves, small ones together.
+fn split(objects: Vec<Unsealed>, max_batch: usize, most: u64) -> Vec<Vec<Unsealed>> {
+    let mut units: Vec<Vec<Unsealed>> = Vec::new();
+    let mut bytes = 0;
+    for object in objects {
+        let more = object.seal.run.sealed_len();
+        match units.last_mut() {
+            Some(unit) if unit.len() < max_batch && bytes + more <= most => {
+                bytes += more;
+                unit.push(object);
+            }
+            _ => {
+                bytes = more;
+                units.push(vec![object]);
+            }
+        }
+    }
+    units
+}
