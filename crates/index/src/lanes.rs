@@ -23,6 +23,9 @@ use crate::types::{SampleRef, Versioned};
 /// The most entries of one look.
 const MOST_AT_ONCE: usize = 256;
 
+/// The most lanes of one look.
+const MOST_LANES: usize = 16;
+
 /// How many of one process look at the same time, each into another lane.
 const LOOK_AT_ONCE: usize = 2;
 
@@ -66,6 +69,15 @@ struct Known {
     lanes: Lanes,
     /// How many are taken while what was seen is fresh, more or less: so many are worth seeing at once.
     appetite: usize,
+    /// Into how many lanes one look goes: the less there is in a lane, the more.
+    width: usize,
+}
+
+/// Where one look goes, and how many it wants to see of each lane.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Look {
+    pub(crate) lanes: Vec<u64>,
+    pub(crate) of_each: usize,
 }
 
 impl ReadyList {
@@ -102,14 +114,29 @@ impl ReadyList {
         Reached { list, found }
     }
 
-    /// Where to look, and how many are worth seeing: all that was seen before has been taken.
-    pub(crate) fn next(&self, count: usize, start: u64) -> (Option<u64>, usize) {
-        let mut known = self.known.lock();
+    /// Where to look, and how many are worth seeing: all that was seen before has been taken. Nowhere if all lanes had
+    /// nothing lately.
+    pub(crate) fn next(&self, count: usize, start: u64) -> Look {
+        let known = &mut *self.known.lock();
         known.appetite = (2 * known.appetite).clamp(1, MOST_AT_ONCE);
-        (known.lanes.next(start), known.appetite.max(count))
+        let lanes = known.lanes.next(start, known.width.max(1));
+        let of_each = known.appetite.max(count).div_ceil(lanes.len().max(1));
+        Look { lanes, of_each }
     }
 
-    /// What looks into lanes showed: of each, whether there was nothing.
+    /// What a look at some lanes showed: of each, whether that was all of it.
+    pub(crate) fn saw_all(&self, lanes: &[(u64, bool)]) {
+        let mut known = self.known.lock();
+        known.width = if lanes.iter().all(|(_, all)| *all) {
+            (2 * known.width).clamp(1, MOST_LANES)
+        } else {
+            known.width / 2
+        };
+        // Of one that was seen to its end all is known now: what others have is next.
+        lanes.iter().for_each(|(lane, all)| known.lanes.saw(*lane, *all));
+    }
+
+    /// What a look at all lanes showed: of each, whether there was nothing.
     pub(crate) fn saw(&self, lanes: impl IntoIterator<Item = (u64, bool)>) {
         let mut known = self.known.lock();
         lanes.into_iter().for_each(|(lane, empty)| known.lanes.saw(lane, empty));
@@ -177,14 +204,15 @@ impl Default for Lanes {
 }
 
 impl Lanes {
-    /// The first lane from `start` on that is worth a look; none if all had nothing lately.
-    fn next(&mut self, start: u64) -> Option<u64> {
+    /// The first lanes from `start` on that are worth a look; none if all had nothing lately.
+    fn next(&mut self, start: u64, most: usize) -> Vec<u64> {
         self.looks += 1;
         let worth = |lane: &u64| {
             let until = usize::try_from(*lane).ok().and_then(|at| self.empty_until.get(at));
             until.is_some_and(|until| *until <= self.looks)
         };
-        (0..LANES).map(|turn| (start + turn) % LANES).find(worth)
+        let lanes = (0..LANES).map(|turn| (start + turn) % LANES);
+        lanes.filter(worth).take(most).collect()
     }
 
     /// What a look into a lane showed: whether there was nothing.
@@ -252,33 +280,51 @@ mod tests {
     #[test]
     fn more_is_seen_at_once_as_long_as_it_is_all_taken() {
         let (clock, list) = (ManualClock::new(), Arc::new(ReadyList::default()));
-        let seen = |list: &ReadyList| list.next(1, 0).1;
+        let seen = |list: &ReadyList| list.next(1, 0).of_each;
         assert_eq!([seen(&list), seen(&list), seen(&list)], [1, 2, 4]);
         list.leave([found("a")], clock.now());
         clock.advance(2 * FRESH);
         assert!(list.take(1, clock.now(), false).is_none());
         assert_eq!(seen(&list), 4, "half of it was enough");
-        assert_eq!(list.next(64, 0).1, 64, "never less than is asked for");
+        assert_eq!(list.next(64, 0).of_each, 64, "never less than is asked for");
+    }
+
+    #[test]
+    fn the_less_there_is_in_a_lane_the_more_lanes_are_looked_into() {
+        let list = ReadyList::default();
+        let look = list.next(8, 0);
+        assert_eq!((look.lanes.as_slice(), look.of_each), ([0].as_slice(), 8));
+        list.saw_all(&[(0, true)]);
+        list.saw_all(&[(1, true)]);
+        assert_eq!(
+            list.next(8, 0),
+            Look {
+                lanes: vec![2, 3],
+                of_each: 4
+            }
+        );
+        list.saw_all(&[(2, false), (3, true)]);
+        assert_eq!(list.next(8, 0).lanes, [2]);
     }
 
     #[test]
     fn a_lane_that_had_nothing_is_passed_over_for_a_while() {
         let mut lanes = Lanes::default();
-        assert_eq!(lanes.next(3), Some(3));
+        assert_eq!(lanes.next(3, 1), [3]);
         lanes.saw(3, true);
-        assert_eq!(lanes.next(3), Some(4));
+        assert_eq!(lanes.next(3, 1), [4]);
         for _ in 0..PASSED_OVER {
-            lanes.next(5);
+            lanes.next(5, 1);
         }
-        assert_eq!(lanes.next(3), Some(3), "it gets its look again");
+        assert_eq!(lanes.next(3, 1), [3], "it gets its look again");
     }
 
     #[test]
     fn no_lane_is_worth_a_look_when_all_had_nothing() {
         let mut lanes = Lanes::default();
         (0..LANES).for_each(|lane| lanes.saw(lane, true));
-        assert_eq!(lanes.next(0), None);
+        assert!(lanes.next(0, 9).is_empty());
         lanes.saw(7, false);
-        assert_eq!(lanes.next(0), Some(7));
+        assert_eq!(lanes.next(0, 9), [7]);
     }
 }

@@ -14,7 +14,7 @@ use holdfast_custody::{GroupName, Version};
 use crate::batch::Loaded;
 use crate::index::KvIndex;
 use crate::kv::{Entry, Read};
-use crate::lanes::{Found, Reached, ReadyList};
+use crate::lanes::{Found, Look, Reached, ReadyList};
 use crate::layout::{LANES, Layout, decode_live, description_of};
 use crate::session::Session;
 use crate::types::{Held, SampleRef, Versioned};
@@ -22,8 +22,8 @@ use crate::types::{Held, SampleRef, Versioned};
 /// How close to its deadline a call that was cut short by it ends: clocks and timers round.
 const CUT_SHORT: Duration = Duration::from_millis(10);
 
-/// How many lanes one who needs more than it has found looks into, before it looks into all of them.
-const LANES_AT_ONCE: usize = 2;
+/// How often one who needs more than it has found looks into some lanes, before it looks into all of them.
+const LOOKS_INTO_SOME: usize = 2;
 
 /// What one look at the ready list came to.
 enum Next {
@@ -146,14 +146,16 @@ impl KvIndex {
             let message = "others of this process looked until the deadline";
             return Err(Error::unavailable("index.lease_next", message));
         };
-        for _ in 0..LANES_AT_ONCE {
+        for _ in 0..LOOKS_INTO_SOME {
             // Somebody else may have looked meanwhile.
             if let Some(found) = list.take(count, self.clock().now(), true) {
                 return Ok(Ready::Some(found));
             }
-            let (lane, limit) = list.next(count, self.next_lane());
-            let Some(lane) = lane else { break };
-            self.look_into_lane(group, lane, limit, &list, deadline).await?;
+            let look = list.next(count, self.next_lane());
+            if look.lanes.is_empty() {
+                break;
+            }
+            self.look_into_lanes(group, &look, &list, deadline).await?;
         }
         match list.take(count, self.clock().now(), true) {
             Some(found) => Ok(Ready::Some(found)),
@@ -161,25 +163,22 @@ impl KvIndex {
         }
     }
 
-    /// Looks into one lane. Within a lane the oldest come first.
-    async fn look_into_lane(
+    /// Looks into some lanes. Within a lane the oldest come first.
+    async fn look_into_lanes(
         &self,
         group: &GroupName,
-        lane: u64,
-        limit: usize,
+        look: &Look,
         list: &ReadyList,
         deadline: Deadline,
     ) -> Result<()> {
-        let read = [self.lane(group, lane, limit)];
-        let snapshot = self.kv().read(&read, deadline.remaining(self.clock())).await?;
-        let entries: Vec<_> = snapshot.entries.into_iter().flatten().collect();
-        let (all_of_it, found) = (
-            entries.len() < limit,
-            entries.iter().map(parse).collect::<Result<Vec<_>>>()?,
-        );
+        let Look { lanes, of_each } = look;
+        let reads: Vec<Read> = lanes.iter().map(|lane| self.lane(group, *lane, *of_each)).collect();
+        let snapshot = self.kv().read(&reads, deadline.remaining(self.clock())).await?;
+        let all = snapshot.entries.iter().map(|entries| entries.len() < *of_each);
+        let saw: Vec<(u64, bool)> = lanes.iter().copied().zip(all).collect();
+        let found: Vec<Found> = snapshot.entries.iter().flatten().map(parse).collect::<Result<_>>()?;
         list.leave(found, self.clock().now());
-        // All that is in it is known now: what others have is next.
-        list.saw([(lane, all_of_it)]);
+        list.saw_all(&saw);
         Ok(())
     }
 
