@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from holdfast._keys import Key, keys_of
 from holdfast._settings import Settings, addresses
 from holdfast._store import FeatureStore
 
@@ -26,19 +27,25 @@ def open(  # noqa: A001 - holdfast.open
     warm_bytes: int = 0,
     checksum: bool = True,
     lease_seconds: float = 60.0,
-    sweep_every: float | None = 5.0,
+    sweep_every: float | None = 1.0,
     timeout: float = 30.0,
     environment: Mapping[str, str] | None = None,
     engine: Mapping[str, Any] | None = None,
     features: Mapping[str, Any] | None = None,
     index: Mapping[str, Any] | None = None,
     etcd_options: Mapping[str, Any] | None = None,
+    key: Key | None = None,
+    key_id: str | None = None,
     lazy: bool = False,
 ) -> FeatureStore:
     """Opens a store on a Mooncake cluster and an etcd. The settings are those of :class:`Settings`.
 
     ``client`` is a ``MooncakeDistributedStore`` that is set up already; it stays yours to close. With ``lazy`` the store
     opens itself at its first call, in the process that makes it: for workers that are forked later.
+
+    With ``key`` the store is sealed: tensors are encrypted and authenticated before they leave this process. It is 32
+    bytes, their base64 or hex text, ``"env:NAME"`` or ``"file:PATH"`` for where one of these is, or several of them by
+    their ids; ``key_id`` then says which one seals, and the others still open. See ``docs/sealing.md``.
     """
     settings = Settings(
         store=store,
@@ -60,6 +67,7 @@ def open(  # noqa: A001 - holdfast.open
         features=dict(features or {}),
         index=dict(index or {}),
         etcd_options=dict(etcd_options or {}),
+        keys=keys_of(key, key_id),
     )
     opened = FeatureStore(settings, client=client)
     if not lazy:

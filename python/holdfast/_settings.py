@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from holdfast._keys import Keys
 from holdfast.errors import Invalid
 
 __all__ = ["Settings"]
@@ -46,7 +47,7 @@ class Settings:
     """Whether tensors get a checksum when they are put; a get checks whatever has one."""
     lease_seconds: float = 60.0
     """How long a lease lasts without being renewed."""
-    sweep_every: float | None = 5.0
+    sweep_every: float | None = 1.0
     """How often this process clears up after those that died. None: others do."""
     timeout: float = 30.0
     """How long a call may take unless it is told otherwise, opening included."""
@@ -60,6 +61,8 @@ class Settings:
     """Further settings of the index, the same for all: ``session_ttl``, ``tick``, ``grace_ticks``, ``reserve_ticks``."""
     etcd_options: Mapping[str, Any] = field(default_factory=dict)
     """Further settings of the connection to etcd: ``root``, ``user``, ``password``, ``tls``, ..."""
+    keys: Keys | None = None
+    """The keys of a sealed store; none for a plain one. The same for all its processes."""
 
     def __post_init__(self) -> None:
         for name in ("timeout", "lease_seconds"):
@@ -67,10 +70,15 @@ class Settings:
                 raise Invalid("give a number of seconds above zero", operation="python.settings", facts={"setting": name})
 
     def __repr__(self) -> str:
-        return f"Settings({self.store!r}, master={self.master!r}, etcd={list(self.etcd)!r})"  # no password
+        sealed = "" if self.keys is None else f", keys={self.keys!r}"  # which tells their ids
+        return f"Settings({self.store!r}, master={self.master!r}, etcd={list(self.etcd)!r}{sealed})"  # no password
+
+    def native_keys(self) -> tuple[str, list[tuple[str, bytes | str]]] | None:
+        """The keys, as the compiled half takes them; never part of :meth:`to_json`."""
+        return None if self.keys is None else self.keys.native()
 
     def to_json(self) -> str:
-        """As the compiled half reads it."""
+        """As the compiled half reads it; without the keys."""
         tick = float(self.index.get("tick", 1.0))
         engine = {
             "master": self.master,

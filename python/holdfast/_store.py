@@ -159,7 +159,9 @@ class FeatureStore:
             if self._closed:
                 raise Unavailable("this store is closed; open another", operation="python.store")
             settings = self._settings
-            self._native = _holdfast.open_store(settings.to_json(), self._client, settings.timeout).wait()
+            self._native = _holdfast.open_store(
+                settings.to_json(), self._client, settings.timeout, settings.native_keys()
+            ).wait()
             self._pid = os.getpid()
             _process.remember(self)
             return self._native

@@ -169,7 +169,9 @@ class FeatureStore:
         """Opens it. Part of :func:`open`."""
         if self._native is None and not self._closed:
             settings = self._settings
-            operation = _holdfast.open_store(settings.to_json(), self._client, settings.timeout)
+            operation = _holdfast.open_store(
+                settings.to_json(), self._client, settings.timeout, settings.native_keys()
+            )
             self._native = await Pending(operation, lambda core: core)
             self._pid = os.getpid()
             _process.remember(self)

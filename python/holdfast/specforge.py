@@ -300,7 +300,8 @@ def _leave_open() -> None:
 
 
 def _of_mooncake(setup: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings behind the arguments of Mooncake's ``setup``; the index's address comes from ``HOLDFAST_ETCD``."""
+    """The settings behind the arguments of Mooncake's ``setup``; the index's address comes from ``HOLDFAST_ETCD``,
+    and a key, if there is one, from ``HOLDFAST_KEY``."""
     settings: dict[str, Any] = {}
     names = {
         "master_server_addr": "master",
@@ -316,7 +317,8 @@ def _of_mooncake(setup: Mapping[str, Any]) -> dict[str, Any]:
             settings.setdefault("engine", {})[engine[name]] = value
         else:
             raise ValueError(f"setup_kwargs: {name} has no meaning here; see holdfast.open for what has")
-    for variable, name in (("HOLDFAST_ETCD", "etcd"), ("HOLDFAST_ADMIN", "admin")):
+    variables = {"HOLDFAST_ETCD": "etcd", "HOLDFAST_ADMIN": "admin", "HOLDFAST_KEY": "key", "HOLDFAST_KEY_ID": "key_id"}
+    for variable, name in variables.items():
         if os.environ.get(variable):
             settings[name] = os.environ[variable]
     return settings
@@ -325,7 +327,8 @@ def _of_mooncake(setup: Mapping[str, Any]) -> dict[str, Any]:
 def replace_mooncake_store() -> None:
     """Has SpecForge's own launchers use Holdfast where they would use ``MooncakeFeatureStore``, in this process.
 
-    They go on reading the variables that they read (``MOONCAKE_MASTER_SERVER_ADDR``, ...), and ``HOLDFAST_ETCD`` beside.
+    They go on reading the variables that they read (``MOONCAKE_MASTER_SERVER_ADDR``, ...), and ``HOLDFAST_ETCD``
+    beside, and ``HOLDFAST_KEY`` (a key, or ``file:`` and its path) if the store is sealed.
     """
     from specforge.runtime.data_plane import mooncake_store
 

@@ -13,6 +13,7 @@ use pyo3::prelude::*;
 
 use crate::convert::{self, each, publication, sample_ref, seconds};
 use crate::errors::OrRaise;
+use crate::keys::Keys;
 use crate::lease::{PyAnnounced, PyLease};
 use crate::opening::{Opened, Parts, Settings, open};
 use crate::operation::Operation;
@@ -30,13 +31,16 @@ pub(crate) struct Core(AtHome<Arc<Opened>>);
 
 /// Begins to open a store; the operation's result is a `Core`.
 #[pyfunction]
+#[pyo3(signature = (settings, client, timeout, keys=None))]
 pub(crate) fn open_store(
     py: Python<'_>,
     settings: &str,
     client: Option<Py<PyAny>>,
     timeout: f64,
+    keys: Option<Keys>,
 ) -> PyResult<Operation> {
-    let settings = Settings::read(settings).or_raise(py)?;
+    let keyring = keys.map(Keys::keyring).transpose().or_raise(py)?;
+    let settings = Settings::read(settings, keyring).or_raise(py)?;
     let within = seconds(timeout).or_raise(py)?;
     let work = async move { open(settings, client, within).await };
     let deliver = |py: Python<'_>, opened: Opened, _late| Core(AtHome::new(Arc::new(opened))).into_py_any(py);

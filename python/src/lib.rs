@@ -29,12 +29,16 @@
 //! | `operation` | an operation under way: waited for, or listened to |
 //! | `opening`, `core` | opening a store; its methods |
 //! | `ledger`, `tensors`, `memory`, `dlpack` | tensors in and out, by pointer |
+//! | `keys` | the keys of a sealed store, on their way in |
+//! | `kv` | the KV tier: page store, planner, tier |
 //! | `lease`, `convert`, `errors` | what Python gets to see |
 
 mod convert;
 mod core;
 mod dlpack;
 mod errors;
+mod keys;
+mod kv;
 mod lease;
 mod ledger;
 mod memory;
@@ -54,6 +58,12 @@ mod _holdfast {
     use crate::core::{Core, open_store};
     #[pymodule_export]
     use crate::dlpack::{Imported, import_dlpack};
+    #[pymodule_export]
+    use crate::kv::pages::{Pages, Settling, open_pages};
+    #[pymodule_export]
+    use crate::kv::planner::{PageKeys, Planner, namespace_root, object_name};
+    #[pymodule_export]
+    use crate::kv::tier::Tier;
     #[pymodule_export]
     use crate::lease::{PyAnnounced, PyLease};
     #[pymodule_export]

@@ -16,6 +16,7 @@ use std::time::Duration;
 use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result, Rng, SystemClock, SystemRng};
 use holdfast_engine::Engine;
 use holdfast_engine_mooncake::{MooncakeConfig, MooncakeEngine};
+use holdfast_features::seal::Keyring;
 use holdfast_features::{FeatureConfig, FeatureStore};
 use holdfast_index::{Index, IndexConfig, KvIndex};
 use holdfast_index_etcd::{EtcdConfig, EtcdKv};
@@ -42,10 +43,12 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    pub(crate) fn read(text: &str) -> Result<Self> {
-        let settings: Self = serde_json::from_str(text).map_err(|error| {
+    /// Reads settings. Keys come by themselves: what is text may be shown.
+    pub(crate) fn read(text: &str, keyring: Option<Keyring>) -> Result<Self> {
+        let mut settings: Self = serde_json::from_str(text).map_err(|error| {
             Error::invalid(OPERATION, "a setting is unknown or has a value that it cannot have").with("why", error)
         })?;
+        settings.features.keyring = keyring;
         settings.engine.validate()?;
         settings.features.validate()?;
         Ok(settings)

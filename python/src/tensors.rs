@@ -1,4 +1,12 @@
 //! Tensors on their way in and out: what Python says about them, and where their bytes are.
+//!
+//! Tensors are put from where they lie. Only small ones (token ids, masks) are copied into the pool first: to register and
+//! forget their memory takes longer than that.
+
+#![expect(
+    unsafe_code,
+    reason = "the FFI edge: bytes of Python objects, named by their address"
+)]
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,6 +41,8 @@ pub(crate) enum Place {
     Nowhere,
     Output(Arc<Output>),
     Piece(Piece),
+    /// In the pool; what it was copied from goes with it.
+    Copied(Span, Piece),
 }
 
 impl Place {
@@ -67,6 +77,28 @@ impl Ready {
     }
 }
 
+/// What is copied into the pool instead of being registered, if there is room.
+const SMALL: usize = 128 << 10;
+
+/// A copy of a small piece in memory of the pool; none if it is not small, or the pool is in use.
+async fn copied(parts: &Parts, piece: &Piece, within: Duration) -> Option<Span> {
+    let usage = parts.store.pool().usage();
+    let room = usage.budget.saturating_sub(usage.lent);
+    // Only if nobody has to wait for it: lending needs no room.
+    if piece.len > SMALL || room < 2 * SMALL as u64 {
+        return None;
+    }
+    let span = parts.store.pool().buffer(piece.len, within).await.ok()?;
+    let from = std::ptr::with_exposed_provenance::<u8>(piece.address);
+    let to = std::ptr::with_exposed_provenance_mut::<u8>(span.address());
+    // SAFETY: the piece's owner keeps its bytes alive, and the call's contract is that nobody changes them; the buffer
+    // has just been lent to us alone and is as long. No reference is made to either.
+    unsafe {
+        std::ptr::copy_nonoverlapping(from, to, piece.len);
+    }
+    Some(span)
+}
+
 /// Registered memory for each place, in order.
 async fn registered(parts: &Parts, places: Vec<Place>, within: Duration) -> Result<Vec<Vec<Span>>> {
     let mut pieces = Vec::new();
@@ -75,6 +107,7 @@ async fn registered(parts: &Parts, places: Vec<Place>, within: Duration) -> Resu
         spans.push(match place {
             Place::Nowhere => Some(Vec::new()),
             Place::Output(output) => Some(vec![output.span().clone()]),
+            Place::Copied(span, _source) => Some(vec![span]),
             Place::Piece(piece) => {
                 pieces.push(piece);
                 None
@@ -89,6 +122,21 @@ async fn registered(parts: &Parts, places: Vec<Place>, within: Duration) -> Resu
         .collect()
 }
 
+/// The same places, with small pieces moved into the pool.
+async fn small_copied(parts: &Parts, places: Vec<Place>, within: Duration) -> Vec<Place> {
+    let mut moved = Vec::with_capacity(places.len());
+    for place in places {
+        moved.push(match place {
+            Place::Piece(piece) => match copied(parts, &piece, within).await {
+                Some(span) => Place::Copied(span, piece),
+                None => Place::Piece(piece),
+            },
+            other => other,
+        });
+    }
+    moved
+}
+
 /// Tensors as the store wants them, for several samples at once: overlapping memory is lent only once.
 pub(crate) async fn sources(parts: &Parts, samples: Vec<Vec<Ready>>, within: Duration) -> Result<Vec<Vec<TensorIn>>> {
     let mut places = Vec::new();
@@ -101,7 +149,9 @@ pub(crate) async fn sources(parts: &Parts, samples: Vec<Vec<Ready>>, within: Dur
         }
         specs.push(of_sample);
     }
-    let mut spans = registered(parts, places, within).await?.into_iter();
+    let mut spans = registered(parts, small_copied(parts, places, within).await, within)
+        .await?
+        .into_iter();
     let tensor = |spec: TensorSpec, spans: Option<Vec<Span>>| TensorIn {
         spec,
         bytes: Source::Spans(spans.unwrap_or_default()),

@@ -37,7 +37,7 @@ pub(crate) fn test(options: &Test) -> Result<()> {
     if options.quick {
         arguments.extend(["--exclude", "holdfast-testkit", "--exclude", "xtask"]);
         let real = "((package(holdfast-engine-mooncake) or package(holdfast-index-etcd)) and kind(test)) \
-                    or (package(holdfast-features) and binary(real))";
+                    or (package(holdfast-features) and binary(/real$/))";
         quick = format!("not ({real})");
         arguments.extend(["-E", &quick]);
     }
@@ -52,14 +52,19 @@ pub(crate) enum Subject {
     Engine,
     /// The index against bare etcd transactions of the same shape
     Index,
-    /// The feature store against the bare engine
+    /// The feature store from Python, against the bare engine and SpecForge's own store
     Features,
+    /// The KV tier, against SGLang's own Mooncake back end; and the planner under load
+    Kv,
 }
 
 #[derive(Args)]
 pub(crate) struct Bench {
     /// What to measure
     subject: Subject,
+    /// `features` and `kv` only: fewer rounds
+    #[arg(long)]
+    quick: bool,
     /// Print nothing but one JSON object, last
     #[arg(long)]
     json: bool,
@@ -75,7 +80,8 @@ pub(crate) fn bench(options: &Bench) -> Result<()> {
             "engine_bench",
         ],
         Subject::Index => ["holdfast-index-etcd", "--all-features", "--example", "index_bench"],
-        Subject::Features => ["holdfast-features", "--all-features", "--example", "features_bench"],
+        Subject::Features => return crate::features::bench(options.quick, options.json),
+        Subject::Kv => return crate::kv::bench(options.quick, options.json),
     });
     if options.json {
         arguments.extend(["--", "--json"]);

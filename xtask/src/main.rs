@@ -8,6 +8,8 @@
 
 mod cargo;
 mod cluster;
+mod features;
+mod kv;
 mod readme;
 
 use std::path::PathBuf;
@@ -27,7 +29,7 @@ enum Task {
     Cluster(cluster::Command),
     /// Unit tests, contract suites and tests on real servers, then the examples in the documentation
     Test(cargo::Test),
-    /// A benchmark against the bare engine, side by side in one run
+    /// A benchmark side by side with the bare engine, bare etcd, or another store
     Bench(cargo::Bench),
     /// A proof of what the feature store promises, on real servers: ttl, torn, crash, backpressure
     Prove(cargo::Prove),

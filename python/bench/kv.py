@@ -1,0 +1,203 @@
+"""Pages of a KV cache, set and got in batches of 64: Holdfast's SGLang back end against SGLang's own Mooncake back end.
+
+Both are the real classes, on one master and holder, with SGLang's own host pool (keys and values apart, page first),
+through the calls that SGLang's controller makes: ``batch_set_v1`` and ``batch_get_v1``. They take turns, and who goes
+first alternates. Ours checks the length and the checksum of every page, theirs neither. A ratio is the median time of
+theirs over that of ours: 1.0 is as fast, more is faster. The pool of the cluster is touched first.
+
+The last line is one JSON object. ``--try`` measures other settings of ours as well; ``--rounds`` is for profiling.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, TextIO
+
+import sglang_parts as parts
+import torch
+
+from servers import Cluster, running_cluster
+
+BATCH: Final = 64
+SEGMENT_MIB: Final = 768
+WARM_UP: Final = 3
+SIZES: Final = {"256k": 8, "1m": 32}
+"""Sizes of a page, keys and values together, and the layers that make them."""
+OURS: Final = "holdfast"
+THEIRS: Final = "sglang"
+TRIES: Final[dict[str, dict[str, Any]]] = {
+    "4 frames of 4 MiB": {"frames": 4, "frame_bytes": 4 << 20},
+    "4 frames of 8 MiB": {"frames": 4, "frame_bytes": 8 << 20},
+    "4 frames of 64 MiB": {"frames": 4, "frame_bytes": 64 << 20},
+    "1 lane": {"lanes": 1},
+}
+
+
+@dataclass
+class Contender:
+    """A back end, its pool, and how its pages are removed."""
+
+    storage: Any
+    pool: Any
+    remove: Callable[[list[str]], None]
+    times: dict[str, list[float]] = field(default_factory=lambda: {"set": [], "get": []})
+
+    def turn(self, keys: list[str], warm: bool) -> None:
+        """Sets 64 pages, gets them into 64 others, and removes them."""
+        source, target = parts.indices(self.pool, range(BATCH)), parts.indices(self.pool, range(BATCH, 2 * BATCH))
+        begun = time.perf_counter()
+        stored = self.storage.batch_set_v1(keys, source)
+        between = time.perf_counter()
+        loaded = self.storage.batch_get_v1(keys, target)
+        ended = time.perf_counter()
+        if warm:
+            # The master may still evict: the pool was full a moment ago.
+            came = [at for at in range(BATCH) if loaded[at]]
+            same = parts.page_bytes(self.pool, came) == parts.page_bytes(self.pool, [BATCH + at for at in came])
+            check(same and len(came) > BATCH // 2, "other bytes came back, or nothing")
+        else:
+            check(all(stored) and all(loaded), f"stored {sum(stored)} and loaded {sum(loaded)} of {BATCH} pages")
+            self.times["set"].append(between - begun)
+            self.times["get"].append(ended - between)
+        self.remove(keys)
+
+
+def check(holds: bool, what: str) -> None:
+    """A benchmark of something that does not work is worth nothing."""
+    if not holds:
+        raise RuntimeError(what)
+
+
+def sglang(cluster: Cluster, pool: Any) -> Contender:
+    """SGLang's own back end."""
+    extra = {
+        "master_server_address": cluster.master,
+        "metadata_server": cluster.metadata,
+        "global_segment_size": 0,
+        "local_hostname": "127.0.0.1",
+    }
+    storage = parts.mooncake_store_class()(parts.storage_config(extra, enable_storage_metrics=False))
+    storage.register_mem_pool_host(pool)
+
+    def remove(keys: list[str]) -> None:
+        tagged = storage._tag_keys(keys)
+        storage.store.batch_remove([f"{key}_0_{part}" for key in tagged for part in "kv"], True)
+
+    return Contender(storage, pool, remove)
+
+
+def holdfast(cluster: Cluster, pool: Any, **settings: Any) -> Contender:
+    """Ours."""
+    from holdfast.sglang import HoldfastHiCacheStorage
+
+    extra = {
+        "interface_v1": 1,
+        "master": cluster.master,
+        "admin": cluster.admin,
+        "metadata": cluster.metadata,
+        "environment": {**cluster.client_env, "MC_LOG_LEVEL": "ERROR"},
+        **settings,
+    }
+    storage = HoldfastHiCacheStorage(parts.storage_config(extra, enable_storage_metrics=False), {})
+    storage.register_mem_pool_host(pool)
+
+    def remove(keys: list[str]) -> None:
+        storage.pages.remove(storage._pools["kv"].names.all(keys))
+
+    return Contender(storage, pool, remove)
+
+
+def touch(client: Any) -> None:
+    """Fills the pool of the cluster and empties it: the first write to a page costs twice as much as any later one."""
+    block = torch.ones(32 << 20, dtype=torch.uint8)
+    client.register_buffer(block.data_ptr(), block.numel())
+    from mooncake.store import ReplicateConfig
+
+    pinned = ReplicateConfig()
+    pinned.with_hard_pin = True
+    keys: list[str] = []
+    while client.put_from(f"touch/{len(keys)}", block.data_ptr(), block.numel(), pinned) == 0:
+        keys.append(f"touch/{len(keys)}")
+    check(len(keys) > 0 and not any(client.batch_remove(keys, True)), "the pool was not touched")
+    client.unregister_buffer(block.data_ptr())
+
+
+def table(size: str, contenders: dict[str, Contender], out: TextIO) -> None:
+    """For people."""
+    nbytes = BATCH * (256 << 10 if size == "256k" else 1 << 20)
+    for name, one in contenders.items():
+        cells = []
+        for what, times in one.times.items():
+            median = statistics.median(times)
+            ratio = statistics.median(contenders[THEIRS].times[what]) / median
+            cells.append(
+                f"{what} {median * 1e3:6.2f} ms ({min(times) * 1e3:.2f} to {max(times) * 1e3:.2f}) "
+                f"{BATCH / median:6.0f} pages/s {nbytes / median / 1e9:5.2f} GB/s x{ratio:.2f}"
+            )
+        print(f"{size:>5} {name:<20} {'   '.join(cells)}", file=out, flush=True)
+
+
+def figures(size: str, contenders: dict[str, Contender]) -> dict[str, float]:
+    """By the names that the goals have."""
+    nbytes = BATCH * (256 << 10 if size == "256k" else 1 << 20)
+    found: dict[str, float] = {}
+    for what in ("set", "get"):
+        medians = {name: statistics.median(contenders[name].times[what]) for name in (OURS, THEIRS)}
+        found[f"vs_sglang_{what}_{size}"] = medians[THEIRS] / medians[OURS]
+        for name, median in medians.items():
+            found[f"{name}_{what}_{size}_pages_s"] = BATCH / median
+            found[f"{name}_{what}_{size}_gb_s"] = nbytes / median / 1e9
+            times = contenders[name].times[what]
+            found[f"{name}_{what}_{size}_spread"] = (max(times) - min(times)) / median
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    parser.add_argument("--json", action="store_true", help="nothing but one JSON object on standard output")
+    parser.add_argument("--try", dest="tries", action="store_true", help="other settings of ours, too")
+    parser.add_argument("--rounds", type=int, help="how many rounds")
+    options = parser.parse_args()
+    out = sys.stderr if options.json else sys.stdout
+    rounds = options.rounds or (61 if options.quick else 301)
+    found: dict[str, float] = {}
+    with running_cluster(segment_mib=SEGMENT_MIB, etcd=1, lease_ttl="5s") as cluster:
+        os.environ.update({**cluster.client_env, "MC_LOG_LEVEL": "ERROR"})  # read when the engine is loaded
+        for number, (size, layers) in enumerate(SIZES.items()):
+
+            def pool(layers: int = layers) -> Any:
+                return parts.mha_pool(layers=layers, heads=8, dim=64, page=16, pages=2 * BATCH)
+
+            contenders = {THEIRS: sglang(cluster, pool()), OURS: holdfast(cluster, pool())}
+            for name, settings in TRIES.items() if options.tries else ():
+                contenders[name] = holdfast(cluster, pool(), **settings)
+            if number == 0:
+                touch(contenders[THEIRS].storage.store)
+            order = list(contenders.values())
+            for turn in range(-WARM_UP, rounds):
+                order.append(order.pop(0))
+                for one in order:
+                    one.turn([uuid.uuid4().hex * 2 for _ in range(BATCH)], turn < 0)
+            table(size, contenders, out)
+            found |= figures(size, contenders)
+            for name, one in contenders.items():
+                if name != THEIRS:
+                    one.storage.close()
+    for what in ("set", "get"):
+        found[f"vs_sglang_{what}"] = min(found[f"vs_sglang_{what}_{size}"] for size in SIZES)
+    print(json.dumps({name: round(value, 3) for name, value in found.items()}), flush=True)
+    sys.stderr.flush()
+    os._exit(0)  # SGLang's client has no end of its own
+
+
+if __name__ == "__main__":
+    main()

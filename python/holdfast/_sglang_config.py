@@ -1,0 +1,138 @@
+"""The options of the SGLang back end, and the names that its pages get."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
+from urllib.parse import quote
+
+from holdfast.errors import Invalid
+from holdfast.kv import Namespace, PageStore, Rank
+
+SGLANG_OPTIONS: Final = frozenset({"backend_name", "module_path", "class_name", "interface_v1", "extra_backend_tag"})
+"""Options that SGLang itself reads, or that its own back ends know by this name."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What ``--hicache-storage-backend-extra-config`` may say. Everything has a default."""
+
+    master: str = "127.0.0.1:50051"
+    """Mooncake's master: ``host:port``, or ``etcd://host:port;...``."""
+    admin: str | list[str] | None = None
+    """The masters' HTTP addresses. None: port 9003 on the master's host. Existence is asked there."""
+    metadata: str = "P2PHANDSHAKE"
+    """Where transfer engines find each other; the same for all members of the cluster."""
+    protocol: str = "tcp"
+    """How bytes move: ``tcp`` or ``rdma``."""
+    local_hostname: str = "127.0.0.1"
+    """The name under which other hosts reach this one."""
+    devices: str = ""
+    """Network devices for RDMA, separated by commas; none: the engine chooses."""
+    frames: int = 4
+    """Buffers that pages pass through. At least one: the engine must never have SGLang's own memory."""
+    frame_bytes: int = 8 << 20
+    """The size of each, at least that of one page."""
+    lanes: int = 2
+    """Threads of one set or get, the caller's included."""
+    replicas: int = 1
+    """Copies of each page in DRAM."""
+    connect_timeout: float = 30.0
+    """Seconds that opening may take."""
+    exists_timeout: float = 2.0
+    """Seconds that a question for existence may take; after that nothing is there."""
+    get_timeout: float = 10.0
+    """Seconds that one batch of gets may take; pages that have not come by then are misses."""
+    set_timeout: float = 20.0
+    """Seconds that one batch of sets may take."""
+    weights_version: str = ""
+    """The version of the model's weights: pages of another one are not found."""
+    interface_v1: bool = False
+    """Whether SGLang calls ``batch_get_v1`` and ``batch_set_v1``. Set it: the older calls copy every page once more."""
+    extra_backend_tag: str | None = None
+    """A prefix of all names: who has another one shares no page."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables that Mooncake's library reads when it is loaded (``MC_...``)."""
+    engine: dict[str, Any] = field(default_factory=dict)
+    """Further settings of the engine."""
+
+    @staticmethod
+    def read(extra: Mapping[str, Any] | None) -> Options:
+        """From SGLang's extra config. A name that nobody knows is refused: a slip is not a default."""
+        known = {one.name for one in fields(Options)}
+        given = {name: value for name, value in (extra or {}).items() if name in known}
+        strange = sorted(set(extra or {}) - known - SGLANG_OPTIONS)
+        if strange:
+            raise Invalid(
+                f"there is no option {', '.join(strange)}; there are {', '.join(sorted(known))}",
+                operation="sglang.options",
+            )
+        given["interface_v1"] = bool(given.get("interface_v1", False))
+        options = Options(**given)
+        if options.frames < 1:
+            raise Invalid("frames must be at least 1", operation="sglang.options")
+        return options
+
+    def open(self) -> PageStore:
+        """The page store."""
+        return PageStore(
+            master=self.master,
+            admin=self.admin,
+            metadata=self.metadata,
+            protocol=self.protocol,
+            local_hostname=self.local_hostname,
+            frames=self.frames,
+            frame_bytes=self.frame_bytes,
+            timeout=self.connect_timeout,
+            environment=self.environment,
+            engine={"devices": self.devices, **self.engine},
+            pages={"lanes": self.lanes, "replicas": self.replicas},
+        )
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names of one pool's pages: ``kv/{tag}/{namespace}/{key}/t{tp}p{pp}c{cp}``.
+
+    The namespace is a hash of all that a page's bytes depend on besides its tokens (KV11). A pool that splits heads has
+    several objects for a page, one for each of the smaller ranks; all others have one.
+    """
+
+    before: str
+    after: tuple[str, ...]
+
+    @staticmethod
+    def of(config: Any, options: Options, pool: Any, group: str, shared: bool, layout: str) -> Names:
+        """``shared``: all TP ranks hold the same bytes, so the names are without the rank."""
+        pp = Rank(config.pp_rank, config.pp_size)
+        cp = Rank(config.attn_cp_rank, config.attn_cp_size)
+        split = config.tp_lcm_size // config.tp_size if config.should_split_heads and not shared else 1
+        if shared:
+            ranks = [Rank(config.dcp_rank, config.dcp_size)]
+        else:
+            ranks = [Rank(config.tp_rank * split + n, config.tp_size * split) for n in range(split)]
+        namespace = Namespace(
+            model=config.model_name or "",
+            weights=options.weights_version,
+            dtype=str(getattr(pool, "dtype", "")),
+            layout=layout,
+            group=f"{group}/{'shared' if shared else 'sharded'}",
+            page_tokens=int(config.logical_page_size or getattr(pool, "page_size", 1) or 1),
+            tp=ranks[0],
+            pp=pp,
+            cp=cp,
+        )
+        tag = "" if options.extra_backend_tag is None else quote(str(options.extra_backend_tag), safe="") + "/"
+        return Names(
+            before=f"kv/{tag}{namespace.root().hex()[:32]}/",
+            after=tuple(f"/t{rank.rank}p{pp.rank}c{cp.rank}" for rank in ranks),
+        )
+
+    def all(self, keys: list[str]) -> list[str]:
+        """The objects of these pages, page by page."""
+        before, after = self.before, self.after
+        if len(after) == 1:
+            end = after[0]
+            return [f"{before}{key}{end}" for key in keys]
+        return [f"{before}{key}{end}" for key in keys for end in after]

@@ -1,0 +1,72 @@
+"""The KV tier: an L3 for the KV pages of serving engines, on a Mooncake cluster.
+
+A page is content-addressed and expendable: equal names mean equal bytes, a miss means recompute, and a page whose length
+or checksum is not exactly right is a miss. Three layers, each of use by itself:
+
+* :class:`PageStore` - pages by name, in and out of registered memory. Its calls block.
+* :class:`Tier` - carries out operations on threads of its own, without ever blocking whoever submits them.
+* :class:`Planner` - decides what moves where, from events; no I/O.
+
+``holdfast.sglang`` and ``holdfast.vllm`` are back ends for those engines, built on the page store. See ``docs/kv.md``.
+"""
+
+from __future__ import annotations
+
+from holdfast.kv._pages import GetReport, Hint, Memory, PageStore, PutReport, Settling
+from holdfast.kv._plan import (
+    Abort,
+    Appended,
+    Clear,
+    Completed,
+    Completion,
+    Event,
+    Finish,
+    Grant,
+    Namespace,
+    NewWeights,
+    Operation,
+    PageAt,
+    PageKeys,
+    Plan,
+    Planner,
+    PrefillDone,
+    Rank,
+    Reserve,
+    Resume,
+    Retract,
+    Ticket,
+)
+from holdfast.kv._tier import Part, Tier, TimedOut
+
+__all__ = [
+    "Abort",
+    "Appended",
+    "Clear",
+    "Completed",
+    "Completion",
+    "Event",
+    "Finish",
+    "GetReport",
+    "Grant",
+    "Hint",
+    "Memory",
+    "Namespace",
+    "NewWeights",
+    "Operation",
+    "PageAt",
+    "PageKeys",
+    "PageStore",
+    "Part",
+    "Plan",
+    "Planner",
+    "PrefillDone",
+    "PutReport",
+    "Rank",
+    "Reserve",
+    "Resume",
+    "Retract",
+    "Settling",
+    "Ticket",
+    "Tier",
+    "TimedOut",
+]

@@ -1,0 +1,223 @@
+"""The page store: pages by name, in and out of memory that was registered before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Literal, NamedTuple, cast
+
+from holdfast import _holdfast, _process
+from holdfast._holdfast import Settling as Settling
+from holdfast._settings import _durations, _usual_admin, addresses
+from holdfast.errors import HoldfastError, Invalid
+
+PutOutcome = Literal["stored", "full", "failed", "skipped"]
+GetOutcome = Literal["loaded", "miss", "wrong-length", "corrupt", "failed", "skipped"]
+
+FRAMES: Final = 4
+FRAME_BYTES: Final = 8 << 20
+
+
+class Memory(NamedTuple):
+    """A run of memory: where it begins, its bytes, and what keeps it alive."""
+
+    address: int
+    nbytes: int
+    owner: object
+
+    @staticmethod
+    def of(array: Any) -> Memory:
+        """The memory of a torch tensor, a numpy array or a writable buffer."""
+        if hasattr(array, "data_ptr"):
+            if array.device.type != "cpu" or not array.is_contiguous():
+                raise Invalid("pages lie in contiguous host memory", operation="kv.memory")
+            return Memory(array.data_ptr(), array.numel() * array.element_size(), array)
+        if hasattr(array, "__array_interface__"):
+            if not array.flags["C_CONTIGUOUS"]:
+                raise Invalid("pages lie in contiguous host memory", operation="kv.memory")
+            return Memory(array.__array_interface__["data"][0], array.nbytes, array)
+        import ctypes
+
+        view = memoryview(array)
+        if view.readonly or not view.c_contiguous:
+            raise Invalid("pages lie in writable, contiguous host memory", operation="kv.memory")
+        # What from_buffer returns keeps the buffer exported, and with it in place.
+        exported = (ctypes.c_char * view.nbytes).from_buffer(view)
+        return Memory(ctypes.addressof(exported), view.nbytes, exported)
+
+
+@dataclass(frozen=True)
+class Hint:
+    """A page that seems to be there; a get may miss all the same."""
+
+    nbytes: int
+    """The length of the page."""
+    in_dram: bool
+    """Whether a copy is in DRAM; otherwise it is on SSD only."""
+
+
+@dataclass(frozen=True)
+class PutReport:
+    """What became of each page of a put."""
+
+    pages: list[PutOutcome]
+    errors: dict[int, HoldfastError]
+    """Why a page ``failed``, by its place."""
+    settling: Settling
+
+    @property
+    def stored(self) -> list[bool]:
+        """For each page, whether it is under its key."""
+        return [page == "stored" for page in self.pages]
+
+
+@dataclass(frozen=True)
+class GetReport:
+    """What became of each page of a get."""
+
+    pages: list[GetOutcome]
+    errors: dict[int, HoldfastError]
+    """Why a page ``failed``, by its place."""
+    settling: Settling
+    """Without frames: until it is settled, the memory of every page that is not loaded may still be written to and must
+    not be used for anything else. With frames it always is."""
+
+    @property
+    def loaded(self) -> list[bool]:
+        """For each page, whether its memory holds it. The memory of the others holds nothing of use."""
+        return [page == "loaded" for page in self.pages]
+
+    @property
+    def prefix(self) -> int:
+        """How many pages from the start are loaded."""
+        return next((at for at, page in enumerate(self.pages) if page != "loaded"), len(self.pages))
+
+
+class PageStore:
+    """Pages on a Mooncake cluster, each with its length and its checksum. May be used from many threads at once.
+
+    Every call blocks, no longer than it is told; other Python threads run meanwhile. It belongs to the process that made
+    it: in a forked child its calls raise :class:`~holdfast.errors.Fenced`.
+
+    With ``frames`` above zero, pages pass through that many buffers of the store's own, of ``frame_bytes`` each; a page
+    must fit into one. The engine then never has the caller's memory, so a call that has returned touches nothing. With
+    ``frames=0`` the engine moves pages from and to where they lie: look at ``GetReport.settling`` before memory of pages
+    that did not come is used again.
+    """
+
+    def __init__(
+        self,
+        *,
+        master: str = "127.0.0.1:50051",
+        admin: str | Sequence[str] | None = None,
+        metadata: str = "P2PHANDSHAKE",
+        protocol: str = "tcp",
+        local_hostname: str = "127.0.0.1",
+        client: object | None = None,
+        frames: int = FRAMES,
+        frame_bytes: int = FRAME_BYTES,
+        timeout: float = 30.0,
+        environment: Mapping[str, str] | None = None,
+        engine: Mapping[str, Any] | None = None,
+        pages: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Opens a page store. ``engine`` are further settings of the engine, ``pages`` of the store: ``replicas``,
+        ``call_pages``, ``lanes``, ``streams``, ``footer_slots``, ``full_retries``, ``call_parts``."""
+        settings = {
+            "engine": _durations(
+                {
+                    "master": master,
+                    "admin": list(addresses(admin)) if admin is not None else _usual_admin(master),
+                    "metadata": metadata,
+                    "local_hostname": local_hostname,
+                    "protocol": protocol,
+                    "environment": dict(environment or {}),
+                    **(engine or {}),
+                }
+            ),
+            "pages": {"frames": frames, "call_bytes": frame_bytes, **(pages or {})},
+        }
+        self.frames = frames
+        self.frame_bytes = frame_bytes
+        self.timeout = timeout
+        self._native = _holdfast.open_pages(json.dumps(settings), client, timeout).wait()
+        _process.remember(self)
+
+    @property
+    def native(self) -> _holdfast.Pages:
+        """The compiled half."""
+        return self._native
+
+    def _within(self, timeout: float | None) -> float:
+        return self.timeout if timeout is None else timeout
+
+    def register(self, memory: Any, *, timeout: float | None = None) -> Memory:
+        """Lets pages lie in the memory of a tensor, an array, a writable buffer, or a :class:`Memory`.
+
+        It is kept alive until :meth:`unregister`. What lies inside registered memory is registered already.
+        """
+        run = memory if isinstance(memory, Memory) else Memory.of(memory)
+        self._native.register(run.address, run.nbytes, run.owner, self._within(timeout))
+        return run
+
+    def unregister(self, memory: Memory) -> bool:
+        """Lets go of memory that was registered. Calls under way that use it go on with it."""
+        return self._native.unregister(memory.address)
+
+    def exists(self, keys: Sequence[str], *, timeout: float | None = None) -> list[Hint | None]:
+        """What is known about these pages, without side effects and without reading them."""
+        found = self._native.exists(keys, self._within(timeout))
+        return [None if hint is None else Hint(*hint) for hint in found]
+
+    def prefix_hits(self, keys: Sequence[str], *, nbytes: int | None = None, timeout: float | None = None) -> int:
+        """How many pages from the start are there without a gap; with ``nbytes``, pages of exactly that length."""
+        return self._native.prefix_hits(keys, nbytes, self._within(timeout))
+
+    def put(
+        self, keys: Sequence[str], parts: Sequence[int], sizes: Sequence[int], *, timeout: float | None = None
+    ) -> PutReport:
+        """Stores pages. ``parts`` and ``sizes`` are the addresses and lengths of the parts of all pages, one page after
+        the other, each with as many parts. A key that has a page already is success, and nothing moves for it."""
+        outcomes, errors, settling = self._native.put((keys, parts, sizes), self._within(timeout))
+        return PutReport(cast(list[PutOutcome], outcomes), cast(dict[int, HoldfastError], dict(errors)), settling)
+
+    def get(
+        self,
+        keys: Sequence[str],
+        parts: Sequence[int],
+        sizes: Sequence[int],
+        *,
+        prefix_only: bool = False,
+        timeout: float | None = None,
+    ) -> GetReport:
+        """Loads pages, and checks length and checksum of each. With ``prefix_only``, pages behind the first that does not
+        come may be skipped."""
+        outcomes, errors, settling = self._native.get((keys, parts, sizes), prefix_only, self._within(timeout))
+        return GetReport(cast(list[GetOutcome], outcomes), cast(dict[int, HoldfastError], dict(errors)), settling)
+
+    def remove(self, keys: Sequence[str], *, timeout: float | None = None) -> list[bool]:
+        """Removes pages by force. For each, whether it is gone. Whoever reads one of them now gets a miss."""
+        return self._native.remove(keys, self._within(timeout))
+
+    def stats(self) -> dict[str, int]:
+        """What this store has done and seen since it was opened."""
+        return self._native.stats()
+
+    def close(self, *, timeout: float | None = None) -> None:
+        """Lets go of memory and engine. Any call after that raises; closing twice does nothing."""
+        _process.forget(self)
+        self._native.close(self._within(timeout)).wait()
+
+    def close_at_exit(self, within: float) -> None:
+        """What the end of the process calls."""
+        self.close(timeout=within)
+
+    def __enter__(self) -> PageStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,313 @@
+"""A secondary tier for vLLM's KV offloading: :class:`HoldfastTierManager`, under ``TieringOffloadingSpec``.
+
+::
+
+    --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": {
+        "spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 8589934592, "secondary_tiers": [
+            {"type": "HoldfastTierManager", "module_path": "holdfast.vllm", "master": "10.0.0.1:50051"}]}}'
+
+It runs in the scheduler's process, so nothing in it blocks: lookups are answered by ``RETRY`` until a thread knows, stores
+and loads are carried out by threads of the tier's own, and their results are fetched by ``get_finished_jobs``.
+
+A chunk is one object with a footer that holds its length and checksum, bound to its name: a load gives exactly what was
+stored, or the key is not among the successful ones. Chunks pass through frames of the page store, so the engine never has
+the primary tier's memory, and a slot whose load failed is not written to later.
+
+States of a job::
+
+    submit ─▶ queued ─▶ running ─▶ finished, fetched once
+               │ too many open, or drained before it began: finished, without success
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+from urllib.parse import quote
+
+from vllm.v1.kv_offload.base import (
+    LookupResult,
+    OffloadKey,
+    ReqContext,
+    RequestOffloadingContext,
+    ScheduleEndContext,
+    get_offload_block_hash,
+    get_offload_group_idx,
+)
+from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
+
+from holdfast.errors import HoldfastError, Invalid
+from holdfast.kv import Memory, Namespace, PageStore, Rank
+
+__all__ = ["HoldfastTierManager"]
+
+log: Final = logging.getLogger("holdfast.vllm")
+
+PAGES_A_CALL: Final = 256
+"""So many chunks at most are one call of the page store; a job may have more."""
+
+
+class _Lookups(AsyncLookupManager):
+    """vLLM's own bookkeeping of lookups: asked once, on a thread, and remembered while a request asks for them."""
+
+    def __init__(self, tier: HoldfastTierManager) -> None:
+        self._tier = tier
+        super().__init__(tier_type=tier.tier_type)
+
+    def batch_lookup(self, keys: list[OffloadKey], req_context: ReqContext) -> Iterable[bool]:
+        return self._tier.present(keys)
+
+
+class HoldfastTierManager(SecondaryTierManager):
+    """vLLM's interface of a secondary tier, on a page store."""
+
+    def __init__(
+        self,
+        offloading_spec: Any,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        backpressure_detector: Any = None,
+        *,
+        master: str = "127.0.0.1:50051",
+        admin: str | list[str] | None = None,
+        metadata: str = "P2PHANDSHAKE",
+        protocol: str = "tcp",
+        local_hostname: str = "127.0.0.1",
+        tag: str | None = None,
+        weights_version: str = "",
+        load_threads: int = 2,
+        store_threads: int = 1,
+        most_jobs: int = 4096,
+        frames: int = 8,
+        frame_bytes: int | None = None,
+        connect_timeout: float = 30.0,
+        exists_timeout: float = 2.0,
+        load_timeout: float = 10.0,
+        store_timeout: float = 20.0,
+        environment: dict[str, str] | None = None,
+        engine: dict[str, Any] | None = None,
+    ) -> None:
+        """``tag`` is a prefix of all names; ``weights_version`` goes into them. More than ``most_jobs`` open jobs, and the
+        next one fails at once. ``frame_bytes`` is at least one chunk; by default the larger of 8 MiB and that."""
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        if frames < 1:
+            raise Invalid("frames must be at least 1", operation="vllm.options")
+        chunk = self.block_size_bytes
+        self._before = _names(offloading_spec.config, chunk, tag, weights_version)
+        self._exists_timeout, self._load_timeout, self._store_timeout = exists_timeout, load_timeout, store_timeout
+        self._most_jobs = most_jobs
+        self.pages = PageStore(
+            master=master,
+            admin=admin,
+            metadata=metadata,
+            protocol=protocol,
+            local_hostname=local_hostname,
+            frames=frames,
+            frame_bytes=max(8 << 20, chunk) if frame_bytes is None else frame_bytes,
+            timeout=connect_timeout,
+            environment=environment,
+            engine=engine,
+        )
+        self._memory = self.pages.register(Memory.of(primary_kv_view))
+        self._finished: queue.SimpleQueue[JobResult] = queue.SimpleQueue()
+        self._loading: dict[int, list[OffloadKey]] = {}
+        self._open = 0
+        self._draining = False
+        self._closed = False
+        self._idle = threading.Condition()
+        self._loads = ThreadPoolExecutor(load_threads, thread_name_prefix="holdfast-vllm-load")
+        self._stores = ThreadPoolExecutor(store_threads, thread_name_prefix="holdfast-vllm-store")
+        self._lookups = _Lookups(self)
+
+    def name(self, key: OffloadKey) -> str:
+        """The object of a chunk."""
+        return f"{self._before}{get_offload_block_hash(key).hex()}/g{get_offload_group_idx(key)}"
+
+    def present(self, keys: list[OffloadKey]) -> list[bool]:
+        """Whether chunks seem to be there, of exactly the right length. Blocks; called on the thread for lookups."""
+        try:
+            hints = self.pages.exists([self.name(key) for key in keys], timeout=self._exists_timeout)
+        except HoldfastError as error:
+            log.warning("whether %d chunks exist is not known: %s", len(keys), error)
+            return [False] * len(keys)
+        return [hint is not None and hint.nbytes == self.block_size_bytes for hint in hints]
+
+    # What the scheduler calls.
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        """``RETRY`` until it is known; a hit is a hint, and its load may still fail."""
+        known = self._lookups.lookup(key, req_context)
+        if known is None:
+            return LookupResult.RETRY
+        return LookupResult.HIT if known else LookupResult.MISS
+
+    def submit_store(self, job_metadata: TransferJob) -> None:
+        """Stores chunks of the primary tier. One that is there already is stored."""
+        self._submit(self._stores, job_metadata, self._store)
+
+    def submit_load(self, job_metadata: TransferJob) -> None:
+        """Loads chunks into slots of the primary tier."""
+        self._loading[job_metadata.job_id] = list(job_metadata.keys)
+        self._submit(self._loads, job_metadata, self._load)
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        """Results since the last time. A key whose load failed is a miss from now on, so that it is recomputed."""
+        results: list[JobResult] = []
+        while True:
+            try:
+                result = self._finished.get_nowait()
+            except queue.Empty:
+                return results
+            keys = self._loading.pop(result.job_id, None)
+            if keys is not None and not result.success:
+                good = set(result.successful_keys or ())
+                self._lookups.mark_miss([key for key in keys if key not in good])
+            results.append(result)
+
+    def has_pending_work(self) -> bool:
+        """Whether jobs are open or wait to be fetched."""
+        return self._open > 0 or not self._finished.empty()
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        """No preference."""
+        return RequestOffloadingContext()
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        """Forgets its lookups."""
+        self._lookups.cleanup(req_context.req_id)
+
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        """Has the lookups of this step looked up."""
+        self._lookups.flush()
+
+    def drain_jobs(self) -> None:
+        """Waits until no job is open. What was not begun fails at once, and what was is bounded by its timeout."""
+        with self._idle:
+            self._draining = True
+            try:
+                self._idle.wait_for(lambda: self._open == 0)
+            finally:
+                self._draining = False
+
+    def shutdown(self) -> None:
+        """Ends threads and lets go of the primary tier's memory. The second time it does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self.drain_jobs()
+        self._lookups.shutdown()
+        self._loads.shutdown()
+        self._stores.shutdown()
+        self.pages.close()
+
+    # What the threads do.
+
+    def _submit(
+        self, threads: ThreadPoolExecutor, job: TransferJob, work: Callable[[list[str], list[int]], list[bool]]
+    ) -> None:
+        keys = list(job.keys)
+        with self._idle:
+            refused = self._open >= self._most_jobs or self._closed
+            if not refused:
+                self._open += 1
+        if refused:
+            log.warning("%d jobs are open; one more was refused", self._most_jobs)
+            self._finished.put(JobResult(job_id=job.job_id, success=False))
+            return
+        slots = [self._memory.address + int(chunk) * self.block_size_bytes for chunk in job.chunk_ids]
+        threads.submit(self._run, job.job_id, keys, slots, work)
+
+    def _run(
+        self,
+        job_id: int,
+        keys: list[OffloadKey],
+        slots: list[int],
+        work: Callable[[list[str], list[int]], list[bool]],
+    ) -> None:
+        begun = time.monotonic()
+        done = [False] * len(keys)
+        try:
+            if not self._draining:
+                done = self._in_calls([self.name(key) for key in keys], slots, work)
+        except Exception:  # a job must end, whatever happens: the scheduler waits for it
+            log.exception("job %d failed", job_id)
+        good = [key for key, fine in zip(keys, done, strict=True) if fine]
+        result = JobResult(
+            job_id=job_id,
+            success=len(good) == len(keys),
+            successful_keys=tuple(good) if 0 < len(good) < len(keys) else None,
+            transfer_time=time.monotonic() - begun,
+            transfer_bytes=len(good) * self.block_size_bytes,
+        )
+        with self._idle:
+            self._finished.put(result)
+            self._open -= 1
+            self._idle.notify_all()
+
+    def _in_calls(
+        self, names: list[str], slots: list[int], work: Callable[[list[str], list[int]], list[bool]]
+    ) -> list[bool]:
+        done: list[bool] = []
+        for at in range(0, len(names), PAGES_A_CALL):
+            done += work(names[at : at + PAGES_A_CALL], slots[at : at + PAGES_A_CALL])
+        return done
+
+    def _load(self, names: list[str], slots: list[int]) -> list[bool]:
+        sizes = [self.block_size_bytes] * len(slots)
+        try:
+            report = self.pages.get(names, slots, sizes, timeout=self._load_timeout)
+        except HoldfastError as error:
+            log.warning("%d chunks were not loaded: %s", len(names), error)
+            return [False] * len(names)
+        _tell("loaded", report.errors, len(names))
+        return report.loaded
+
+    def _store(self, names: list[str], slots: list[int]) -> list[bool]:
+        sizes = [self.block_size_bytes] * len(slots)
+        try:
+            report = self.pages.put(names, slots, sizes, timeout=self._store_timeout)
+        except HoldfastError as error:
+            log.warning("%d chunks were not stored: %s", len(names), error)
+            return [False] * len(names)
+        _tell("stored", report.errors, len(names))
+        return report.stored
+
+
+def _tell(what: str, errors: dict[int, HoldfastError], of: int) -> None:
+    if errors:
+        log.warning("%d of %d chunks were not %s: %s", len(errors), of, what, next(iter(errors.values())))
+
+
+def _names(config: Any, chunk: int, tag: str | None, weights: str) -> str:
+    """What all names begin with: the hash of all that a chunk's bytes depend on besides its tokens (KV11). A chunk holds
+    the bytes of all workers, so sizes of the groups of ranks are part of it, and no rank is."""
+    parallel = config.parallel
+    layout = {
+        "chunk": chunk,
+        "blocks": config.cache.blocks_per_chunk,
+        "groups": [[group.tokens_per_block, list(group.layer_names)] for group in config.groups],
+        "dcp": parallel.dcp_size,
+        "replicated": config.replicated_layout,
+        "canonical": config.canonical_layout,
+        "kv_cache_layout": config.kv_cache_layout,
+    }
+    namespace = Namespace(
+        model=config.model.name,
+        weights=weights,
+        dtype=str(config.model.dtype),
+        layout=json.dumps(layout, sort_keys=True),
+        group="vllm",
+        page_tokens=config.cache.tokens_per_hash,
+        tp=Rank(0, parallel.tp_size),
+        pp=Rank(0, parallel.pp_size),
+        cp=Rank(0, parallel.pcp_size),
+    )
+    before = "" if tag is None else quote(tag, safe="") + "/"
+    return f"kv/{before}{namespace.root().hex()[:32]}/"

@@ -1,0 +1,57 @@
+//! The keys of a sealed store, on their way from Python: bytes, text, or where one of these is.
+//!
+//! They come beside the settings, never in them. What is copied here is wiped; what Python holds is Python's. No error
+//! repeats what was given.
+
+use holdfast_core::{Error, Result};
+use holdfast_features::seal::{KeyId, Keyring, StoreKey};
+use pyo3::prelude::*;
+use zeroize::Zeroizing;
+
+/// One key, as Python has it.
+#[derive(FromPyObject)]
+enum Secret {
+    #[pyo3(transparent)]
+    Text(String),
+    #[pyo3(transparent)]
+    Bytes(Vec<u8>),
+}
+
+/// The id of the key that seals, and all keys by their ids.
+#[derive(FromPyObject)]
+pub(crate) struct Keys(String, Vec<(String, Secret)>);
+
+impl Keys {
+    pub(crate) fn keyring(self) -> Result<Keyring> {
+        let Self(current, secrets) = self;
+        let keys: Result<Vec<StoreKey>> = secrets.into_iter().map(|(id, secret)| secret.key(id)).collect();
+        Keyring::new(&key_id(&current)?, keys?)
+    }
+}
+
+fn key_id(text: &str) -> Result<KeyId> {
+    // The given text is not repeated: somebody may have mistaken the two.
+    KeyId::new(text)
+}
+
+impl Secret {
+    fn key(self, id: String) -> Result<StoreKey> {
+        let id = key_id(&id)?;
+        match self {
+            Self::Bytes(bytes) => StoreKey::from_bytes(id, &Zeroizing::new(bytes)),
+            Self::Text(text) => {
+                let text = Zeroizing::new(text);
+                match text.split_once(':') {
+                    Some(("env", variable)) => StoreKey::from_env(id, variable),
+                    Some(("file", path)) => StoreKey::from_file(id, path),
+                    Some(_) => Err(Error::invalid(
+                        "python.key",
+                        "a key as text is base64 or hex, or begins with `env:` or `file:`",
+                    )
+                    .with("key_id", id)),
+                    None => StoreKey::from_text(id, &text),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! Opening a page store: settings, a master that listens, an engine, the store on it.
+
+use std::net::{TcpStream, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_core::{Clock, Deadline, Error, Result, SystemClock};
+use holdfast_engine::{Engine, Pin, PutOptions};
+use holdfast_engine_mooncake::{MooncakeConfig, MooncakeEngine};
+use holdfast_kv::tier::{PageStore, StoreConfig};
+use pyo3::prelude::*;
+use serde::Deserialize;
+
+use super::memory::Ranges;
+use crate::ledger::Keeper;
+use crate::process;
+
+const OPERATION: &str = "kv.open";
+
+/// All settings, as the Python side writes them.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Settings {
+    engine: MooncakeConfig,
+    pages: PageSettings,
+}
+
+/// The settings of the page store; what each is for stands at [`StoreConfig`].
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct PageSettings {
+    replicas: u32,
+    call_bytes: u64,
+    call_pages: usize,
+    call_parts: usize,
+    streams: usize,
+    lanes: usize,
+    footer_slots: usize,
+    frames: usize,
+    full_retries: u32,
+}
+
+impl Default for PageSettings {
+    fn default() -> Self {
+        let usual = StoreConfig::default();
+        Self {
+            replicas: usual.put.replicas,
+            call_bytes: usual.call_bytes,
+            call_pages: usual.call_pages,
+            call_parts: usual.call_parts,
+            streams: usual.streams,
+            lanes: usual.lanes,
+            footer_slots: usual.footer_slots,
+            frames: usual.staging_frames,
+            full_retries: usual.full_retries,
+        }
+    }
+}
+
+impl PageSettings {
+    fn config(&self) -> StoreConfig {
+        StoreConfig {
+            put: PutOptions {
+                pin: Pin::Evictable,
+                replicas: self.replicas,
+                ..PutOptions::default()
+            },
+            call_bytes: self.call_bytes,
+            call_pages: self.call_pages,
+            call_parts: self.call_parts,
+            streams: self.streams,
+            lanes: self.lanes,
+            footer_slots: self.footer_slots,
+            staging_frames: self.frames,
+            full_retries: self.full_retries,
+            ..StoreConfig::default()
+        }
+    }
+}
+
+impl Settings {
+    pub(super) fn read(text: &str) -> Result<Self> {
+        let settings: Self = serde_json::from_str(text).map_err(|error| {
+            Error::invalid(OPERATION, "a setting is unknown or has a value that it cannot have").with("why", error)
+        })?;
+        settings.engine.validate()?;
+        Ok(settings)
+    }
+}
+
+/// An open page store. Its fields go in this order: whatever holds the engine before the keeper, which drops it where that
+/// may take its time.
+pub(super) struct Opened {
+    pub(super) ranges: Ranges,
+    pub(super) store: Arc<PageStore>,
+    _keeper: Keeper,
+}
+
+impl Opened {
+    /// Whether pages pass through frames, so that the engine never has the caller's memory.
+    pub(super) fn framed(&self) -> bool {
+        self.store.config().staging_frames > 0
+    }
+}
+
+/// Opens a page store. `client` is an engine's client that the caller has set up, if there is one.
+pub(super) async fn open(settings: Settings, client: Option<Py<PyAny>>, within: Duration) -> Result<Opened> {
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+    let deadline = Deadline::after(&*clock, within);
+    let Settings { mut engine, pages } = settings;
+    if client.is_none() {
+        // The engine's own attempt at a dead master takes minutes, and holds the interpreter's lock all that time.
+        master_listens(&engine.master, deadline.remaining(&*clock)).await?;
+    }
+    process::claim_engine()?;
+    engine.connect_within = deadline.remaining(&*clock);
+    let making = tokio::task::spawn_blocking(move || {
+        let engine: Arc<dyn Engine> = Arc::new(match client {
+            Some(client) => MooncakeEngine::adopt(client, engine)?,
+            None => MooncakeEngine::connect(engine)?,
+        });
+        let keeper = Keeper::new(Arc::clone(&engine));
+        let config = pages.config();
+        let ranges = Ranges::new(config.staging_frames > 0);
+        let left = deadline.remaining(&*clock);
+        let store = Arc::new(PageStore::new(engine, config, clock, left)?);
+        Ok(Opened {
+            ranges,
+            store,
+            _keeper: keeper,
+        })
+    });
+    making
+        .await
+        .map_err(|failure| Error::internal(OPERATION, "opening did not end as it should").caused_by(failure))?
+}
+
+async fn master_listens(master: &str, within: Duration) -> Result<()> {
+    let addresses = master.strip_prefix("etcd://").unwrap_or(master).to_owned();
+    let connecting = tokio::task::spawn_blocking(move || {
+        let patience = within.max(Duration::from_millis(1));
+        let found = addresses
+            .split(';')
+            .filter_map(|address| address.to_socket_addrs().ok());
+        found
+            .flatten()
+            .any(|address| TcpStream::connect_timeout(&address, patience).is_ok())
+    });
+    match tokio::time::timeout(within, connecting).await {
+        Ok(Ok(true)) => Ok(()),
+        _ => Err(Error::unavailable(
+            OPERATION,
+            "the master does not listen there, or not in time; is it running, and is the address right?",
+        )
+        .with("master", master)),
+    }
+}

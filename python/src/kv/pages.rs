@@ -1,0 +1,285 @@
+//! The page store, as a Python object. Its calls block, within the time that they are given and without the interpreter's
+//! lock; who must not block uses a tier.
+//!
+//! # When memory is free again
+//! Without frames the engine moves pages from and to where they lie. After a get that ran out of time it may still write
+//! to the memory of pages that did not come: until [`Settling`] says otherwise, that memory must not be used. With frames
+//! the engine never has that memory, and a call that has returned touches nothing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_core::{Error, ObjectKey, Result, Retry, SystemClock};
+use holdfast_engine::RemoveOutcome;
+use holdfast_kv::tier::{self, CallOptions, Hint, Page, PageGot, PagePut};
+use parking_lot::Mutex;
+use pyo3::IntoPyObjectExt;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use super::opening::{Opened, Settings, open};
+use crate::convert::seconds;
+use crate::errors::{OrRaise, exception};
+use crate::operation::Operation;
+use crate::process::AtHome;
+
+const CLOSED: &str = "this page store is closed; open another";
+
+/// An open page store.
+#[pyclass(frozen, module = "holdfast._holdfast")]
+pub(crate) struct Pages(AtHome<Mutex<Option<Arc<Opened>>>>);
+
+/// Begins to open a page store; the operation's result is a `Pages`.
+#[pyfunction]
+pub(crate) fn open_pages(
+    py: Python<'_>,
+    settings: &str,
+    client: Option<Py<PyAny>>,
+    timeout: f64,
+) -> PyResult<Operation> {
+    let settings = Settings::read(settings).or_raise(py)?;
+    let within = seconds(timeout).or_raise(py)?;
+    let work = async move { open(settings, client, within).await };
+    let deliver =
+        |py: Python<'_>, opened: Opened, _late| Pages(AtHome::new(Mutex::new(Some(Arc::new(opened))))).into_py_any(py);
+    Operation::begin(within, work, deliver).or_raise(py)
+}
+
+/// Whether the engine has let go of the memory of one call.
+#[pyclass(frozen, module = "holdfast._holdfast")]
+pub(crate) struct Settling(AtHome<tier::Settling>);
+
+#[pymethods]
+impl Settling {
+    /// Whether it has, now.
+    #[getter]
+    fn settled(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.0.get("call").or_raise(py)?.is_settled())
+    }
+
+    /// Waits for it. Whether it has.
+    fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
+        let within = seconds(timeout).or_raise(py)?;
+        let settling = self.0.get("call").or_raise(py)?;
+        Ok(py.detach(|| settling.wait(&SystemClock::new(), within)))
+    }
+}
+
+/// An outcome for each page, errors by the place of their page, and when the memory is free.
+type Report = (Vec<&'static str>, Vec<(usize, Py<PyAny>)>, Settling);
+
+/// Pages to move: their names, and the addresses and sizes of their parts, all pages with as many of them.
+#[derive(FromPyObject)]
+pub(crate) struct Wanted(Vec<String>, Vec<usize>, Vec<usize>);
+
+fn names(keys: &[String]) -> Result<Vec<ObjectKey>> {
+    keys.iter().map(ObjectKey::new).collect()
+}
+
+impl Wanted {
+    fn pages(self, opened: &Opened) -> Result<Vec<Page>> {
+        let Self(keys, addresses, sizes) = self;
+        let each = addresses.len().checked_div(keys.len()).unwrap_or(0);
+        if addresses.len() != sizes.len() || each * keys.len() != addresses.len() || (each == 0 && !keys.is_empty()) {
+            return Err(Error::invalid(
+                "kv.pages",
+                "give an address and a size for each part, and every page as many parts",
+            )
+            .with("keys", keys.len())
+            .with("addresses", addresses.len())
+            .with("sizes", sizes.len()));
+        }
+        let most = opened.store.config().call_bytes;
+        let mut spans = opened.ranges.spans(&addresses, &sizes)?.into_iter();
+        let one = |key: &String| {
+            let page = Page::new(ObjectKey::new(key)?, spans.by_ref().take(each).collect());
+            // Not silently from where it lies: then the engine would have the caller's memory after all.
+            if opened.framed() && page.bytes() > most {
+                return Err(Error::invalid(
+                    "kv.pages",
+                    "a page is larger than a frame; raise call_bytes (frame_bytes) to at least its size",
+                )
+                .with("page", page.bytes())
+                .with("frame", most));
+            }
+            Ok(page)
+        };
+        keys.iter().map(one).collect()
+    }
+}
+
+impl Pages {
+    pub(super) fn opened(&self) -> Result<Arc<Opened>> {
+        self.0
+            .get("page store")?
+            .lock()
+            .clone()
+            .ok_or_else(|| Error::unavailable("kv.pages", CLOSED).with_retry(Retry::Never))
+    }
+
+    fn begin(&self, py: Python<'_>, timeout: f64) -> PyResult<(Arc<Opened>, Duration)> {
+        Ok((self.opened().or_raise(py)?, seconds(timeout).or_raise(py)?))
+    }
+}
+
+fn report<T>(
+    py: Python<'_>,
+    pages: &[T],
+    settling: &tier::Settling,
+    tell: impl Fn(&T) -> (&'static str, Option<&Error>),
+) -> Report {
+    let mut outcomes = Vec::with_capacity(pages.len());
+    let mut errors = Vec::new();
+    for (at, page) in pages.iter().enumerate() {
+        let (outcome, error) = tell(page);
+        outcomes.push(outcome);
+        if let Some(error) = error {
+            errors.push((at, exception(py, error, false).into_value(py).into_any()));
+        }
+    }
+    (outcomes, errors, Settling(AtHome::new(settling.clone())))
+}
+
+#[pymethods]
+impl Pages {
+    /// Lets pages lie in this memory, which is valid while `owner` lives. Whether it was new.
+    fn register(
+        &self,
+        py: Python<'_>,
+        address: usize,
+        nbytes: usize,
+        owner: Py<PyAny>,
+        timeout: f64,
+    ) -> PyResult<bool> {
+        let (opened, within) = self.begin(py, timeout)?;
+        let added = py.detach(|| {
+            opened
+                .ranges
+                .add(&**opened.store.engine(), address, nbytes, owner, within)
+        });
+        added.or_raise(py)
+    }
+
+    /// Forgets the memory that was registered with this address. Whether there was such.
+    fn unregister(&self, py: Python<'_>, address: usize) -> PyResult<bool> {
+        let opened = self.opened().or_raise(py)?;
+        Ok(py.detach(|| opened.ranges.remove(address)))
+    }
+
+    /// For each key the length of its page and whether it is in DRAM, or nothing.
+    fn exists(&self, py: Python<'_>, keys: Vec<String>, timeout: f64) -> PyResult<Vec<Option<(u64, bool)>>> {
+        let (opened, within) = self.begin(py, timeout)?;
+        let keys = names(&keys).or_raise(py)?;
+        let hints = py.detach(|| opened.store.exists(&keys, within)).or_raise(py)?;
+        let one = |hint| match hint {
+            Hint::Absent => None,
+            Hint::Present { bytes, in_dram } => Some((bytes, in_dram)),
+        };
+        Ok(hints.into_iter().map(one).collect())
+    }
+
+    /// How many pages from the start are there without a gap; with `nbytes`, pages of that length.
+    #[pyo3(signature = (keys, nbytes, timeout))]
+    fn prefix_hits(&self, py: Python<'_>, keys: Vec<String>, nbytes: Option<u64>, timeout: f64) -> PyResult<usize> {
+        let (opened, within) = self.begin(py, timeout)?;
+        let keys = names(&keys).or_raise(py)?;
+        py.detach(|| opened.store.prefix_hits(&keys, nbytes, within))
+            .or_raise(py)
+    }
+
+    /// Stores pages.
+    fn put(&self, py: Python<'_>, pages: Wanted, timeout: f64) -> PyResult<Report> {
+        let (opened, within) = self.begin(py, timeout)?;
+        let done = py.detach(|| {
+            let pages = pages.pages(&opened)?;
+            Ok(opened.store.put(&pages, &CallOptions::within(within)))
+        });
+        let done = done.or_raise(py)?;
+        Ok(report(py, &done.pages, &done.settling, |page| match page {
+            PagePut::Stored => ("stored", None),
+            PagePut::Full => ("full", None),
+            PagePut::Failed(error) => ("failed", Some(error)),
+            PagePut::Skipped => ("skipped", None),
+        }))
+    }
+
+    /// Loads pages into their memory. With `prefix_only`, those behind the first that does not come may be skipped.
+    fn get(&self, py: Python<'_>, pages: Wanted, prefix_only: bool, timeout: f64) -> PyResult<Report> {
+        let (opened, within) = self.begin(py, timeout)?;
+        let done = py.detach(|| {
+            let pages = pages.pages(&opened)?;
+            let options = CallOptions {
+                prefix_only,
+                ..CallOptions::within(within)
+            };
+            Ok(opened.store.get(&pages, &options))
+        });
+        let done = done.or_raise(py)?;
+        Ok(report(py, &done.pages, &done.settling, |page| match page {
+            PageGot::Loaded => ("loaded", None),
+            PageGot::Miss => ("miss", None),
+            PageGot::WrongLength { .. } => ("wrong-length", None),
+            PageGot::Corrupt(_) => ("corrupt", None),
+            PageGot::Failed(error) => ("failed", Some(error)),
+            PageGot::Skipped => ("skipped", None),
+        }))
+    }
+
+    /// Removes pages by force. For each, whether it is gone.
+    fn remove(&self, py: Python<'_>, keys: Vec<String>, timeout: f64) -> PyResult<Vec<bool>> {
+        let (opened, within) = self.begin(py, timeout)?;
+        let keys = names(&keys).or_raise(py)?;
+        let removed = py.detach(|| {
+            let engine = opened.store.engine();
+            let most = engine.capabilities().max_batch.max(1);
+            let each = keys.chunks(most).map(|batch| engine.remove(batch, within));
+            each.collect::<Result<Vec<_>>>()
+        });
+        let gone = |outcome| matches!(outcome, RemoveOutcome::Removed | RemoveOutcome::Absent);
+        Ok(removed.or_raise(py)?.into_iter().flatten().map(gone).collect())
+    }
+
+    /// What the store has done and seen.
+    fn stats(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let stats = self.opened().or_raise(py)?.store.stats();
+        let dict = PyDict::new(py);
+        let all = [
+            ("pages_stored", stats.pages_stored),
+            ("bytes_stored", stats.bytes_stored),
+            ("puts_full", stats.puts_full),
+            ("puts_failed", stats.puts_failed),
+            ("pages_loaded", stats.pages_loaded),
+            ("bytes_loaded", stats.bytes_loaded),
+            ("gets_missed", stats.gets_missed),
+            ("gets_wrong_length", stats.gets_wrong_length),
+            ("gets_corrupt", stats.gets_corrupt),
+            ("gets_failed", stats.gets_failed),
+            ("bad_pages_removed", stats.bad_pages_removed),
+            ("bad_pages_waiting", stats.bad_pages_waiting),
+            ("keys_probed", stats.keys_probed),
+            ("keys_present", stats.keys_present),
+        ];
+        for (name, value) in all {
+            dict.set_item(name, value)?;
+        }
+        dict.into_py_any(py)
+    }
+
+    /// Begins to close the store: memory and engine are let go of. The second time it does nothing.
+    fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<Operation> {
+        let within = seconds(timeout).or_raise(py)?;
+        let opened = self.0.get("page store").or_raise(py)?.lock().take();
+        let work = async move {
+            let gone = tokio::task::spawn_blocking(move || {
+                if let Some(opened) = opened {
+                    opened.ranges.clear();
+                    drop(opened);
+                }
+            });
+            let late = || Error::unavailable("kv.close", "the engine's client is still closing, in the background");
+            let ended = tokio::time::timeout(within, gone).await.map_err(|_| late())?;
+            ended.map_err(|failure| Error::internal("kv.close", "closing did not end as it should").caused_by(failure))
+        };
+        Operation::begin(within, work, |py: Python<'_>, (), _late| Ok(py.None())).or_raise(py)
+    }
+}

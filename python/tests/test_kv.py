@@ -1,0 +1,168 @@
+"""The page store, the planner and the tier from Python, on a real master."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from holdfast import errors, kv
+from servers import Cluster, running_cluster
+
+PAGE = 64 << 10
+
+
+def settings(cluster: Cluster) -> dict[str, Any]:
+    found = cluster.settings()
+    del found["etcd"]
+    return found
+
+
+@pytest.fixture(params=[0, 4], ids=["from where they lie", "through frames"])
+def store(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[kv.PageStore]:
+    with kv.PageStore(**settings(cluster), frames=request.param) as opened:
+        yield opened
+
+
+def random_pages(count: int) -> Any:
+    return np.frombuffer(os.urandom(count * PAGE), dtype=np.uint8).reshape(count, PAGE).copy()
+
+
+def names(count: int) -> list[str]:
+    return [f"kv/test/{uuid.uuid4().hex}" for _ in range(count)]
+
+
+def places(memory: Any, which: range) -> tuple[list[int], list[int]]:
+    base = memory.__array_interface__["data"][0]
+    return [base + at * PAGE for at in which], [PAGE] * len(which)
+
+
+def test_pages_come_back_exactly(store: kv.PageStore) -> None:
+    source, target, keys = random_pages(4), np.zeros((4, PAGE), dtype=np.uint8), names(4)
+    store.register(source)
+    store.register(target)
+    assert store.put(keys[:3], *places(source, range(3))).pages == ["stored"] * 3
+    assert store.prefix_hits(keys, nbytes=PAGE) == 3
+    assert store.prefix_hits(keys, nbytes=PAGE - 1) == 0
+    hints = store.exists(keys)
+    assert hints[0] == kv.Hint(PAGE, True) and hints[3] is None
+    report = store.get(keys, *places(target, range(4)))
+    assert report.pages == ["loaded", "loaded", "loaded", "miss"]
+    assert report.prefix == 3 and report.settling.settled
+    assert (target[:3] == source[:3]).all()
+    assert store.remove(keys) == [True] * 4
+    assert store.prefix_hits(keys) == 0
+    assert store.stats()["pages_loaded"] == 3
+
+
+def test_memory_that_was_not_registered_is_refused(store: kv.PageStore) -> None:
+    memory = random_pages(2)
+    run = store.register(memory[:1])
+    with pytest.raises(errors.Invalid, match="register"):
+        store.put(names(1), *places(memory, range(1, 2)))
+    with pytest.raises(errors.Conflict):
+        store.register(memory)
+    assert store.unregister(run) and not store.unregister(run)
+    with pytest.raises(errors.Invalid):
+        store.put(names(1), *places(memory, range(1)))
+
+
+def test_a_closed_store_says_so(cluster: Cluster) -> None:
+    store = kv.PageStore(**settings(cluster))
+    store.close()
+    store.close()
+    with pytest.raises(errors.Unavailable, match="closed"):
+        store.exists(names(1))
+
+
+def test_a_master_that_is_not_there_is_told_at_once() -> None:
+    with pytest.raises(errors.Unavailable, match="master"):
+        kv.PageStore(master="127.0.0.1:1", timeout=5)
+
+
+def test_without_frames_a_late_get_says_when_its_memory_is_free() -> None:
+    with running_cluster(segment_mib=64) as cluster, kv.PageStore(**settings(cluster), frames=0) as store:
+        memory, keys = random_pages(2), names(2)
+        store.register(memory)
+        assert all(store.put(keys, *places(memory, range(2))).stored)
+        os.kill(cluster.pids["holder-0"], signal.SIGSTOP)
+        try:
+            report = store.get(keys, *places(memory, range(2)), timeout=1.0)
+            assert report.pages == ["failed"] * 2 and len(report.errors) == 2
+            assert not report.settling.settled and not report.settling.wait(0.05)
+        finally:
+            os.kill(cluster.pids["holder-0"], signal.SIGCONT)
+        assert report.settling.wait(60)
+
+
+def test_an_event_loop_drives_planner_and_tier(cluster: Cluster) -> None:
+    """A prompt is computed, written back and backed up; a second server has it prefetched, without ever blocking."""
+    namespace = kv.Namespace(model=uuid.uuid4().hex, dtype="bf16", layout="whole", page_tokens=4)
+    tokens = list(range(41))
+    contents: dict[bytes, bytes] = {}
+
+    def serve(prompt: list[int], compute: bool) -> int:
+        host = np.zeros((32, PAGE), dtype=np.uint8)
+        device: dict[int, bytes] = {}
+        with kv.PageStore(**settings(cluster)) as store:
+            run = store.register(host)
+            parts = [kv.Part(run.address, PAGE, PAGE)]
+            planner = kv.Planner(namespace, host_pages=32, device_pages=32)
+            keys = kv.PageKeys(namespace, prompt)
+            cached = -1
+            with kv.Tier(store, namespace, host_pages=32, parts=parts) as tier:
+                ticket = planner.submit(1, keys)
+                assert planner.state(ticket) == "Submitted"
+                tick, deadline = 0, time.monotonic() + 30
+                while planner.pending:
+                    assert time.monotonic() < deadline
+                    tick += 1
+                    plan = planner.step(tick)
+                    for operation in plan.operations:
+                        if operation.kind in ("load-back", "write-back"):
+                            for page in operation.pages:
+                                assert page.host is not None and page.device is not None
+                                if operation.kind == "load-back":
+                                    device[page.device] = host[page.host].tobytes()
+                                    assert device[page.device] == contents[page.key]
+                                else:
+                                    host[page.host] = np.frombuffer(device[page.device], dtype=np.uint8)
+                            done = kv.Completion(operation.id, len(operation.pages))
+                            assert planner.on_event(kv.Completed([done]))
+                        else:
+                            refused = tier.submit(operation, timeout=10)
+                            assert refused is None
+                    for grant in plan.grants:
+                        cached = grant.cached
+                        for at, (place, key) in enumerate(zip(grant.pages, keys.keys(), strict=False)):
+                            if at >= cached and compute:
+                                contents[key] = os.urandom(PAGE)
+                            device[place] = contents[key]
+                        planner.on_event(kv.PrefillDone(grant.ticket))
+                        planner.on_event(kv.Finish(grant.ticket))
+                    for event in tier.wait(0.01):
+                        if isinstance(event, kv.Completion):
+                            planner.on_event(kv.Completed([event]))
+                assert tier.stats()["open"] == 0
+            return cached
+
+    assert serve(tokens, compute=True) == 0
+    assert serve(tokens, compute=False) == 10, "all full pages came from the other server"
+
+
+def test_device_copies_are_the_callers(cluster: Cluster) -> None:
+    namespace = kv.Namespace(model="m", page_tokens=4)
+    with kv.PageStore(**settings(cluster)) as store:
+        run = store.register(random_pages(1))
+        with kv.Tier(store, namespace, host_pages=1, parts=[kv.Part(run.address, PAGE, PAGE)]) as tier:
+            copy = kv.Operation(1, "load-back", [kv.PageAt(0, namespace.root(), 0, 0)])
+            with pytest.raises(errors.Unsupported, match="device"):
+                tier.submit(copy, timeout=1)
+            assert tier.cancel(7) == "nothing"
+            assert tier.poll() == []

@@ -1,0 +1,47 @@
+//! `cargo xtask bench kv`: the KV tier against SGLang's own Mooncake back end, and the planner under load.
+//!
+//! | program | what it gives |
+//! |---|---|
+//! | `python/bench/kv.py` | sets and gets of 64 pages, ours and SGLang's taking turns on one master |
+//! | `plan_bench` of `holdfast-kv` | matches in an index of 1 M and 10 M pages, memory per page, the time of a step |
+//!
+//! One line of JSON from both.
+
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::features::{build_package, last_line, python_bench};
+
+pub(crate) fn bench(quick: bool, json: bool) -> Result<()> {
+    build_package()?;
+    let (mut figures, ended_well) = last_line(&mut python_bench("kv.py", quick, json)?, json)?;
+    ensure!(ended_well, "the benchmark of the pages failed");
+    let (planner, ended_well) = last_line(&mut plan_bench(), json)?;
+    ensure!(ended_well, "the benchmark of the planner failed");
+    figures.extend(planner);
+    // Whichever of the two is larger.
+    let bytes = ["bytes_per_page_1m", "bytes_per_page_10m"].map(|name| figures.get(name).and_then(Value::as_f64));
+    let bytes = bytes.into_iter().flatten().reduce(f64::max);
+    let bytes = bytes.context("the planner's benchmark tells no bytes per page")?;
+    figures.insert("bytes_per_page".to_owned(), bytes.into());
+    println!("{}", serde_json::to_string(&figures)?);
+    Ok(())
+}
+
+fn plan_bench() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command
+        .args([
+            "run",
+            "--quiet",
+            "--release",
+            "--package",
+            "holdfast-kv",
+            "--example",
+            "plan_bench",
+        ])
+        .current_dir(crate::repository());
+    command
+}
