@@ -121,7 +121,7 @@ pub(crate) async fn open(settings: Settings, client: Option<Py<PyAny>>, within: 
         budget,
     } = settings;
     if client.is_none() {
-        master_listens(&engine.master, left()).await?;
+        master_listens(OPERATION, &engine.master, left()).await?;
     }
     let kv = EtcdKv::open(etcd, Arc::clone(&clock), left()).await?;
     let rng: Arc<dyn Rng> = Arc::new(SystemRng);
@@ -162,8 +162,8 @@ pub(crate) async fn open(settings: Settings, client: Option<Py<PyAny>>, within: 
 }
 
 /// Whether anybody listens where the master should.
-async fn master_listens(master: &str, within: Duration) -> Result<()> {
-    let unavailable = |why: &'static str| Error::unavailable(OPERATION, why).with("master", master);
+pub(crate) async fn master_listens(operation: &'static str, master: &str, within: Duration) -> Result<()> {
+    let unavailable = |why: &'static str| Error::unavailable(operation, why).with("master", master);
     let addresses: Vec<String> = match master.strip_prefix("etcd://") {
         Some(nodes) => nodes.split(';').map(str::to_owned).collect(),
         None => vec![master.to_owned()],

@@ -1,6 +1,5 @@
 //! Opening a page store: settings, a master that listens, an engine, the store on it.
 
-use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +12,7 @@ use serde::Deserialize;
 
 use super::memory::Ranges;
 use crate::ledger::Keeper;
+use crate::opening::master_listens;
 use crate::process;
 
 const OPERATION: &str = "kv.open";
@@ -110,7 +110,7 @@ pub(super) async fn open(settings: Settings, client: Option<Py<PyAny>>, within: 
     let Settings { mut engine, pages } = settings;
     if client.is_none() {
         // The engine's own attempt at a dead master takes minutes, and holds the interpreter's lock all that time.
-        master_listens(&engine.master, deadline.remaining(&*clock)).await?;
+        master_listens(OPERATION, &engine.master, deadline.remaining(&*clock)).await?;
     }
     process::claim_engine()?;
     engine.connect_within = deadline.remaining(&*clock);
@@ -133,25 +133,4 @@ pub(super) async fn open(settings: Settings, client: Option<Py<PyAny>>, within: 
     making
         .await
         .map_err(|failure| Error::internal(OPERATION, "opening did not end as it should").caused_by(failure))?
-}
-
-async fn master_listens(master: &str, within: Duration) -> Result<()> {
-    let addresses = master.strip_prefix("etcd://").unwrap_or(master).to_owned();
-    let connecting = tokio::task::spawn_blocking(move || {
-        let patience = within.max(Duration::from_millis(1));
-        let found = addresses
-            .split(';')
-            .filter_map(|address| address.to_socket_addrs().ok());
-        found
-            .flatten()
-            .any(|address| TcpStream::connect_timeout(&address, patience).is_ok())
-    });
-    match tokio::time::timeout(within, connecting).await {
-        Ok(Ok(true)) => Ok(()),
-        _ => Err(Error::unavailable(
-            OPERATION,
-            "the master does not listen there, or not in time; is it running, and is the address right?",
-        )
-        .with("master", master)),
-    }
 }

@@ -17,14 +17,13 @@
 //!
 //! Registered memory is shared with code outside of Rust, so no reference into it is made: it is copied, a piece at a
 //! time, into a small buffer in the processor's nearest cache and hashed there. Main memory is read once. The hash is
-//! the one of [`Digest`], by a crate that chooses its instructions at run time:
-//! about twice as fast with AVX2 as with what every x86-64 processor has.
+//! the one of [`Digest`].
 
 use std::fmt;
 
+use holdfast_core::digest::Hasher;
 use holdfast_core::{Digest, ObjectKey, Result};
 use holdfast_engine::Span;
-use twox_hash::XxHash3_128;
 
 /// The bytes of a footer.
 pub const FOOTER_BYTES: usize = 64;
@@ -101,13 +100,13 @@ fn flaw_of_head(footer: &[u8; FOOTER_BYTES], head: &[u8; FOOTER_BYTES]) -> Optio
 }
 
 fn checksum_of(head: &[u8], parts: &[Span]) -> Result<[u8; 16]> {
-    let mut hasher = XxHash3_128::new();
-    hasher.write(head);
+    let mut hasher = Hasher::new();
+    hasher.update(head);
     each_piece(parts, |_, piece| {
-        hasher.write(piece);
+        hasher.update(piece);
         Ok(())
     })?;
-    Ok(hasher.finish_128().to_le_bytes())
+    Ok(hasher.finish().as_u128().to_le_bytes())
 }
 
 /// Hands out the bytes of all parts, a piece at a time, each with its place in the page.
@@ -130,15 +129,15 @@ fn each_piece(parts: &[Span], mut take: impl FnMut(usize, &[u8]) -> Result<()>) 
 /// Copies a page into one piece, `object`, with its footer behind it.
 pub(super) fn gather(key: &ObjectKey, parts: &[Span], object: &Span) -> Result<()> {
     let mut footer = head_of(key, parts);
-    let mut hasher = XxHash3_128::new();
-    hasher.write(&footer[..CHECKSUM_AT]);
+    let mut hasher = Hasher::new();
+    hasher.update(&footer[..CHECKSUM_AT]);
     let mut end = 0;
     each_piece(parts, |at, piece| {
-        hasher.write(piece);
+        hasher.update(piece);
         end = at + piece.len();
         object.write(at, piece)
     })?;
-    footer[CHECKSUM_AT..56].copy_from_slice(&hasher.finish_128().to_le_bytes());
+    footer[CHECKSUM_AT..56].copy_from_slice(&hasher.finish().as_u128().to_le_bytes());
     object.write(end, &footer)
 }
 
@@ -152,8 +151,8 @@ pub(super) fn scatter(key: &ObjectKey, object: &Span, parts: &[Span]) -> Result<
     if let Some(flaw) = flaw_of_head(&footer, &head) {
         return Ok(Some(flaw));
     }
-    let mut hasher = XxHash3_128::new();
-    hasher.write(&head[..CHECKSUM_AT]);
+    let mut hasher = Hasher::new();
+    hasher.update(&head[..CHECKSUM_AT]);
     let mut piece = [0_u8; PIECE];
     let mut begin = 0;
     for part in parts {
@@ -161,13 +160,13 @@ pub(super) fn scatter(key: &ObjectKey, object: &Span, parts: &[Span]) -> Result<
         while at < part.len() {
             let piece = &mut piece[..PIECE.min(part.len() - at)];
             object.read(begin + at, piece)?;
-            hasher.write(piece);
+            hasher.update(piece);
             part.write(at, piece)?;
             at += piece.len();
         }
         begin += part.len();
     }
-    let checksum = hasher.finish_128().to_le_bytes();
+    let checksum = hasher.finish().as_u128().to_le_bytes();
     Ok((footer[CHECKSUM_AT..56] != checksum).then_some(Flaw::Bytes))
 }
 
@@ -175,7 +174,6 @@ pub(super) fn scatter(key: &ObjectKey, object: &Span, parts: &[Span]) -> Result<
 mod tests {
     use super::*;
     use holdfast_core::SystemClock;
-    use holdfast_core::digest::Hasher;
     use holdfast_engine::{EngineExt, MemoryCluster, MemoryConfig};
     use std::sync::Arc;
     use std::time::Duration;
