@@ -260,7 +260,8 @@ class FeatureStore:
         :class:`Tensor`, a torch tensor or a numpy array, and go back there when the last view is gone. With ``into``
         the bytes go into tensors of yours instead, which are returned; after an error their content is unspecified.
 
-        A reference or an id is read, got and released in one.
+        A reference or an id is looked up and got in one, without a lease: what arrives is compared with what was
+        committed, so nothing has to be held meanwhile (a store without checksums takes it for that time).
         """
         held = what.native if isinstance(what, Lease) else what
         return self._calls.get(held, names, into, as_, timeout).wait()

@@ -120,20 +120,16 @@ async fn read(
         .collect();
     let live: Vec<SampleRef> = refs.iter().flatten().cloned().collect();
     let mut leases = store.read(&live, within).await.into_iter();
-    let answer = |(reference, (sample, _)): (Option<SampleRef>, &(SampleId, _))| {
-        let gone = || {
-            Error::new(
-                ErrorKind::NotFound,
-                "python.read",
-                "there is no such sample, or not any more",
-            )
-        };
-        match reference {
-            Some(_) => leases
-                .next()
-                .unwrap_or_else(|| Err(Error::internal("python.read", "the store gave too few answers"))),
-            None => Err(gone().with("sample", sample)),
-        }
+    let answer = |(reference, (sample, _)): (Option<SampleRef>, &(SampleId, _))| match reference {
+        Some(_) => leases
+            .next()
+            .unwrap_or_else(|| Err(Error::internal("python.read", "the store gave too few answers"))),
+        None => Err(Error::new(
+            ErrorKind::NotFound,
+            "python.read",
+            "there is no such sample, or not any more",
+        )
+        .with("sample", sample)),
     };
     Ok(refs.into_iter().zip(&wanted).map(answer).collect())
 }
@@ -228,14 +224,14 @@ impl Core {
         let (lease, from_pool) = (held.get().lease(py)?, into.is_none());
         let wish = Wish::of(py, names, into)?;
         let work = async move {
-            let wanted = wish.wanted(&parts, &lease, within).await?;
+            let wanted = wish.wanted(&parts, lease.description(), within).await?;
             let tensors = parts.store.get(&lease, wanted, within).await?;
             Ok(Got::new(tensors, parts, from_pool))
         };
         Operation::begin(within, work, |py, got: Got, _late| got.deliver(py)).or_raise(py)
     }
 
-    /// A sample's tensors, read, got and released in one. Result as of `get`.
+    /// A sample's tensors, found and got in one. Result as of `get`.
     #[pyo3(signature = (sample, generation, names, into, timeout))]
     fn read_get(
         &self,
@@ -247,17 +243,16 @@ impl Core {
         timeout: f64,
     ) -> PyResult<Operation> {
         let (parts, within) = self.begin(py, timeout)?;
-        let (wanted, from_pool) = (wanted_refs(py, vec![(sample, generation)])?, into.is_none());
+        let exact = generation.map(|number| sample_ref(&sample, number)).transpose();
+        let generation = exact.or_raise(py)?.map(|exact| exact.generation);
+        let sample = SampleId::new(sample).or_raise(py)?;
+        let from_pool = into.is_none();
         let wish = Wish::of(py, names, into)?;
         let work = async move {
-            let mut leases = read(&parts.store, wanted, within).await?;
-            let none = || Err(Error::internal("python.get", "the store gave no answer"));
-            let lease = leases.pop().unwrap_or_else(none)?;
-            let wanted = wish.wanted(&parts, &lease, within).await?;
-            let got = parts.store.get(&lease, wanted, within).await;
-            // Dropping it lets go of it in the background: the bytes are here, nobody has to wait for that.
-            drop(lease);
-            Ok(Got::new(got?, parts, from_pool))
+            let glimpse = parts.store.glimpse(&sample, generation, within).await?;
+            let wanted = wish.wanted(&parts, glimpse.description(), within).await?;
+            let got = parts.store.get_glimpsed(glimpse, wanted, within).await?;
+            Ok(Got::new(got, parts, from_pool))
         };
         Operation::begin(within, work, |py, got: Got, _late| got.deliver(py)).or_raise(py)
     }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use holdfast_core::{DType, Error, Result, TensorName, TensorSpec};
 use holdfast_engine::Span;
-use holdfast_features::{Destination, Lease, Source, TensorIn, TensorOut, Wanted};
+use holdfast_features::{Description, Destination, Source, TensorIn, TensorOut, Wanted};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 
@@ -184,8 +184,8 @@ impl Wish {
         }
     }
 
-    /// What to get of the sample that `lease` is on.
-    pub(crate) async fn wanted(self, parts: &Parts, lease: &Lease, within: Duration) -> Result<Wanted> {
+    /// What to get of a sample that is described so.
+    pub(crate) async fn wanted(self, parts: &Parts, sample: &Description, within: Duration) -> Result<Wanted> {
         Ok(match self {
             Self::All => Wanted::All,
             Self::Names(names) => Wanted::Names(names),
@@ -193,7 +193,7 @@ impl Wish {
                 let mut names = Vec::with_capacity(chosen.len());
                 let mut places = Vec::with_capacity(chosen.len());
                 for Ready { spec, place } in chosen {
-                    check_fits(lease, &spec)?;
+                    check_fits(sample, &spec)?;
                     names.push(spec.name().clone());
                     places.push(place);
                 }
@@ -206,8 +206,8 @@ impl Wish {
 }
 
 /// Refuses a destination that is another kind of tensor than the one that goes there. Flat bytes take any.
-fn check_fits(lease: &Lease, given: &TensorSpec) -> Result<()> {
-    let Some(tensor) = lease.description().tensor(given.name()) else {
+fn check_fits(sample: &Description, given: &TensorSpec) -> Result<()> {
+    let Some(tensor) = sample.tensor(given.name()) else {
         return Ok(()); // the get says that there is none
     };
     let flat = given.dtype() == DType::Uint8 && given.shape().len() == 1 && given.bytes() == tensor.spec.bytes();

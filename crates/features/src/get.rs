@@ -1,35 +1,37 @@
 //! Getting tensors: exactly the committed bytes, or an error.
 //!
 //! ```text
-//! memory (pool, or the caller's) ─▶ bytes move, checksums follow ─▶ the lease still holds? ─▶ lengths, checksums ─▶ tensors
-//!                                     │ renewed at half its time         │ no                    │ differ
-//!                                     ▼                                  ▼                       ▼
-//!                                   missing, and the lease holds:      Fenced                  Corrupt
+//! memory (pool, or the caller's) ─▶ bytes move, checks follow ─▶ the lease still holds? ─▶ lengths, checks ─▶ tensors
+//!                                     │ renewed at half its time      │ no                   │ differ
+//!                                     ▼                               ▼                      ▼
+//!                                   missing, and the lease holds:   Fenced                 Corrupt
 //!                                   the sample is Lost, and retired
 //! ```
 //!
-//! In a sealed store objects arrive in a stage, and opening them takes the place of the checksums (module `sealed`).
+//! # When the question about the lease is asked
+//! **Bytes that nothing vouches for** (put without checksums): after the last of them has moved. If the answer is yes, the
+//! objects were not removed while they were read.
 //!
-//! The question about the lease comes after the last byte has moved. If the answer is yes, the objects were not removed
-//! while they were read; if it is no, whatever else was seen (a miss, torn bytes) means nothing, so it is not reported.
+//! **Bytes that are compared with what was committed** (checksums, or a seal) need no lease to be believed. Then the
+//! question is only whether the token was good at some moment of the call, and it is asked while they move. If something
+//! is wrong with them it is asked again: without a lease, whatever was seen (a miss, torn bytes) means nothing, so it is
+//! not reported.
+//!
+//! Module `unheld` gets samples that nobody has taken. In a sealed store objects arrive in a stage, and opening them
+//! takes the place of the checksums (module `sealed`).
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Error, ErrorKind, ObjectKey, Result, TensorName};
+use holdfast_core::{Deadline, Error, ErrorKind, ObjectKey, Result};
 use holdfast_custody::Reason;
-use holdfast_engine::Span;
 use tokio::sync::mpsc;
 
-use crate::description::{DescribedTensor, Description};
-use crate::fetch::{Check, Incoming, Trouble};
+use crate::fetch::Trouble;
+use crate::landing::Landing;
 use crate::lease::Lease;
-use crate::pieces::{cut, wipe};
-use crate::plan::{Place, check_names};
-use crate::seal::SampleOpener;
-use crate::sealed::{SealedRun, opener, run_of};
 use crate::store::{FeatureStore, Inner};
-use crate::tensors::{Destination, Source, TensorOut, Wanted, check_length};
+use crate::tensors::{TensorOut, Wanted};
 
 const OPERATION: &str = "features.get";
 
@@ -37,31 +39,18 @@ impl Inner {
     pub(crate) async fn get(&self, lease: &Lease, wanted: Wanted, deadline: Deadline) -> Result<Vec<TensorOut>> {
         let description = Arc::clone(lease.description());
         let reference = lease.reference();
-        let place = Place {
-            store: &self.config.store,
-            sample: &reference,
-        };
-        let opener = opener(self.seals.as_ref(), &self.config.store, &reference, &description)?;
-        let mut tensors = Vec::new();
-        let mut objects = Vec::new();
-        for (tensor, destination) in choose(&description, wanted)? {
-            let parts = self.memory_for(tensor, destination, deadline).await?;
-            let keys = description.keys_of(tensor, place)?;
-            let chunks = cut(&parts, description.chunk_bytes())?;
-            let checks = checks(tensor, &description, opener.as_ref(), keys.len())?;
-            for ((key, parts), check) in keys.into_iter().zip(chunks).zip(checks) {
-                objects.push(Incoming { key, parts, check });
-            }
-            tensors.push(TensorOut {
-                spec: tensor.spec.clone(),
-                parts,
-            });
-        }
-        let arrived = self.arrive(lease, objects, deadline).await;
-        if arrived.is_err() && opener.is_some() {
-            self.clear(&tensors).await;
+        let landing = self.landing(&reference, &description, wanted, deadline).await?;
+        let arrived = self.arrive(lease, &landing, deadline).await;
+        self.handed_out(landing, arrived).await
+    }
+
+    /// The tensors of what has arrived; if it has not, memory that may hold plaintext is cleared.
+    pub(crate) async fn handed_out(&self, landing: Landing<'_>, arrived: Result<()>) -> Result<Vec<TensorOut>> {
+        if arrived.is_err() && landing.is_sealed() {
+            self.clear(&landing).await;
         }
         arrived?;
+        let tensors = landing.tensors();
         self.count.gets.one();
         self.count
             .bytes_got
@@ -69,20 +58,30 @@ impl Inner {
         Ok(tensors)
     }
 
-    /// Fetches objects and asks whether the lease still holds.
-    async fn arrive(&self, lease: &Lease, objects: Vec<Incoming>, deadline: Deadline) -> Result<()> {
-        let reference = lease.reference();
+    /// Fetches objects and asks whether the lease holds.
+    pub(crate) async fn arrive(&self, lease: &Lease, landing: &Landing<'_>, deadline: Deadline) -> Result<()> {
         let (moving, mut moved) = mpsc::channel(1);
-        let fetch = self.fetch(objects, moving, deadline);
-        let check = async {
-            self.until_moved(lease, &mut moved, deadline).await;
-            self.checks.ask(lease.session(), &lease.held(), deadline).await
+        let fetch = self.fetch(landing.objects()?, moving, deadline);
+        let renew = self.until_moved(lease, &mut moved, deadline);
+        let ask = async || self.checks.ask(lease.session(), &lease.held(), deadline).await;
+        let (fetched, mut good) = if landing.is_checked() {
+            let (fetched, (), good) = tokio::join!(fetch, renew, ask());
+            (fetched, good?)
+        } else {
+            let (fetched, good) = tokio::join!(fetch, async {
+                renew.await;
+                ask().await
+            });
+            (fetched, good?)
         };
-        let (fetched, good) = tokio::join!(fetch, check);
-        if !good? {
+        if good && fetched.is_err() && landing.is_checked() {
+            good = ask().await?;
+        }
+        if !good {
             self.count.fenced.one();
             return Err(no_longer_held(lease));
         }
+        let reference = lease.reference();
         match fetched {
             Ok(()) => Ok(()),
             Err(Trouble::Missing(key)) => Err(self.lost(lease, &key).await),
@@ -92,41 +91,6 @@ impl Inner {
             }
             Err(Trouble::Failed(error)) => Err(error.with("sample", &reference.sample)),
         }
-    }
-
-    /// Clears the memory of tensors that are not handed out (SS3 in module `sealed`). Nobody writes there any more: what
-    /// the engine may still write is a stage.
-    async fn clear(&self, tensors: &[TensorOut]) {
-        let parts: Vec<Span> = tensors.iter().flat_map(|tensor| tensor.parts.clone()).collect();
-        let again = parts.clone();
-        let deadline = self.deadline(self.config.call_within);
-        let cleared = self.calls.run(OPERATION, deadline, move |_| wipe(&parts)).await;
-        if cleared.is_err()
-            && let Err(error) = wipe(&again)
-        {
-            tracing::error!(%error, "memory of a failed get was not cleared");
-        }
-    }
-
-    async fn memory_for(
-        &self,
-        tensor: &DescribedTensor,
-        destination: Destination,
-        deadline: Deadline,
-    ) -> Result<Vec<Span>> {
-        let bytes = tensor.spec.bytes();
-        let source = match destination {
-            Destination::Pool if bytes == 0 => return Ok(Vec::new()),
-            Destination::Pool => {
-                let len = usize::try_from(bytes)
-                    .map_err(|_| Error::invalid(OPERATION, "this tensor is larger than an address space"))?;
-                return Ok(vec![self.pool.take(len, deadline).await?]);
-            }
-            Destination::Spans(spans) => Source::Spans(spans),
-            Destination::Lent(memory) => Source::Lent(memory),
-        };
-        check_length(OPERATION, &tensor.spec, source.bytes())?;
-        self.registered(source, deadline).await
     }
 
     /// Waits until all bytes have moved, and renews the lease whenever half of it has passed.
@@ -179,26 +143,6 @@ impl Inner {
     }
 }
 
-/// How each object of a tensor is checked.
-fn checks(
-    tensor: &DescribedTensor,
-    description: &Description,
-    opener: Option<&SampleOpener>,
-    objects: usize,
-) -> Result<Vec<Check>> {
-    let Some(opener) = opener else {
-        let recorded = |at| tensor.digests.get(at).copied().map_or(Check::Nothing, Check::Digest);
-        return Ok((0..objects).map(recorded).collect());
-    };
-    let with = Arc::new(opener.tensor(tensor.spec.name(), tensor.spec.bytes())?);
-    let sealed = |at| {
-        let run = run_of(with.layout(), description.chunk_bytes(), at)?;
-        let with = Arc::clone(&with);
-        Ok(Check::Seal(SealedRun { with, run }))
-    };
-    (0..objects).map(sealed).collect()
-}
-
 fn no_longer_held(lease: &Lease) -> Error {
     let reference = lease.reference();
     Error::new(
@@ -209,29 +153,6 @@ fn no_longer_held(lease: &Lease) -> Error {
     .with("sample", &reference.sample)
     .with("generation", reference.generation)
     .with("token", lease.token())
-}
-
-/// The tensors that are wanted, and where they go.
-fn choose(description: &Description, wanted: Wanted) -> Result<Vec<(&DescribedTensor, Destination)>> {
-    let named: Vec<(TensorName, Destination)> = match wanted {
-        Wanted::All => {
-            let all = description.tensors().iter();
-            return Ok(all.map(|tensor| (tensor, Destination::Pool)).collect());
-        }
-        Wanted::Names(names) => names.into_iter().map(|name| (name, Destination::Pool)).collect(),
-        Wanted::Into(named) => named,
-    };
-    check_names(OPERATION, named.iter().map(|(name, _)| name))?;
-    let find = |(name, destination): (TensorName, Destination)| {
-        let tensor = description.tensor(&name).ok_or_else(|| {
-            let there: Vec<&str> = description.tensors().iter().map(|t| t.spec.name().as_str()).collect();
-            Error::new(ErrorKind::NotFound, OPERATION, "the sample has no tensor of this name")
-                .with("tensor", &name)
-                .with("tensors", there.join(", "))
-        })?;
-        Ok((tensor, destination))
-    };
-    named.into_iter().map(find).collect()
 }
 
 impl FeatureStore {

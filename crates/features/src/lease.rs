@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Result, SampleId};
+use holdfast_core::{Deadline, Error, Result, SampleId};
 use holdfast_custody::{GroupName, Live, Token};
 use holdfast_index::{Held, SampleRef, Session};
 use parking_lot::Mutex;
@@ -145,6 +145,13 @@ impl Inner {
                 .collect();
         }
         Vec::new()
+    }
+
+    /// Takes one sample for reading.
+    pub(crate) async fn take_one(&self, sample: &SampleRef, deadline: Deadline) -> Result<Lease> {
+        let none = || Err(Error::internal("features.read", "a sample got no result"));
+        let mut leases = self.take(None, std::slice::from_ref(sample), deadline).await;
+        leases.pop().unwrap_or_else(none)
     }
 
     async fn take_next(&self, group: &GroupName, count: usize, deadline: Deadline) -> Result<Vec<Lease>> {

@@ -87,8 +87,8 @@
 //! | module | its job |
 //! |---|---|
 //! | [`config`], `tensors`, [`description`], `plan` | settings; what goes in and out; what is recorded of a sample; which objects it is in |
-//! | `put`, `prepare`, `writing`, `commit`, `get`, `lease`, `answer`, `adopt`, `abort` | the operations |
-//! | `transfer`, `fetch`, `calls`, `codec`, `checksum`, `pieces` | moving bytes: batches, threads, deadlines, checks |
+//! | `put`, `prepare`, `writing`, `commit`, `get`, `unheld`, `lease`, `answer`, `adopt`, `abort` | the operations |
+//! | `transfer`, `fetch`, `landing`, `calls`, `codec`, `checksum`, `pieces` | moving bytes: batches, threads, deadlines, checks |
 //! | [`pool`], `backing`, `loan` | memory that is used again, what it is, and when it may be |
 //! | `free`, `worker` | freeing, sweeping, and the tasks that do it |
 //! | [`seal`], `sealed`, `send_sealed` | encryption and authentication of tensor bytes; what a store with keys does with it |
@@ -109,6 +109,7 @@ mod fetch;
 mod free;
 mod get;
 mod health;
+mod landing;
 mod lease;
 mod loan;
 mod pieces;
@@ -124,6 +125,7 @@ mod store;
 mod tasks;
 mod tensors;
 mod transfer;
+mod unheld;
 mod worker;
 mod writing;
 
@@ -137,6 +139,7 @@ pub use pool::{BufferPool, PoolUse};
 pub use put::{PutItem, Stored};
 pub use store::FeatureStore;
 pub use tensors::{Destination, Source, TensorIn, TensorOut, Wanted};
+pub use unheld::Glimpse;
 pub use worker::Swept;
 
 pub use holdfast_custody::{GroupName, Publication, Reason, Token};

@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use common::*;
-use holdfast_core::{ErrorKind, Retry, Rng, SeededRng};
+use holdfast_core::{ErrorKind, Result, Retry, Rng, SeededRng};
 use holdfast_engine::{FaultEngine, FaultPlan, MemoryConfig, MemoryEngine};
-use holdfast_features::{FeatureConfig, FeatureStore, Lease, PutItem, TensorIn, Wanted};
+use holdfast_features::{FeatureConfig, FeatureStore, Lease, PutItem, TensorIn, TensorOut, Wanted};
 use holdfast_index::kv::memory::{Fate, MemoryKv};
 
 const SAMPLES: u64 = 6;
@@ -54,8 +54,9 @@ fn draw_item(rng: &SeededRng) -> PutItem {
     }
 }
 
-async fn get(store: &FeatureStore, lease: &Lease, wanted: Wanted, seen: &Seen) {
-    match store.get(lease, wanted, CALL).await {
+/// What came of a get: right bytes, or an error that may be.
+fn judge(got: Result<Vec<TensorOut>>, seen: &Seen) {
+    match got {
         Ok(tensors) => {
             for tensor in &tensors {
                 let seed = tensor.spec.name().as_str().split(':').nth(1).expect("a seed");
@@ -99,6 +100,12 @@ impl Process {
                 let next = self.store.lease_next(&trainers(), 2, Duration::from_millis(20)).await;
                 held.extend(next.unwrap_or_default());
             }
+            5 if self.rng.chance(500) => {
+                let sample = id(&format!("run/{}", self.rng.below(SAMPLES)));
+                if let Ok(glimpse) = self.store.glimpse(&sample, None, CALL).await {
+                    judge(self.store.get_glimpsed(glimpse, Wanted::All, CALL).await, seen);
+                }
+            }
             5 => {
                 let ids: Vec<_> = (0..SAMPLES).map(|n| id(&format!("run/{n}"))).collect();
                 if let Ok(found) = self.store.find(&ids, CALL).await {
@@ -116,7 +123,7 @@ impl Process {
                         .collect();
                     let some = Wanted::Names(vec![names[small(self.rng.below(names.len() as u64))].clone()]);
                     let wanted = if self.rng.chance(500) { Wanted::All } else { some };
-                    get(&self.store, lease, wanted, seen).await;
+                    judge(self.store.get(lease, wanted, CALL).await, seen);
                 }
             }
             8 => {

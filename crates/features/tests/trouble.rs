@@ -120,6 +120,35 @@ async fn a_session_that_ended_fences_what_it_held_and_nothing_else() {
     check_tensors(&get_all(&other, &lease).await.expect("tensors"), &[5000], 1);
 }
 
+#[tokio::test]
+async fn bytes_that_went_with_the_lease_are_fenced_and_not_lost() {
+    let world = World::new();
+    let (engine, reader) = held_up(&world).await;
+    let other = world.open().await;
+    let stored = put(&other, item("run/1", &[10_000], 1)).await;
+    let lease = read(&reader, &stored.reference).await;
+    // From now on the pool has memory, so the next call is that for the bytes.
+    get_all(&reader, &lease).await.expect("tensors");
+    engine.set(Mode::HangBeforeGet);
+    let getting = tokio::spawn({
+        let (reader, lease) = (reader.clone(), lease.clone());
+        async move { get_all(&reader, &lease).await }
+    });
+    // The lease holds when it is asked for the first time, and ends before the bytes move.
+    while reader.health(WITHIN).await.calls == 0 {
+        tokio::task::yield_now().await;
+    }
+    world.end_session(&reader).await;
+    other.sweep(WITHIN).await.expect("swept");
+    one(other.abort(&[id("run/1")], WITHIN).await).expect("aborted");
+    other.drain(WITHIN).await.expect("freed");
+    assert_eq!(world.cluster.objects(), []);
+    engine.let_go();
+    let error = getting.await.expect("no panic").expect_err("it went");
+    assert_eq!(error.kind(), ErrorKind::Fenced, "{error}");
+    assert_eq!(reader.health(WITHIN).await.counters.lost, 0);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_producer_that_dies_half_way_leaves_nothing() {
     let world = World::new();

@@ -24,6 +24,8 @@ pub enum Mode {
     LateGet,
     /// A get begins when it is let go.
     HangBeforeGet,
+    /// One get brings another byte; those after it pass.
+    TornOnce,
 }
 
 #[derive(Debug)]
@@ -116,7 +118,16 @@ impl Engine for HeldUp {
     }
 
     fn get(&self, batch: &[Transfer], within: Duration) -> Result<Vec<GetOutcome>> {
-        match *self.gate.mode.lock() {
+        let mode = *self.gate.mode.lock();
+        match mode {
+            Mode::TornOnce => {
+                self.set(Mode::Pass);
+                let outcomes = self.inner.get(batch, within);
+                let torn = batch.iter().flat_map(|transfer| &transfer.parts).next().expect("bytes");
+                let first = torn.to_vec()[0];
+                torn.write(0, &[first ^ 1]).expect("a byte");
+                return outcomes;
+            }
             Mode::LateGet => {
                 let batch = batch.to_vec();
                 self.later(move |engine| {

@@ -1,0 +1,110 @@
+//! Getting a sample that nobody has taken: one look at the index, and no write.
+//!
+//! ```text
+//! glimpsed ─▶ bytes move ─▶ every one is what was committed ─▶ tensors
+//!                │ missing, or others
+//!                ▼
+//!              take it for reading, and get it under that lease: what is seen then is true
+//!                │ no longer live
+//!                ▼
+//!              the error of taking it
+//! ```
+//!
+//! # Why that is enough
+//! - Bytes with the committed checksum, or that open under the sample's seal, are the committed bytes, whoever removes
+//!   them meanwhile. So they need no lease to be believed; a sample without either is taken first.
+//! - The sample was live when it was glimpsed, and the get counts as made then. That is why a [`Glimpse`] is used up by
+//!   the get: a later one needs a later glimpse.
+//! - Nothing is held, so nothing is to be given back if the process dies, and no removal waits for it.
+//!
+//! It is not for consumers of a group, who must have taken what they work on: they use a lease.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_core::{Deadline, Error, ErrorKind, Generation, Result, SampleId};
+use holdfast_index::SampleRef;
+use tokio::sync::mpsc;
+
+use crate::description::Description;
+use crate::fetch::Trouble;
+use crate::landing::Landing;
+use crate::lease::Found;
+use crate::store::{FeatureStore, Inner};
+use crate::tensors::{TensorOut, Wanted};
+
+const OPERATION: &str = "features.get";
+
+/// A sample that was live a moment ago.
+#[derive(Debug)]
+pub struct Glimpse(Found);
+
+impl Glimpse {
+    /// Its incarnation.
+    pub fn reference(&self) -> &SampleRef {
+        &self.0.reference
+    }
+
+    /// What it says about itself: its tensors and their specs.
+    pub fn description(&self) -> &Arc<Description> {
+        &self.0.description
+    }
+}
+
+impl Inner {
+    async fn get_glimpsed(&self, glimpse: Glimpse, wanted: Wanted, deadline: Deadline) -> Result<Vec<TensorOut>> {
+        let (reference, description) = (glimpse.reference(), glimpse.description());
+        let landing = self.landing(reference, description, wanted, deadline).await?;
+        let arrived = self.arrive_unheld(reference, &landing, deadline).await;
+        self.handed_out(landing, arrived).await
+    }
+
+    async fn arrive_unheld(&self, reference: &SampleRef, landing: &Landing<'_>, deadline: Deadline) -> Result<()> {
+        if landing.is_checked() {
+            let (moving, _moved) = mpsc::channel(1);
+            match self.fetch(landing.objects()?, moving, deadline).await {
+                Ok(()) => return Ok(()),
+                // The memory is not used again: what became of the call is not known.
+                Err(Trouble::Failed(error)) => return Err(error.with("sample", &reference.sample)),
+                Err(Trouble::Missing(_) | Trouble::Corrupt(_)) => {}
+            }
+        }
+        let lease = self.take_one(reference, deadline).await?;
+        // Dropped, it is let go of in the background.
+        self.arrive(&lease, landing, deadline).await
+    }
+}
+
+impl FeatureStore {
+    /// Looks for a live sample, of this generation or of whichever is live. `NotFound` if there is none, `Fenced` if
+    /// another generation is live.
+    pub async fn glimpse(
+        &self,
+        sample: &SampleId,
+        generation: Option<Generation>,
+        within: Duration,
+    ) -> Result<Glimpse> {
+        let found = self.find(std::slice::from_ref(sample), within).await?.pop().flatten();
+        let error = |kind, message: &str| Error::new(kind, OPERATION, message).with("sample", sample);
+        let found = found.ok_or_else(|| error(ErrorKind::NotFound, "there is no such sample, or not any more"))?;
+        let live = found.reference.generation;
+        match generation {
+            Some(wanted) if wanted != live => Err(error(
+                ErrorKind::Fenced,
+                "this generation of the sample is no longer the live one",
+            )
+            .with("generation", wanted)
+            .with("live", live)),
+            _ => Ok(Glimpse(found)),
+        }
+    }
+
+    /// Gets tensors of a sample that was glimpsed, without taking it: exactly the committed bytes, or an error and no
+    /// bytes. Errors as of [`FeatureStore::get`], and those of [`FeatureStore::read`] if it is gone by now.
+    pub async fn get_glimpsed(&self, glimpse: Glimpse, wanted: Wanted, within: Duration) -> Result<Vec<TensorOut>> {
+        self.run(OPERATION, |inner| async move {
+            inner.get_glimpsed(glimpse, wanted, inner.deadline(within)).await
+        })
+        .await
+    }
+}
