@@ -3,7 +3,8 @@
 use std::fmt;
 
 use holdfast_core::{Error, Result};
-use serde::{Deserialize, Serialize};
+use serde::de::Visitor;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 macro_rules! numbers {
     ($($(#[$doc:meta])* $name:ident;)*) => {$(
@@ -52,9 +53,35 @@ impl Tick {
 }
 
 /// A group of consumers that together use each sample once: the trainers of one job, say.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GroupName(std::sync::Arc<str>);
+
+// By hand, and without a `String` in between: every record names its groups.
+impl Serialize for GroupName {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for GroupName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Name;
+
+        impl Visitor<'_> for Name {
+            type Value = GroupName;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a group's name")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<GroupName, E> {
+                GroupName::new(text).map_err(E::custom)
+            }
+        }
+
+        deserializer.deserialize_str(Name)
+    }
+}
 
 impl GroupName {
     /// Checks and takes a name: letters, digits, `.`, `_` and `-`, at most 64 of them, because it becomes part of keys.
@@ -80,19 +107,5 @@ impl GroupName {
 impl fmt::Display for GroupName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
-    }
-}
-
-impl TryFrom<String> for GroupName {
-    type Error = Error;
-
-    fn try_from(text: String) -> Result<Self> {
-        Self::new(text)
-    }
-}
-
-impl From<GroupName> for String {
-    fn from(name: GroupName) -> Self {
-        name.0.as_ref().to_owned()
     }
 }

@@ -28,15 +28,17 @@ impl Names {
         [self.root.as_bytes(), key.as_bytes()].concat()
     }
 
-    fn relative(&self, key: &[u8]) -> Result<String> {
-        let ours = key
-            .strip_prefix(self.root.as_bytes())
-            .and_then(|key| std::str::from_utf8(key).ok());
-        ours.map(str::to_owned).ok_or_else(|| {
+    fn relative(&self, mut key: Vec<u8>) -> Result<String> {
+        let foreign = |key: &[u8]| {
             let message = "there is a key under our root that we cannot have written: who else uses it?";
             let error = Error::new(ErrorKind::Corrupt, "etcd.read", message);
             error.with("key", String::from_utf8_lossy(key).escape_debug())
-        })
+        };
+        if !key.starts_with(self.root.as_bytes()) {
+            return Err(foreign(&key));
+        }
+        key.drain(..self.root.len());
+        String::from_utf8(key).map_err(|error| foreign(error.as_bytes()))
     }
 
     /// A read, as one operation of etcd: its key, and how.
@@ -122,7 +124,7 @@ impl Names {
         let version = revision(kv.mod_revision())?;
         let (key, value) = kv.into_key_value();
         Ok(Entry {
-            key: self.relative(&key)?,
+            key: self.relative(key)?,
             value,
             version,
         })
@@ -132,7 +134,7 @@ impl Names {
         // "A deletion resets the version to zero": that of the key, which counts its writes since it was created.
         let value = (kv.version() > 0).then(|| kv.value().to_vec());
         Ok(Change {
-            key: self.relative(kv.key())?,
+            key: self.relative(kv.key().to_vec())?,
             value,
             version: revision(kv.mod_revision())?,
         })
@@ -188,10 +190,11 @@ mod tests {
     fn keys_go_below_the_root_and_come_back() {
         let names = Names::new("a/b");
         assert_eq!(names.full("c"), b"/a/b/c");
-        assert_eq!(names.relative(b"/a/b/c").expect("ours"), "c");
-        assert_eq!(names.relative(b"/a/b/").expect("ours"), "");
+        assert_eq!(names.relative(b"/a/b/c".to_vec()).expect("ours"), "c");
+        assert_eq!(names.relative(b"/a/b/".to_vec()).expect("ours"), "");
         for foreign in [b"/a/bc".as_slice(), b"", b"/a/b/\xff"] {
-            assert_eq!(names.relative(foreign).expect_err("foreign").kind(), ErrorKind::Corrupt);
+            let error = names.relative(foreign.to_vec()).expect_err("foreign");
+            assert_eq!(error.kind(), ErrorKind::Corrupt);
         }
     }
 }

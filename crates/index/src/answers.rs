@@ -1,10 +1,10 @@
 //! Answers to leases, and taking samples out of circulation or back into it: what each reads, what custody decides, what
 //! is written.
 
-use std::collections::HashMap;
+use std::borrow::Cow;
 
 use holdfast_core::{Deadline, Error, ErrorKind, Result};
-use holdfast_custody::{Acknowledged, Live, Reason};
+use holdfast_custody::{Acknowledged, Live, Reason, Retired};
 
 use crate::batch::{Credits, Intent, Loaded};
 use crate::decision::Decision;
@@ -15,8 +15,13 @@ use crate::session::Session;
 use crate::types::{Answered, Held, SampleRef, Versioned};
 
 /// As [`live_of`], for those who show a token: whatever became of the sample, the token holds nothing any more.
-fn held_of(operation: &'static str, layout: &Layout, loaded: &Loaded, held: &Held) -> Result<Versioned<Live>> {
-    live_of(operation, layout, loaded, &held.sample).map_err(|error| {
+fn held_of<'a>(
+    operation: &'static str,
+    layout: &Layout,
+    loaded: &Loaded,
+    held: &'a Held,
+) -> Result<Cow<'a, Versioned<Live>>> {
+    live_of(operation, layout, loaded, &held.sample, Some(&held.seen)).map_err(|error| {
         if error.kind() == ErrorKind::NotFound {
             superseded(operation, &held.sample)
         } else {
@@ -29,18 +34,9 @@ fn held_of(operation: &'static str, layout: &Layout, loaded: &Loaded, held: &Hel
 type DecideAnswer<'a, T> = dyn Fn(&Held, &Versioned<Live>, &Loaded) -> Result<Decision<T>> + Sync + 'a;
 
 impl KvIndex {
-    /// What the holders of leases saw last: good for a first try without a look.
-    fn seen(&self, items: &[Held]) -> Loaded {
-        let mut seen = HashMap::with_capacity(items.len());
-        for item in items {
-            seen.insert(item.sample.sample.clone(), item.seen.clone());
-        }
-        Loaded::with_seen(seen)
-    }
-
-    /// One kind of answer to a lease on a live sample.
+    /// One kind of answer to a lease on a live sample. The first try goes by what its holder saw last.
     #[expect(clippy::too_many_arguments, reason = "one kind of answer")]
-    pub(crate) async fn answer<T: Send + 'static>(
+    pub(crate) async fn answer<T: Send>(
         &self,
         operation: &'static str,
         session: &Session,
@@ -62,7 +58,7 @@ impl KvIndex {
             sets_deadlines,
             credits,
         };
-        self.batch(session, items, intent, Some(self.seen(items)), deadline)
+        self.batch(session, items, intent, Some(Loaded::default()), deadline)
             .await
     }
 
@@ -86,7 +82,7 @@ impl KvIndex {
                 record.nack(group, item.token)?
             };
             let decision = self.conclude(&item.sample.sample, live, after, |answer| answer)?;
-            Ok(decision.ending(item.note.clone(), &item.sample.sample))
+            Ok(decision.ending(item.note.clone()))
         };
         // Who acknowledges is likely to free next, and then needs to know who waits.
         let peek = self.peek(session);
@@ -107,15 +103,11 @@ impl KvIndex {
             // It may have had more time than that already.
             let lease = after.leases().find(|lease| lease.has(item.token)).copied();
             let (to, until) = lease.map_or((session.id(), loaded.tick), |lease| (lease.session, lease.until));
-            let held = item.clone();
-            let decision = self.rewrite(&item.sample.sample, live, after, move |seen, done| Held {
-                seen,
-                note: done.note,
-                ..held
-            })?;
+            let decision = self.rewrite(&item.sample.sample, live, after, |seen| Held { seen, ..item.clone() })?;
             Ok(decision
+                .settling(Held::settle)
                 .giving(held_until(&item.sample, to, until))
-                .ending(item.note.clone(), &item.sample.sample))
+                .ending(item.note.clone()))
         };
         self.answer("index.renew", session, items, &decide, true, None, deadline)
             .await
@@ -133,23 +125,25 @@ impl KvIndex {
         };
         let decide = |item: &Held, loaded: &Loaded| {
             let SampleRef { sample, generation } = &item.sample;
-            if let Some(retired) = loaded.retired(&self.layout().retired_with_readers(sample, *generation))? {
+            let retired: Option<Versioned<Retired>> =
+                loaded.record(&self.layout().retired_with_readers(sample, *generation))?;
+            if let Some(retired) = retired {
                 let after = retired.record.clone().release(item.token)?;
-                let decision = self.drain(sample, &retired, &after, || ())?;
-                return Ok(decision.ending(item.note.clone(), sample));
+                let decision = self.drain(sample, &retired, &after, ())?;
+                return Ok(decision.ending(item.note.clone()));
             }
             let live = held_of(OPERATION, self.layout(), loaded, item)?;
             let decision = match &item.group {
                 None => {
                     let after = live.record.clone().release(item.token)?;
-                    self.rewrite(sample, &live, after, |_, _| ())?
+                    self.rewrite(sample, &live, after, |_| ())?
                 }
                 Some(group) => {
                     let after = live.record.clone().nack(group, item.token)?;
                     self.conclude(sample, &live, after, |_| ())?
                 }
             };
-            Ok(decision.ending(item.note.clone(), sample))
+            Ok(decision.ending(item.note.clone()))
         };
         let intent = Intent {
             operation: OPERATION,
@@ -171,7 +165,7 @@ impl KvIndex {
         const OPERATION: &str = "index.retire";
         let keys = |item: &SampleRef| vec![self.layout().live(&item.sample)];
         let decide = |item: &SampleRef, loaded: &Loaded| {
-            let live = live_of(OPERATION, self.layout(), loaded, item)?;
+            let live = live_of(OPERATION, self.layout(), loaded, item, None)?;
             let retired = live.record.clone().retire(reason);
             self.conclude(&item.sample, &live, Acknowledged::Retired(retired), |answer| answer)
         };
@@ -194,9 +188,9 @@ impl KvIndex {
         const OPERATION: &str = "index.reopen";
         let keys = |item: &SampleRef| vec![self.layout().live(&item.sample)];
         let decide = |item: &SampleRef, loaded: &Loaded| {
-            let live = live_of(OPERATION, self.layout(), loaded, item)?;
+            let live = live_of(OPERATION, self.layout(), loaded, item, None)?;
             let after = live.record.clone().reopen();
-            self.rewrite(&item.sample, &live, after, |_, _| ())
+            self.rewrite(&item.sample, &live, after, |_| ())
         };
         let intent = Intent {
             operation: OPERATION,

@@ -7,13 +7,13 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Error, Result, SampleId};
-use holdfast_custody::{Live, Reserved, Retired, Tick, Version};
+use holdfast_core::{Deadline, Error, Result};
+use holdfast_custody::{Tick, Version};
 
 use crate::decision::Decision;
 use crate::index::KvIndex;
 use crate::kv::{Condition, Entry, Read, Snapshot, Write};
-use crate::layout::{Layout, decode_live, decode_reserved, decode_retired, description_of};
+use crate::record::{Settle, decode_versioned};
 use crate::session::Session;
 use crate::types::Versioned;
 
@@ -21,9 +21,7 @@ use crate::types::Versioned;
 #[derive(Debug, Default)]
 pub(crate) struct Loaded {
     entries: HashMap<String, Entry>,
-    /// Records that the caller had seen before; used for the first try only.
-    seen: HashMap<SampleId, Versioned<Live>>,
-    /// Whether nothing was read: a refusal that follows from this is no refusal yet.
+    /// Whether nothing was read: decisions go by what the caller has seen before, and a refusal is no refusal yet.
     pub(crate) guess: bool,
     /// The shared clock.
     pub(crate) tick: Tick,
@@ -34,13 +32,6 @@ pub(crate) struct Loaded {
 }
 
 impl Loaded {
-    pub(crate) fn with_seen(seen: HashMap<SampleId, Versioned<Live>>) -> Self {
-        Self {
-            seen,
-            ..Self::default()
-        }
-    }
-
     fn set_clock(&mut self, (tick, version): (Tick, Version)) {
         (self.tick, self.clock) = (tick, Some(version));
     }
@@ -65,32 +56,9 @@ impl Loaded {
         self.entries.get(key)
     }
 
-    pub(crate) fn reserved(&self, key: &str) -> Result<Option<Versioned<Reserved>>> {
-        self.decoded(key, decode_reserved)
-    }
-
-    pub(crate) fn retired(&self, key: &str) -> Result<Option<Versioned<Retired>>> {
-        self.decoded(key, decode_retired)
-    }
-
-    pub(crate) fn live(&self, layout: &Layout, sample: &SampleId) -> Result<Option<Versioned<Live>>> {
-        match self.seen.get(sample) {
-            Some(seen) => Ok(Some(seen.clone())),
-            None => self.decoded(&layout.live(sample), decode_live),
-        }
-    }
-
-    fn decoded<T>(&self, key: &str, decode: impl Fn(&Entry) -> Result<T>) -> Result<Option<Versioned<T>>> {
-        let entry = self.entries.get(key);
-        entry
-            .map(|entry| {
-                Ok(Versioned {
-                    record: decode(entry)?,
-                    version: entry.version,
-                    description: description_of(entry),
-                })
-            })
-            .transpose()
+    /// The record under a key, if there is one.
+    pub(crate) fn record<T: Settle>(&self, key: &str) -> Result<Option<Versioned<T>>> {
+        self.entries.get(key).map(decode_versioned).transpose()
     }
 }
 

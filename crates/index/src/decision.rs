@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use holdfast_core::SampleId;
 use holdfast_custody::{SessionId, Tick, Version};
 
 use crate::kv::{Condition, Write};
-use crate::notes::{Given, OpenNote};
+use crate::notes::{Given, Line, OpenNote};
 
 /// What is to be done for one item.
 pub(crate) struct Decision<T> {
@@ -14,42 +13,59 @@ pub(crate) struct Decision<T> {
     pub(crate) writes: Vec<Write>,
     /// What the session holds from then on.
     pub(crate) gives: Option<Given>,
-    /// What it holds no longer, and the note that says so.
-    pub(crate) ends: Option<(Arc<OpenNote>, SampleId)>,
-    /// The key of a record that this session is likely to change next.
-    pub(crate) remember: Option<String>,
-    /// What the caller gets.
-    pub(crate) done: Box<dyn FnOnce(Done) -> T + Send>,
+    /// What it holds no longer, and where that is noted.
+    pub(crate) ends: Option<Line>,
+    /// Whether the session is likely to change next what the last write puts.
+    pub(crate) remember: bool,
+    pub(crate) outcome: Outcome<T>,
 }
 
 /// What is known once a decision has been carried out.
 pub(crate) struct Done {
     /// When.
     pub(crate) version: Version,
-    /// The note of what was given, if something was.
-    pub(crate) note: Option<Arc<OpenNote>>,
+    /// Where it is noted what was given, if something was.
+    pub(crate) note: Option<Line>,
+}
+
+/// What the caller gets, but for what is not known before the decision has been carried out, and how that gets in.
+pub(crate) struct Outcome<T> {
+    outcome: T,
+    settle: fn(&mut T, Done),
+}
+
+impl<T> Outcome<T> {
+    pub(crate) fn settled(mut self, done: Done) -> T {
+        (self.settle)(&mut self.outcome, done);
+        self.outcome
+    }
 }
 
 impl<T> Decision<T> {
-    /// A change that gives and ends nothing.
-    pub(crate) fn new(
-        conditions: Vec<Condition>,
-        writes: Vec<Write>,
-        done: impl FnOnce(Done) -> T + Send + 'static,
-    ) -> Self {
+    /// A change that gives and ends nothing, and of which everything is known before.
+    pub(crate) fn new(conditions: Vec<Condition>, writes: Vec<Write>, outcome: T) -> Self {
         Self {
             conditions,
             writes,
             gives: None,
             ends: None,
-            remember: None,
-            done: Box::new(done),
+            remember: false,
+            outcome: Outcome {
+                outcome,
+                settle: |_, _| (),
+            },
         }
     }
 
     /// Nothing is to be changed.
-    pub(crate) fn nothing(done: impl FnOnce() -> T + Send + 'static) -> Self {
-        Self::new(Vec::new(), Vec::new(), |_| done())
+    pub(crate) fn nothing(outcome: T) -> Self {
+        Self::new(Vec::new(), Vec::new(), outcome)
+    }
+
+    /// How what is known only afterwards gets into what the caller gets.
+    pub(crate) fn settling(mut self, settle: fn(&mut T, Done)) -> Self {
+        self.outcome.settle = settle;
+        self
     }
 
     pub(crate) fn giving(mut self, given: Given) -> Self {
@@ -57,13 +73,14 @@ impl<T> Decision<T> {
         self
     }
 
-    pub(crate) fn ending(mut self, note: Option<Arc<OpenNote>>, sample: &SampleId) -> Self {
-        self.ends = note.map(|note| (note, sample.clone()));
+    pub(crate) fn ending(mut self, note: Option<Line>) -> Self {
+        self.ends = note;
         self
     }
 
-    pub(crate) fn remembering(mut self, key: String) -> Self {
-        self.remember = Some(key);
+    /// The session is likely to change next what the last write puts.
+    pub(crate) fn remembering(mut self) -> Self {
+        self.remember = true;
         self
     }
 
@@ -106,7 +123,7 @@ impl Room {
     pub(crate) fn take<T>(&mut self, decision: &Decision<T>) -> bool {
         let given = decision.gives.as_ref().map(|given| (given.to, given.until));
         let given = given.filter(|given| !self.given.contains(given));
-        let ended = decision.ends.as_ref().map(|(note, _)| note);
+        let ended = decision.ends.as_ref().map(|line| &line.note);
         let ended = ended.filter(|note| !self.ended.iter().any(|known| Arc::ptr_eq(known, note)));
         let new_notes = usize::from(given.is_some()) + usize::from(ended.is_some());
         let (operations, bytes) = (decision.operations() + new_notes, decision.bytes());

@@ -14,7 +14,8 @@ use serde::{Deserialize, Serialize};
 use crate::credits::Hints;
 use crate::kv::{Applied, Condition, Entry, Kv, Read, Transaction, Write};
 use crate::lanes::ReadyList;
-use crate::layout::{Layout, decode};
+use crate::layout::Layout;
+use crate::record::decode;
 use crate::session::{Sender, Session};
 
 /// How a store's index behaves. Everybody who uses a store uses the same settings.

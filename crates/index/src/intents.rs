@@ -1,5 +1,6 @@
 //! Making samples and taking them, as transactions: what each reads, what custody decides, what is written.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -8,10 +9,12 @@ use holdfast_custody::{GroupName, Live, Reason, Reserved, SessionId, Tick, Token
 
 use crate::batch::{Credits, Intent, Loaded};
 use crate::credits::generation_of;
-use crate::decision::Decision;
+use crate::decision::{Decision, Done};
 use crate::index::KvIndex;
-use crate::kv::Condition;
-use crate::layout::{Home, Layout, Placed, writes};
+use crate::kv::{Condition, Entry, Write};
+use crate::lanes::Found;
+use crate::layout::Layout;
+use crate::memory::Remembered;
 use crate::notes::{Given, Holding};
 use crate::session::Session;
 use crate::types::{Commit, Held, Reserve, SampleRef, Versioned};
@@ -44,14 +47,19 @@ pub(crate) fn superseded(operation: &'static str, sample: &SampleRef) -> Error {
     .with("generation", sample.generation)
 }
 
-/// The live record of exactly this generation.
-pub(crate) fn live_of(
+/// The live record of exactly this generation: as the caller has `seen` it, as long as nothing was read.
+pub(crate) fn live_of<'a>(
     operation: &'static str,
     layout: &Layout,
     loaded: &Loaded,
     sample: &SampleRef,
-) -> Result<Versioned<Live>> {
-    match loaded.live(layout, &sample.sample)? {
+    seen: Option<&'a Versioned<Live>>,
+) -> Result<Cow<'a, Versioned<Live>>> {
+    let live = match seen.filter(|_| loaded.guess) {
+        Some(seen) => Some(Cow::Borrowed(seen)),
+        None => loaded.record(&layout.live(&sample.sample))?.map(Cow::Owned),
+    };
+    match live {
         Some(live) if live.record.generation == sample.generation => Ok(live),
         Some(_) => Err(superseded(operation, sample)),
         None => Err(gone(operation, &sample.sample)),
@@ -105,23 +113,17 @@ impl KvIndex {
             let record = Reserved::new(session.id(), item.nonce, item.bytes, until)
                 .with_paid(paid)
                 .with_plan(&item.plan);
-            let placed = self.layout().place_reserved(&item.sample, &record)?;
-            let what = Holding {
-                sample: item.sample.clone(),
-                generation: None,
+            let reserved = self.layout().put_reserved(&item.sample, &record)?;
+            let given = Given {
+                to: session.id(),
+                until,
+                what: Holding {
+                    sample: item.sample.clone(),
+                    generation: None,
+                },
             };
-            let conditions = vec![Condition::Absent(key.clone())];
-            Ok(
-                Decision::new(conditions, writes(Vec::new(), vec![placed]), move |done| {
-                    generation_of(done.version)
-                })
-                .giving(Given {
-                    to: session.id(),
-                    until,
-                    what,
-                })
-                .remembering(key),
-            )
+            let decision = Decision::new(vec![Condition::Absent(key)], vec![reserved], Version::default());
+            Ok(decision.settling(set_version).giving(given).remembering())
         };
         let intent = Intent {
             operation: OPERATION,
@@ -133,7 +135,7 @@ impl KvIndex {
         let results = self.batch(session, items, intent, seen, deadline).await;
         results
             .into_iter()
-            .map(|result| result.and_then(|generation| generation))
+            .map(|result| result.and_then(generation_of))
             .collect()
     }
 
@@ -145,13 +147,14 @@ impl KvIndex {
     ) -> Vec<Result<Version>> {
         const OPERATION: &str = "index.commit";
         // What this session has just reserved it need not read, and hardly any sample has been live before.
-        let reserved = |item: &Commit| session.recall(&self.layout().pending(&item.sample.sample));
-        let remembered: Vec<_> = items.iter().filter_map(reserved).collect();
-        let seen = Loaded::with_entries(remembered.iter().map(|known| known.entry.clone()));
-        let notes: HashMap<String, _> = remembered
-            .into_iter()
-            .filter_map(|known| Some((known.entry.key, known.note?)))
-            .collect();
+        let mut notes = HashMap::new();
+        let reserved = items.iter().filter_map(|item| {
+            let key = self.layout().pending(&item.sample.sample);
+            let Remembered { value, version, note } = session.recall(&key)?;
+            notes.extend(note.map(|note| (item.sample.sample.clone(), note)));
+            Some(Entry { key, value, version })
+        });
+        let seen = Loaded::with_entries(reserved);
         let keys = |item: &Commit| {
             vec![
                 self.layout().pending(&item.sample.sample),
@@ -161,28 +164,26 @@ impl KvIndex {
         let decide = |item: &Commit, loaded: &Loaded| {
             let SampleRef { sample, generation } = &item.sample;
             let (pending, live) = (self.layout().pending(sample), self.layout().live(sample));
-            let reserved = loaded
-                .reserved(&pending)?
+            let reserved: Versioned<Reserved> = loaded
+                .record(&pending)?
                 .ok_or_else(|| superseded(OPERATION, &item.sample))?;
-            let record = reserved
-                .record
-                .clone()
-                .commit(session.id(), *generation, &item.publication)?;
+            let record = reserved.record.commit(session.id(), *generation, &item.publication)?;
             let description = Some(Arc::from(item.description.as_slice()));
-            let mut before = vec![Home::from(pending.clone())];
-            let mut after: Vec<Placed> = vec![self.layout().place_live(sample, &record, &description)?];
-            let note = notes.get(&pending).cloned();
+            let older: Option<Versioned<Live>> = loaded.record(&live)?;
+            let before = older.as_ref().map(|older| &older.record);
+            let mut writes = self.layout().put_live(sample, before, &record, &description)?;
+            writes.push(Write::Delete(pending.clone()));
             let mut conditions = vec![Condition::Unchanged(pending, reserved.version)];
-            match loaded.live(self.layout(), sample)? {
+            match older {
                 Some(older) => {
                     conditions.push(Condition::Unchanged(live, older.version));
-                    before.push(self.layout().live_home(sample, &older.record));
                     let retired = older.record.retire(Reason::Superseded);
-                    after.push(self.layout().place_retired(sample, &retired, &older.description)?);
+                    writes.push(self.layout().put_retired(sample, &retired, &older.description)?);
                 }
                 None => conditions.push(Condition::Absent(live)),
             }
-            Ok(Decision::new(conditions, writes(before, after), |done| done.version).ending(note, sample))
+            let decision = Decision::new(conditions, writes, Version::default());
+            Ok(decision.settling(set_version).ending(notes.get(sample).cloned()))
         };
         let intent = Intent {
             operation: OPERATION,
@@ -199,12 +200,11 @@ impl KvIndex {
         let keys = |item: &SampleRef| vec![self.layout().pending(&item.sample)];
         let decide = |item: &SampleRef, loaded: &Loaded| {
             let pending = self.layout().pending(&item.sample);
-            let reserved = loaded
-                .reserved(&pending)?
-                .ok_or_else(|| gone(OPERATION, &item.sample))?;
+            let reserved: Versioned<Reserved> =
+                loaded.record(&pending)?.ok_or_else(|| gone(OPERATION, &item.sample))?;
             reserved.record.check_owner(OPERATION, session.id(), item.generation)?;
             let retired = reserved.record.clone().abort(Reason::Aborted);
-            self.give_up(&item.sample, &reserved, &retired, || ())
+            self.give_up(&item.sample, &reserved, &retired, ())
         };
         let intent = Intent {
             operation: OPERATION,
@@ -216,38 +216,42 @@ impl KvIndex {
         self.batch(session, items, intent, None, deadline).await
     }
 
-    /// Leases samples, for a group or for reading only. The first try goes by `seen`, if something was.
+    /// Leases samples, for a group or for reading only. The first try goes by what was seen of them, if all were.
     pub(crate) async fn do_lease(
         &self,
         session: &Session,
-        samples: &[SampleRef],
+        samples: &[Found],
         group: Option<&GroupName>,
         ticks: u64,
-        seen: Option<Loaded>,
         deadline: Deadline,
     ) -> Vec<Result<Held>> {
         const OPERATION: &str = "index.lease";
-        let keys = |item: &SampleRef| vec![self.layout().live(&item.sample)];
-        let decide = |item: &SampleRef, loaded: &Loaded| {
-            let live = live_of(OPERATION, self.layout(), loaded, item)?;
-            let description = live.description.as_deref().map(<[u8]>::to_vec).ok_or_else(|| {
-                Error::internal(OPERATION, "a live sample has no description").with("sample", &item.sample)
+        let keys = |item: &Found| vec![self.layout().live(&item.sample.sample)];
+        let decide = |item: &Found, loaded: &Loaded| {
+            let Found { sample, copied } = item;
+            let live = live_of(OPERATION, self.layout(), loaded, sample, copied.as_ref())?;
+            let description = live.description.clone().ok_or_else(|| {
+                Error::internal(OPERATION, "a live sample has no description").with("sample", &sample.sample)
             })?;
             let until = loaded.tick.after(ticks);
+            let record = live.record.clone();
             let after = match group {
-                Some(group) => live.record.clone().lease(group, session.id(), until)?,
-                None => live.record.clone().read(session.id(), until),
+                Some(group) => record.lease(group, session.id(), until)?,
+                None => record.read(session.id(), until),
             };
-            let (sample, group) = (item.clone(), group.cloned());
-            let decision = self.rewrite(&item.sample, &live, after, move |seen, done| Held {
-                sample,
-                group,
-                token: Token(seen.version.0),
+            let decision = self.rewrite(&sample.sample, &live, after, |seen| Held {
+                sample: sample.clone(),
+                group: group.cloned(),
+                token: Token::THIS_WRITE,
                 description,
                 seen,
-                note: done.note,
+                note: None,
             })?;
-            Ok(decision.giving(held_until(item, session.id(), until)))
+            let decision = decision.settling(|held, done| {
+                held.token = Token(done.version.0);
+                held.settle(done);
+            });
+            Ok(decision.giving(held_until(sample, session.id(), until)))
         };
         let intent = Intent {
             operation: OPERATION,
@@ -256,6 +260,21 @@ impl KvIndex {
             sets_deadlines: true,
             credits: None,
         };
+        let all_seen = samples.iter().all(|found| found.copied.is_some());
+        let seen = all_seen.then(Loaded::default);
         self.batch(session, samples, intent, seen, deadline).await
+    }
+}
+
+fn set_version(version: &mut Version, done: Done) {
+    *version = done.version;
+}
+
+impl Held {
+    /// Puts in what is known once the lease has been written.
+    pub(crate) fn settle(&mut self, done: Done) {
+        self.seen.record.settle(done.version);
+        self.seen.version = done.version;
+        self.note = done.note;
     }
 }

@@ -1,5 +1,5 @@
-//! What those of one process know together about a group's ready list: what was seen and not taken yet, and which lanes
-//! had nothing.
+//! What those of one process know together about a group's ready list: what was seen and not taken yet, which lanes had
+//! nothing, and how far the others were seen.
 //!
 //! ```text
 //!   seen ──kept──▶ found ──taken──▶ reached for ──the taking has ended, well or not──▶ (unknown again)
@@ -7,6 +7,11 @@
 //! ```
 //!
 //! What is found or reached for is known: a look that shows it once more does not make two of one process reach for it.
+//!
+//! A look into a lane goes on where the last one ended, as long as that was a moment ago: what lies before is known, or
+//! gone. To the store, what is gone from a list long ago is not free of charge: a look from the start of a lane passes all
+//! of it. What comes back to the list lies before, so a lane is looked into from its start whenever the last look is older
+//! than what was found is fresh, and after its end has been seen.
 
 use std::collections::{HashSet, VecDeque};
 use std::ops::Deref;
@@ -36,12 +41,21 @@ const FRESH: Duration = Duration::from_millis(100);
 /// have, so that nothing in it is left behind.
 const PASSED_OVER: u64 = 2 * LANES;
 
-/// A sample that was seen in the ready list.
+/// A sample that was seen in the ready list, or that is known by name only.
 #[derive(Clone, Debug)]
 pub(crate) struct Found {
     pub(crate) sample: SampleRef,
     /// The record, if the list had a copy of it.
     pub(crate) copied: Option<Versioned<Live>>,
+}
+
+impl From<&SampleRef> for Found {
+    fn from(sample: &SampleRef) -> Self {
+        Self {
+            sample: sample.clone(),
+            copied: None,
+        }
+    }
 }
 
 /// One group's ready list, to those of one process.
@@ -76,8 +90,31 @@ struct Known {
 /// Where one look goes, and how many it wants to see of each lane.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Look {
-    pub(crate) lanes: Vec<u64>,
+    pub(crate) lanes: Vec<Lane>,
     pub(crate) of_each: usize,
+}
+
+/// A lane to be looked into: from after a key that was seen a moment ago, if one was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Lane {
+    pub(crate) number: u64,
+    pub(crate) after: Option<SeenTo>,
+}
+
+/// How far a lane was seen, and when that was begun at its start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SeenTo {
+    pub(crate) key: String,
+    since: Timestamp,
+}
+
+/// What a look showed of a lane.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Saw {
+    /// All of it: it has nothing more for now.
+    All,
+    /// What lies before this key, and that.
+    UpTo(String),
 }
 
 impl ReadyList {
@@ -116,30 +153,25 @@ impl ReadyList {
 
     /// Where to look, and how many are worth seeing: all that was seen before has been taken. Nowhere if all lanes had
     /// nothing lately.
-    pub(crate) fn next(&self, count: usize, start: u64) -> Look {
+    pub(crate) fn next(&self, count: usize, start: u64, now: Timestamp) -> Look {
         let known = &mut *self.known.lock();
         known.appetite = (2 * known.appetite).clamp(1, MOST_AT_ONCE);
-        let lanes = known.lanes.next(start, known.width.max(1));
+        let lanes = known.lanes.next(start, known.width.max(1), now);
         let of_each = known.appetite.max(count).div_ceil(lanes.len().max(1));
         Look { lanes, of_each }
     }
 
-    /// What a look at some lanes showed: of each, whether that was all of it.
-    pub(crate) fn saw_all(&self, lanes: &[(u64, bool)]) {
+    /// What a look at some lanes, begun at `now`, showed of each; and how many samples that were, of so many that it wanted.
+    pub(crate) fn saw(&self, lanes: Vec<(Lane, Saw)>, (seen, wanted): (usize, usize), now: Timestamp) {
         let mut known = self.known.lock();
-        known.width = if lanes.iter().all(|(_, all)| *all) {
-            (2 * known.width).clamp(1, MOST_LANES)
-        } else {
-            known.width / 2
-        };
-        // Of one that was seen to its end all is known now: what others have is next.
-        lanes.iter().for_each(|(lane, all)| known.lanes.saw(*lane, *all));
-    }
-
-    /// What a look at all lanes showed: of each, whether there was nothing.
-    pub(crate) fn saw(&self, lanes: impl IntoIterator<Item = (u64, bool)>) {
-        let mut known = self.known.lock();
-        lanes.into_iter().for_each(|(lane, empty)| known.lanes.saw(lane, empty));
+        if lanes.iter().any(|(_, saw)| *saw != Saw::All) {
+            known.width /= 2;
+        } else if seen < wanted / 2 {
+            known.width = (2 * known.width).clamp(1, MOST_LANES);
+        }
+        for (lane, saw) in lanes {
+            known.lanes.saw(lane, saw, now);
+        }
     }
 }
 
@@ -186,145 +218,62 @@ impl Drop for Reached {
     }
 }
 
-/// Which lanes are worth a look.
+/// Which lanes are worth a look, and from where on.
 #[derive(Debug)]
 struct Lanes {
     looks: u64,
-    /// Until which look a lane is passed over.
-    empty_until: Vec<u64>,
+    lanes: Vec<KnownLane>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct KnownLane {
+    /// Until which look it is passed over.
+    empty_until: u64,
+    seen_to: Option<SeenTo>,
 }
 
 impl Default for Lanes {
     fn default() -> Self {
         Self {
             looks: 0,
-            empty_until: (0..LANES).map(|_| 0).collect(),
+            lanes: (0..LANES).map(|_| KnownLane::default()).collect(),
         }
     }
 }
 
 impl Lanes {
     /// The first lanes from `start` on that are worth a look; none if all had nothing lately.
-    fn next(&mut self, start: u64, most: usize) -> Vec<u64> {
+    fn next(&mut self, start: u64, most: usize, now: Timestamp) -> Vec<Lane> {
         self.looks += 1;
-        let worth = |lane: &u64| {
-            let until = usize::try_from(*lane).ok().and_then(|at| self.empty_until.get(at));
-            until.is_some_and(|until| *until <= self.looks)
+        let looks = self.looks;
+        let mut lanes: Vec<(u64, &KnownLane)> = (0..LANES).zip(&self.lanes).collect();
+        lanes.rotate_left(usize::try_from(start % LANES).unwrap_or(0));
+        let worth = lanes.into_iter().filter(|(_, lane)| lane.empty_until <= looks);
+        let lane = |(number, lane): (u64, &KnownLane)| {
+            let after = lane.seen_to.clone().filter(|seen| now.since(seen.since) <= FRESH);
+            Lane { number, after }
         };
-        let lanes = (0..LANES).map(|turn| (start + turn) % LANES);
-        lanes.filter(worth).take(most).collect()
+        worth.take(most).map(lane).collect()
     }
 
-    /// What a look into a lane showed: whether there was nothing.
-    fn saw(&mut self, lane: u64, empty: bool) {
-        let until = if empty { self.looks + PASSED_OVER } else { 0 };
-        if let Some(place) = usize::try_from(lane).ok().and_then(|at| self.empty_until.get_mut(at)) {
-            *place = until;
+    /// What a look into a lane showed.
+    fn saw(&mut self, Lane { number, after }: Lane, saw: Saw, now: Timestamp) {
+        let since = after.map_or(now, |after| after.since);
+        let lane = match saw {
+            Saw::All => KnownLane {
+                empty_until: self.looks + PASSED_OVER,
+                seen_to: None,
+            },
+            Saw::UpTo(key) => KnownLane {
+                empty_until: 0,
+                seen_to: Some(SeenTo { key, since }),
+            },
+        };
+        if let Some(place) = usize::try_from(number).ok().and_then(|at| self.lanes.get_mut(at)) {
+            *place = lane;
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use holdfast_core::{Clock, Generation, ManualClock, SampleId};
-
-    use super::*;
-
-    fn found(name: &str) -> Found {
-        let sample = SampleRef {
-            sample: SampleId::new(name).expect("a name"),
-            generation: Generation::new(1).expect("a generation"),
-        };
-        Found { sample, copied: None }
-    }
-
-    fn names(reached: &Reached) -> Vec<&str> {
-        reached.iter().map(|found| found.sample.sample.as_str()).collect()
-    }
-
-    #[test]
-    fn what_was_seen_is_taken_once_and_only_while_it_is_fresh() {
-        let (clock, list) = (ManualClock::new(), Arc::new(ReadyList::default()));
-        assert!(list.take(1, clock.now(), false).is_none());
-        list.leave([found("a"), found("b"), found("c")], clock.now());
-        assert_eq!(names(&list.take(2, clock.now(), false).expect("fresh")), ["a", "b"]);
-        clock.advance(2 * FRESH);
-        assert!(list.take(2, clock.now(), false).is_none(), "too old");
-        list.leave([found("c")], clock.now());
-        assert_eq!(names(&list.take(2, clock.now(), false).expect("seen anew")), ["c"]);
-    }
-
-    #[test]
-    fn less_than_is_asked_for_is_taken_only_when_there_is_no_more_to_see() {
-        let (clock, list) = (ManualClock::new(), Arc::new(ReadyList::default()));
-        list.leave([found("a"), found("b")], clock.now());
-        assert!(list.take(3, clock.now(), true).is_none());
-        assert_eq!(names(&list.take(3, clock.now(), false).expect("two")), ["a", "b"]);
-    }
-
-    #[test]
-    fn what_somebody_reaches_for_is_not_found_by_another() {
-        let (clock, list) = (ManualClock::new(), Arc::new(ReadyList::default()));
-        list.leave([found("a"), found("b")], clock.now());
-        let reached = list.take(1, clock.now(), false).expect("one");
-        list.leave([found("a"), found("b"), found("c")], clock.now());
-        assert_eq!(names(&list.take(9, clock.now(), false).expect("the rest")), ["b", "c"]);
-        drop(reached);
-        list.leave([found("a")], clock.now());
-        assert_eq!(
-            names(&list.take(9, clock.now(), false).expect("it was given up")),
-            ["a"]
-        );
-    }
-
-    #[test]
-    fn more_is_seen_at_once_as_long_as_it_is_all_taken() {
-        let (clock, list) = (ManualClock::new(), Arc::new(ReadyList::default()));
-        let seen = |list: &ReadyList| list.next(1, 0).of_each;
-        assert_eq!([seen(&list), seen(&list), seen(&list)], [1, 2, 4]);
-        list.leave([found("a")], clock.now());
-        clock.advance(2 * FRESH);
-        assert!(list.take(1, clock.now(), false).is_none());
-        assert_eq!(seen(&list), 4, "half of it was enough");
-        assert_eq!(list.next(64, 0).of_each, 64, "never less than is asked for");
-    }
-
-    #[test]
-    fn the_less_there_is_in_a_lane_the_more_lanes_are_looked_into() {
-        let list = ReadyList::default();
-        let look = list.next(8, 0);
-        assert_eq!((look.lanes.as_slice(), look.of_each), ([0].as_slice(), 8));
-        list.saw_all(&[(0, true)]);
-        list.saw_all(&[(1, true)]);
-        assert_eq!(
-            list.next(8, 0),
-            Look {
-                lanes: vec![2, 3],
-                of_each: 4
-            }
-        );
-        list.saw_all(&[(2, false), (3, true)]);
-        assert_eq!(list.next(8, 0).lanes, [2]);
-    }
-
-    #[test]
-    fn a_lane_that_had_nothing_is_passed_over_for_a_while() {
-        let mut lanes = Lanes::default();
-        assert_eq!(lanes.next(3, 1), [3]);
-        lanes.saw(3, true);
-        assert_eq!(lanes.next(3, 1), [4]);
-        for _ in 0..PASSED_OVER {
-            lanes.next(5, 1);
-        }
-        assert_eq!(lanes.next(3, 1), [3], "it gets its look again");
-    }
-
-    #[test]
-    fn no_lane_is_worth_a_look_when_all_had_nothing() {
-        let mut lanes = Lanes::default();
-        (0..LANES).for_each(|lane| lanes.saw(lane, true));
-        assert!(lanes.next(0, 9).is_empty());
-        lanes.saw(7, false);
-        assert_eq!(lanes.next(0, 9), [7]);
-    }
-}
+mod tests;

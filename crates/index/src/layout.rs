@@ -31,15 +31,13 @@
 //! Numbers in keys are sixteen hex digits, so that the order of keys is the order of numbers. Names are escaped.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use holdfast_core::key::{escape, escape_into, unescape};
 use holdfast_core::{Digest, Error, Generation, Result, SampleId, StoreId};
-use holdfast_custody::{GroupName, Live, Progress, Reserved, Retired, SessionId, Tick, Version};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use holdfast_custody::{GroupName, GroupState, Live, Progress, Reserved, Retired, SessionId, Tick};
 
-use crate::kv::{Entry, Write, prefix};
+use crate::kv::{Write, prefix};
+use crate::record::{Description, encode, encode_described};
 
 /// Ready lists are cut into this many lanes, so that consumers do not all reach for the same sample.
 pub(crate) const LANES: u64 = 32;
@@ -50,80 +48,8 @@ pub(crate) struct Layout {
     root: String,
 }
 
-/// Where a record is, with the list entries that follow from it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Home {
-    pub(crate) key: String,
-    /// Entries of ready lists.
-    pub(crate) ready: Vec<String>,
-}
-
-impl From<String> for Home {
-    fn from(key: String) -> Self {
-        let ready = Vec::new();
-        Self { key, ready }
-    }
-}
-
-/// A record and its home.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Placed {
-    pub(crate) home: Home,
-    pub(crate) value: Vec<u8>,
-    /// Whether the entries of ready lists hold a copy of it.
-    copied: bool,
-}
-
-/// What a producer said about a sample: opaque to us. None if it has not committed.
-pub(crate) type Description = Option<Arc<[u8]>>;
-
-/// Between a record and the description behind it; JSON has no such byte.
-const BEHIND: u8 = 0;
-
-/// Hardly any record without its description is longer.
-const USUAL_RECORD: usize = 384;
-
-/// A record with what was said about it behind it.
-fn encode_described(record: &impl Serialize, description: &Description) -> Result<Vec<u8>> {
-    let described = description.as_ref().map_or(0, |description| 1 + description.len());
-    let mut value = Vec::with_capacity(USUAL_RECORD + described);
-    encode_into(&mut value, record)?;
-    if let Some(description) = description {
-        value.push(BEHIND);
-        value.extend_from_slice(description);
-    }
-    Ok(value)
-}
-
-/// What rides behind a record.
-pub(crate) fn description_of(entry: &Entry) -> Description {
-    let at = entry.value.iter().position(|byte| *byte == BEHIND)?;
-    entry.value.get(at + 1..).map(Arc::from)
-}
-
-pub(crate) fn encode(record: &impl Serialize) -> Result<Vec<u8>> {
-    let mut value = Vec::with_capacity(USUAL_RECORD);
-    encode_into(&mut value, record)?;
-    Ok(value)
-}
-
-fn encode_into(value: &mut Vec<u8>, record: &impl Serialize) -> Result<()> {
-    serde_json::to_writer(value, record)
-        .map_err(|error| Error::internal("index.encode", "a record cannot be written as JSON").caused_by(error))
-}
-
-/// Reads a record. Fields that a later release added are passed over, so that releases can work side by side.
-pub(crate) fn decode<T: DeserializeOwned>(entry: &Entry) -> Result<T> {
-    let record = entry.value.split(|byte| *byte == BEHIND).next().unwrap_or_default();
-    serde_json::from_slice(record).map_err(|error| {
-        Error::internal(
-            "index.decode",
-            "a record cannot be read; was it written by something else?",
-        )
-        .with("key", &entry.key)
-        .caused_by(error)
-    })
-}
+/// Hardly any change of a record takes more writes.
+const USUAL_WRITES: usize = 2;
 
 /// A key that is being written. There are several for each sample and change, so they are put together by hand: the
 /// machinery of `format!` would take longer than all the rest.
@@ -279,132 +205,117 @@ impl Layout {
 
     /// The sample behind a key of the ready list.
     pub(crate) fn ready_sample(key: &str) -> Option<SampleId> {
-        SampleId::new(unescape(key.rsplit('/').next()?)?).ok()
+        unescaped(key.rsplit('/').next()?)
     }
 
     /// The sample and generation behind a key of `f/` or `g/`.
     pub(crate) fn parse_retired(key: &str) -> Option<(SampleId, Generation)> {
         let mut parts = key.rsplit('/');
         let generation = Generation::new(u64::from_str_radix(parts.next()?, 16).ok()?)?;
-        Some((SampleId::new(unescape(parts.next()?)?).ok()?, generation))
+        Some((unescaped(parts.next()?)?, generation))
     }
 
-    pub(crate) fn place_reserved(&self, sample: &SampleId, record: &Reserved) -> Result<Placed> {
-        Ok(Placed {
-            home: self.pending(sample).into(),
-            value: encode(record)?,
-            copied: false,
-        })
+    /// Puts a reservation where it belongs.
+    pub(crate) fn put_reserved(&self, sample: &SampleId, record: &Reserved) -> Result<Write> {
+        Ok(Write::put(self.pending(sample), encode(record)?))
     }
 
-    pub(crate) fn live_home(&self, sample: &SampleId, record: &Live) -> Home {
-        let order = record.generation.get().to_be_bytes();
-        let waiting = record.groups.iter().filter(|state| state.progress == Progress::Waiting);
-        let ready = waiting.map(|state| {
-            let key = self.of_sample("q/", sample).text(state.group.as_str()).text("/");
-            let key = key.number([lane_of(sample)]).text("/").number(order).text("/");
-            key.name(sample.as_str()).0
-        });
-        let ready = ready.collect();
-        Home {
-            key: self.live(sample),
-            ready,
-        }
+    /// The entry of a ready list, if a sample of this generation waits for the group.
+    fn ready_entry(&self, sample: &SampleId, generation: Generation, group: &GroupName) -> String {
+        let key = self.of_sample("q/", sample).text(group.as_str()).text("/");
+        let key = key.number([lane_of(sample)]).text("/");
+        let key = key.number(generation.get().to_be_bytes()).text("/");
+        key.name(sample.as_str()).0
     }
 
-    pub(crate) fn place_live(&self, sample: &SampleId, record: &Live, description: &Description) -> Result<Placed> {
-        Ok(Placed {
-            home: self.live_home(sample, record),
-            value: encode_described(record, description)?,
-            copied: record.groups.len() == 1,
-        })
+    /// The entries of ready lists that follow from a record and not from another one.
+    pub(crate) fn ready_entries<'a>(
+        &'a self,
+        sample: &'a SampleId,
+        of: &'a Live,
+        not_of: Option<&'a Live>,
+    ) -> impl Iterator<Item = String> + 'a {
+        let other = not_of.filter(|other| other.generation == of.generation);
+        let waiting = of.groups.iter().filter(|state| state.progress == Progress::Waiting);
+        let only_here = waiting.filter(move |state| !other.is_some_and(|other| waits_for(other, &state.group)));
+        only_here.map(|state| self.ready_entry(sample, of.generation, &state.group))
+    }
+
+    /// What turns the live record of a sample, if there is one, into another.
+    pub(crate) fn put_live(
+        &self,
+        sample: &SampleId,
+        before: Option<&Live>,
+        after: &Live,
+        description: &Description,
+    ) -> Result<Vec<Write>> {
+        let value = encode_described(after, description)?;
+        let copied = after.groups.len() == 1;
+        let mut writes = Vec::with_capacity(USUAL_WRITES);
+        writes.extend(
+            before
+                .into_iter()
+                .flat_map(|before| self.ready_entries(sample, before, Some(after)))
+                .map(Write::Delete),
+        );
+        writes.extend(
+            self.ready_entries(sample, after, before)
+                .map(|key| Write::put(key, if copied { value.clone() } else { Vec::new() })),
+        );
+        writes.push(Write::put(self.live(sample), value));
+        Ok(writes)
+    }
+
+    /// What turns the live record of a sample into a retired one.
+    pub(crate) fn put_live_away(
+        &self,
+        sample: &SampleId,
+        before: &Live,
+        after: &Retired,
+        description: &Description,
+    ) -> Result<Vec<Write>> {
+        let mut writes = Vec::with_capacity(USUAL_WRITES);
+        writes.extend(self.ready_entries(sample, before, None).map(Write::Delete));
+        writes.push(Write::Delete(self.live(sample)));
+        writes.push(self.put_retired(sample, after, description)?);
+        Ok(writes)
     }
 
     /// A record that was never reserved at a known version cannot be retired: its generation names its home.
-    pub(crate) fn retired_home(&self, sample: &SampleId, record: &Retired) -> Result<Home> {
+    pub(crate) fn retired_home(&self, sample: &SampleId, record: &Retired) -> Result<String> {
         let generation = record.generation.ok_or_else(|| {
             Error::internal("index.place", "a retired record has no generation").with("sample", sample)
         })?;
-        let key = if record.may_be_freed() {
+        Ok(if record.may_be_freed() {
             self.to_free(sample, generation)
         } else {
             self.retired_with_readers(sample, generation)
-        };
-        Ok(key.into())
-    }
-
-    pub(crate) fn place_retired(
-        &self,
-        sample: &SampleId,
-        record: &Retired,
-        description: &Description,
-    ) -> Result<Placed> {
-        Ok(Placed {
-            home: self.retired_home(sample, record)?,
-            value: encode_described(record, description)?,
-            copied: false,
         })
     }
+
+    /// Puts a retired record where it belongs.
+    pub(crate) fn put_retired(&self, sample: &SampleId, record: &Retired, description: &Description) -> Result<Write> {
+        let home = self.retired_home(sample, record)?;
+        Ok(Write::put(home, encode_described(record, description)?))
+    }
+}
+
+/// The sample whose name is a segment of a key. Hardly any name needs an escape.
+fn unescaped(segment: &str) -> Option<SampleId> {
+    if segment.contains('%') {
+        SampleId::new(unescape(segment)?).ok()
+    } else {
+        SampleId::new(segment).ok()
+    }
+}
+
+fn waits_for(record: &Live, group: &GroupName) -> bool {
+    let waits = |state: &GroupState| state.group == *group && state.progress == Progress::Waiting;
+    record.groups.iter().any(waits)
 }
 
 /// The lane of a sample: spread by its name, because samples that were reserved together have one generation.
 fn lane_of(sample: &SampleId) -> u8 {
     let hash = Digest::of(sample.as_str().as_bytes()).as_u128();
     u8::try_from(hash % u128::from(LANES)).unwrap_or(0)
-}
-
-/// The writes that turn what was there into what is to be there.
-pub(crate) fn writes(before: Vec<Home>, after: Vec<Placed>) -> Vec<Write> {
-    let stays = |key: &String| {
-        after
-            .iter()
-            .any(|placed| placed.home.key == *key || placed.home.ready.contains(key))
-    };
-    let mut writes = Vec::with_capacity(2 * (before.len() + after.len()));
-    let mut there = Vec::new();
-    for Home { key, ready } in before {
-        for key in ready.into_iter().chain([key]) {
-            if stays(&key) {
-                there.push(key);
-            } else {
-                writes.push(Write::Delete(key));
-            }
-        }
-    }
-    for Placed { home, value, copied } in after {
-        for key in home.ready {
-            if !there.contains(&key) {
-                writes.push(Write::put(key, if copied { value.clone() } else { Vec::new() }));
-            }
-        }
-        writes.push(Write::put(home.key, value));
-    }
-    writes
-}
-
-/// Reads a record and puts in the versions that it could not know when it was written.
-pub(crate) fn decode_reserved(entry: &Entry) -> Result<Reserved> {
-    let mut record: Reserved = decode(entry)?;
-    record.settle(entry.version);
-    Ok(record)
-}
-
-/// As [`decode_reserved`].
-pub(crate) fn decode_live(entry: &Entry) -> Result<Live> {
-    let mut record: Live = decode(entry)?;
-    record.settle(entry.version);
-    Ok(record)
-}
-
-/// As [`decode_reserved`].
-pub(crate) fn decode_retired(entry: &Entry) -> Result<Retired> {
-    let mut record: Retired = decode(entry)?;
-    record.settle(entry.version);
-    Ok(record)
-}
-
-/// The version that a placed record will have, once known, goes into the record itself.
-pub(crate) fn settled_live(mut record: Live, version: Version) -> Live {
-    record.settle(version);
-    record
 }

@@ -8,7 +8,7 @@
 //! | module | its job |
 //! |---|---|
 //! | [`kv`] | what is needed of a store of keys, and one in memory |
-//! | `layout` | where records lie, and which list entries follow from a record |
+//! | `layout`, `record` | where records lie and how they are written, and which list entries follow from a record |
 //! | `session` | a process's membership; transactions whose outcome is always found out |
 //! | `batch`, `decision`, `round` | read, decide, write, for many samples at once |
 //! | `notes` | what was given to whom, so that it can be taken back |
@@ -30,6 +30,7 @@ mod memory;
 mod moves;
 mod notes;
 mod ready;
+mod record;
 mod round;
 pub mod schema;
 mod session;
@@ -46,6 +47,7 @@ use holdfast_core::{Generation, Result, SampleId};
 use holdfast_custody::{GroupName, Reason, Tick, Version};
 
 pub use index::{IndexConfig, KvIndex};
+use lanes::Found;
 pub use session::Session;
 pub use types::{Answered, Commit, FreeTask, Held, Reserve, SampleRef, SweepReport, Versioned, View};
 
@@ -197,7 +199,8 @@ impl Index for KvIndex {
         ticks: u64,
         within: Duration,
     ) -> Vec<Result<Held>> {
-        self.do_lease(session, items, Some(group), ticks, None, self.deadline(within))
+        let items: Vec<Found> = items.iter().map(Found::from).collect();
+        self.do_lease(session, &items, Some(group), ticks, self.deadline(within))
             .await
     }
 
@@ -214,8 +217,8 @@ impl Index for KvIndex {
     }
 
     async fn read(&self, session: &Session, items: &[SampleRef], ticks: u64, within: Duration) -> Vec<Result<Held>> {
-        self.do_lease(session, items, None, ticks, None, self.deadline(within))
-            .await
+        let items: Vec<Found> = items.iter().map(Found::from).collect();
+        self.do_lease(session, &items, None, ticks, self.deadline(within)).await
     }
 
     async fn renew(&self, session: &Session, items: &[Held], ticks: u64, within: Duration) -> Vec<Result<Held>> {

@@ -1,10 +1,11 @@
 //! Looking without changing anything: what is live, and which tokens are good.
 
 use holdfast_core::{Deadline, Result, SampleId};
+use holdfast_custody::Live;
 
 use crate::index::KvIndex;
 use crate::kv::{Entry, Read};
-use crate::layout::{decode_live, description_of};
+use crate::record::decode_versioned;
 use crate::session::Session;
 use crate::types::{Held, SampleRef, Versioned, View};
 
@@ -21,9 +22,10 @@ impl KvIndex {
             let mut snapshot = self.kv().read(&reads, deadline.remaining(self.clock())).await?;
             let alive = snapshot.entries.pop().is_some_and(|entries| !entries.is_empty());
             for (item, entries) in chunk.iter().zip(&snapshot.entries) {
-                let record = entries.first().map(decode_live).transpose()?;
-                let holds =
-                    record.is_some_and(|live| live.generation == item.sample.generation && live.holds(item.token));
+                let live: Option<Versioned<Live>> = entries.first().map(decode_versioned).transpose()?;
+                let holds = live.is_some_and(|live| {
+                    live.record.generation == item.sample.generation && live.record.holds(item.token)
+                });
                 good.push(alive && holds);
             }
         }
@@ -47,17 +49,13 @@ impl KvIndex {
 }
 
 fn view(sample: &SampleId, entry: &Entry) -> Result<View> {
-    let (record, description) = (decode_live(entry)?, description_of(entry));
+    let record: Versioned<Live> = decode_versioned(entry)?;
     Ok(View {
         sample: SampleRef {
             sample: sample.clone(),
-            generation: record.generation,
+            generation: record.record.generation,
         },
-        description: description.as_deref().map(<[u8]>::to_vec).unwrap_or_default(),
-        record: Versioned {
-            record,
-            version: entry.version,
-            description,
-        },
+        description: record.description.as_deref().map(<[u8]>::to_vec).unwrap_or_default(),
+        record,
     })
 }

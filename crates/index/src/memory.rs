@@ -2,25 +2,26 @@
 //! its objects are gone.
 //!
 //! It is a guess that saves a look and nothing more: every change requires that the record has the version that is
-//! remembered, and if it has not, it is read. The oldest are forgotten first.
+//! remembered, and if it has not, it is read. Keys are known by their digests, which no two share by chance. The oldest are
+//! forgotten first.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
 
+use holdfast_core::Digest;
 use holdfast_custody::Version;
 use parking_lot::Mutex;
 
-use crate::kv::Entry;
-use crate::notes::OpenNote;
+use crate::notes::Line;
 
 /// More than one process has under way at a time; less than what is worth counting in bytes.
 const MOST: usize = 8192;
 
-/// A record as it was written, and the note of who holds it.
+/// A record as it was written, without what rides behind it, and where it is noted who holds it.
 #[derive(Clone, Debug)]
 pub(crate) struct Remembered {
-    pub(crate) entry: Entry,
-    pub(crate) note: Option<Arc<OpenNote>>,
+    pub(crate) value: Vec<u8>,
+    pub(crate) version: Version,
+    pub(crate) note: Option<Line>,
 }
 
 #[derive(Debug, Default)]
@@ -28,20 +29,15 @@ pub(crate) struct Memory(Mutex<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
-    records: HashMap<String, Remembered>,
+    records: HashMap<Digest, Remembered>,
     /// In the order in which they came; some are gone by now.
-    order: VecDeque<String>,
+    order: VecDeque<Digest>,
 }
 
 impl Memory {
-    pub(crate) fn put(&self, key: String, value: Vec<u8>, version: Version, note: Option<Arc<OpenNote>>) {
+    pub(crate) fn put(&self, key: Digest, record: Remembered) {
         let mut inner = self.0.lock();
-        let entry = Entry {
-            key: key.clone(),
-            value,
-            version,
-        };
-        inner.records.insert(key.clone(), Remembered { entry, note });
+        inner.records.insert(key, record);
         inner.order.push_back(key);
         while inner.order.len() > MOST {
             if let Some(oldest) = inner.order.pop_front() {
@@ -52,6 +48,6 @@ impl Memory {
 
     /// What was remembered under a key; forgets it.
     pub(crate) fn take(&self, key: &str) -> Option<Remembered> {
-        self.0.lock().records.remove(key)
+        self.0.lock().records.remove(&Digest::of(key.as_bytes()))
     }
 }

@@ -3,94 +3,87 @@
 use holdfast_core::{Result, SampleId};
 use holdfast_custody::{Acknowledged, Live, Reserved, Retired, Version};
 
-use crate::decision::{Decision, Done};
+use crate::decision::Decision;
 use crate::index::KvIndex;
-use crate::kv::Condition;
-use crate::layout::{Home, Placed, settled_live, writes};
+use crate::kv::{Condition, Write};
 use crate::types::{Answered, Versioned};
 
-/// A record that was last written at `version` becomes another one, or the same in another place.
-fn replace<T>(
-    from: Home,
-    version: Version,
-    to: Placed,
-    done: impl FnOnce(Done) -> T + Send + 'static,
-) -> Result<Decision<T>> {
-    let conditions = vec![Condition::Unchanged(from.key.clone(), version)];
-    Ok(Decision::new(conditions, writes(vec![from], vec![to]), done))
-}
-
 impl KvIndex {
-    /// A live record becomes another one.
-    pub(crate) fn rewrite<T: Send + 'static>(
+    /// A live record becomes another one. What the caller gets is made of that, as it is but for its version.
+    pub(crate) fn rewrite<T>(
         &self,
         sample: &SampleId,
         before: &Versioned<Live>,
         after: Live,
-        done: impl FnOnce(Versioned<Live>, Done) -> T + Send + 'static,
+        outcome: impl FnOnce(Versioned<Live>) -> T,
     ) -> Result<Decision<T>> {
-        let description = before.description.clone();
-        let from = self.layout().live_home(sample, &before.record);
-        let to = self.layout().place_live(sample, &after, &description)?;
-        replace(from, before.version, to, move |outcome| {
-            let seen = Versioned {
-                record: settled_live(after, outcome.version),
-                version: outcome.version,
-                description,
-            };
-            done(seen, outcome)
-        })
+        let unchanged = Condition::Unchanged(self.layout().live(sample), before.version);
+        let writes = self
+            .layout()
+            .put_live(sample, Some(&before.record), &after, &before.description)?;
+        let after = Versioned {
+            record: after,
+            version: Version::default(),
+            description: before.description.clone(),
+        };
+        Ok(Decision::new(vec![unchanged], writes, outcome(after)))
     }
 
     /// A live record becomes another one or is retired.
-    pub(crate) fn conclude<T: Send + 'static>(
+    pub(crate) fn conclude<T>(
         &self,
         sample: &SampleId,
         before: &Versioned<Live>,
         after: Acknowledged,
-        done: impl FnOnce(Answered) -> T + Send + 'static,
+        outcome: impl FnOnce(Answered) -> T,
     ) -> Result<Decision<T>> {
         match after {
-            Acknowledged::Live(after) => self.rewrite(sample, before, after, |_, _| done(Answered::Live)),
+            Acknowledged::Live(after) => self.rewrite(sample, before, after, |_| outcome(Answered::Live)),
             Acknowledged::Retired(retired) => {
-                let free = retired.may_be_freed();
-                let answer = Answered::Retired {
-                    reason: retired.reason,
-                    free,
-                };
-                let from = self.layout().live_home(sample, &before.record);
-                let to = self.layout().place_retired(sample, &retired, &before.description)?;
-                let home = free.then(|| to.home.key.clone());
-                let mut decision = replace(from, before.version, to, move |_| done(answer))?;
-                decision.remember = home;
-                Ok(decision)
+                let (reason, free) = (retired.reason, retired.may_be_freed());
+                let unchanged = Condition::Unchanged(self.layout().live(sample), before.version);
+                let writes = self
+                    .layout()
+                    .put_live_away(sample, &before.record, &retired, &before.description)?;
+                let decision = Decision::new(vec![unchanged], writes, outcome(Answered::Retired { reason, free }));
+                Ok(if free { decision.remembering() } else { decision })
             }
         }
     }
 
     /// A reservation ends without a commit.
-    pub(crate) fn give_up<T: Send + 'static>(
+    pub(crate) fn give_up<T>(
         &self,
         sample: &SampleId,
         before: &Versioned<Reserved>,
         retired: &Retired,
-        done: impl FnOnce() -> T + Send + 'static,
+        outcome: T,
     ) -> Result<Decision<T>> {
-        let from = self.layout().pending(sample).into();
-        let to = self.layout().place_retired(sample, retired, &None)?;
-        replace(from, before.version, to, |_| done())
+        let home = self.layout().pending(sample);
+        let unchanged = Condition::Unchanged(home.clone(), before.version);
+        let retired = self.layout().put_retired(sample, retired, &None)?;
+        Ok(Decision::new(
+            vec![unchanged],
+            vec![Write::Delete(home), retired],
+            outcome,
+        ))
     }
 
     /// A retired record loses readers.
-    pub(crate) fn drain<T: Send + 'static>(
+    pub(crate) fn drain<T>(
         &self,
         sample: &SampleId,
         before: &Versioned<Retired>,
         after: &Retired,
-        done: impl FnOnce() -> T + Send + 'static,
+        outcome: T,
     ) -> Result<Decision<T>> {
-        let from = self.layout().retired_home(sample, &before.record)?;
-        let to = self.layout().place_retired(sample, after, &before.description)?;
-        replace(from, before.version, to, |_| done())
+        let home = self.layout().retired_home(sample, &before.record)?;
+        let after = self.layout().put_retired(sample, after, &before.description)?;
+        let unchanged = Condition::Unchanged(home.clone(), before.version);
+        let mut writes = vec![after];
+        if writes.iter().all(|write| write.key() != home) {
+            writes.push(Write::Delete(home));
+        }
+        Ok(Decision::new(vec![unchanged], writes, outcome))
     }
 }

@@ -19,7 +19,6 @@
 //! - A sweep strikes a note out only after all that it names has been looked at *after* it was due. What was given until
 //!   a later tick, in another transaction, has another note.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -29,7 +28,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::kv::Entry;
-use crate::layout::decode;
+use crate::record::decode;
 
 /// Something that a session holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,11 +78,11 @@ impl Note {
     }
 }
 
-/// A note that this process has left, and what of it is not answered yet.
+/// A note that this process has left, and which lines of it are not answered yet.
 #[derive(Debug)]
 pub(crate) struct OpenNote {
     pub(crate) key: String,
-    open: Mutex<HashSet<SampleId>>,
+    open: Mutex<Vec<bool>>,
 }
 
 impl PartialEq for OpenNote {
@@ -95,23 +94,35 @@ impl PartialEq for OpenNote {
 impl Eq for OpenNote {}
 
 impl OpenNote {
-    pub(crate) fn new(key: String, samples: impl Iterator<Item = SampleId>) -> Arc<Self> {
-        let open = Mutex::new(samples.collect());
+    /// A note with so many lines.
+    pub(crate) fn new(key: String, lines: usize) -> Arc<Self> {
+        let open = Mutex::new(vec![true; lines]);
         Arc::new(Self { key, open })
     }
 
-    /// Whether nothing of it is left once these are answered, and something was before: whoever answered the last of it has
-    /// struck it out or will. If two who answer the rest ask at the same time, both may be told no: a later transaction of
-    /// the session strikes it out, or the sweep that finds it due.
-    pub(crate) fn ends_with(&self, answered: &HashSet<&SampleId>) -> bool {
-        let open = self.open.lock();
-        !open.is_empty() && open.iter().all(|sample| answered.contains(sample))
+    /// Whether nothing of it is left once these lines are answered, and something was before: whoever answered the last of
+    /// it has struck it out or will. If two who answer the rest ask at the same time, both may be told no: a later
+    /// transaction of the session strikes it out, or the sweep that finds it due.
+    pub(crate) fn ends_with(&self, answered: &[usize]) -> bool {
+        let mut open = self.open.lock().clone();
+        let was_open = open.contains(&true);
+        answered.iter().for_each(|line| open[*line] = false);
+        was_open && !open.contains(&true)
     }
+}
 
-    /// A sample is answered. True if it was the last one.
-    pub(crate) fn answered(&self, sample: &SampleId) -> bool {
-        let mut open = self.open.lock();
-        open.remove(sample) && open.is_empty()
+/// One line of a note: one sample that is held.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Line {
+    pub(crate) note: Arc<OpenNote>,
+    pub(crate) line: usize,
+}
+
+impl Line {
+    /// It is answered. True if it was the last one of its note.
+    pub(crate) fn answered(&self) -> bool {
+        let mut open = self.note.open.lock();
+        std::mem::replace(&mut open[self.line], false) && !open.contains(&true)
     }
 }
 

@@ -4,20 +4,19 @@
 //! from what it found. Processes look into different lanes, so that they reach for different samples. What
 //! they find is a guess: somebody else may have taken it meanwhile, and then the taking tells.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_core::{Deadline, Error, ErrorKind, Generation, Result, Retry};
 use holdfast_custody::{GroupName, Version};
 
-use crate::batch::Loaded;
 use crate::index::KvIndex;
-use crate::kv::{Entry, Read};
-use crate::lanes::{Found, Look, Reached, ReadyList};
-use crate::layout::{LANES, Layout, decode_live, description_of};
+use crate::kv::{Entry, Read, Snapshot};
+use crate::lanes::{Found, Lane, Look, Reached, ReadyList, Saw};
+use crate::layout::{LANES, Layout};
+use crate::record::decode_versioned;
 use crate::session::Session;
-use crate::types::{Held, SampleRef, Versioned};
+use crate::types::{Held, SampleRef};
 
 /// How close to its deadline a call that was cut short by it ends: clocks and timers round.
 const CUT_SHORT: Duration = Duration::from_millis(10);
@@ -102,12 +101,8 @@ impl KvIndex {
         }
         let mut held = Vec::with_capacity(ready.len());
         let mut failed = None;
-        let seen = self.seen_ready(&ready);
-        let samples: Vec<SampleRef> = ready.iter().map(|found| found.sample.clone()).collect();
-        for result in self
-            .do_lease(session, &samples, Some(group), ticks, seen, deadline)
-            .await
-        {
+        // What was copied to the ready list is good for a first try without a look.
+        for result in self.do_lease(session, &ready, Some(group), ticks, deadline).await {
             match result {
                 Ok(lease) => held.push(lease),
                 // Somebody else was faster, or the sample went away in between.
@@ -123,16 +118,6 @@ impl KvIndex {
             Some(error) => Err(error),
             None => Ok(Next::Again),
         }
-    }
-
-    /// What was copied to the ready list is good for a first try without a look.
-    fn seen_ready(&self, ready: &[Found]) -> Option<Loaded> {
-        let mut seen = HashMap::with_capacity(ready.len());
-        for found in ready {
-            let copied = found.copied.clone()?;
-            seen.insert(found.sample.sample.clone(), copied);
-        }
-        Some(Loaded::with_seen(seen))
     }
 
     /// Some samples that wait for the group, and the moment at which there were none.
@@ -151,11 +136,11 @@ impl KvIndex {
             if let Some(found) = list.take(count, self.clock().now(), true) {
                 return Ok(Ready::Some(found));
             }
-            let look = list.next(count, self.next_lane());
+            let look = list.next(count, self.next_lane(), self.clock().now());
             if look.lanes.is_empty() {
                 break;
             }
-            self.look_into_lanes(group, &look, &list, deadline).await?;
+            self.look_into_lanes(group, look, &list, deadline).await?;
         }
         match list.take(count, self.clock().now(), true) {
             Some(found) => Ok(Ready::Some(found)),
@@ -167,18 +152,18 @@ impl KvIndex {
     async fn look_into_lanes(
         &self,
         group: &GroupName,
-        look: &Look,
+        Look { lanes, of_each }: Look,
         list: &ReadyList,
         deadline: Deadline,
     ) -> Result<()> {
-        let Look { lanes, of_each } = look;
-        let reads: Vec<Read> = lanes.iter().map(|lane| self.lane(group, *lane, *of_each)).collect();
+        let begun = self.clock().now();
+        let reads: Vec<Read> = lanes.iter().map(|lane| self.lane(group, lane, of_each)).collect();
         let snapshot = self.kv().read(&reads, deadline.remaining(self.clock())).await?;
-        let all = snapshot.entries.iter().map(|entries| entries.len() < *of_each);
-        let saw: Vec<(u64, bool)> = lanes.iter().copied().zip(all).collect();
         let found: Vec<Found> = snapshot.entries.iter().flatten().map(parse).collect::<Result<_>>()?;
+        let (seen, wanted) = (found.len(), of_each * lanes.len());
+        let saw = lanes.into_iter().zip(saw(&snapshot, of_each)).collect();
         list.leave(found, self.clock().now());
-        list.saw_all(&saw);
+        list.saw(saw, (seen, wanted), begun);
         Ok(())
     }
 
@@ -192,15 +177,20 @@ impl KvIndex {
     ) -> Result<Ready> {
         // What is left is spread evenly, or is so little that all of it may lie in one lane.
         let each = count.div_ceil(4).max(count.min(16));
-        let mut reads: Vec<Read> = (0..LANES).map(|lane| self.lane(group, lane, each)).collect();
+        let begun = self.clock().now();
+        let from_the_start = |number| Lane { number, after: None };
+        let lanes: Vec<Lane> = (0..LANES).map(from_the_start).collect();
+        let mut reads: Vec<Read> = lanes.iter().map(|lane| self.lane(group, lane, each)).collect();
         // Who has nothing to take learns here that its session has ended; the others do when they take it.
         reads.push(Read::Key(self.layout().alive(session.id())));
         let mut snapshot = self.kv().read(&reads, deadline.remaining(self.clock())).await?;
         if snapshot.entries.pop().is_none_or(|alive| alive.is_empty()) {
             return Err(session.fenced("index.lease_next"));
         }
-        list.saw((0..LANES).zip(snapshot.entries.iter().map(Vec::is_empty)));
         let mut found: Vec<Found> = snapshot.entries.iter().flatten().map(parse).collect::<Result<_>>()?;
+        let (seen, wanted) = (found.len(), each * lanes.len());
+        let saw = lanes.into_iter().zip(saw(&snapshot, each)).collect();
+        list.saw(saw, (seen, wanted), begun);
         // Other processes whose lane was empty look at the same few: each begins somewhere else.
         let from = usize::try_from(self.rng().below(found.len().max(1) as u64)).unwrap_or(0);
         found.rotate_left(from);
@@ -216,9 +206,14 @@ impl KvIndex {
         })
     }
 
-    fn lane(&self, group: &GroupName, lane: u64, limit: usize) -> Read {
+    fn lane(&self, group: &GroupName, lane: &Lane, limit: usize) -> Read {
+        let mut keys = self.layout().ready_lane(group, lane.number);
+        if let Some(seen) = &lane.after {
+            // The first key after that one.
+            keys.start = format!("{}\0", seen.key);
+        }
         Read::Range {
-            keys: self.layout().ready_lane(group, lane),
+            keys,
             limit,
             keys_only: false,
         }
@@ -259,6 +254,14 @@ impl KvIndex {
     }
 }
 
+/// What was seen of each lane, if so many entries were asked for at most.
+fn saw(snapshot: &Snapshot, limit: usize) -> impl Iterator<Item = Saw> {
+    snapshot.entries.iter().map(move |entries| match entries.last() {
+        Some(last) if entries.len() >= limit => Saw::UpTo(last.key.clone()),
+        _ => Saw::All,
+    })
+}
+
 /// What an entry of the ready list tells.
 fn parse(entry: &Entry) -> Result<Found> {
     let key = &entry.key;
@@ -269,15 +272,7 @@ fn parse(entry: &Entry) -> Result<Found> {
     let parsed = order.and_then(Generation::new).zip(Layout::ready_sample(key));
     let (generation, sample) = parsed
         .ok_or_else(|| Error::internal("index.ready", "an entry of the ready list cannot be read").with("key", key))?;
-    let copied = if entry.value.is_empty() {
-        None
-    } else {
-        Some(Versioned {
-            record: decode_live(entry)?,
-            version: entry.version,
-            description: description_of(entry),
-        })
-    };
+    let copied = (!entry.value.is_empty()).then(|| decode_versioned(entry)).transpose()?;
     Ok(Found {
         sample: SampleRef { sample, generation },
         copied,

@@ -5,24 +5,28 @@
 //! the same time: none depends on another, because no two items of a round write the same key. Only those that move
 //! credits follow each other.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use holdfast_core::{Deadline, Error, Result, SampleId};
+use holdfast_core::{Deadline, Digest, Error, Result};
 use holdfast_custody::{SessionId, Tick, Version};
 
 use crate::batch::{self, Credits, Intent, Loaded};
-use crate::decision::{Decision, Done, Room};
+use crate::decision::{Decision, Done, Outcome, Room};
 use crate::index::KvIndex;
 use crate::kv::{Applied, Condition, Write};
-use crate::layout::encode;
-use crate::notes::{Given, Note, OpenNote};
+use crate::memory::Remembered;
+use crate::notes::{Given, Holding, Line, Note, OpenNote};
+use crate::record::{encode, without_description};
 use crate::session::{Sender, Session};
 
 /// Room in every transaction for what is not about its items: the slot, the session, the clock, credits.
 const OTHER_BYTES: usize = 64 * 1024;
+
+/// About so many conditions or writes of a transaction are not about its items.
+const MORE: usize = 8;
 
 impl KvIndex {
     /// How many operations of a transaction there are for items and notes.
@@ -48,7 +52,7 @@ impl KvIndex {
         let mut decided: Vec<(usize, Decision<T>)> = Vec::with_capacity(open.len());
         // By their hashes: two keys that share one are taken for the same, which costs a round and nothing else.
         let hasher = RandomState::new();
-        let mut touched: HashSet<u64> = HashSet::new();
+        let mut touched: HashSet<u64> = HashSet::with_capacity(2 * open.len());
         for at in open {
             match (intent.decide)(&items[*at], loaded) {
                 // It follows from what was believed; what is there has yet to be looked at.
@@ -73,7 +77,7 @@ impl KvIndex {
                         version: Version::default(),
                         note: None,
                     };
-                    results[*at] = Some(Ok((decision.done)(done)));
+                    results[*at] = Some(Ok(decision.outcome.settled(done)));
                 }
                 // Two items of one batch about the same record: the second waits for what the first leaves behind.
                 Ok(decision)
@@ -180,33 +184,43 @@ impl KvIndex {
             ended: Vec::new(),
             struck_out: Vec::new(),
             struck_out_late: Vec::new(),
-            remembered: Vec::new(),
         };
-        let (mut conditions, mut writes) = (Vec::new(), Vec::new());
-        let mut given: BTreeMap<(SessionId, Tick), Vec<(usize, Given)>> = BTreeMap::new();
+        let all_writes: usize = together.iter().map(|(_, decision)| decision.writes.len()).sum();
+        let mut conditions = Vec::with_capacity(together.len() + MORE);
+        let mut writes = Vec::with_capacity(all_writes + MORE);
+        let mut given: BTreeMap<(SessionId, Tick), Vec<(usize, Holding)>> = BTreeMap::new();
         let these: Vec<&Item> = together.iter().map(|(at, _)| &items[*at]).collect();
         for (at, decision) in together {
-            if let Some(key) = decision.remember {
-                let value = decision.writes.iter().find_map(|write| match write {
-                    Write::Put { key: put, value, .. } if *put == key => Some(value.clone()),
-                    _ => None,
-                });
-                finish.remembered.extend(value.map(|value| (at, key, value)));
-            }
+            let remembered = decision.writes.last().filter(|_| decision.remember);
+            let remembered = remembered.and_then(|write| match write {
+                Write::Put { key, value, .. } => {
+                    Some((Digest::of(key.as_bytes()), without_description(value).to_vec()))
+                }
+                Write::Delete(_) => None,
+            });
             conditions.extend(decision.conditions);
             writes.extend(decision.writes);
             finish.ended.extend(decision.ends);
-            if let Some(gives) = decision.gives {
-                given.entry((gives.to, gives.until)).or_default().push((at, gives));
+            if let Some(Given { to, until, what }) = decision.gives {
+                given.entry((to, until)).or_default().push((finish.items.len(), what));
             }
-            finish.items.push((at, None, decision.done));
+            finish.items.push(Finished {
+                at,
+                note: None,
+                outcome: decision.outcome,
+                remembered,
+            });
         }
         for ((to, until), given) in given {
-            let (key, note, open) = self.write_note(session, to, until, &given);
+            let key = self.layout().note(to, until, session.id(), session.notes.next());
+            let open = OpenNote::new(key.clone(), given.len());
+            let mut note = Note::default();
+            for (line, (item, what)) in given.into_iter().enumerate() {
+                note.add(what);
+                let note = Arc::clone(&open);
+                finish.items[item].note = Some(Line { note, line });
+            }
             writes.push(Write::put(key, encode(&note)?));
-            let there: HashSet<usize> = given.iter().map(|(at, _)| *at).collect();
-            let theirs = finish.items.iter_mut().filter(|(at, ..)| there.contains(at));
-            theirs.for_each(|(_, note, _)| *note = Some(Arc::clone(&open)));
         }
         finish.struck_out = struck_out(&finish.ended);
         finish.struck_out_late = session
@@ -237,33 +251,18 @@ impl KvIndex {
             finish,
         })
     }
-
-    fn write_note(
-        &self,
-        session: &Session,
-        to: SessionId,
-        until: Tick,
-        given: &[(usize, Given)],
-    ) -> (String, Note, Arc<OpenNote>) {
-        let mut note = Note::default();
-        for (_, given) in given {
-            note.add(given.what.clone());
-        }
-        let key = self.layout().note(to, until, session.id(), session.notes.next());
-        let samples = given.iter().map(|(_, given)| given.what.sample.clone());
-        let open = OpenNote::new(key.clone(), samples);
-        (key, note, open)
-    }
 }
 
 /// The notes of which nothing is left.
-fn struck_out(ended: &[(Arc<OpenNote>, SampleId)]) -> Vec<String> {
-    let mut notes: HashMap<&str, (&Arc<OpenNote>, HashSet<&SampleId>)> = HashMap::new();
-    for (note, sample) in ended {
-        let (_, answered) = notes.entry(&note.key).or_insert_with(|| (note, HashSet::new()));
-        answered.insert(sample);
+fn struck_out(ended: &[Line]) -> Vec<String> {
+    let mut notes: Vec<(&Arc<OpenNote>, Vec<usize>)> = Vec::new();
+    for Line { note, line } in ended {
+        match notes.iter_mut().find(|(known, _)| Arc::ptr_eq(known, note)) {
+            Some((_, lines)) => lines.push(*line),
+            None => notes.push((note, vec![*line])),
+        }
     }
-    let done = notes.into_values().filter(|(note, answered)| note.ends_with(answered));
+    let done = notes.into_iter().filter(|(note, lines)| note.ends_with(lines));
     done.map(|(note, _)| note.key.clone()).collect()
 }
 
@@ -273,32 +272,40 @@ struct Prepared<T> {
     finish: Finish<T>,
 }
 
-type WhenDone<T> = Box<dyn FnOnce(Done) -> T + Send>;
-
 /// What is left to do when a transaction has been applied.
 struct Finish<T> {
-    items: Vec<(usize, Option<Arc<OpenNote>>, WhenDone<T>)>,
-    ended: Vec<(Arc<OpenNote>, SampleId)>,
+    items: Vec<Finished<T>>,
+    ended: Vec<Line>,
     /// Notes of which nothing is left after this.
     struck_out: Vec<String>,
     /// Notes of which nothing was left before.
     struck_out_late: Vec<String>,
-    remembered: Vec<(usize, String, Vec<u8>)>,
+}
+
+/// The same for one of its items.
+struct Finished<T> {
+    at: usize,
+    note: Option<Line>,
+    outcome: Outcome<T>,
+    /// A record that the session is likely to change next: the digest of its key, and its value.
+    remembered: Option<(Digest, Vec<u8>)>,
 }
 
 impl<T> Finish<T> {
     fn done(self, session: &Session, version: Version) -> Vec<(usize, Result<T>)> {
         // Others answered the rest at the same time: the next transaction strikes it out.
-        let over = self.ended.iter().filter(|(note, sample)| note.answered(sample));
-        let missed = over.map(|(note, _)| note.key.clone());
+        let over = self.ended.iter().filter(|line| line.answered());
+        let missed = over.map(|line| line.note.key.clone());
         let missed = missed.filter(|key| !self.struck_out.contains(key)).collect();
         session.notes.add(missed);
-        for (at, key, value) in self.remembered {
-            let note = self.items.iter().find(|(item, ..)| *item == at);
-            let note = note.and_then(|(_, note, _)| note.clone());
-            session.remember(key, value, version, note);
-        }
-        let done = |(at, note, done): (usize, _, WhenDone<T>)| (at, Ok(done(Done { version, note })));
+        let done = |item: Finished<T>| {
+            let note = item.note;
+            if let Some((key, value)) = item.remembered {
+                let note = note.clone();
+                session.remember(key, Remembered { value, version, note });
+            }
+            (item.at, Ok(item.outcome.settled(Done { version, note })))
+        };
         self.items.into_iter().map(done).collect()
     }
 }

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result, Retry};
+use holdfast_core::{Clock, Deadline, Digest, Error, ErrorKind, Result, Retry};
 use holdfast_custody::{SessionId, Version};
 use parking_lot::Mutex;
 
@@ -28,7 +28,7 @@ use crate::credits::{Place, Purse, ReadAlong};
 use crate::kv::{Applied, Condition, Kv, KvSession, Read, Snapshot, Transaction, Write};
 use crate::layout::Layout;
 use crate::memory::{Memory, Remembered};
-use crate::notes::{Notes, OpenNote};
+use crate::notes::Notes;
 
 /// A process's membership of a store. Dropping it lets it die by its time to live; [`Session::close`] ends it at once.
 pub struct Session {
@@ -100,8 +100,8 @@ impl Session {
         self.kv.close(within).await
     }
 
-    pub(crate) fn remember(&self, key: String, value: Vec<u8>, version: Version, note: Option<Arc<OpenNote>>) {
-        self.memory.put(key, value, version, note);
+    pub(crate) fn remember(&self, key: Digest, record: Remembered) {
+        self.memory.put(key, record);
     }
 
     pub(crate) fn recall(&self, key: &str) -> Option<Remembered> {

@@ -7,14 +7,15 @@
 use std::collections::BTreeSet;
 
 use holdfast_core::{Deadline, Error, Result};
-use holdfast_custody::{Acknowledged, SessionId, Sweep, Tick, Verdict};
+use holdfast_custody::{Acknowledged, Live, Reserved, Retired, SessionId, Sweep, Tick, Verdict};
 
 use crate::batch::{Intent, Loaded};
 use crate::decision::Decision;
 use crate::index::KvIndex;
 use crate::kv::{Applied, Condition, Entry, Read, Write};
-use crate::layout::{Layout, decode_retired, description_of, encode};
+use crate::layout::Layout;
 use crate::notes::{Holding, Note};
+use crate::record::{decode_versioned, encode};
 use crate::session::{Sender, Session};
 use crate::types::{FreeTask, SampleRef, SweepReport, Versioned};
 
@@ -163,14 +164,16 @@ impl KvIndex {
             gone: &gone,
         };
         let Some(generation) = item.generation else {
-            if let Some(reserved) = loaded.reserved(&self.layout().pending(&item.sample))?
+            let reserved: Option<Versioned<Reserved>> = loaded.record(&self.layout().pending(&item.sample))?;
+            if let Some(reserved) = reserved
                 && let Verdict::Become(retired) = reserved.record.sweep(&sweep)
             {
-                return self.give_up(&item.sample, &reserved, &retired, || Swept::Abandoned);
+                return self.give_up(&item.sample, &reserved, &retired, Swept::Abandoned);
             }
             return Ok(nothing());
         };
-        if let Some(live) = loaded.live(self.layout(), &item.sample)?
+        let live: Option<Versioned<Live>> = loaded.record(&self.layout().live(&item.sample))?;
+        if let Some(live) = live
             && live.record.generation == generation
         {
             return match live.record.sweep(&sweep) {
@@ -181,18 +184,17 @@ impl KvIndex {
                         Acknowledged::Retired(after) => (after.readers.len(), true),
                     };
                     let leases = live.record.leases().count() - left;
-                    self.conclude(&item.sample, &live, after, move |_| Swept::TakenBack {
-                        leases,
-                        retired,
-                    })
+                    self.conclude(&item.sample, &live, after, |_| Swept::TakenBack { leases, retired })
                 }
             };
         }
-        if let Some(retired) = loaded.retired(&self.layout().retired_with_readers(&item.sample, generation))?
+        let retired: Option<Versioned<Retired>> =
+            loaded.record(&self.layout().retired_with_readers(&item.sample, generation))?;
+        if let Some(retired) = retired
             && let Verdict::Become(after) = retired.record.sweep(&sweep)
         {
             let leases = retired.record.readers.len() - after.readers.len();
-            let swept = move || Swept::TakenBack { leases, retired: false };
+            let swept = Swept::TakenBack { leases, retired: false };
             return self.drain(&item.sample, &retired, &after, swept);
         }
         Ok(nothing())
@@ -225,15 +227,11 @@ impl KvIndex {
                 Error::internal("index.to_free", "an entry of the list of what to free cannot be read")
                     .with("key", &entry.key)
             })?;
-            let description = description_of(&entry);
+            let record: Versioned<Retired> = decode_versioned(&entry)?;
             tasks.push(FreeTask {
                 sample: SampleRef { sample, generation },
-                description: description.as_deref().map(<[u8]>::to_vec),
-                record: Versioned {
-                    record: decode_retired(&entry)?,
-                    version: entry.version,
-                    description,
-                },
+                description: record.description.as_deref().map(<[u8]>::to_vec),
+                record,
             });
         }
         Ok(tasks)
@@ -247,9 +245,9 @@ impl KvIndex {
         deadline: Deadline,
     ) -> Vec<Result<()>> {
         let keys = |item: &SampleRef| vec![self.free_key(item)];
-        let decide = |item: &SampleRef, loaded: &Loaded| match loaded.retired(&self.free_key(item))? {
-            None => Ok(Decision::nothing(|| ())),
-            Some(retired) => self.drain(&item.sample, &retired, &retired.record.clone().free_failed(), || ()),
+        let decide = |item: &SampleRef, loaded: &Loaded| match loaded.record::<Retired>(&self.free_key(item))? {
+            None => Ok(Decision::nothing(())),
+            Some(retired) => self.drain(&item.sample, &retired, &retired.record.clone().free_failed(), ()),
         };
         let intent = Intent {
             operation: "index.free_failed",
@@ -263,7 +261,7 @@ impl KvIndex {
 }
 
 fn nothing() -> Decision<Swept> {
-    Decision::nothing(|| Swept::Nothing)
+    Decision::nothing(Swept::Nothing)
 }
 
 /// A note that is as it was read is deleted, or rewritten without what has been looked at.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use holdfast_core::{Generation, Nonce, SampleId};
 use holdfast_custody::{GroupName, Live, Publication, Reason, Retired, Token, Version};
 
-use crate::layout::Description;
-use crate::notes::OpenNote;
+use crate::notes::Line;
+use crate::record::Description;
 
 /// A sample's physical incarnation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -62,11 +62,11 @@ pub struct Held {
     /// What to show when answering for it.
     pub token: Token,
     /// What the producer said about it.
-    pub description: Vec<u8>,
+    pub description: Arc<[u8]>,
     /// The record as of the lease; lets the first answer go without another look.
     pub(crate) seen: Versioned<Live>,
-    /// The note that says that it is held.
-    pub(crate) note: Option<Arc<OpenNote>>,
+    /// Where it is noted that it is held.
+    pub(crate) note: Option<Line>,
 }
 
 /// What became of an answer (ack or nack).

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use holdfast_core::{Deadline, Error, Result};
-use holdfast_custody::Version;
+use holdfast_custody::{Retired, Version};
 use parking_lot::Mutex;
 
 use super::look::Look;
@@ -18,6 +18,7 @@ use crate::batch::{Credits, Intent, Loaded, Moved, Room};
 use crate::decision::Decision;
 use crate::index::KvIndex;
 use crate::kv::{Condition, Entry, Read, Write};
+use crate::memory::Remembered;
 use crate::session::Session;
 use crate::types::SampleRef;
 
@@ -57,7 +58,7 @@ impl Credits<SampleRef> for Returning<'_> {
         *self.after.lock() = After::Nothing;
         let mut back = 0_u64;
         for item in items {
-            let retired = loaded.retired(&self.index.free_key(item))?;
+            let retired = loaded.record::<Retired>(&self.index.free_key(item))?;
             back += retired.map_or(0, |retired| retired.record.paid);
         }
         if back == 0 {
@@ -155,10 +156,10 @@ impl KvIndex {
             let key = self.free_key(item);
             match loaded.entry(&key) {
                 None if loaded.guess => Err(Error::internal(OPERATION, "this record is not remembered")),
-                None => Ok(Decision::nothing(|| ())),
+                None => Ok(Decision::nothing(())),
                 Some(entry) => {
                     let conditions = vec![Condition::Unchanged(key.clone(), entry.version)];
-                    Ok(Decision::new(conditions, vec![Write::Delete(key)], |_| ()))
+                    Ok(Decision::new(conditions, vec![Write::Delete(key)], ()))
                 }
             }
         };
@@ -176,8 +177,12 @@ impl KvIndex {
             sets_deadlines: false,
             credits: Some(&returning),
         };
-        let remembered = items.iter().filter_map(|item| session.recall(&self.free_key(item)));
-        let mut seen = Loaded::with_entries(remembered.map(|known| known.entry));
+        let remembered = items.iter().filter_map(|item| {
+            let key = self.free_key(item);
+            let Remembered { value, version, .. } = session.recall(&key)?;
+            Some(Entry { key, value, version })
+        });
+        let mut seen = Loaded::with_entries(remembered);
         if self.hints().somebody_waits() && !seen.is_empty() {
             seen.credits = session.read_along.take(self.clock());
             if seen.credits.is_none() {

@@ -28,7 +28,7 @@ use super::purse::{as_read, bytes_in};
 use super::want::{Told, Want};
 use crate::index::KvIndex;
 use crate::kv::{Applied, Change, Condition, Entry, Read, Watch, Write};
-use crate::layout::{decode, encode};
+use crate::record::{decode, encode};
 use crate::session::Session;
 
 const OPERATION: &str = "index.reserve";

@@ -52,8 +52,9 @@ mod spend;
 mod want;
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
-use holdfast_core::{Deadline, Error, ErrorKind, Generation, Result, Retry};
+use holdfast_core::{Deadline, Digest, Error, ErrorKind, Generation, Result, Retry};
 use holdfast_custody::Version;
 
 use self::line::Joined;
@@ -64,7 +65,9 @@ use crate::batch::Loaded;
 use crate::index::KvIndex;
 use crate::intents::being_written;
 use crate::kv::{Applied, Condition, Transaction, Write};
-use crate::notes::OpenNote;
+use crate::memory::Remembered;
+use crate::notes::{Line, OpenNote};
+use crate::record::encode;
 use crate::session::Session;
 use crate::types::Reserve;
 
@@ -230,12 +233,18 @@ impl KvIndex {
             }
             Ending::Reserved { until, note } => {
                 let generation = generation_of(version)?;
-                let note = OpenNote::new(note, items.iter().map(|item| item.sample.clone()));
-                for wish in &want.samples {
-                    let placed = self
-                        .layout()
-                        .place_reserved(&wish.sample, &wish.reserved(session.id(), until))?;
-                    session.remember(placed.home.key, placed.value, version, Some(note.clone()));
+                let note = OpenNote::new(note, want.samples.len());
+                for (line, wish) in want.samples.iter().enumerate() {
+                    let record = Remembered {
+                        value: encode(&wish.reserved(session.id(), until))?,
+                        version,
+                        note: Some(Line {
+                            note: Arc::clone(&note),
+                            line,
+                        }),
+                    };
+                    let key = self.layout().pending(&wish.sample);
+                    session.remember(Digest::of(key.as_bytes()), record);
                 }
                 Ok(Some(items.iter().map(|_| Some(Ok(generation))).collect()))
             }

@@ -5,7 +5,7 @@ use holdfast_custody::Version;
 use parking_lot::Mutex;
 
 use crate::kv::{Condition, Entry, Write};
-use crate::layout::decode;
+use crate::record::decode;
 
 /// What a session knows of its purse. It is a guess that saves a look: others may have taken what lay idle in it, so every
 /// change requires that the purse is as it is remembered here.

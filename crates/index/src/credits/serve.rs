@@ -25,8 +25,8 @@ use super::want::{Ending, Told, Waiter};
 use crate::batch::{Moved, Room};
 use crate::index::KvIndex;
 use crate::kv::{Applied, Condition, Entry, Read, Write};
-use crate::layout::encode;
 use crate::notes::{Holding, Note};
+use crate::record::encode;
 use crate::session::{Sender, Session};
 
 const OPERATION: &str = "index.credits";
@@ -100,9 +100,9 @@ impl Giver<'_> {
         )?;
         let mut note = Note::default();
         for wish in &waiter.want.samples {
-            let placed = layout.place_reserved(&wish.sample, &wish.reserved(waiter.session, until))?;
-            moved.conditions.push(Condition::Absent(placed.home.key.clone()));
-            moved.writes.push(Write::put(placed.home.key, placed.value));
+            moved.conditions.push(Condition::Absent(layout.pending(&wish.sample)));
+            let record = wish.reserved(waiter.session, until);
+            moved.writes.push(layout.put_reserved(&wish.sample, &record)?);
             note.add(Holding {
                 sample: wish.sample.clone(),
                 generation: None,

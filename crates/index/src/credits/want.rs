@@ -5,7 +5,8 @@ use holdfast_custody::{Reserved, SessionId, Tick, Version};
 use serde::{Deserialize, Serialize};
 
 use crate::kv::Entry;
-use crate::layout::{Layout, decode};
+use crate::layout::Layout;
+use crate::record::decode;
 use crate::types::Reserve;
 
 /// What a session waits for: all of it at once. Its place in line is the version at which this was written.

@@ -2,7 +2,7 @@
 //!
 //! One place, so that a transaction that is lawful in memory is lawful on etcd too.
 
-use std::collections::BTreeSet;
+use std::collections::HashSet;
 
 use holdfast_core::{Error, Result};
 use holdfast_custody::Version;
@@ -31,7 +31,7 @@ pub fn transaction(transaction: &Transaction, limits: Limits) -> Result<()> {
             _ => {}
         }
     }
-    let mut keys = BTreeSet::new();
+    let mut keys = HashSet::with_capacity(writes.len());
     for write in writes {
         bytes = bytes.saturating_add(write.bytes());
         if !keys.insert(write.key()) {

@@ -107,7 +107,7 @@ async fn of_large_descriptions(context: &Context) -> CaseResult {
     for (item, result) in items.iter().zip(results) {
         let held = result?;
         ensure!(
-            held.description == item.description,
+            *held.description == *item.description,
             "{:?} has another description",
             held.sample
         );

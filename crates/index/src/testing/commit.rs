@@ -118,7 +118,7 @@ async fn the_older_generation_is_retired(context: &Context) -> CaseResult {
     let taken = context.next(&a()?, 9, CALL).await?;
     ensure_eq!(taken.len(), 1, "what waits for a");
     ensure_eq!(taken[0].sample, newer, "what waits for a");
-    ensure_eq!(taken[0].description, description(&newer), "its description");
+    ensure_eq!(taken[0].description.to_vec(), description(&newer), "its description");
     let nothing = context.next(&b()?, 9, std::time::Duration::from_millis(50)).await?;
     ensure_eq!(nothing, [], "what waits for b, which only the older one was for");
     refused(
@@ -178,11 +178,11 @@ async fn the_description_is_handed_out_as_it_is(context: &Context) -> CaseResult
         let next = other.next(&b()?, 1, CALL).await?;
         let read = other.read(&sample, LONG).await?.description;
         ensure!(
-            leased == description && read == description,
+            *leased == *description && *read == *description,
             "a lease and a read of {label:?}"
         );
         ensure!(
-            next.iter().all(|held| held.description == description),
+            next.iter().all(|held| *held.description == *description),
             "the next one, {label:?}"
         );
         context.retire(&sample, Reason::Aborted).await?;

@@ -151,7 +151,11 @@ async fn generations_do_not_touch_each_other(context: &Context) -> CaseResult {
     ensure_eq!(context.free_list().await?, std::slice::from_ref(&second), "to be freed");
     context.freed(&second).await?;
     let held = context.lease(&third).await?;
-    ensure_eq!(held.description, description(&third), "the live one's description");
+    ensure_eq!(
+        held.description.to_vec(),
+        description(&third),
+        "the live one's description"
+    );
     Ok(())
 }
 

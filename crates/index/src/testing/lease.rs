@@ -68,7 +68,7 @@ async fn the_record_tells_who_has_it_until_when(context: &Context) -> CaseResult
     let held = context.lease_for(&a()?, &sample, 7).await?;
     ensure_eq!(held.sample, sample, "the sample");
     ensure_eq!(held.group, Some(a()?), "the group");
-    ensure_eq!(held.description, description(&sample), "the description");
+    ensure_eq!(held.description.to_vec(), description(&sample), "the description");
     let record = context.record(&sample).await?;
     let state = &record.groups[0];
     ensure_eq!(state.attempts, 1, "attempts");

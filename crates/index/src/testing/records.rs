@@ -2,16 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use holdfast_core::SampleId;
 use holdfast_core::key::unescape;
-use holdfast_custody::{Live, SessionId, Tick, invariants};
+use holdfast_core::{Result, SampleId};
+use holdfast_custody::{Live, Reserved, Retired, SessionId, Tick, invariants};
 
 use super::check::{CaseResult, Failure};
 use super::client::CALL;
 use super::context::Context;
 use crate::kv::{Entry, Read, prefix};
-use crate::layout::{Layout, Placed, decode_live, decode_reserved, decode_retired, description_of};
+use crate::layout::Layout;
 use crate::notes::{Holding, Note};
+use crate::record::decode_versioned;
 
 /// Every key of a store, read at one moment.
 #[derive(Debug)]
@@ -69,39 +70,40 @@ impl Records {
 
     /// The live records.
     pub(super) fn live(&self) -> CaseResult<Vec<Live>> {
-        Ok(self.of('s').map(decode_live).collect::<Result<_, _>>()?)
+        let live = self.of('s').map(decode_versioned::<Live>);
+        Ok(live.map(|live| Ok(live?.record)).collect::<Result<_>>()?)
     }
 
     /// The ready lists are exactly what follows from the records, and whatever is held is noted.
     pub(super) fn are_consistent(&self) -> CaseResult {
         let mut lists = BTreeSet::new();
         let mut held = Vec::new();
-        let mut at_home = |entry: &Entry, placed: Placed| -> CaseResult {
-            ensure_eq!(entry.key, placed.home.key, "the home of a record");
-            lists.extend(placed.home.ready);
+        let at_home = |entry: &Entry, home: String| -> CaseResult {
+            ensure_eq!(entry.key, home, "the home of a record");
             Ok(())
         };
         for entry in self.of('p') {
-            let (sample, record) = (name(&entry.key)?, decode_reserved(entry)?);
-            at_home(entry, self.layout.place_reserved(&sample, &record)?)?;
+            let (sample, record) = (name(&entry.key)?, decode_versioned::<Reserved>(entry)?.record);
+            at_home(entry, self.layout.pending(&sample))?;
             held.push((record.session, record.until, sample, None));
         }
         for entry in self.of('s') {
-            let (sample, record) = (name(&entry.key)?, decode_live(entry)?);
+            let (sample, live) = (name(&entry.key)?, decode_versioned::<Live>(entry)?);
+            let record = live.record;
             ensure!(invariants::attempts_are_exact(&record), "LC9 does not hold: {record:?}");
-            let description = description_of(entry);
             ensure!(
-                description.is_some(),
+                live.description.is_some(),
                 "a live sample without a description: {}",
                 entry.key
             );
-            at_home(entry, self.layout.place_live(&sample, &record, &description)?)?;
+            at_home(entry, self.layout.live(&sample))?;
+            lists.extend(self.layout.ready_entries(&sample, &record, None));
             let of_leases = record.leases().map(|lease| (lease.session, lease.until));
             held.extend(of_leases.map(|(who, until)| (who, until, sample.clone(), Some(record.generation))));
         }
         let mut retired = BTreeSet::new();
         for entry in self.of('g').chain(self.of('f')) {
-            let record = decode_retired(entry)?;
+            let record = decode_versioned::<Retired>(entry)?.record;
             let parsed = Layout::parse_retired(&entry.key);
             let (sample, generation) = parsed.ok_or_else(|| unreadable(&entry.key))?;
             ensure!(
@@ -109,16 +111,13 @@ impl Records {
                 "{sample} {generation} is retired twice"
             );
             let live = self.entries.get(&self.layout.live(&sample));
-            if let Some(live) = live.map(decode_live).transpose()? {
+            if let Some(live) = live.map(decode_versioned::<Live>).transpose()? {
                 ensure!(
-                    live.generation != generation,
+                    live.record.generation != generation,
                     "{sample} {generation} is live and retired"
                 );
             }
-            at_home(
-                entry,
-                self.layout.place_retired(&sample, &record, &description_of(entry))?,
-            )?;
+            at_home(entry, self.layout.retired_home(&sample, &record)?)?;
             let of_readers = record.readers.iter().map(|lease| (lease.session, lease.until));
             held.extend(of_readers.map(|(who, until)| (who, until, sample.clone(), Some(generation))));
         }

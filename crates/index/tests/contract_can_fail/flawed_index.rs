@@ -32,7 +32,7 @@ impl FlawedIndex {
 
     fn cut(&self, mut held: Held) -> Held {
         if self.flaw == Flaw::DescriptionIsCut {
-            held.description.pop();
+            held.description = held.description.split_last().map_or(&[][..], |(_, rest)| rest).into();
         }
         held
     }

@@ -1,0 +1,124 @@
+use holdfast_core::{Clock, Generation, ManualClock, SampleId};
+
+use super::*;
+
+fn found(name: &str) -> Found {
+    let sample = SampleRef {
+        sample: SampleId::new(name).expect("a name"),
+        generation: Generation::new(1).expect("a generation"),
+    };
+    Found { sample, copied: None }
+}
+
+fn names(reached: &Reached) -> Vec<&str> {
+    reached.iter().map(|found| found.sample.sample.as_str()).collect()
+}
+
+#[test]
+fn what_was_seen_is_taken_once_and_only_while_it_is_fresh() {
+    let (clock, list) = (ManualClock::new(), Arc::new(ReadyList::default()));
+    assert!(list.take(1, clock.now(), false).is_none());
+    list.leave([found("a"), found("b"), found("c")], clock.now());
+    assert_eq!(names(&list.take(2, clock.now(), false).expect("fresh")), ["a", "b"]);
+    clock.advance(2 * FRESH);
+    assert!(list.take(2, clock.now(), false).is_none(), "too old");
+    list.leave([found("c")], clock.now());
+    assert_eq!(names(&list.take(2, clock.now(), false).expect("seen anew")), ["c"]);
+}
+
+#[test]
+fn less_than_is_asked_for_is_taken_only_when_there_is_no_more_to_see() {
+    let (clock, list) = (ManualClock::new(), Arc::new(ReadyList::default()));
+    list.leave([found("a"), found("b")], clock.now());
+    assert!(list.take(3, clock.now(), true).is_none());
+    assert_eq!(names(&list.take(3, clock.now(), false).expect("two")), ["a", "b"]);
+}
+
+#[test]
+fn what_somebody_reaches_for_is_not_found_by_another() {
+    let (clock, list) = (ManualClock::new(), Arc::new(ReadyList::default()));
+    list.leave([found("a"), found("b")], clock.now());
+    let reached = list.take(1, clock.now(), false).expect("one");
+    list.leave([found("a"), found("b"), found("c")], clock.now());
+    assert_eq!(names(&list.take(9, clock.now(), false).expect("the rest")), ["b", "c"]);
+    drop(reached);
+    list.leave([found("a")], clock.now());
+    assert_eq!(
+        names(&list.take(9, clock.now(), false).expect("it was given up")),
+        ["a"]
+    );
+}
+
+fn numbers(look: &Look) -> Vec<u64> {
+    look.lanes.iter().map(|lane| lane.number).collect()
+}
+
+fn lane(number: u64) -> Lane {
+    Lane { number, after: None }
+}
+
+#[test]
+fn more_is_seen_at_once_as_long_as_it_is_all_taken() {
+    let (clock, list) = (ManualClock::new(), Arc::new(ReadyList::default()));
+    let seen = |list: &ReadyList| list.next(1, 0, clock.now()).of_each;
+    assert_eq!([seen(&list), seen(&list), seen(&list)], [1, 2, 4]);
+    list.leave([found("a")], clock.now());
+    clock.advance(2 * FRESH);
+    assert!(list.take(1, clock.now(), false).is_none());
+    assert_eq!(seen(&list), 4, "half of it was enough");
+    assert_eq!(
+        list.next(64, 0, clock.now()).of_each,
+        64,
+        "never less than is asked for"
+    );
+}
+
+#[test]
+fn the_less_there_is_in_a_lane_the_more_lanes_are_looked_into() {
+    let (clock, list) = (ManualClock::new(), ReadyList::default());
+    let look = list.next(8, 0, clock.now());
+    assert_eq!((numbers(&look).as_slice(), look.of_each), ([0].as_slice(), 8));
+    list.saw(vec![(lane(0), Saw::All)], (3, 8), clock.now());
+    list.saw(vec![(lane(1), Saw::All)], (3, 8), clock.now());
+    let look = list.next(8, 0, clock.now());
+    assert_eq!((numbers(&look).as_slice(), look.of_each), ([2, 3].as_slice(), 4));
+    list.saw(vec![(lane(2), Saw::All), (lane(3), Saw::All)], (7, 8), clock.now());
+    assert_eq!(numbers(&list.next(8, 0, clock.now())), [4, 5], "that was enough");
+    let more = Saw::UpTo("key".to_owned());
+    list.saw(vec![(lane(4), more), (lane(5), Saw::All)], (5, 8), clock.now());
+    assert_eq!(numbers(&list.next(8, 0, clock.now())), [4]);
+}
+
+#[test]
+fn a_look_goes_on_where_the_last_one_ended_for_a_moment() {
+    let (clock, mut lanes) = (ManualClock::new(), Lanes::default());
+    let from = |lanes: &mut Lanes| lanes.next(0, 1, clock.now()).remove(0);
+    lanes.saw(lane(0), Saw::UpTo("a".to_owned()), clock.now());
+    clock.advance(FRESH);
+    let again = from(&mut lanes);
+    assert_eq!(again.after.as_ref().map(|seen| seen.key.as_str()), Some("a"));
+    lanes.saw(again, Saw::UpTo("b".to_owned()), clock.now());
+    clock.advance(FRESH / 2);
+    assert_eq!(from(&mut lanes), lane(0), "what came back meanwhile lies before");
+}
+
+#[test]
+fn a_lane_that_had_nothing_is_passed_over_for_a_while() {
+    let (now, mut lanes) = (ManualClock::new().now(), Lanes::default());
+    assert_eq!(lanes.next(3, 1, now), [lane(3)]);
+    lanes.saw(lane(3), Saw::All, now);
+    assert_eq!(lanes.next(3, 1, now), [lane(4)]);
+    for _ in 0..PASSED_OVER {
+        lanes.next(5, 1, now);
+    }
+    assert_eq!(lanes.next(3, 1, now), [lane(3)], "it gets its look again");
+}
+
+#[test]
+fn no_lane_is_worth_a_look_when_all_had_nothing() {
+    let (now, mut lanes) = (ManualClock::new().now(), Lanes::default());
+    (0..LANES).for_each(|number| lanes.saw(lane(number), Saw::All, now));
+    assert!(lanes.next(0, 9, now).is_empty());
+    lanes.saw(lane(7), Saw::UpTo("key".to_owned()), now);
+    assert_eq!(lanes.next(0, 9, now).len(), 1);
+}
