@@ -121,7 +121,7 @@ impl Pages {
         let layout = std::alloc::Layout::from_size_align(len, align)
             .map_err(|_| refuse("this is more than an address space"))?;
         // SAFETY: the layout's size is not zero.
-        let base = unsafe { std::alloc::alloc_zeroed(layout) };
+        let base = unsafe { std::alloc::alloc(layout) };
         let base = NonNull::new(base).ok_or_else(|| {
             Error::new(
                 holdfast_core::ErrorKind::Capacity,
@@ -130,6 +130,17 @@ impl Pages {
             )
             .with("len", len)
         })?;
+        if align == HUGE_PAGE {
+            // SAFETY: advice about memory that has just become ours, before anybody has touched it; it changes no content.
+            // Whatever the kernel says, the memory is as good as before.
+            unsafe {
+                libc::madvise(base.as_ptr().cast(), len, libc::MADV_HUGEPAGE);
+            }
+        }
+        // SAFETY: as many bytes were allocated, and nobody else knows of them.
+        unsafe {
+            base.write_bytes(0, len);
+        }
         Ok(Self { base, layout })
     }
 }
