@@ -34,9 +34,10 @@ SIZES: Final = {"256k": 8, "1m": 32}
 OURS: Final = "holdfast"
 THEIRS: Final = "sglang"
 TRIES: Final[dict[str, dict[str, Any]]] = {
-    "4 frames of 4 MiB": {"frames": 4, "frame_bytes": 4 << 20},
-    "4 frames of 8 MiB": {"frames": 4, "frame_bytes": 8 << 20},
-    "4 frames of 64 MiB": {"frames": 4, "frame_bytes": 64 << 20},
+    "frames of 8 MiB": {"frames": 4, "frame_bytes": 8 << 20},
+    "frames of 32 MiB": {"frame_bytes": 32 << 20},
+    "sets through frames": {"direct_put_bytes": 0},
+    "sets past frames": {"direct_put_bytes": 1},
     "1 lane": {"lanes": 1},
 }
 

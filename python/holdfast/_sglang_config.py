@@ -30,10 +30,13 @@ class Options:
     """The name under which other hosts reach this one."""
     devices: str = ""
     """Network devices for RDMA, separated by commas; none: the engine chooses."""
-    frames: int = 4
-    """Buffers that pages pass through. At least one: the engine must never have SGLang's own memory."""
-    frame_bytes: int = 8 << 20
-    """The size of each, at least that of one page."""
+    frames: int = 3
+    """Buffers that pages pass through. At least one: the engine must never write to SGLang's own memory."""
+    frame_bytes: int = 64 << 20
+    """The size of each, at least that of one page. A batch that fits into one is one call of the engine."""
+    direct_put_bytes: int = 256 << 10
+    """Sets of pages without a part shorter than this go from where they lie. 0: never, and the engine does not get to know
+    SGLang's memory at all."""
     lanes: int = 2
     """Threads of one set or get, the caller's included."""
     replicas: int = 1
@@ -87,7 +90,11 @@ class Options:
             timeout=self.connect_timeout,
             environment=self.environment,
             engine={"devices": self.devices, **self.engine},
-            pages={"lanes": self.lanes, "replicas": self.replicas},
+            pages={
+                "lanes": self.lanes,
+                "replicas": self.replicas,
+                "direct_put_bytes": self.direct_put_bytes or None,
+            },
         )
 
 

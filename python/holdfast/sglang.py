@@ -9,8 +9,10 @@
 A page is one object: its parts (keys and values, or a slice for each layer) and a footer with its length and checksum,
 bound to its name. A get gives exactly the page that was set, or says that it did not.
 
-Pages pass through frames, buffers of the page store's own. So the engine never has SGLang's host pool: a page that was
-given back because its get ran out of time is not written to later, and the pool needs no registration with the network.
+Gets pass through frames, buffers of the page store's own. So the engine never writes to SGLang's host pool: a page that
+was given back because its get ran out of time is not written to later. Sets of pages with long parts go from where they
+lie (``direct_put_bytes``): what the engine reads too late is refused by its checksum. A batch is one call of the engine,
+and no question for existence comes before a set: the master ignores a set of a page that it has.
 
 What goes wrong is never raised into SGLang's threads as long as its arguments are right: a store that is slow, lying or
 gone means misses and sets that did not work. :meth:`HoldfastHiCacheStorage.page_stats` counts them.
@@ -329,7 +331,7 @@ class HoldfastHiCacheStorage(HiCacheStorage):  # type: ignore[misc]  # published
         if not wanted:
             return []
         names = [name for name, _ in wanted]
-        # New memory for each call: with frames, registering it costs nothing, and afterwards nobody has it.
+        # New memory for each call: with frames, registering little of it costs nothing, and afterwards nobody has it.
         runs = [Memory.of(tensor) for _, tensor in wanted]
         kept = []
         try:

@@ -95,6 +95,17 @@ def test_pages_of_every_mha_layout_come_back_byte_identical(make: Make, layout: 
     round_trip(make(pool), pool, hashes(8))
 
 
+@pytest.mark.parametrize("least", [0, 1], ids=["through frames", "from where they lie"])
+def test_sets_go_through_frames_or_past_them_and_pages_come_back(make: Make, least: int) -> None:
+    pool = parts.mha_pool()
+    storage = make(pool, {"direct_put_bytes": least})
+    round_trip(storage, pool, hashes(8))
+    page = torch.arange(4096, dtype=torch.int32)
+    key = hashes(1)[0]
+    assert storage.set(key, page)
+    assert torch.equal(storage.get(key, torch.zeros_like(page)), page), "memory of one call, by the older interface"
+
+
 @pytest.mark.parametrize("layout", ["page_first", "layer_first"])
 def test_pages_of_every_mla_layout_come_back_byte_identical(make: Make, layout: str) -> None:
     pool = parts.mla_pool(layout=layout)

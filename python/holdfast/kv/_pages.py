@@ -102,9 +102,10 @@ class PageStore:
     it: in a forked child its calls raise :class:`~holdfast.errors.Fenced`.
 
     With ``frames`` above zero, pages pass through that many buffers of the store's own, of ``frame_bytes`` each; a page
-    must fit into one. The engine then never has the caller's memory, so a call that has returned touches nothing. With
-    ``frames=0`` the engine moves pages from and to where they lie: look at ``GetReport.settling`` before memory of pages
-    that did not come is used again.
+    must fit into one. The engine then never has the caller's memory, so a call that has returned touches nothing; with
+    ``direct_put_bytes`` among ``pages`` it reads long parts of puts from where they lie, if they are in a pool of at least
+    64 such parts. With ``frames=0`` the engine moves pages from and to where they lie: look at ``GetReport.settling`` before
+    memory of pages that did not come is used again.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class PageStore:
         pages: Mapping[str, Any] | None = None,
     ) -> None:
         """Opens a page store. ``engine`` are further settings of the engine, ``pages`` of the store: ``replicas``,
-        ``call_pages``, ``lanes``, ``streams``, ``footer_slots``, ``full_retries``, ``call_parts``."""
+        ``call_pages``, ``lanes``, ``streams``, ``footer_slots``, ``full_retries``, ``call_parts``, ``direct_put_bytes``."""
         settings = {
             "engine": _durations(
                 {

@@ -19,6 +19,8 @@ use parking_lot::RwLock;
 use pyo3::prelude::*;
 
 const OPERATION: &str = "kv.memory";
+/// Memory is worth telling the engine about if it holds this many parts of pages that go past the frames.
+const POOL_PARTS: usize = 64;
 
 /// Keeps a Python object, and with it its memory.
 struct Owner(Option<Py<PyAny>>);
@@ -33,7 +35,7 @@ impl Drop for Owner {
     }
 }
 
-/// For memory that no engine gets to see: pages pass through frames.
+/// For memory that no engine gets to see: all its pages pass through frames.
 #[derive(Debug)]
 struct Unseen(EngineId);
 
@@ -51,15 +53,24 @@ impl Registrar for Unseen {
 #[derive(Debug)]
 pub(super) struct Ranges {
     regions: RwLock<BTreeMap<usize, Region>>,
-    /// With frames, the engine does not get to know the memory.
-    unseen: Option<Arc<Unseen>>,
+    unseen: Arc<Unseen>,
+    /// The engine gets to know memory of at least this many bytes.
+    seen_from: usize,
 }
 
 impl Ranges {
-    pub(super) fn new(framed: bool) -> Self {
+    /// Without frames the engine gets to know all memory. With them it needs none; puts that go past the frames
+    /// (`direct_put_bytes`) need large pools, and for less, such as the memory of one page, it is not worth the call.
+    pub(super) fn new(framed: bool, direct_put_bytes: Option<usize>) -> Self {
+        let pool = |bytes: usize| bytes.saturating_mul(POOL_PARTS).max(1);
         Self {
             regions: RwLock::default(),
-            unseen: framed.then(|| Arc::new(Unseen(EngineId::unique()))),
+            unseen: Arc::new(Unseen(EngineId::unique())),
+            seen_from: if framed {
+                direct_put_bytes.map_or(usize::MAX, pool)
+            } else {
+                0
+            },
         }
     }
 
@@ -79,10 +90,20 @@ impl Ranges {
         let base = std::ptr::with_exposed_provenance_mut(address);
         // SAFETY: the caller of Python's `register` says that the memory is valid while the owner lives; it is only ever
         // copied in and out of.
-        let memory = unsafe { HostMemory::lent(base, len, Owner(Some(owner))) }?;
-        let region = match &self.unseen {
-            Some(unseen) => Region::new(memory, Arc::<Unseen>::clone(unseen)),
-            None => engine.register(memory, within)?,
+        let memory = |owner: &Arc<Owner>| unsafe { HostMemory::lent(base, len, Arc::clone(owner)) };
+        let owner = Arc::new(Owner(Some(owner)));
+        let unseen = || -> Result<Region> { Ok(Region::new(memory(&owner)?, Arc::<Unseen>::clone(&self.unseen))) };
+        let region = if len < self.seen_from {
+            unseen()?
+        } else {
+            match engine.register(memory(&owner)?, within) {
+                Ok(region) => region,
+                Err(error) if self.seen_from > 0 => {
+                    tracing::warn!(%error, "the engine does not take this memory; its pages pass through frames");
+                    unseen()?
+                }
+                Err(error) => return Err(error),
+            }
         };
         let mut regions = self.regions.write();
         // Somebody may have been faster.

@@ -37,6 +37,7 @@ struct PageSettings {
     lanes: usize,
     footer_slots: usize,
     frames: usize,
+    direct_put_bytes: Option<usize>,
     full_retries: u32,
 }
 
@@ -52,6 +53,7 @@ impl Default for PageSettings {
             lanes: usual.lanes,
             footer_slots: usual.footer_slots,
             frames: usual.staging_frames,
+            direct_put_bytes: usual.direct_put_bytes,
             full_retries: usual.full_retries,
         }
     }
@@ -72,6 +74,7 @@ impl PageSettings {
             lanes: self.lanes,
             footer_slots: self.footer_slots,
             staging_frames: self.frames,
+            direct_put_bytes: self.direct_put_bytes,
             full_retries: self.full_retries,
             ..StoreConfig::default()
         }
@@ -121,7 +124,7 @@ pub(super) async fn open(settings: Settings, client: Option<Py<PyAny>>, within: 
         });
         let keeper = Keeper::new(Arc::clone(&engine));
         let config = pages.config();
-        let ranges = Ranges::new(config.staging_frames > 0);
+        let ranges = Ranges::new(config.staging_frames > 0, config.direct_put_bytes);
         let left = deadline.remaining(&*clock);
         let store = Arc::new(PageStore::new(engine, config, clock, left)?);
         Ok(Opened {

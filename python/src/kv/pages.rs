@@ -4,7 +4,8 @@
 //! # When memory is free again
 //! Without frames the engine moves pages from and to where they lie. After a get that ran out of time it may still write
 //! to the memory of pages that did not come: until [`Settling`] says otherwise, that memory must not be used. With frames
-//! the engine never has that memory, and a call that has returned touches nothing.
+//! the engine never writes to that memory: a get that has returned touches nothing. After a late put past the frames
+//! (`direct_put_bytes`) it may still read; what it then stores is refused by its checksum.
 
 use std::sync::Arc;
 use std::time::Duration;

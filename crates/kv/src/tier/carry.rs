@@ -1,5 +1,10 @@
 //! One engine call of a page store: pages that go to the engine from where they lie, or through a frame.
 
+#![expect(
+    unsafe_code,
+    reason = "the FFI edge: memory that foreign code writes, looked into while it does not"
+)]
+
 use std::ops::Range;
 
 use holdfast_core::{Deadline, Error, Result};
@@ -9,7 +14,7 @@ use super::footer::{FOOTER_BYTES, Flaw, flaw_of, footer_of, gather, scatter};
 use super::page::{Page, PageGot, PagePut, Stop};
 use super::pipeline::{self, Then};
 use super::settle::{Loans, Settling};
-use super::staging::Staging;
+use super::staging::{Staging, bytes_of};
 use super::store::{Call, GET, PUT, PageStore, other_count, out_of_time, panicked, refusal};
 
 /// What goes to the engine, and where the parts of it are that the store looks at afterwards.
@@ -28,9 +33,24 @@ impl PageStore {
         Some((staging, places))
     }
 
+    /// Whether a put of these pages goes from where they lie although there are frames.
+    pub(super) fn goes_direct(&self, pages: &[Page]) -> bool {
+        let (Some(least), true) = (self.config.direct_put_bytes, self.staging.is_some()) else {
+            return false;
+        };
+        let engine = self.slab.engine();
+        let fits = |part: &Span| part.len() >= least && part.region().engine() == engine;
+        pages.iter().all(|page| page.parts.iter().all(fits))
+    }
+
     pub(super) fn put_unit(&self, pages: &[Page], call: &Call<'_>) -> Vec<PagePut> {
         let fail = |error: Error| pages.iter().map(|_| PagePut::Failed(error.clone())).collect::<Vec<_>>();
-        let prepared = match self.staged(pages) {
+        let staged = if self.goes_direct(pages) {
+            None
+        } else {
+            self.staged(pages)
+        };
+        let prepared = match staged {
             Some((staging, places)) => self.frame(pages, staging, places, call.deadline),
             None => self.loans(pages, call.settling),
         };
@@ -40,7 +60,9 @@ impl PageStore {
         };
         let sealed = each(pages, &prepared.own, call.hashers, |page, own| {
             if prepared.staged {
-                gather(&page.key, &page.parts, own)
+                // SAFETY: the frame was taken for these pages and the engine does not have it yet; each page has a place
+                // of its own.
+                gather(&page.key, &page.parts, unsafe { bytes_of(own) })
             } else {
                 own.write(0, &footer_of(&page.key, &page.parts)?)
             }
@@ -201,7 +223,9 @@ fn each<T: Send>(
 /// Whether what the engine says it loaded is the page (KV16).
 fn check(page: &Page, own: &Span, staged: bool) -> PageGot {
     let flaw: Result<Option<Flaw>> = if staged {
-        scatter(&page.key, own, &page.parts)
+        // SAFETY: the frame was taken for these pages, the engine says that it has loaded this one and has returned; each
+        // page has a place of its own.
+        scatter(&page.key, unsafe { bytes_of(own) }, &page.parts)
     } else {
         let mut footer = [0; FOOTER_BYTES];
         own.read(0, &mut footer)

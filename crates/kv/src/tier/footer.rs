@@ -15,14 +15,14 @@
 //! The checksum takes in the key, so a good page under another page's key is refused like any other wrong page.
 //! It is a defence against accidents, not against an attacker: whoever can write to the engine can forge it.
 //!
-//! Registered memory is shared with code outside of Rust, so no reference into it is made: it is copied, a piece at a
-//! time, into a small buffer in the processor's nearest cache and hashed there. Main memory is read once. The hash is
-//! the one of [`Digest`].
+//! Registered memory is shared with code outside of Rust, so no reference into the caller's is made: it is copied, a piece
+//! at a time, into a small buffer in the processor's nearest cache and hashed there. Main memory is read once. A frame is
+//! the store's own, and hashed where it is while no engine call has it. The hash is the one of [`Digest`].
 
 use std::fmt;
 
 use holdfast_core::digest::Hasher;
-use holdfast_core::{Digest, ObjectKey, Result};
+use holdfast_core::{Digest, Error, ObjectKey, Result};
 use holdfast_engine::Span;
 
 /// The bytes of a footer.
@@ -33,7 +33,7 @@ const VERSION: u32 = 1;
 /// Where the checksum stands: it covers what is before it.
 const CHECKSUM_AT: usize = 40;
 /// Fits the nearest cache beside the hasher's state.
-const PIECE: usize = 32 << 10;
+const PIECE: usize = 16 << 10;
 
 /// What is wrong with an object that has the right length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -102,72 +102,71 @@ fn flaw_of_head(footer: &[u8; FOOTER_BYTES], head: &[u8; FOOTER_BYTES]) -> Optio
 fn checksum_of(head: &[u8], parts: &[Span]) -> Result<[u8; 16]> {
     let mut hasher = Hasher::new();
     hasher.update(head);
-    each_piece(parts, |_, piece| {
-        hasher.update(piece);
-        Ok(())
-    })?;
-    Ok(hasher.finish().as_u128().to_le_bytes())
-}
-
-/// Hands out the bytes of all parts, a piece at a time, each with its place in the page.
-fn each_piece(parts: &[Span], mut take: impl FnMut(usize, &[u8]) -> Result<()>) -> Result<()> {
     let mut piece = [0_u8; PIECE];
-    let mut begin = 0;
     for part in parts {
         let mut at = 0;
         while at < part.len() {
             let piece = &mut piece[..PIECE.min(part.len() - at)];
             part.read(at, piece)?;
-            take(begin + at, piece)?;
+            hasher.update(piece);
             at += piece.len();
         }
-        begin += part.len();
     }
-    Ok(())
+    Ok(hasher.finish().as_u128().to_le_bytes())
 }
 
-/// Copies a page into one piece, `object`, with its footer behind it.
-pub(super) fn gather(key: &ObjectKey, parts: &[Span], object: &Span) -> Result<()> {
+/// Copies a page into one piece, `object`, with its footer behind it. What is hashed is the copy, not what somebody may
+/// have made of the page since.
+pub(super) fn gather(key: &ObjectKey, parts: &[Span], object: &mut [u8]) -> Result<()> {
     let mut footer = head_of(key, parts);
     let mut hasher = Hasher::new();
     hasher.update(&footer[..CHECKSUM_AT]);
-    let mut end = 0;
-    each_piece(parts, |at, piece| {
-        hasher.update(piece);
-        end = at + piece.len();
-        object.write(at, piece)
-    })?;
+    let mut rest = object;
+    for part in parts {
+        let mut at = 0;
+        while at < part.len() {
+            let (piece, behind) = split(rest, PIECE.min(part.len() - at))?;
+            part.read(at, piece)?;
+            hasher.update(piece);
+            at += piece.len();
+            rest = behind;
+        }
+    }
     footer[CHECKSUM_AT..56].copy_from_slice(&hasher.finish().as_u128().to_le_bytes());
-    object.write(end, &footer)
+    split(rest, FOOTER_BYTES)?.0.copy_from_slice(&footer);
+    Ok(())
 }
 
-/// Copies a page out of one piece, `object`, and says what is wrong with it, if anything. What is copied is what was
-/// checked, whoever may still write to the object.
-pub(super) fn scatter(key: &ObjectKey, object: &Span, parts: &[Span]) -> Result<Option<Flaw>> {
+/// Copies a page out of one piece, `object`, and says what is wrong with it, if anything.
+pub(super) fn scatter(key: &ObjectKey, object: &mut [u8], parts: &[Span]) -> Result<Option<Flaw>> {
     let head = head_of(key, parts);
     let length = object.len().saturating_sub(FOOTER_BYTES);
+    let (page, end) = split(object, length)?;
     let mut footer = [0; FOOTER_BYTES];
-    object.read(length, &mut footer)?;
+    footer.copy_from_slice(split(end, FOOTER_BYTES)?.0);
     if let Some(flaw) = flaw_of_head(&footer, &head) {
         return Ok(Some(flaw));
     }
     let mut hasher = Hasher::new();
     hasher.update(&head[..CHECKSUM_AT]);
-    let mut piece = [0_u8; PIECE];
-    let mut begin = 0;
+    let mut rest = page;
     for part in parts {
         let mut at = 0;
         while at < part.len() {
-            let piece = &mut piece[..PIECE.min(part.len() - at)];
-            object.read(begin + at, piece)?;
+            let (piece, behind) = split(rest, PIECE.min(part.len() - at))?;
             hasher.update(piece);
             part.write(at, piece)?;
             at += piece.len();
+            rest = behind;
         }
-        begin += part.len();
     }
     let checksum = hasher.finish().as_u128().to_le_bytes();
     Ok((footer[CHECKSUM_AT..56] != checksum).then_some(Flaw::Bytes))
+}
+
+fn split(bytes: &mut [u8], at: usize) -> Result<(&mut [u8], &mut [u8])> {
+    let short = || Error::internal("kv.frame", "an object in a frame is shorter than its page");
+    bytes.split_at_mut_checked(at).ok_or_else(short)
 }
 
 #[cfg(test)]

@@ -205,6 +205,11 @@ pub struct StoreConfig {
     /// How many frames pages pass through on their way; none means that the engine moves them from and to where they lie.
     /// A frame holds one engine call (`call_bytes`); see the module `staging` for what they are good for. Default: 0.
     pub staging_frames: usize,
+    /// With frames: a put whose pages have no part shorter than this goes from where it lies all the same, if that memory is
+    /// registered with the engine. For long parts the copy costs more than the transfers that it saves, and memory that
+    /// the engine only reads can be given back at any time: what it then reads is refused by its checksum. Default:
+    /// none, every page passes through a frame.
+    pub direct_put_bytes: Option<usize>,
     /// How many wrong pages are remembered until they are removed. Default: 4,096.
     pub bad_pages: usize,
     /// How often a page that finds no room is tried again, within the call's time: the engine evicts in the background.
@@ -230,6 +235,7 @@ impl Default for StoreConfig {
             lanes: 2,
             footer_slots: 8192,
             staging_frames: 0,
+            direct_put_bytes: None,
             bad_pages: 4096,
             full_retries: 3,
             full_pause: Duration::from_millis(10),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_core::{Error, ErrorKind, Result};
-use holdfast_engine::{Engine, EngineExt, Region, Span};
+use holdfast_engine::{Engine, EngineExt, EngineId, Region, Span};
 use parking_lot::Mutex;
 
 use super::footer::FOOTER_BYTES;
@@ -45,6 +45,11 @@ impl FooterSlab {
             slab: self.clone(),
             taken,
         })
+    }
+
+    /// The engine that its memory is registered with.
+    pub(super) fn engine(&self) -> EngineId {
+        self.0.region.engine()
     }
 
     #[cfg(test)]

@@ -100,16 +100,12 @@ impl PageStore {
         self.count.snapshot(self.bad.len())
     }
 
-    fn most(&self) -> Most {
+    /// `framed`: in a frame a page is one piece.
+    fn most(&self, framed: bool) -> Most {
         Most {
             pages: self.config.call_pages.min(self.engine.capabilities().max_batch).max(1),
             bytes: self.config.call_bytes,
-            // In a frame a page is one piece.
-            parts: if self.staging.is_some() {
-                usize::MAX
-            } else {
-                self.config.call_parts
-            },
+            parts: if framed { usize::MAX } else { self.config.call_parts },
         }
     }
 
@@ -222,7 +218,8 @@ impl PageStore {
         settling: &Settling,
     ) {
         let chosen: Vec<Page> = open.iter().map(|at| pages[*at].clone()).collect();
-        let units = pipeline::units(&chosen, self.most());
+        let framed = self.staging.is_some() && !self.goes_direct(&chosen);
+        let units = pipeline::units(&chosen, self.most(framed));
         let call = Call {
             settling,
             turns: Turns::new(self.config.streams),
@@ -253,7 +250,7 @@ impl PageStore {
 
     pub(super) fn get_settling(&self, pages: &[Page], options: &CallOptions, settling: &Settling) -> Vec<PageGot> {
         let deadline = Deadline::after(&*self.clock, options.within);
-        let units: Vec<Range<usize>> = pipeline::units(pages, self.most());
+        let units: Vec<Range<usize>> = pipeline::units(pages, self.most(self.staging.is_some()));
         let call = Call {
             settling,
             turns: Turns::new(self.config.streams),

@@ -2,6 +2,7 @@
 #![allow(clippy::expect_used, clippy::panic, reason = "a test says what it expects")]
 
 mod common;
+mod direct;
 mod operations;
 mod pages;
 mod random;
