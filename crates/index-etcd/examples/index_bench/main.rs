@@ -38,21 +38,21 @@ const SHAPES: [Shape; 3] = [
         workers: 1,
         batch: 1,
         samples: 150,
-        rounds: 9,
+        rounds: 31,
     },
     Shape {
         name: "unbatched",
         workers: 16,
         batch: 1,
         samples: 1_600,
-        rounds: 7,
+        rounds: 21,
     },
     Shape {
         name: "batched",
         workers: 16,
         batch: 64,
         samples: 8_192,
-        rounds: 7,
+        rounds: 21,
     },
 ];
 
