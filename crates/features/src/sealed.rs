@@ -266,6 +266,24 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_seal_is_bound_to_the_very_incarnation() {
+        let of = |generation| {
+            let sample = SampleRef {
+                sample: "run/1".parse().expect("a name"),
+                generation: holdfast_core::Generation::new(generation).expect("not zero"),
+            };
+            incarnation(&"s".parse().expect("a name"), &sample, Nonce::from_u64(7))
+        };
+        // The nonce of a put differs, too; but it is not what keeps an older generation's bytes out.
+        let (older, newer) = (of(1), of(2));
+        assert_eq!((older.generation.get(), newer.generation.get()), (1, 2));
+        assert_eq!(
+            (older.sample, older.store, older.nonce),
+            (newer.sample, newer.store, newer.nonce)
+        );
+    }
+
+    #[test]
     fn objects_are_whole_chunks_and_cover_the_tensor() {
         let layout = Layout::new(4096 * 7 + 5, 4096).expect("a layout");
         let runs: Vec<(u64, u64)> = (0..3)
