@@ -116,7 +116,10 @@ impl Gone {
         for read in self.store.read(one, WITHIN).await {
             tries.must_fail("read by reference", read);
         }
-        let found = self.store.find(std::slice::from_ref(&reference.sample), WITHIN).await?;
+        let SampleRef { sample, generation } = reference;
+        let glimpse = self.store.glimpse(sample, Some(*generation), WITHIN).await;
+        tries.must_fail("get by reference", glimpse);
+        let found = self.store.find(std::slice::from_ref(sample), WITHIN).await?;
         tries.tried += 1;
         if found.iter().flatten().any(|found| found.reference == *reference) {
             tries.slipped.push("it is found".to_owned());

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use holdfast_core::{DType, ErrorKind, Rng, SampleId, SystemRng, TensorName, TensorSpec};
-use holdfast_features::{PutItem, TensorIn, TensorOut, Wanted};
+use holdfast_features::{Lease, PutItem, SampleRef, TensorIn, TensorOut, Wanted};
 use tokio::task::block_in_place;
 
 use crate::journal::{Event, Which};
@@ -77,34 +77,47 @@ pub(crate) fn seed_and_data(tensors: &[TensorOut]) -> Result<(u64, bool)> {
     Ok((seed, right && part.len() as u64 == data.spec.bytes()))
 }
 
+/// Reads the sample again and again: under a lease, and without one, in turns.
 pub(crate) async fn read(worker: &Worker, sample: &SampleId) -> Result<()> {
+    let mut held = false;
     while !worker.stopped() {
-        let found = worker.store.find(std::slice::from_ref(sample), WITHIN).await;
-        let Some(found) = found.ok().and_then(|mut found| found.pop().flatten()) else {
+        held = !held;
+        let Ok(glimpse) = worker.store.glimpse(sample, None, WITHIN).await else {
             tokio::time::sleep(Duration::from_millis(2)).await;
             continue;
         };
-        let which = Which::from(&found.reference);
-        let Some(lease) = worker.store.read(&[found.reference], WITHIN).await.pop() else {
-            continue;
-        };
-        let lease = match lease {
-            Ok(lease) => lease,
-            // Aborted or replaced since it was found.
-            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Fenced) => continue,
-            Err(error) => {
-                worker.note(&Event::Trouble { why: error.to_string() });
+        let reference = glimpse.reference().clone();
+        let got = if held {
+            let Some(lease) = take(worker, &reference).await else {
                 continue;
-            }
+            };
+            let got = worker.store.get(&lease, Wanted::All, WITHIN).await;
+            worker.store.release(&[lease], WITHIN).await;
+            got
+        } else {
+            worker.store.get_glimpsed(glimpse, Wanted::All, WITHIN).await
         };
-        match worker.store.get(&lease, Wanted::All, WITHIN).await {
+        let which = Which::from(&reference);
+        match got {
             Ok(tensors) => {
                 let (seed, right) = seed_and_data(&tensors)?;
                 worker.note(&Event::Got { which, seed, right });
             }
             Err(error) => worker.hooks.journal.not_got(which, &error),
         }
-        worker.store.release(&[lease], WITHIN).await;
     }
     Ok(())
+}
+
+/// A lease for reading, unless the sample was aborted or replaced since it was seen.
+async fn take(worker: &Worker, reference: &SampleRef) -> Option<Lease> {
+    let leases = worker.store.read(std::slice::from_ref(reference), WITHIN).await;
+    match leases.into_iter().next()? {
+        Ok(lease) => Some(lease),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Fenced) => None,
+        Err(error) => {
+            worker.note(&Event::Trouble { why: error.to_string() });
+            None
+        }
+    }
 }
