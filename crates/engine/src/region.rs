@@ -147,7 +147,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: `base` came from alloc_zeroed with this very layout and is freed only here.
+        // SAFETY: `base` came from alloc with this very layout and is freed only here.
         unsafe {
             std::alloc::dealloc(self.base.as_ptr(), self.layout);
         }

@@ -16,7 +16,7 @@ use holdfast_kv::tier::{self, CallOptions, Hint, Page, PageGot, PagePut};
 use parking_lot::Mutex;
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::IntoPyDict;
 
 use super::opening::{Opened, Settings, open};
 use crate::convert::seconds;
@@ -243,7 +243,6 @@ impl Pages {
     /// What the store has done and seen.
     fn stats(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let stats = self.opened().or_raise(py)?.store.stats();
-        let dict = PyDict::new(py);
         let all = [
             ("pages_stored", stats.pages_stored),
             ("bytes_stored", stats.bytes_stored),
@@ -260,10 +259,7 @@ impl Pages {
             ("keys_probed", stats.keys_probed),
             ("keys_present", stats.keys_present),
         ];
-        for (name, value) in all {
-            dict.set_item(name, value)?;
-        }
-        dict.into_py_any(py)
+        all.into_py_dict(py)?.into_py_any(py)
     }
 
     /// Begins to close the store: memory and engine are let go of. The second time it does nothing.

@@ -6,7 +6,7 @@ use holdfast_kv::plan::{self, Applied, Ending, Event, PlannerConfig, RequestId, 
 use parking_lot::Mutex;
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::IntoPyDict;
 
 use super::plain::{PlainCompletion, PlainNamespace, TellOperation, key, tell_operation};
 use crate::errors::OrRaise;
@@ -225,7 +225,6 @@ impl Planner {
 
     fn counters(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let count = self.0.lock().counters().clone();
-        let dict = PyDict::new(py);
         let all = [
             ("issued", count.issued),
             ("acknowledged", count.acknowledged),
@@ -242,9 +241,6 @@ impl Planner {
             ("not_written_back", count.not_written_back),
             ("backups_cut", count.backups_cut),
         ];
-        for (name, value) in all {
-            dict.set_item(name, value)?;
-        }
-        dict.into_py_any(py)
+        all.into_py_dict(py)?.into_py_any(py)
     }
 }

@@ -13,7 +13,7 @@ use holdfast_kv::tier::{
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::IntoPyDict;
 
 use super::opening::Opened;
 use super::pages::Pages;
@@ -174,7 +174,6 @@ impl Tier {
 
     fn stats(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let stats = self.tier(py)?.stats();
-        let dict = PyDict::new(py);
         let all = [
             ("accepted", stats.accepted),
             ("refused", stats.refused),
@@ -188,10 +187,7 @@ impl Tier {
             ("open", stats.open),
             ("quarantined", stats.quarantined),
         ];
-        for (name, value) in all {
-            dict.set_item(name, value)?;
-        }
-        dict.into_py_any(py)
+        all.into_py_dict(py)?.into_py_any(py)
     }
 
     /// Accepts nothing more and waits for its threads. How many are still in a call that does not return.

@@ -26,8 +26,8 @@ use super::footer::FOOTER_BYTES;
 
 /// Pages begin at multiples of this in a frame.
 const ALIGN: usize = 64;
-/// Memory is touched in steps of this: what is first written to by a transfer costs twice as much.
-const TOUCH: usize = 4096;
+/// Frames begin at multiples of this.
+const FRAME_ALIGN: usize = 4096;
 
 /// Registered frames. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -52,12 +52,8 @@ impl Staging {
     ) -> Result<Self> {
         // Each page has a footer, and begins where it may.
         let extra = pages.saturating_mul(FOOTER_BYTES + ALIGN);
-        let frame_bytes = bytes.saturating_add(extra).next_multiple_of(TOUCH);
+        let frame_bytes = bytes.saturating_add(extra).next_multiple_of(FRAME_ALIGN);
         let region = engine.allocate(frame_bytes.saturating_mul(frames), within)?;
-        let whole = region.whole();
-        for at in (0..region.len()).step_by(TOUCH) {
-            whole.write(at, &[0])?;
-        }
         Ok(Self(Arc::new(Shared {
             region,
             frame_bytes,
