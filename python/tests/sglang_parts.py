@@ -39,6 +39,22 @@ def mooncake_store_class() -> Any:
     return MooncakeStore
 
 
+def host_sizes(layers: int, page: int, pages: int, layout: str) -> dict[str, Any]:
+    """What every host pool is told about its size, place and layout."""
+    return {
+        "host_to_device_ratio": 1.0,
+        "host_size": 0,
+        "page_size": page,
+        "layout": layout,
+        "pin_memory": False,
+        "device": "cpu",
+        "device_capacity_tokens": 1,
+        "start_layer": 0,
+        "end_layer": layers,
+        "host_token_capacity": page * pages,
+    }
+
+
 def mha_pool(
     *, layers: int = 4, heads: int = 8, dim: int = 64, page: int = 16, pages: int = 8, layout: str = "page_first"
 ) -> Any:
@@ -63,19 +79,7 @@ def mha_pool(
         dtype=torch.bfloat16,
         device=torch.device("cpu"),
     )
-    pool = MHATokenToKVPoolHost(
-        info,
-        host_to_device_ratio=1.0,
-        host_size=0,
-        page_size=page,
-        layout=layout,
-        pin_memory=False,
-        device="cpu",
-        device_capacity_tokens=1,
-        start_layer=0,
-        end_layer=layers,
-        host_token_capacity=page * pages,
-    )
+    pool = MHATokenToKVPoolHost(info, **host_sizes(layers, page, pages, layout))
     fill(pool)
     return pool
 
@@ -99,20 +103,7 @@ def mla_pool(*, layers: int = 4, page: int = 16, pages: int = 8, layout: str = "
         dtype=torch.bfloat16,
         device=torch.device("cpu"),
     )
-    pool = MLATokenToKVPoolHost(
-        info,
-        host_to_device_ratio=1.0,
-        host_size=0,
-        page_size=page,
-        layout=layout,
-        pin_memory=False,
-        device="cpu",
-        device_capacity_tokens=1,
-        start_layer=0,
-        end_layer=layers,
-        target_layer_num=layers,
-        host_token_capacity=page * pages,
-    )
+    pool = MLATokenToKVPoolHost(info, **host_sizes(layers, page, pages, layout), target_layer_num=layers)
     fill(pool)
     return pool
 
