@@ -29,6 +29,8 @@ use std::time::Duration;
 use holdfast_core::{Deadline, Error, ErrorKind, Result, Retry, SystemClock};
 use parking_lot::{Condvar, Mutex};
 
+use crate::courtesy::{Lookout, Turn};
+
 /// Runs a call and returns what hands its answer over. The two are apart so that a thread counts as free again before
 /// its caller, who may call again at once, has the answer.
 type Work = Box<dyn FnOnce() -> Deliver + Send>;
@@ -84,6 +86,7 @@ struct State {
 struct Slot<T> {
     answer: Mutex<Option<thread::Result<T>>>,
     ready: Condvar,
+    turn: Turn,
 }
 
 impl CallPool {
@@ -109,20 +112,46 @@ impl CallPool {
         within: Duration,
         call: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T> {
+        self.wait_for(operation, effect, within, false, call)
+    }
+
+    /// The same for a call that moves bytes, whose thread [lets others go first](crate::courtesy).
+    pub(crate) fn run_transfer<T: Send + 'static>(
+        &self,
+        operation: &'static str,
+        effect: Effect,
+        within: Duration,
+        call: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T> {
+        self.wait_for(operation, effect, within, true, call)
+    }
+
+    fn wait_for<T: Send + 'static>(
+        &self,
+        operation: &'static str,
+        effect: Effect,
+        within: Duration,
+        courteous: bool,
+        call: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T> {
         let deadline = Deadline::after(&self.shared.clock, within);
         let slot = Arc::new(Slot {
             answer: Mutex::new(None),
             ready: Condvar::new(),
+            turn: Turn::default(),
         });
         let theirs = Arc::clone(&slot);
         let ticket = self.submit(operation, move || {
+            theirs.turn.begin();
             let answer = catch_unwind(AssertUnwindSafe(call));
+            theirs.turn.end();
             Box::new(move || {
                 *theirs.answer.lock() = Some(answer);
                 theirs.ready.notify_one();
             })
         })?;
 
+        let lookout = courteous.then(|| Lookout::new(&slot.turn)).flatten();
         let mut answer = slot.answer.lock();
         loop {
             match answer.take() {
@@ -134,9 +163,14 @@ impl CallPool {
             if left.is_zero() {
                 break;
             }
-            slot.ready.wait_for(&mut answer, left);
+            let nap = lookout.as_ref().map_or(left, |lookout| left.min(lookout.until_next()));
+            if slot.ready.wait_for(&mut answer, nap).timed_out()
+                && let Some(lookout) = &lookout
+            {
+                lookout.look();
+            }
         }
-        drop(answer);
+        drop((answer, lookout));
         Err(self.give_up(operation, effect, ticket, within))
     }
 

@@ -13,7 +13,8 @@
 //!                                                      └▶ admin (HTTP: probe, usage)
 //! ```
 //! The module's calls cannot be cancelled, so they run on threads of `calls` while the caller waits within its
-//! deadline. `regions` keeps memory registered for as long as any of them may touch it.
+//! deadline. `regions` keeps memory registered for as long as any of them may touch it. The module waits by asking over and
+//! over; `courtesy` keeps that from slowing down the threads that move the bytes.
 //!
 //! **Do not call in with the interpreter's lock held** (from an extension, detach first): the call's thread needs it.
 //!
@@ -43,8 +44,10 @@ mod admin;
 mod calls;
 mod codes;
 mod config;
+mod courtesy;
 #[cfg(feature = "embed")]
 mod embed;
+mod priority;
 mod regions;
 mod store;
 
@@ -290,7 +293,7 @@ impl Engine for MooncakeEngine {
         let codes = self
             .0
             .calls
-            .run(OPERATION, Effect::Changes, within, move || store.put(&owned, &options))??;
+            .run_transfer(OPERATION, Effect::Changes, within, move || store.put(&owned, &options))??;
         Ok(batch
             .iter()
             .zip(codes)
@@ -312,7 +315,7 @@ impl Engine for MooncakeEngine {
         let codes = self
             .0
             .calls
-            .run(OPERATION, Effect::Repeatable, within, move || store.get(&owned))??;
+            .run_transfer(OPERATION, Effect::Repeatable, within, move || store.get(&owned))??;
         let mut outcomes: Vec<_> = batch
             .iter()
             .zip(codes)

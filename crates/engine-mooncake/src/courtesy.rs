@@ -1,0 +1,271 @@
+//! Letting the threads that move the bytes go first.
+//!
+//! The engine waits for a transfer by asking, over and over, whether it is done. While it asks, it wants a processor
+//! like anybody else, and where processors are few it takes it from the threads that move the bytes: on two cores a
+//! transfer of 128 MiB takes half as long again. The kernel has a place for such work, behind everybody else
+//! (`SCHED_IDLE`): a processor on which only such a thread runs counts as free, and is given up at once.
+//!
+//! Back there a thread may also not run at all, for a second and more, on a host whose processors are all busy; and it
+//! may hold the interpreter's lock. So nobody stays there unattended. The caller, who waits for the answer anyway,
+//! looks after the thread, and one that got no processor is called back for a moment, to see whether it is done:
+//!
+//! ```text
+//!            begin()                    it is at it for a while                    end()
+//! NotBegun ──────────▶ InLine ────────────────────────────────────────▶ Behind ──────────▶ Over
+//!                        ▲                                                 │
+//!                        └── it did not run since the last look, ──────────┘
+//!                            or the caller leaves
+//! ```
+//!
+//! Invariants:
+//! - CY1: a thread is behind the others only while a caller looks after it, and is in line again before it begins
+//!   anything else.
+//! - CY2: a thread that is behind goes without a processor for no longer than a quarter of the time that its call has
+//!   taken (at least one look, at most [`LONGEST`]): so much later, at worst, is an answer noticed.
+//! - CY3: a process that may not bring its threads back into line (the kernel wants `CAP_SYS_NICE`) sends none back.
+
+use std::time::Duration;
+
+use holdfast_core::{Clock, SystemClock, Timestamp};
+use parking_lot::Mutex;
+
+use crate::priority::{self, Thread};
+
+/// The shortest time between looks, and how long a call is under way before the first: what is done sooner has little
+/// to wait for.
+const SHORTEST: Duration = Duration::from_millis(1);
+/// The longest time between looks.
+const LONGEST: Duration = Duration::from_millis(8);
+
+/// Where the thread of one call stands.
+#[derive(Debug, Default)]
+pub(crate) struct Turn(Mutex<Standing>);
+
+#[derive(Clone, Copy, Debug, Default)]
+enum Standing {
+    #[default]
+    NotBegun,
+    InLine(Thread),
+    Behind {
+        thread: Thread,
+        /// How long it had run when it was last looked at.
+        ran: Duration,
+    },
+    Over,
+}
+
+impl Turn {
+    /// The calling thread begins the call.
+    pub(crate) fn begin(&self) {
+        if let Some(thread) = Thread::current() {
+            *self.0.lock() = Standing::InLine(thread);
+        }
+    }
+
+    /// The calling thread has ended the call.
+    pub(crate) fn end(&self) {
+        let mut standing = self.0.lock();
+        standing.call_back();
+        *standing = Standing::Over;
+    }
+}
+
+impl Standing {
+    fn call_back(&mut self) {
+        if let Self::Behind { thread, .. } = *self {
+            if !thread.step_up() {
+                tracing::error!("an engine thread may not take its place again and waits for an idle processor");
+            }
+            *self = Self::InLine(thread);
+        }
+    }
+
+    fn look(&mut self) {
+        match *self {
+            Self::InLine(thread) => {
+                if let Some(ran) = thread.ran()
+                    && thread.step_back()
+                {
+                    *self = Self::Behind { thread, ran };
+                }
+            }
+            Self::Behind { thread, ran } => match thread.ran() {
+                Some(now) if now > ran => *self = Self::Behind { thread, ran: now },
+                _ => self.call_back(),
+            },
+            Self::NotBegun | Self::Over => {}
+        }
+    }
+}
+
+/// A caller's eye on the thread of its call. Dropped, it leaves the thread in line.
+#[derive(Debug)]
+pub(crate) struct Lookout<'a> {
+    clock: SystemClock,
+    begun: Timestamp,
+    turn: &'a Turn,
+}
+
+impl<'a> Lookout<'a> {
+    /// Begins to look after a call, if its thread may be sent back at all.
+    pub(crate) fn new(turn: &'a Turn) -> Option<Self> {
+        let clock = SystemClock::new();
+        priority::may_step_up().then(|| Self {
+            begun: clock.now(),
+            clock,
+            turn,
+        })
+    }
+
+    /// How long to wait before the next look.
+    pub(crate) fn until_next(&self) -> Duration {
+        (self.clock.now().since(self.begun) / 4).clamp(SHORTEST, LONGEST)
+    }
+
+    /// Looks once.
+    pub(crate) fn look(&self) {
+        // The thread has this lock only while it begins or ends; if it does, there is nothing to see.
+        if let Some(mut standing) = self.turn.0.try_lock() {
+            standing.look();
+        }
+    }
+}
+
+impl Drop for Lookout<'_> {
+    fn drop(&mut self) {
+        self.turn.0.lock().call_back();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+    use std::thread;
+
+    use holdfast_core::poll_until;
+
+    use crate::calls::{CallPool, Effect};
+
+    const LONG: Duration = Duration::from_secs(20);
+    const OFTEN: Duration = Duration::from_micros(50);
+
+    /// Keeps the processor until the calling thread is where it should be. Says whether it came there.
+    fn spin_until_behind(behind: bool) -> bool {
+        let clock = SystemClock::new();
+        let begun = clock.now();
+        while Thread::current_is_behind() != behind {
+            if clock.now().since(begun) > LONG {
+                return false;
+            }
+        }
+        true
+    }
+
+    #[test]
+    fn a_transfer_waits_behind_others_and_its_thread_begins_the_next_call_in_line() {
+        let pool = CallPool::new(1);
+        let transfer = || {
+            let began_in_line = !Thread::current_is_behind();
+            (began_in_line, !priority::may_step_up() || spin_until_behind(true))
+        };
+        for _ in 0..3 {
+            let answer = pool.run_transfer("test", Effect::Repeatable, LONG, transfer);
+            assert_eq!(answer.expect("answer"), (true, true));
+        }
+        let after = pool.run("test", Effect::Repeatable, LONG, Thread::current_is_behind);
+        assert!(!after.expect("answer"), "in line again");
+    }
+
+    #[test]
+    fn a_thread_whose_caller_leaves_is_called_back() {
+        let pool = CallPool::new(1);
+        let (tell, told) = mpsc::channel();
+        let transfer = move || {
+            let seen = !priority::may_step_up() || (spin_until_behind(true) && spin_until_behind(false));
+            tell.send(seen)
+        };
+        let within = Duration::from_millis(100);
+        let left = pool.run_transfer("test", Effect::Repeatable, within, transfer);
+        assert!(
+            left.is_err() || left.is_ok_and(|sent| sent.is_ok()),
+            "it may just have been looked at"
+        );
+        assert!(
+            told.recv_timeout(LONG).expect("the thread goes on"),
+            "behind, and in line again"
+        );
+        assert_eq!(pool.finish(LONG), 0);
+    }
+
+    /// A thread that does `work` between the beginning and the end of its turn, until it is told to end.
+    fn with_a_thread_that(work: fn(&mpsc::Receiver<()>), look: impl FnOnce(&Turn)) {
+        let turn = Turn::default();
+        let (end, ended) = mpsc::channel();
+        let (begin, begun) = mpsc::channel();
+        thread::scope(|scope| {
+            let turn = &turn;
+            let theirs = scope.spawn(move || {
+                turn.begin();
+                begin.send(()).expect("somebody listens");
+                work(&ended);
+                turn.end();
+                Thread::current_is_behind()
+            });
+            begun.recv_timeout(LONG).expect("it begins");
+            look(turn);
+            drop(end);
+            assert!(!theirs.join().expect("no panic"), "it ends in line");
+        });
+    }
+
+    fn is_behind(turn: &Turn) -> bool {
+        matches!(*turn.0.lock(), Standing::Behind { .. })
+    }
+
+    #[test]
+    fn a_thread_that_gets_no_processor_is_called_back_for_a_moment() {
+        with_a_thread_that(
+            |ended| assert!(ended.recv().is_err(), "only told by the end of it"),
+            |turn| {
+                let Some(lookout) = Lookout::new(turn) else {
+                    return assert!(!priority::may_step_up(), "CY3");
+                };
+                // It may still be on its way to sleep, so it may run between two looks, but not for ever.
+                let called_back = poll_until(&SystemClock::new(), LONG, OFTEN, || {
+                    lookout.look();
+                    let once = is_behind(turn);
+                    lookout.look();
+                    (once && !is_behind(turn)).then_some(())
+                });
+                assert!(called_back.is_some());
+                lookout.look();
+                assert!(is_behind(turn), "and sent back after it");
+            },
+        );
+    }
+
+    #[test]
+    fn a_thread_that_runs_stays_behind_and_dropping_the_lookout_calls_it_back() {
+        with_a_thread_that(
+            |ended| while !matches!(ended.try_recv(), Err(mpsc::TryRecvError::Disconnected)) {},
+            |turn| {
+                let Some(lookout) = Lookout::new(turn) else {
+                    return assert!(!priority::may_step_up(), "CY3");
+                };
+                lookout.look();
+                let Standing::Behind { thread, ran } = *turn.0.lock() else {
+                    panic!("it should be behind");
+                };
+                let ran_since = poll_until(&SystemClock::new(), LONG, OFTEN, || {
+                    thread.ran().filter(|now| *now > ran)
+                });
+                assert!(ran_since.is_some(), "nobody else wants this processor for so long");
+                lookout.look();
+                assert!(is_behind(turn));
+                drop(lookout);
+                assert!(!is_behind(turn));
+            },
+        );
+    }
+}

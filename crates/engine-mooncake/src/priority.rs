@@ -1,0 +1,79 @@
+//! A thread's place in the kernel's queue: like everybody's, or after everybody's.
+
+#![expect(
+    unsafe_code,
+    reason = "the FFI edge: the kernel's scheduler knows threads by number; each block says why it holds"
+)]
+
+use std::sync::OnceLock;
+use std::thread;
+use std::time::Duration;
+
+/// A thread of this process, as the kernel knows it. Of use only while the thread lives.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Thread {
+    id: libc::pid_t,
+    processor_time: libc::clockid_t,
+}
+
+impl Thread {
+    /// The calling thread; `None` if somebody has given it a place of its own (a batch or real-time one), which is
+    /// theirs to change.
+    pub(crate) fn current() -> Option<Self> {
+        // SAFETY: it takes nothing and cannot fail.
+        let id = unsafe { libc::gettid() };
+        // SAFETY: it reads the policy of a thread by number, and touches no memory.
+        let policy = unsafe { libc::sched_getscheduler(id) };
+        // SAFETY: it takes nothing and cannot fail.
+        let me = unsafe { libc::pthread_self() };
+        let mut processor_time = 0;
+        // SAFETY: `me` is the calling thread, alive, and the second argument is ours to write.
+        let known = unsafe { libc::pthread_getcpuclockid(me, &raw mut processor_time) };
+        (policy == libc::SCHED_OTHER && known == 0).then_some(Self { id, processor_time })
+    }
+
+    /// Whether the calling thread has stepped back.
+    #[cfg(test)]
+    pub(crate) fn current_is_behind() -> bool {
+        // SAFETY: it reads the policy of the calling thread, which is what 0 means, and touches no memory.
+        unsafe { libc::sched_getscheduler(0) == libc::SCHED_IDLE }
+    }
+
+    /// Lets everybody else go first from now on. Says whether the kernel agreed.
+    pub(crate) fn step_back(self) -> bool {
+        self.place(libc::SCHED_IDLE)
+    }
+
+    /// Takes its place like everybody else again. Says whether the kernel agreed.
+    pub(crate) fn step_up(self) -> bool {
+        self.place(libc::SCHED_OTHER)
+    }
+
+    fn place(self, policy: libc::c_int) -> bool {
+        let ordinary = libc::sched_param { sched_priority: 0 };
+        // SAFETY: it reads one value of ours; a number that no thread has is an error, not a fault.
+        unsafe { libc::sched_setscheduler(self.id, policy, &raw const ordinary) == 0 }
+    }
+
+    /// How long it has had a processor since it began.
+    pub(crate) fn ran(self) -> Option<Duration> {
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: it writes one value of ours; the clock of a thread that is gone is an error, not a fault.
+        let known = unsafe { libc::clock_gettime(self.processor_time, &raw mut time) } == 0;
+        let seconds = u64::try_from(time.tv_sec).ok()?;
+        let nanos = u32::try_from(time.tv_nsec).ok()?;
+        known.then(|| Duration::new(seconds, nanos))
+    }
+}
+
+/// Whether a thread of this process that stepped back may step up again: the kernel wants `CAP_SYS_NICE` or a resource
+/// limit for that. Found out once, on a thread made for it, since the answer may be no.
+pub(crate) fn may_step_up() -> bool {
+    static MAY: OnceLock<bool> = OnceLock::new();
+    *MAY.get_or_init(|| {
+        let tried = thread::Builder::new()
+            .name("holdfast-step-up".to_owned())
+            .spawn(|| Thread::current().is_some_and(|me| me.step_back() && me.step_up()));
+        tried.is_ok_and(|thread| thread.join().unwrap_or(false))
+    })
+}
