@@ -12,7 +12,7 @@ use crate::{WITHIN, connect, median, rounded};
 
 const DUE: usize = 100;
 const FEW: usize = 10_000;
-const TURNS: usize = 9;
+const TURNS: usize = 41;
 
 pub(crate) async fn measure(
     many: usize,
