@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, ErrorKind, Result, Retry, Rng, SampleId, StoreId, Timestamp};
+use holdfast_core::{Clock, Deadline, ErrorKind, Result, Retry, Rng, StoreId, Timestamp};
 use holdfast_custody::{GroupName, Tick, Version};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::credits::Hints;
 use crate::kv::{Applied, Condition, Entry, Kv, Read, Transaction, Write};
 use crate::lanes::ReadyList;
-use crate::layout::{Layout, lane_of};
+use crate::layout::Layout;
 use crate::record::decode;
 use crate::session::{Sender, Session};
 
@@ -124,14 +124,6 @@ impl KvIndex {
 
     pub(crate) fn ready_list(&self, group: &GroupName) -> Arc<ReadyList> {
         Arc::clone(self.ready.lock().entry(group.clone()).or_default())
-    }
-
-    /// A sample has become ready for these groups: those of this process who want it need not look for it in all lanes.
-    pub(crate) fn became_ready(&self, sample: &SampleId, groups: &[GroupName]) {
-        let lists = self.ready.lock();
-        for list in groups.iter().filter_map(|group| lists.get(group)) {
-            list.came(lane_of(sample));
-        }
     }
 
     pub(crate) fn deadline(&self, within: Duration) -> Deadline {

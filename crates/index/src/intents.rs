@@ -192,11 +192,7 @@ impl KvIndex {
             sets_deadlines: false,
             credits: None,
         };
-        let results = self.batch(session, items, intent, Some(seen), deadline).await;
-        for (item, _) in items.iter().zip(&results).filter(|(_, result)| result.is_ok()) {
-            self.became_ready(&item.sample.sample, &item.publication.groups);
-        }
-        results
+        self.batch(session, items, intent, Some(seen), deadline).await
     }
 
     pub(crate) async fn do_abort(&self, session: &Session, items: &[SampleRef], deadline: Deadline) -> Vec<Result<()>> {

@@ -12,10 +12,6 @@
 //! gone. To the store, what is gone from a list long ago is not free of charge: a look from the start of a lane passes all
 //! of it. What comes back to the list lies before, so a lane is looked into from its start whenever the last look is older
 //! than what was found is fresh, and after its end has been seen.
-//!
-//! Who hears that something has become ready (it did so itself, or waited for it) says in which lane, so that nobody has to
-//! look for it in all of them. When the lanes have run dry, all those who want something look into all of them from the start. One does so for
-//! everybody: what it saw is as good as a look of their own for all who asked before it began.
 
 use std::collections::{HashSet, VecDeque};
 use std::ops::Deref;
@@ -23,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_core::Timestamp;
-use holdfast_custody::{Live, Version};
+use holdfast_custody::Live;
 use parking_lot::Mutex;
 
 use crate::layout::LANES;
@@ -67,8 +63,6 @@ impl From<&SampleRef> for Found {
 pub(crate) struct ReadyList {
     known: Mutex<Known>,
     pub(crate) looking: tokio::sync::Semaphore,
-    /// Who looks into all lanes from their start.
-    pub(crate) looking_through: tokio::sync::Mutex<()>,
 }
 
 impl Default for ReadyList {
@@ -76,7 +70,6 @@ impl Default for ReadyList {
         Self {
             known: Mutex::default(),
             looking: tokio::sync::Semaphore::new(LOOK_AT_ONCE),
-            looking_through: tokio::sync::Mutex::default(),
         }
     }
 }
@@ -92,18 +85,6 @@ struct Known {
     appetite: usize,
     /// Into how many lanes one look goes: the less there is in a lane, the more.
     width: usize,
-    /// The last look into all lanes from their start.
-    through: Option<LookedThrough>,
-}
-
-/// A look into all lanes from their start.
-#[derive(Clone, Debug)]
-pub(crate) struct LookedThrough {
-    begun: Timestamp,
-    /// The store's version at that moment.
-    pub(crate) version: Version,
-    /// What it showed.
-    pub(crate) found: Vec<Found>,
 }
 
 /// Where one look goes, and how many it wants to see of each lane.
@@ -178,24 +159,6 @@ impl ReadyList {
         let lanes = known.lanes.next(start, known.width.max(1), now);
         let of_each = known.appetite.max(count).div_ceil(lanes.len().max(1));
         Look { lanes, of_each }
-    }
-
-    /// Something has become ready in a lane.
-    pub(crate) fn came(&self, lane: u8) {
-        if let Some(lane) = self.known.lock().lanes.lanes.get_mut(usize::from(lane)) {
-            lane.empty_until = 0;
-        }
-    }
-
-    /// What a look into all lanes from their start, begun at `begun`, showed.
-    pub(crate) fn looked_through(&self, found: Vec<Found>, version: Version, begun: Timestamp) {
-        self.known.lock().through = Some(LookedThrough { begun, version, found });
-    }
-
-    /// Such a look, if one was begun after `asked`.
-    pub(crate) fn looked_through_since(&self, asked: Timestamp) -> Option<LookedThrough> {
-        let known = self.known.lock();
-        known.through.as_ref().filter(|look| look.begun > asked).cloned()
     }
 
     /// What a look at some lanes, begun at `now`, showed of each; and how many samples that were, of so many that it wanted.

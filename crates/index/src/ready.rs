@@ -12,8 +12,8 @@ use holdfast_custody::{GroupName, Version};
 
 use crate::index::KvIndex;
 use crate::kv::{Entry, Read, Snapshot};
-use crate::lanes::{Found, Lane, Look, LookedThrough, Reached, ReadyList, Saw};
-use crate::layout::{LANES, Layout, lane_of};
+use crate::lanes::{Found, Lane, Look, Reached, ReadyList, Saw};
+use crate::layout::{LANES, Layout};
 use crate::record::decode_versioned;
 use crate::session::Session;
 use crate::types::{Held, SampleRef};
@@ -126,34 +126,24 @@ impl KvIndex {
         if let Some(found) = list.take(count, self.clock().now(), true) {
             return Ok(Ready::Some(found));
         }
-        let asked = self.clock().now();
         let left = deadline.remaining(self.clock());
         let Ok(Ok(_looking)) = tokio::time::timeout(left, list.looking.acquire()).await else {
-            return Err(looked_until_the_deadline());
+            let message = "others of this process looked until the deadline";
+            return Err(Error::unavailable("index.lease_next", message));
         };
-        // Of those who want more than was found, somebody looks further.
-        let mut there_may_be_more = true;
         for _ in 0..LOOKS_INTO_SOME {
             // Somebody else may have looked meanwhile.
             if let Some(found) = list.take(count, self.clock().now(), true) {
                 return Ok(Ready::Some(found));
             }
             let look = list.next(count, self.next_lane(), self.clock().now());
-            there_may_be_more = !look.lanes.is_empty();
-            if !there_may_be_more {
+            if look.lanes.is_empty() {
                 break;
             }
             self.look_into_lanes(group, look, &list, deadline).await?;
         }
-        if let Some(found) = list.take(count, self.clock().now(), there_may_be_more) {
-            return Ok(Ready::Some(found));
-        }
-        let left = deadline.remaining(self.clock());
-        let Ok(_looking_through) = tokio::time::timeout(left, list.looking_through.lock()).await else {
-            return Err(looked_until_the_deadline());
-        };
-        match list.looked_through_since(asked) {
-            Some(LookedThrough { version, found, .. }) => Ok(self.choose(count, &list, found, version)),
+        match list.take(count, self.clock().now(), true) {
+            Some(found) => Ok(Ready::Some(found)),
             None => self.look_into_all_lanes(session, group, count, &list, deadline).await,
         }
     }
@@ -205,21 +195,15 @@ impl KvIndex {
         let from = usize::try_from(self.rng().below(found.len().max(1) as u64)).unwrap_or(0);
         found.rotate_left(from);
         list.leave(found.iter().cloned(), self.clock().now());
-        list.looked_through(found.clone(), snapshot.version, begun);
-        Ok(self.choose(count, list, found, snapshot.version))
-    }
-
-    /// What to reach for after a look into all lanes.
-    fn choose(&self, count: usize, list: &Arc<ReadyList>, mut found: Vec<Found>, version: Version) -> Ready {
-        match list.take(count, self.clock().now(), false) {
+        Ok(match list.take(count, self.clock().now(), false) {
             Some(taken) => Ready::Some(taken),
-            None if found.is_empty() => Ready::None(version),
+            None if found.is_empty() => Ready::None(snapshot.version),
             None => {
                 // Others of this process reach for all of it. They may fail, and then nobody would tell.
                 found.truncate(count);
                 Ready::Some(list.reach(found))
             }
-        }
+        })
     }
 
     fn lane(&self, group: &GroupName, lane: &Lane, limit: usize) -> Read {
@@ -253,17 +237,11 @@ impl KvIndex {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(true),
             Err(error) => return Err(error),
         };
-        let list = self.ready_list(group);
         let put = async {
             loop {
                 match watch.next().await {
-                    Ok(changes) => {
-                        let put = changes.iter().filter(|change| change.value.is_some());
-                        let samples = put.filter_map(|change| Layout::ready_sample(&change.key));
-                        if samples.inspect(|sample| list.came(lane_of(sample))).count() > 0 {
-                            return true;
-                        }
-                    }
+                    Ok(changes) if changes.iter().any(|change| change.value.is_some()) => return true,
+                    Ok(_) => {}
                     // Something may have been missed: look again.
                     Err(_) => return true,
                 }
@@ -274,10 +252,6 @@ impl KvIndex {
             () = session.ended() => Err(session.fenced("index.lease_next")),
         }
     }
-}
-
-fn looked_until_the_deadline() -> Error {
-    Error::unavailable("index.lease_next", "others of this process looked until the deadline")
 }
 
 /// What was seen of each lane, if so many entries were asked for at most.

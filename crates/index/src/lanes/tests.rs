@@ -122,29 +122,3 @@ fn no_lane_is_worth_a_look_when_all_had_nothing() {
     lanes.saw(lane(7), Saw::UpTo("key".to_owned()), now);
     assert_eq!(lanes.next(0, 9, now).len(), 1);
 }
-
-#[test]
-fn a_lane_in_which_something_became_ready_is_worth_a_look() {
-    let (now, list) = (ManualClock::new().now(), ReadyList::default());
-    let lanes = (0..LANES).map(|number| (lane(number), Saw::All)).collect();
-    list.saw(lanes, (0, 1), now);
-    assert!(list.next(1, 0, now).lanes.is_empty());
-    list.came(5);
-    assert_eq!(numbers(&list.next(1, 0, now)), [5]);
-}
-
-#[test]
-fn a_look_into_all_lanes_is_good_for_those_who_asked_before_it_began() {
-    let (clock, list) = (ManualClock::new(), ReadyList::default());
-    let early = clock.now();
-    assert!(list.looked_through_since(early).is_none());
-    clock.advance(FRESH);
-    let begun = clock.now();
-    list.looked_through(vec![found("a")], Version(7), begun);
-    let look = list.looked_through_since(early).expect("begun after that");
-    assert_eq!((look.version, look.found.len()), (Version(7), 1));
-    assert!(
-        list.looked_through_since(begun).is_none(),
-        "something may have come between its beginning and the question"
-    );
-}
