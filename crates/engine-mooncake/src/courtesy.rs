@@ -24,6 +24,7 @@
 //!   taken (at least one look, at most [`LONGEST`]): so much later, at worst, is an answer noticed.
 //! - CY3: a process that may not bring its threads back into line (the kernel wants `CAP_SYS_NICE`) sends none back.
 
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use holdfast_core::{Clock, SystemClock, Timestamp};
@@ -39,7 +40,10 @@ const LONGEST: Duration = Duration::from_millis(8);
 
 /// Where the thread of one call stands.
 #[derive(Debug, Default)]
-pub(crate) struct Turn(Mutex<Standing>);
+pub(crate) struct Turn {
+    thread: OnceLock<Thread>,
+    standing: Mutex<Standing>,
+}
 
 #[derive(Clone, Copy, Debug, Default)]
 enum Standing {
@@ -58,13 +62,18 @@ impl Turn {
     /// The calling thread begins the call.
     pub(crate) fn begin(&self) {
         if let Some(thread) = Thread::current() {
-            *self.0.lock() = Standing::InLine(thread);
+            *self.standing.lock() = Standing::InLine(*self.thread.get_or_init(|| thread));
         }
     }
 
     /// The calling thread has ended the call.
     pub(crate) fn end(&self) {
-        let mut standing = self.0.lock();
+        // First its place, then the lock: a caller must not find the lock with a thread that gets no processor. Whether
+        // this is refused is seen below.
+        if let Some(me) = self.thread.get().filter(|_| Thread::current_is_behind()) {
+            me.step_up();
+        }
+        let mut standing = self.standing.lock();
         standing.call_back();
         *standing = Standing::Over;
     }
@@ -125,7 +134,7 @@ impl<'a> Lookout<'a> {
     /// Looks once.
     pub(crate) fn look(&self) {
         // The thread has this lock only while it begins or ends; if it does, there is nothing to see.
-        if let Some(mut standing) = self.turn.0.try_lock() {
+        if let Some(mut standing) = self.turn.standing.try_lock() {
             standing.look();
         }
     }
@@ -133,7 +142,7 @@ impl<'a> Lookout<'a> {
 
 impl Drop for Lookout<'_> {
     fn drop(&mut self) {
-        self.turn.0.lock().call_back();
+        self.turn.standing.lock().call_back();
     }
 }
 
@@ -220,7 +229,7 @@ mod tests {
     }
 
     fn is_behind(turn: &Turn) -> bool {
-        matches!(*turn.0.lock(), Standing::Behind { .. })
+        matches!(*turn.standing.lock(), Standing::Behind { .. })
     }
 
     #[test]
@@ -254,7 +263,7 @@ mod tests {
                     return assert!(!priority::may_step_up(), "CY3");
                 };
                 lookout.look();
-                let Standing::Behind { thread, ran } = *turn.0.lock() else {
+                let Standing::Behind { thread, ran } = *turn.standing.lock() else {
                     panic!("it should be behind");
                 };
                 let ran_since = poll_until(&SystemClock::new(), LONG, OFTEN, || {

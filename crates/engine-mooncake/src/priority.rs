@@ -33,7 +33,6 @@ impl Thread {
     }
 
     /// Whether the calling thread has stepped back.
-    #[cfg(test)]
     pub(crate) fn current_is_behind() -> bool {
         // SAFETY: it reads the policy of the calling thread, which is what 0 means, and touches no memory.
         unsafe { libc::sched_getscheduler(0) == libc::SCHED_IDLE }
