@@ -8,10 +8,11 @@
 //!
 //! What is found or reached for is known: a look that shows it once more does not make two of one process reach for it.
 //!
-//! A look into a lane goes on where the last one ended, as long as that was a moment ago: what lies before is known, or
-//! gone. To the store, what is gone from a list long ago is not free of charge: a look from the start of a lane passes all
-//! of it. What comes back to the list lies before, so a lane is looked into from its start whenever the last look is older
-//! than what was found is fresh, and after its end has been seen.
+//! A look into a lane goes on where the last one ended: what lies before is known, or gone. To the store, what is gone from
+//! a list is not free of charge: a look from the start of a lane passes all of it. But what comes back to the list lies
+//! before; so may what was reserved early and committed late, and what was seen and not taken while it was fresh. So a lane
+//! is looked into from its start once in a while ([`FROM_THE_START`]), after something that was seen in it was given up, and
+//! always before somebody concludes that there is nothing.
 
 use std::collections::{HashSet, VecDeque};
 use std::ops::Deref;
@@ -22,7 +23,7 @@ use holdfast_core::Timestamp;
 use holdfast_custody::Live;
 use parking_lot::Mutex;
 
-use crate::layout::LANES;
+use crate::layout::{LANES, lane_of};
 use crate::types::{SampleRef, Versioned};
 
 /// The most entries of one look.
@@ -36,6 +37,9 @@ const LOOK_AT_ONCE: usize = 2;
 
 /// For how long what was seen is worth a try: others take from the same list.
 const FRESH: Duration = Duration::from_millis(100);
+
+/// For how long looks into a lane go on where the last one ended, before one begins at its start again.
+const FROM_THE_START: Duration = Duration::from_secs(1);
 
 /// For how many looks a lane that had nothing is passed over. After that it is looked into again, whatever the others
 /// have, so that nothing in it is left behind.
@@ -94,25 +98,25 @@ pub(crate) struct Look {
     pub(crate) of_each: usize,
 }
 
-/// A lane to be looked into: from after a key that was seen a moment ago, if one was.
+/// A lane to be looked into: from after a key that was seen, if one was.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Lane {
     pub(crate) number: u64,
     pub(crate) after: Option<SeenTo>,
 }
 
-/// How far a lane was seen, and when that was begun at its start.
+/// How far a lane was seen, and when that was begun at its start, unless something before it was given up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SeenTo {
     pub(crate) key: String,
-    since: Timestamp,
+    since: Option<Timestamp>,
 }
 
 /// What a look showed of a lane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Saw {
-    /// All of it: it has nothing more for now.
-    All,
+    /// All of it, up to this key if there was one: it has nothing more for now.
+    All(Option<String>),
     /// What lies before this key, and that.
     UpTo(String),
 }
@@ -161,10 +165,20 @@ impl ReadyList {
         Look { lanes, of_each }
     }
 
+    /// All lanes, each from where the last look into it ended.
+    pub(crate) fn further(&self) -> Vec<Lane> {
+        let known = self.known.lock();
+        let lane = |(number, lane): (u64, &KnownLane)| Lane {
+            number,
+            after: lane.seen_to.clone(),
+        };
+        (0..LANES).zip(&known.lanes.lanes).map(lane).collect()
+    }
+
     /// What a look at some lanes, begun at `now`, showed of each; and how many samples that were, of so many that it wanted.
     pub(crate) fn saw(&self, lanes: Vec<(Lane, Saw)>, (seen, wanted): (usize, usize), now: Timestamp) {
         let mut known = self.known.lock();
-        if lanes.iter().any(|(_, saw)| *saw != Saw::All) {
+        if lanes.iter().any(|(_, saw)| matches!(saw, Saw::UpTo(_))) {
             known.width /= 2;
         } else if seen < wanted / 2 {
             known.width = (2 * known.width).clamp(1, MOST_LANES);
@@ -178,13 +192,18 @@ impl ReadyList {
 impl Known {
     fn forget_stale(&mut self, now: Timestamp) {
         let Self {
-            found, known, appetite, ..
+            found,
+            known,
+            lanes,
+            appetite,
+            ..
         } = self;
         let seen = found.len();
         found.retain(|(found, since)| {
             let fresh = now.since(*since) <= FRESH;
             if !fresh {
                 known.remove(&found.sample);
+                lanes.gave_up(lane_of(&found.sample.sample));
             }
             fresh
         });
@@ -250,28 +269,41 @@ impl Lanes {
         lanes.rotate_left(usize::try_from(start % LANES).unwrap_or(0));
         let worth = lanes.into_iter().filter(|(_, lane)| lane.empty_until <= looks);
         let lane = |(number, lane): (u64, &KnownLane)| {
-            let after = lane.seen_to.clone().filter(|seen| now.since(seen.since) <= FRESH);
+            let after = lane
+                .seen_to
+                .clone()
+                .filter(|seen| seen.since.is_some_and(|since| now.since(since) <= FROM_THE_START));
             Lane { number, after }
         };
         worth.take(most).map(lane).collect()
     }
 
+    /// Something that was seen in a lane was not taken.
+    fn gave_up(&mut self, number: u8) {
+        if let Some(seen_to) = self
+            .lanes
+            .get_mut(usize::from(number))
+            .and_then(|lane| lane.seen_to.as_mut())
+        {
+            seen_to.since = None;
+        }
+    }
+
     /// What a look into a lane showed.
     fn saw(&mut self, Lane { number, after }: Lane, saw: Saw, now: Timestamp) {
-        let since = after.map_or(now, |after| after.since);
-        let lane = match saw {
-            Saw::All => KnownLane {
-                empty_until: self.looks + PASSED_OVER,
-                seen_to: None,
-            },
-            Saw::UpTo(key) => KnownLane {
-                empty_until: 0,
-                seen_to: Some(SeenTo { key, since }),
-            },
+        let Some(place) = usize::try_from(number).ok().and_then(|at| self.lanes.get_mut(at)) else {
+            return;
         };
-        if let Some(place) = usize::try_from(number).ok().and_then(|at| self.lanes.get_mut(at)) {
-            *place = lane;
-        }
+        let since = after.as_ref().map_or(Some(now), |after| after.since);
+        let (empty_until, last) = match saw {
+            Saw::All(last) => (self.looks + PASSED_OVER, last),
+            Saw::UpTo(last) => (0, Some(last)),
+        };
+        let before = after.or(place.seen_to.take()).map(|seen| seen.key);
+        *place = KnownLane {
+            empty_until,
+            seen_to: last.or(before).map(|key| SeenTo { key, since }),
+        };
     }
 }
 

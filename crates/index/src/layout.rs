@@ -315,7 +315,7 @@ fn waits_for(record: &Live, group: &GroupName) -> bool {
 }
 
 /// The lane of a sample: spread by its name, because samples that were reserved together have one generation.
-fn lane_of(sample: &SampleId) -> u8 {
+pub(crate) fn lane_of(sample: &SampleId) -> u8 {
     let hash = Digest::of(sample.as_str().as_bytes()).as_u128();
     u8::try_from(hash % u128::from(LANES)).unwrap_or(0)
 }

@@ -142,10 +142,20 @@ impl KvIndex {
             }
             self.look_into_lanes(group, look, &list, deadline).await?;
         }
-        match list.take(count, self.clock().now(), true) {
-            Some(found) => Ok(Ready::Some(found)),
-            None => self.look_into_all_lanes(session, group, count, &list, deadline).await,
+        if let Some(found) = list.take(count, self.clock().now(), true) {
+            return Ok(Ready::Some(found));
         }
+        // What is new lies behind what was seen, most likely.
+        let lanes = list.further();
+        if lanes.iter().any(|lane| lane.after.is_some()) {
+            let of_each = of_each_lane(count);
+            self.look_into_lanes(group, Look { lanes, of_each }, &list, deadline)
+                .await?;
+            if let Some(found) = list.take(count, self.clock().now(), false) {
+                return Ok(Ready::Some(found));
+            }
+        }
+        self.look_into_all_lanes(session, group, count, &list, deadline).await
     }
 
     /// Looks into some lanes. Within a lane the oldest come first.
@@ -175,8 +185,7 @@ impl KvIndex {
         list: &Arc<ReadyList>,
         deadline: Deadline,
     ) -> Result<Ready> {
-        // What is left is spread evenly, or is so little that all of it may lie in one lane.
-        let each = count.div_ceil(4).max(count.min(16));
+        let each = of_each_lane(count);
         let begun = self.clock().now();
         let from_the_start = |number| Lane { number, after: None };
         let lanes: Vec<Lane> = (0..LANES).map(from_the_start).collect();
@@ -254,11 +263,17 @@ impl KvIndex {
     }
 }
 
+/// How many to see of each lane when all are looked into: what there is is spread evenly, or is so little that all of it may
+/// lie in one.
+fn of_each_lane(count: usize) -> usize {
+    count.div_ceil(4).max(count.min(16))
+}
+
 /// What was seen of each lane, if so many entries were asked for at most.
 fn saw(snapshot: &Snapshot, limit: usize) -> impl Iterator<Item = Saw> {
     snapshot.entries.iter().map(move |entries| match entries.last() {
         Some(last) if entries.len() >= limit => Saw::UpTo(last.key.clone()),
-        _ => Saw::All,
+        last => Saw::All(last.map(|last| last.key.clone())),
     })
 }
 

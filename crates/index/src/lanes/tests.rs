@@ -78,35 +78,79 @@ fn the_less_there_is_in_a_lane_the_more_lanes_are_looked_into() {
     let (clock, list) = (ManualClock::new(), ReadyList::default());
     let look = list.next(8, 0, clock.now());
     assert_eq!((numbers(&look).as_slice(), look.of_each), ([0].as_slice(), 8));
-    list.saw(vec![(lane(0), Saw::All)], (3, 8), clock.now());
-    list.saw(vec![(lane(1), Saw::All)], (3, 8), clock.now());
+    list.saw(vec![(lane(0), Saw::All(None))], (3, 8), clock.now());
+    list.saw(vec![(lane(1), Saw::All(None))], (3, 8), clock.now());
     let look = list.next(8, 0, clock.now());
     assert_eq!((numbers(&look).as_slice(), look.of_each), ([2, 3].as_slice(), 4));
-    list.saw(vec![(lane(2), Saw::All), (lane(3), Saw::All)], (7, 8), clock.now());
+    list.saw(
+        vec![(lane(2), Saw::All(None)), (lane(3), Saw::All(None))],
+        (7, 8),
+        clock.now(),
+    );
     assert_eq!(numbers(&list.next(8, 0, clock.now())), [4, 5], "that was enough");
     let more = Saw::UpTo("key".to_owned());
-    list.saw(vec![(lane(4), more), (lane(5), Saw::All)], (5, 8), clock.now());
+    list.saw(vec![(lane(4), more), (lane(5), Saw::All(None))], (5, 8), clock.now());
     assert_eq!(numbers(&list.next(8, 0, clock.now())), [4]);
 }
 
+fn after(lane: &Lane) -> Option<&str> {
+    lane.after.as_ref().map(|seen| seen.key.as_str())
+}
+
 #[test]
-fn a_look_goes_on_where_the_last_one_ended_for_a_moment() {
+fn a_look_goes_on_where_the_last_one_ended_until_it_is_time_to_begin_at_the_start() {
     let (clock, mut lanes) = (ManualClock::new(), Lanes::default());
     let from = |lanes: &mut Lanes| lanes.next(0, 1, clock.now()).remove(0);
     lanes.saw(lane(0), Saw::UpTo("a".to_owned()), clock.now());
-    clock.advance(FRESH);
+    clock.advance(FROM_THE_START);
     let again = from(&mut lanes);
-    assert_eq!(again.after.as_ref().map(|seen| seen.key.as_str()), Some("a"));
+    assert_eq!(after(&again), Some("a"));
     lanes.saw(again, Saw::UpTo("b".to_owned()), clock.now());
-    clock.advance(FRESH / 2);
+    clock.advance(FRESH);
     assert_eq!(from(&mut lanes), lane(0), "what came back meanwhile lies before");
+}
+
+#[test]
+fn what_was_seen_and_given_up_is_seen_again() {
+    let (clock, list) = (ManualClock::new(), Arc::new(ReadyList::default()));
+    let number = u64::from(lane_of(&found("a").sample.sample));
+    list.leave([found("a")], clock.now());
+    list.saw(vec![(lane(number), Saw::UpTo("a".to_owned()))], (1, 1), clock.now());
+    let next = || list.next(1, number, clock.now()).lanes.remove(0);
+    assert_eq!(after(&next()), Some("a"));
+    clock.advance(2 * FRESH);
+    assert!(list.take(1, clock.now(), false).is_none(), "too old");
+    assert_eq!(next(), lane(number), "from the start, where it lies");
+}
+
+#[test]
+fn where_a_lane_ended_is_remembered() {
+    let (now, list) = (ManualClock::new().now(), ReadyList::default());
+    list.saw(
+        vec![(lane(0), Saw::All(Some("a".to_owned()))), (lane(1), Saw::All(None))],
+        (1, 1),
+        now,
+    );
+    let lanes = list.further();
+    assert_eq!(
+        (lanes.len() as u64, after(&lanes[0]), after(&lanes[1])),
+        (LANES, Some("a"), None)
+    );
+    list.saw(vec![(lanes[0].clone(), Saw::All(None))], (0, 1), now);
+    assert_eq!(after(&list.further()[0]), Some("a"), "nothing came after it");
+    list.saw(vec![(lane(0), Saw::All(None))], (0, 1), now);
+    assert_eq!(
+        after(&list.further()[0]),
+        Some("a"),
+        "what is new lies behind it even so"
+    );
 }
 
 #[test]
 fn a_lane_that_had_nothing_is_passed_over_for_a_while() {
     let (now, mut lanes) = (ManualClock::new().now(), Lanes::default());
     assert_eq!(lanes.next(3, 1, now), [lane(3)]);
-    lanes.saw(lane(3), Saw::All, now);
+    lanes.saw(lane(3), Saw::All(None), now);
     assert_eq!(lanes.next(3, 1, now), [lane(4)]);
     for _ in 0..PASSED_OVER {
         lanes.next(5, 1, now);
@@ -117,7 +161,7 @@ fn a_lane_that_had_nothing_is_passed_over_for_a_while() {
 #[test]
 fn no_lane_is_worth_a_look_when_all_had_nothing() {
     let (now, mut lanes) = (ManualClock::new().now(), Lanes::default());
-    (0..LANES).for_each(|number| lanes.saw(lane(number), Saw::All, now));
+    (0..LANES).for_each(|number| lanes.saw(lane(number), Saw::All(None), now));
     assert!(lanes.next(0, 9, now).is_empty());
     lanes.saw(lane(7), Saw::UpTo("key".to_owned()), now);
     assert_eq!(lanes.next(0, 9, now).len(), 1);
