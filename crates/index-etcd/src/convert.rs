@@ -4,11 +4,13 @@ use std::ops::Range;
 
 use etcd_client::{
     Compare, CompareOp, GetOptions, GetResponse, KeyValue, PutOptions, ResponseHeader, SortOrder, SortTarget, Txn,
-    TxnOp,
+    TxnOp, TxnOpResponse, TxnResponse,
 };
 use holdfast_core::{Error, ErrorKind, Result};
 use holdfast_custody::{SessionId, Version};
-use holdfast_index::kv::{Change, Condition, Entry, Read, Transaction, Write};
+use holdfast_index::kv::{Applied, Change, Condition, Entry, Read, Snapshot, Transaction, Write};
+
+use crate::together::Answer;
 
 /// Where our keys lie in etcd.
 #[derive(Clone, Debug)]
@@ -88,6 +90,65 @@ impl Names {
             none if none.is_empty() => transaction,
             reads => transaction.or_else(reads),
         }
+    }
+
+    /// Several transactions as one: first each with its own conditions, then what all of them read.
+    pub(crate) fn together<'a>(&self, all: impl Iterator<Item = (&'a Transaction, &'a [Read])> + Clone) -> Txn {
+        let transactions = all
+            .clone()
+            .map(|(transaction, _)| TxnOp::txn(self.transaction(transaction, &[])));
+        let reads = all.flat_map(|(_, reads)| reads).map(|read| self.get(read));
+        let reads = reads.map(|(key, how)| TxnOp::get(key, how));
+        Txn::new().and_then(transactions.chain(reads).collect::<Vec<_>>())
+    }
+
+    /// What became of a transaction that read so much along.
+    pub(crate) fn answer(&self, response: TxnResponse, reads: usize) -> Result<Answer> {
+        let version = version(response.header())?;
+        let applied = if response.succeeded() {
+            Applied::Yes(version)
+        } else {
+            Applied::No
+        };
+        let snapshot = match reads {
+            0 => None,
+            reads => Some(self.snapshot(&response, reads)?),
+        };
+        Ok((applied, snapshot))
+    }
+
+    /// What became of transactions that were sent as one, of which each read so much along.
+    pub(crate) fn answers(&self, response: TxnResponse, reads: impl Iterator<Item = usize>) -> Result<Vec<Answer>> {
+        let version = version(response.header())?;
+        let (mut applied, mut read) = (Vec::new(), Vec::new());
+        for answer in response.op_responses() {
+            match answer {
+                TxnOpResponse::Txn(own) if own.succeeded() => applied.push(Applied::Yes(version)),
+                TxnOpResponse::Txn(_) => applied.push(Applied::No),
+                TxnOpResponse::Get(response) => read.push(self.entries(response)?),
+                _ => return Err(strange("another answer to a transaction")),
+            }
+        }
+        let mut read = read.into_iter();
+        let answer = |(applied, reads): (Applied, usize)| {
+            let entries: Vec<_> = read.by_ref().take(reads).collect();
+            (applied, (reads > 0).then_some(Snapshot { version, entries }))
+        };
+        Ok(applied.into_iter().zip(reads).map(answer).collect())
+    }
+
+    /// What the last so many operations of a transaction read.
+    pub(crate) fn snapshot(&self, response: &TxnResponse, reads: usize) -> Result<Snapshot> {
+        let version = version(response.header())?;
+        let answers = response.op_responses();
+        let from = answers.len().checked_sub(reads);
+        let from = from.ok_or_else(|| strange("another number of answers than of reads"))?;
+        let entries = answers.into_iter().skip(from).map(|response| match response {
+            TxnOpResponse::Get(response) => self.entries(response),
+            _ => Err(strange("another answer to a read")),
+        });
+        let entries = entries.collect::<Result<Vec<_>>>()?;
+        Ok(Snapshot { version, entries })
     }
 
     fn compare(&self, condition: &Condition) -> Compare {

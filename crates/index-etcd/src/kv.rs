@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use etcd_client::{Txn, TxnOp, TxnOpResponse, TxnResponse};
+use etcd_client::{Txn, TxnOp};
 use holdfast_core::{Clock, Deadline, Error, Result};
 use holdfast_custody::Version;
 use holdfast_index::kv::{Applied, Kv, KvSession, Limits, Read, Snapshot, Transaction, Watch, check};
@@ -15,6 +15,7 @@ use crate::config::EtcdConfig;
 use crate::convert::{self, Names};
 use crate::pool::{Call, Nature, Pool};
 use crate::session::EtcdSession;
+use crate::together::Together;
 use crate::watch::EtcdWatch;
 
 /// etcd's defaults are 128 operations and 1.5 MiB; what is left of those is for the frame around keys and values.
@@ -28,6 +29,7 @@ const LIMITS: Limits = Limits {
 pub struct EtcdKv {
     pool: Arc<Pool>,
     names: Names,
+    together: Arc<Together>,
 }
 
 impl EtcdKv {
@@ -39,10 +41,12 @@ impl EtcdKv {
     /// time, `Unsupported` if the index was written by a newer program.
     pub async fn open(config: EtcdConfig, clock: Arc<dyn Clock>, within: Duration) -> Result<Self> {
         let names = Names::new(&config.root);
-        let pool = Pool::new(config, Arc::clone(&clock), names.full(schema::KEY))?;
+        let pool = Arc::new(Pool::new(config, Arc::clone(&clock), names.full(schema::KEY))?);
+        let together = Together::new(Arc::clone(&pool), names.clone(), LIMITS);
         let kv = Self {
-            pool: Arc::new(pool),
+            pool,
             names,
+            together: Arc::new(together),
         };
         schema::check(&kv, clock.as_ref(), within).await?;
         Ok(kv)
@@ -83,21 +87,7 @@ impl EtcdKv {
             async move { link.kv.txn(transaction).await }
         };
         let response = self.pool.call(call, request).await?;
-        self.snapshot(&response, reads.len())
-    }
-
-    /// What the last so many operations of a transaction read.
-    fn snapshot(&self, response: &TxnResponse, reads: usize) -> Result<Snapshot> {
-        let version = convert::version(response.header())?;
-        let answers = response.op_responses();
-        let from = answers.len().checked_sub(reads);
-        let from = from.ok_or_else(|| convert::strange("another number of answers than of reads"))?;
-        let entries = answers.into_iter().skip(from).map(|response| match response {
-            TxnOpResponse::Get(response) => self.names.entries(response),
-            _ => Err(convert::strange("another answer to a read")),
-        });
-        let entries = entries.collect::<Result<Vec<_>>>()?;
-        Ok(Snapshot { version, entries })
+        self.names.snapshot(&response, reads.len())
     }
 }
 
@@ -127,26 +117,8 @@ impl Kv for EtcdKv {
         within: Duration,
     ) -> Result<(Applied, Option<Snapshot>)> {
         check::transaction_and_reads(transaction, reads, LIMITS)?;
-        let call = Call {
-            nature: Nature::Once,
-            patience: self.pool.config.write_timeout,
-            ..self.call("kv.transact", within)
-        };
-        // Made anew for each try, of which there is hardly ever a second.
-        let request = |mut link: crate::dial::Link| {
-            let transaction = self.names.transaction(transaction, reads);
-            async move { link.kv.txn(transaction).await }
-        };
-        let response = self.pool.call(call, request).await?;
-        let applied = match response.succeeded() {
-            true => Applied::Yes(convert::version(response.header())?),
-            false => Applied::No,
-        };
-        let snapshot = match reads {
-            [] => None,
-            reads => Some(self.snapshot(&response, reads.len())?),
-        };
-        Ok((applied, snapshot))
+        let deadline = Deadline::after(self.pool.clock.as_ref(), within);
+        self.together.transact(transaction, reads, deadline).await
     }
 
     async fn open_session(&self, time_to_live: Duration, within: Duration) -> Result<Box<dyn KvSession>> {

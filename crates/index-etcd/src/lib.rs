@@ -38,7 +38,8 @@
 //!   moment at which the last successful one was *sent*, on our monotonic clock.
 //! - A watch goes on from the version after the last that it told, or ends with an error. It never skips.
 //! - Every wait is bounded by its caller's deadline, or by a setting of [`EtcdConfig`].
-//! - Every task has an owner: a session's keeper ends with the session; watches have no task.
+//! - Every task has an owner: a session's keeper ends with the session, the carrier of transactions with the last clone of
+//!   its store; watches have no task.
 //!
 //! # What it needs of etcd
 //! 3.5.8 or later (before, the progress that a watch is told could run ahead of its changes), a clock that is monotonic
@@ -49,16 +50,19 @@
 //! | [`config`] | the settings |
 //! | `pool`, `dial` | connections, and which one is used |
 //! | `outcome` | what a failure proves |
+//! | `together`, `group` | which transactions are sent as one request |
 //! | `convert` | our transactions in etcd's words, and back |
 //! | `kv`, `session`, `watch` | the store, its sessions, its watches |
 
 pub mod config;
 mod convert;
 mod dial;
+mod group;
 mod kv;
 mod outcome;
 mod pool;
 mod session;
+mod together;
 mod watch;
 
 pub use config::{EtcdConfig, Pem, Secret, TlsConfig};

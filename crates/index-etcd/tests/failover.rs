@@ -122,8 +122,6 @@ async fn kill_the_leader_under_writers(etcd: &EtcdCluster, leader: usize, at: us
         extra.iter().all(|key| ambiguous.contains(key)),
         "written by nobody: {extra:?}"
     );
-    let versions: std::collections::BTreeSet<_> = there.values().collect();
-    assert_eq!(versions.len(), there.len(), "one version for two transactions");
     eprintln!(
         "leader {leader} killed, writers at {at}: {} acknowledged, {} ambiguous of which {} were applied, longest gap {gap:?}",
         acknowledged.len(),

@@ -4,13 +4,15 @@
 //! transactions of this trait. etcd is the real one; [`memory::MemoryKv`] is the one for tests and simulation.
 //!
 //! # Contract of [`Kv`]
-//! - **Versions.** Every transaction that changes something gets a version larger than all before it; all keys that it
-//!   writes carry that version. One that changes nothing (no writes, or only deletes of keys that are not there) gets the
+//! - **Versions.** Every transaction that changes something gets a version larger than those of all that had ended when it
+//!   began; all keys that it writes carry that version. Some that are under way at the same time may share one, if no key
+//!   is written by two of them. One that changes nothing (no writes, or only deletes of keys that are not there) gets the
 //!   store's version at that moment. Versions never go back, also not over a restart or a change of leader, and none is
 //!   zero.
 //! - **Reads** are linearizable: they see every write that was acknowledged before the read began. All reads of one call
 //!   see one moment.
-//! - **Transactions** are atomic: all conditions are checked and all writes are done at one moment, or nothing is. A
+//! - **Transactions** are atomic: all conditions are checked and all writes are done at one moment, or nothing is. Those of
+//!   one version are as if they had come one after the other. A
 //!   write to one key twice in a transaction is unlawful; so are one that exceeds [`Kv::limits`], a condition on version
 //!   zero and one on a range that has no room. All of them fail with `Invalid`, and [`check`] is where they are found.
 //! - **Ambiguity.** An error with [`holdfast_core::Retry::Ambiguous`] means that the transaction may have been applied,

@@ -2,15 +2,19 @@
 
 use std::sync::Arc;
 
-use holdfast_core::{Error, Result};
+use holdfast_core::{Error, ErrorKind, Result};
 
 use super::check::{CaseResult, Failure};
-use super::context::{CALL, Context, changes};
-use crate::kv::{Applied, Condition, Kv, Read, Transaction, Write};
+use super::context::{CALL, Context, changes, is_kind, with_session};
+use crate::kv::{Applied, Condition, Kv, Read, Transaction, Write, prefix};
 
 cases! { "concurrency"
     increments_are_not_lost "All conditions are checked and all writes are done at one moment.";
     one_of_many_creates_a_key "All conditions are checked and all writes are done at one moment.";
+    one_of_many_fills_an_empty_range "All conditions are checked and all writes are done at one moment.";
+    neither_of_two_undoes_what_the_other_requires "As if one had come after the other.";
+    one_whose_session_has_ended_spoils_it_for_nobody "A transaction that writes with a session that has ended fails.";
+    what_is_read_along_is_all_of_its_version "A watch from a snapshot's version misses nothing.";
     watches_see_one_order "Every change, in order of versions.";
 }
 
@@ -40,19 +44,21 @@ async fn increment(kv: &dyn Kv) -> Result<()> {
     }
 }
 
-/// Runs a task per client and gives what they gave.
+/// Runs tasks, all at once, and gives what they gave.
 async fn all<T: Send + 'static, F: Future<Output = Result<T>> + Send + 'static>(
     cx: &Context,
     task: impl Fn(u64, Arc<dyn Kv>) -> F,
 ) -> CaseResult<Vec<T>> {
-    let mut tasks = tokio::task::JoinSet::new();
+    let mut clients = Vec::new();
     for i in 0..TASKS {
         // Half of them share a client, as the threads of a process do.
-        let kv = if i % 2 == 0 {
-            Arc::clone(cx.kv())
-        } else {
-            cx.harness().connect().await?
-        };
+        clients.push(match i % 2 {
+            0 => Arc::clone(cx.kv()),
+            _ => cx.harness().connect().await?,
+        });
+    }
+    let mut tasks = tokio::task::JoinSet::new();
+    for (i, kv) in (0..TASKS).zip(clients) {
         tasks.spawn(task(i, kv));
     }
     let mut outcomes = Vec::new();
@@ -98,6 +104,107 @@ async fn one_of_many_creates_a_key(cx: &Context) -> CaseResult {
     Ok(())
 }
 
+async fn one_of_many_fills_an_empty_range(cx: &Context) -> CaseResult {
+    let outcomes = all(cx, |i, kv| async move {
+        let transaction = Transaction {
+            conditions: vec![Condition::NoneIn(prefix("room/"))],
+            writes: vec![Write::put(format!("room/{i}"), "here")],
+        };
+        kv.transact(&transaction, CALL).await
+    })
+    .await?;
+    let applied = outcomes.iter().filter(|outcome| matches!(outcome, Applied::Yes(_)));
+    ensure_eq!(applied.count(), 1, "how many found the range empty");
+    ensure_eq!(cx.keys("room/").await?.len(), 1, "what is in the range");
+    Ok(())
+}
+
+/// Each of a pair writes what the other requires to be absent.
+async fn neither_of_two_undoes_what_the_other_requires(cx: &Context) -> CaseResult {
+    for round in 0..ROUNDS {
+        let mut outcomes = all(cx, |i, kv| async move {
+            let (mine, other) = (format!("{round}/{i}"), format!("{round}/{}", i ^ 2));
+            let transaction = Transaction {
+                conditions: vec![Condition::Absent(other)],
+                writes: vec![Write::put(mine, "first")],
+            };
+            Ok((i, kv.transact(&transaction, CALL).await?))
+        })
+        .await?;
+        outcomes.sort_by_key(|(i, _)| *i);
+        for (i, outcome) in &outcomes {
+            let both = [*outcome, outcomes[usize::try_from(i ^ 2).unwrap_or(0)].1];
+            let applied = both.iter().filter(|outcome| matches!(outcome, Applied::Yes(_))).count();
+            ensure_eq!(applied, 1, "how many of {i} and {} came first in round {round}", i ^ 2);
+        }
+    }
+    Ok(())
+}
+
+async fn one_whose_session_has_ended_spoils_it_for_nobody(cx: &Context) -> CaseResult {
+    let session = cx.session().await?;
+    let ended = session.id();
+    session.close(CALL).await?;
+    for round in 0..ROUNDS {
+        let outcomes = all(cx, |i, kv| async move {
+            let key = format!("{round}/{i}");
+            let write = if i % 4 == 0 {
+                with_session(&key, ended)
+            } else {
+                Write::put(key, "v")
+            };
+            let transaction = Transaction {
+                conditions: Vec::new(),
+                writes: vec![write],
+            };
+            Ok((i, kv.transact(&transaction, CALL).await))
+        })
+        .await?;
+        for (i, outcome) in outcomes {
+            match outcome {
+                Err(error) if i % 4 == 0 => is_kind(&error, ErrorKind::Fenced)?,
+                Ok(Applied::Yes(_)) if i % 4 != 0 => {}
+                other => return Err(Failure::new(format!("{i} got {other:?} in round {round}"))),
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn what_is_read_along_is_all_of_its_version(cx: &Context) -> CaseResult {
+    let snapshots = all(cx, |i, kv| async move {
+        let mut snapshots = Vec::new();
+        for round in 0..ROUNDS {
+            let transaction = Transaction {
+                conditions: Vec::new(),
+                writes: vec![Write::put(format!("r/{i}/{round}"), "v")],
+            };
+            let everything = Read::Range {
+                keys: prefix("r/"),
+                limit: 1000,
+                keys_only: true,
+            };
+            let (_, snapshot) = kv.transact_and_read(&transaction, &[everything], CALL).await?;
+            snapshots.extend(snapshot);
+        }
+        Ok(snapshots)
+    })
+    .await?;
+    let everything = Read::Range {
+        keys: prefix("r/"),
+        limit: 1000,
+        keys_only: true,
+    };
+    let written = cx.read(everything).await?;
+    ensure_eq!(written.len() as u64, TASKS * ROUNDS, "what was written");
+    for snapshot in snapshots.concat() {
+        let by_then = written.iter().filter(|entry| entry.version <= snapshot.version).count();
+        let read: usize = snapshot.entries.iter().map(Vec::len).sum();
+        ensure_eq!(read, by_then, "what was read of what was there at {}", snapshot.version);
+    }
+    Ok(())
+}
+
 async fn watches_see_one_order(cx: &Context) -> CaseResult {
     let after = cx.version().await?;
     let mut watch = cx.watch("w/", after).await?;
@@ -124,15 +231,22 @@ async fn watches_see_one_order(cx: &Context) -> CaseResult {
     .concat();
     versions.sort_unstable();
     let seen = changes(watch.as_mut(), versions.len()).await?;
-    let seen: Vec<_> = seen.iter().map(|change| change.version).collect();
+    let told: Vec<_> = seen.iter().map(|change| change.version).collect();
     ensure_eq!(
-        seen,
+        told,
         versions,
         "the versions that were told, and those that were acknowledged"
     );
-    ensure!(
-        seen.is_sorted_by(|a, b| a < b),
-        "two transactions have one version: {seen:?}"
-    );
+    let of_each = |key: &str| {
+        let changes = seen.iter().filter(|change| change.key == key);
+        changes.map(|change| change.version).collect::<Vec<_>>()
+    };
+    for i in 0..TASKS {
+        let versions = of_each(&format!("w/{i}"));
+        ensure!(
+            versions.is_sorted_by(|a, b| a < b),
+            "two writes of one key have one version: {versions:?}"
+        );
+    }
     Ok(())
 }

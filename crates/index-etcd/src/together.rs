@@ -1,0 +1,309 @@
+//! Transactions of one process that are sent together.
+//!
+//! To etcd a small transaction costs several times what its operations do: a message, a proposal, an answer. So no more
+//! than a few are under way at a time. Who comes meanwhile waits, and when one of those has ended, all who wait go as one
+//! request: a transaction without conditions whose operations are theirs, each with its own conditions. Nobody waits for
+//! company: who is alone is sent at once, by itself.
+//!
+//! ```text
+//!              few are under way, or it is large
+//!   transact ─────────────────────────────────────▶ sent alone ─────────────────────▶ answer
+//!      │                                                ▲                                ▲
+//!      │ many are        refused: one spoils it for all │                                │ its own part
+//!      ▼                                                │                                │
+//!   waiting ─── one has ended ───▶ sent together with all who wait and fit ([`Group`]) ──┘
+//!      └── deadline ──▶ taken out, was never sent
+//! ```
+//!
+//! Those who go together are as good as sent one after the other, in their order: see [`crate::group`]. They share one
+//! version. What they read along is read after all of them have written, so that nothing of that version is missing in it.
+//!
+//! # What if
+//! - *the answer is lost*: all are ambiguous, and each finds out for itself.
+//! - *one cannot be done at all* (its session has ended, it may not write there): etcd refuses the request as a whole, and
+//!   nothing of it has happened; each is sent alone then.
+//! - *a caller leaves*: what still waits is taken out of the line; what was sent goes on, for the others.
+//! - *the carrier is gone* (its runtime has shut down): who waits is told so by its own deadline.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use holdfast_core::{Deadline, Error, ErrorKind, Result, Retry};
+use holdfast_index::kv::{Applied, Limits, Read, Snapshot, Transaction};
+use parking_lot::Mutex;
+use tokio::sync::{Notify, oneshot};
+use tokio::task::JoinHandle;
+
+use crate::convert::Names;
+use crate::dial::Link;
+use crate::group::Group;
+use crate::pool::{Call, Nature, Pool};
+
+const OPERATION: &str = "kv.transact";
+
+/// How many requests are under way before others wait and go together. Measured with sixteen workers: one leaves etcd idle
+/// between two requests, four make smaller groups.
+const MOST_UNDER_WAY: usize = 2;
+
+/// A transaction that writes more keys is sent at once, by itself: it costs so much that company saves little.
+const SMALL: usize = 24;
+
+/// What became of a transaction, and what was read along.
+pub(crate) type Answer = (Applied, Option<Snapshot>);
+
+/// Sends a process's transactions. Dropping it ends its carrier: nobody waits for it any more then.
+#[derive(Debug)]
+pub(crate) struct Together {
+    desk: Arc<Desk>,
+    carrier: JoinHandle<()>,
+}
+
+/// What callers and the carrier share.
+#[derive(Debug)]
+struct Desk {
+    pool: Arc<Pool>,
+    names: Names,
+    limits: Limits,
+    line: Mutex<Line>,
+    /// Wakes the carrier: somebody waits, and something has ended.
+    ended: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Line {
+    waiting: VecDeque<Job>,
+    under_way: usize,
+    last_number: u64,
+}
+
+#[derive(Debug)]
+struct Job {
+    number: u64,
+    transaction: Transaction,
+    reads: Vec<Read>,
+    deadline: Deadline,
+    answer: oneshot::Sender<Result<Answer>>,
+}
+
+/// One request that is under way.
+struct Turn<'a>(&'a Desk);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut line = self.0.line.lock();
+        line.under_way -= 1;
+        if !line.waiting.is_empty() {
+            self.0.ended.notify_one();
+        }
+    }
+}
+
+/// One who waits. Dropping it takes it out of the line, if it still is in it.
+struct Waiting<'a> {
+    desk: &'a Desk,
+    number: u64,
+}
+
+impl Waiting<'_> {
+    /// Whether it was not sent, and will not be.
+    fn leave(&self) -> bool {
+        let mut line = self.desk.line.lock();
+        let place = line.waiting.iter().position(|job| job.number == self.number);
+        place.is_some_and(|place| line.waiting.remove(place).is_some())
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+impl Together {
+    pub(crate) fn new(pool: Arc<Pool>, names: Names, limits: Limits) -> Self {
+        let desk = Arc::new(Desk {
+            pool,
+            names,
+            limits,
+            line: Mutex::default(),
+            ended: Notify::new(),
+        });
+        let carrier = tokio::spawn(carry(Arc::clone(&desk)));
+        Self { desk, carrier }
+    }
+
+    pub(crate) async fn transact(
+        &self,
+        transaction: &Transaction,
+        reads: &[Read],
+        deadline: Deadline,
+    ) -> Result<Answer> {
+        let desk = &*self.desk;
+        if transaction.writes.len() > SMALL {
+            return desk.send_alone(transaction, reads, deadline).await;
+        }
+        let (waiting, answer) = match desk.begin(transaction, reads, deadline) {
+            Begun::Alone(_turn) => return desk.send_alone(transaction, reads, deadline).await,
+            Begun::Waiting(waiting, answer) => (waiting, answer),
+        };
+        let left = deadline.remaining(desk.pool.clock.as_ref());
+        match tokio::time::timeout(left, answer).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_gone)) => Err(unclear("the connection was closed meanwhile")),
+            Err(_) if waiting.leave() => Err(Error::unavailable(
+                OPERATION,
+                "requests before this one were not answered until the deadline; nothing was sent",
+            )),
+            Err(_) => Err(unclear("etcd did not answer before the deadline")),
+        }
+    }
+}
+
+impl Drop for Together {
+    fn drop(&mut self) {
+        self.carrier.abort();
+    }
+}
+
+fn unclear(message: &str) -> Error {
+    Error::unavailable(OPERATION, message).with_retry(Retry::Ambiguous)
+}
+
+/// The carrier: whenever something has ended, sends those who wait.
+async fn carry(desk: Arc<Desk>) {
+    let mut under_way = FuturesUnordered::new();
+    loop {
+        while let Some(group) = desk.next_group() {
+            let desk = &*desk;
+            under_way.push(async move {
+                let _turn = Turn(desk);
+                desk.send_together(group).await;
+            });
+        }
+        tokio::select! {
+            () = desk.ended.notified() => {}
+            Some(()) = under_way.next(), if !under_way.is_empty() => {}
+        }
+    }
+}
+
+/// How a transaction begins.
+enum Begun<'a> {
+    Alone(Turn<'a>),
+    Waiting(Waiting<'a>, oneshot::Receiver<Result<Answer>>),
+}
+
+impl Desk {
+    fn begin(&self, transaction: &Transaction, reads: &[Read], deadline: Deadline) -> Begun<'_> {
+        let mut line = self.line.lock();
+        if line.under_way < MOST_UNDER_WAY && line.waiting.is_empty() {
+            line.under_way += 1;
+            return Begun::Alone(Turn(self));
+        }
+        line.last_number += 1;
+        let number = line.last_number;
+        let (sender, answer) = oneshot::channel();
+        line.waiting.push_back(Job {
+            number,
+            transaction: transaction.clone(),
+            reads: reads.to_vec(),
+            deadline,
+            answer: sender,
+        });
+        Begun::Waiting(Waiting { desk: self, number }, answer)
+    }
+
+    /// Those who go next, if it is time. They count as under way.
+    fn next_group(&self) -> Option<Vec<Job>> {
+        let mut line = self.line.lock();
+        if line.waiting.is_empty() || line.under_way >= MOST_UNDER_WAY {
+            return None;
+        }
+        let mut group = Group::new(self.limits);
+        let goes: Vec<bool> = line
+            .waiting
+            .iter()
+            .map(|job| group.take(&job.transaction, job.reads.len()))
+            .collect();
+        let (mut together, mut rest) = (Vec::new(), VecDeque::new());
+        for (job, goes) in line.waiting.drain(..).zip(goes) {
+            if goes {
+                together.push(job);
+            } else {
+                rest.push_back(job);
+            }
+        }
+        line.waiting = rest;
+        line.under_way += 1;
+        Some(together)
+    }
+
+    fn call(&self, deadline: Deadline) -> Call {
+        Call {
+            operation: OPERATION,
+            nature: Nature::Once,
+            deadline,
+            patience: self.pool.config.write_timeout,
+        }
+    }
+
+    async fn send_alone(&self, transaction: &Transaction, reads: &[Read], deadline: Deadline) -> Result<Answer> {
+        // Made anew for each try, of which there is hardly ever a second.
+        let request = |mut link: Link| {
+            let transaction = self.names.transaction(transaction, reads);
+            async move { link.kv.txn(transaction).await }
+        };
+        let response = self.pool.call(self.call(deadline), request).await?;
+        self.names.answer(response, reads.len())
+    }
+
+    async fn send_together(&self, jobs: Vec<Job>) {
+        let clock = self.pool.clock.as_ref();
+        let latest = jobs
+            .iter()
+            .map(|job| job.deadline)
+            .max_by_key(|deadline| deadline.remaining(clock));
+        let (Some(latest), [_, _, ..]) = (latest, &*jobs) else {
+            return self.send_each(jobs).await;
+        };
+        let request = |mut link: Link| {
+            let transaction = self
+                .names
+                .together(jobs.iter().map(|job| (&job.transaction, &*job.reads)));
+            async move { link.kv.txn(transaction).await }
+        };
+        let answers = match self.pool.call(self.call(latest), request).await {
+            Ok(response) => self.names.answers(response, jobs.iter().map(|job| job.reads.len())),
+            Err(error) if error.retry() != Retry::Ambiguous && error.kind() != ErrorKind::Unavailable => {
+                return self.send_each(jobs).await;
+            }
+            Err(error) => Err(error),
+        };
+        match answers {
+            Ok(answers) => {
+                for (job, answer) in jobs.into_iter().zip(answers) {
+                    job.tell(Ok(answer));
+                }
+            }
+            Err(error) => jobs.into_iter().for_each(|job| job.tell(Err(error.clone()))),
+        }
+    }
+
+    async fn send_each(&self, jobs: Vec<Job>) {
+        let send = async |job: Job| {
+            let answer = self.send_alone(&job.transaction, &job.reads, job.deadline).await;
+            job.tell(answer);
+        };
+        join_all(jobs.into_iter().map(send)).await;
+    }
+}
+
+impl Job {
+    fn tell(self, answer: Result<Answer>) {
+        if self.answer.send(answer).is_err() {
+            tracing::trace!(OPERATION, "a caller had left before its transaction was answered");
+        }
+    }
+}
