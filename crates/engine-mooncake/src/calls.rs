@@ -29,7 +29,7 @@ use std::time::Duration;
 use holdfast_core::{Deadline, Error, ErrorKind, Result, Retry, SystemClock};
 use parking_lot::{Condvar, Mutex};
 
-use crate::courtesy::{Lookout, Turn};
+use crate::courtesy::{Courtesy, Lookout, Turn};
 
 /// Runs a call and returns what hands its answer over. The two are apart so that a thread counts as free again before
 /// its caller, who may call again at once, has the answer.
@@ -112,7 +112,7 @@ impl CallPool {
         within: Duration,
         call: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T> {
-        self.wait_for(operation, effect, within, false, call)
+        self.run_transfer(operation, effect, within, Courtesy::Never, call)
     }
 
     /// The same for a call that moves bytes, whose thread [lets others go first](crate::courtesy).
@@ -121,17 +121,7 @@ impl CallPool {
         operation: &'static str,
         effect: Effect,
         within: Duration,
-        call: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T> {
-        self.wait_for(operation, effect, within, true, call)
-    }
-
-    fn wait_for<T: Send + 'static>(
-        &self,
-        operation: &'static str,
-        effect: Effect,
-        within: Duration,
-        courteous: bool,
+        courtesy: Courtesy,
         call: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T> {
         let deadline = Deadline::after(&self.shared.clock, within);
@@ -151,7 +141,7 @@ impl CallPool {
             })
         })?;
 
-        let lookout = courteous.then(|| Lookout::new(&slot.turn)).flatten();
+        let lookout = Lookout::new(&slot.turn, courtesy);
         let mut answer = slot.answer.lock();
         loop {
             match answer.take() {

@@ -17,6 +17,10 @@
 //!                            or the caller leaves
 //! ```
 //!
+//! A get does little else than wait, so its thread is sent back at once. A put asks the master for room first and tells it
+//! of the end last, and is slower if it does that from behind (one of 4 MiB: 4.2 ms instead of 2.3, with the wheel alone):
+//! its thread is sent back when it has been at it for a while.
+//!
 //! Invariants:
 //! - CY1: a thread is behind the others only while a caller looks after it, and is in line again before it begins
 //!   anything else.
@@ -32,11 +36,21 @@ use parking_lot::Mutex;
 
 use crate::priority::{self, Thread};
 
-/// The shortest time between looks, and how long a call is under way before the first: what is done sooner has little
-/// to wait for.
+/// The shortest time between looks, and how long a put is under way before the first: what is done sooner has little to
+/// wait for.
 const SHORTEST: Duration = Duration::from_millis(1);
 /// The longest time between looks.
 const LONGEST: Duration = Duration::from_millis(8);
+/// How long a get is under way before the first look, about: its thread has begun then.
+const AT_ONCE: Duration = Duration::from_micros(100);
+
+/// When the thread of a call lets others go first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Courtesy {
+    Never,
+    AfterAWhile,
+    AtOnce,
+}
 
 /// Where the thread of one call stands.
 #[derive(Debug, Default)]
@@ -107,23 +121,34 @@ impl Standing {
 pub(crate) struct Lookout<'a> {
     clock: SystemClock,
     begun: Timestamp,
+    courtesy: Courtesy,
     turn: &'a Turn,
 }
 
 impl<'a> Lookout<'a> {
     /// Begins to look after a call, if its thread may be sent back at all.
-    pub(crate) fn new(turn: &'a Turn) -> Option<Self> {
+    pub(crate) fn new(turn: &'a Turn, courtesy: Courtesy) -> Option<Self> {
         let clock = SystemClock::new();
-        priority::may_step_up().then(|| Self {
+        (courtesy != Courtesy::Never && priority::may_step_up()).then(|| Self {
             begun: clock.now(),
             clock,
+            courtesy,
             turn,
         })
     }
 
     /// How long to wait before the next look.
     pub(crate) fn until_next(&self) -> Duration {
-        (self.clock.now().since(self.begun) / 4).clamp(SHORTEST, LONGEST)
+        let passed = self.clock.now().since(self.begun);
+        if self.courtesy == Courtesy::AtOnce && passed < SHORTEST && self.is_in_line() {
+            return AT_ONCE;
+        }
+        (passed / 4).clamp(SHORTEST, LONGEST)
+    }
+
+    fn is_in_line(&self) -> bool {
+        let standing = self.turn.standing.try_lock();
+        standing.is_some_and(|standing| matches!(*standing, Standing::InLine))
     }
 
     /// Looks once.
@@ -178,8 +203,8 @@ mod tests {
             let began_in_line = !Thread::current_is_behind();
             (began_in_line, !priority::may_step_up() || spin_until_behind())
         };
-        for _ in 0..3 {
-            let answer = pool.run_transfer("test", Effect::Repeatable, LONG, transfer);
+        for courtesy in [Courtesy::AfterAWhile, Courtesy::AtOnce, Courtesy::AtOnce] {
+            let answer = pool.run_transfer("test", Effect::Repeatable, LONG, courtesy, transfer);
             assert_eq!(answer.expect("answer"), (true, true));
         }
         let after = pool.run("test", Effect::Repeatable, LONG, Thread::current_is_behind);
@@ -201,11 +226,24 @@ mod tests {
                 tell.send(!Thread::current_is_behind())
             };
             let within = Duration::from_millis(50);
-            let answer = pool.run_transfer("test", Effect::Repeatable, within, transfer);
+            let answer = pool.run_transfer("test", Effect::Repeatable, within, Courtesy::AtOnce, transfer);
             assert!(answer.is_err(), "the deadline");
             left.store(true, Ordering::SeqCst);
             assert!(told.recv_timeout(LONG).expect("the thread goes on"), "in line");
             assert_eq!(pool.finish(LONG), 0);
+        }
+    }
+
+    #[test]
+    fn who_goes_back_at_once_is_looked_at_soon_and_then_like_others() {
+        let turn = Turn::default();
+        let next = |courtesy| Lookout::new(&turn, courtesy).map(|lookout| lookout.until_next());
+        assert_eq!(next(Courtesy::Never), None);
+        if priority::may_step_up() {
+            assert_eq!(next(Courtesy::AfterAWhile), Some(SHORTEST));
+            assert_eq!(next(Courtesy::AtOnce), Some(AT_ONCE));
+            *turn.standing.lock() = Standing::Behind { ran: Duration::ZERO };
+            assert_eq!(next(Courtesy::AtOnce), Some(SHORTEST), "it has gone back");
         }
     }
 
@@ -239,7 +277,7 @@ mod tests {
         with_a_thread_that(
             |ended| assert!(ended.recv().is_err(), "only told by the end of it"),
             |turn| {
-                let Some(lookout) = Lookout::new(turn) else {
+                let Some(lookout) = Lookout::new(turn, Courtesy::AfterAWhile) else {
                     return assert!(!priority::may_step_up(), "CY3");
                 };
                 // It may still be on its way to sleep, so it may run between two looks, but not for ever.
@@ -261,7 +299,7 @@ mod tests {
         with_a_thread_that(
             |ended| while !matches!(ended.try_recv(), Err(mpsc::TryRecvError::Disconnected)) {},
             |turn| {
-                let Some(lookout) = Lookout::new(turn) else {
+                let Some(lookout) = Lookout::new(turn, Courtesy::AfterAWhile) else {
                     return assert!(!priority::may_step_up(), "CY3");
                 };
                 lookout.look();

@@ -65,6 +65,7 @@ use pyo3::prelude::*;
 use admin::Admin;
 use calls::{CallPool, Effect};
 pub use config::MooncakeConfig;
+use courtesy::Courtesy;
 use regions::Regions;
 use store::Store;
 
@@ -290,10 +291,11 @@ impl Engine for MooncakeEngine {
             return Ok(Vec::new());
         }
         let (store, owned, options) = (Arc::clone(&self.0.store), batch.to_vec(), options.clone());
+        let put = move || store.put(&owned, &options);
         let codes = self
             .0
             .calls
-            .run_transfer(OPERATION, Effect::Changes, within, move || store.put(&owned, &options))??;
+            .run_transfer(OPERATION, Effect::Changes, within, Courtesy::AfterAWhile, put)??;
         Ok(batch
             .iter()
             .zip(codes)
@@ -312,10 +314,11 @@ impl Engine for MooncakeEngine {
         let clock = SystemClock::new();
         let deadline = Deadline::after(&clock, within);
         let (store, owned) = (Arc::clone(&self.0.store), batch.to_vec());
+        let get = move || store.get(&owned);
         let codes = self
             .0
             .calls
-            .run_transfer(OPERATION, Effect::Repeatable, within, move || store.get(&owned))??;
+            .run_transfer(OPERATION, Effect::Repeatable, within, Courtesy::AtOnce, get)??;
         let mut outcomes: Vec<_> = batch
             .iter()
             .zip(codes)
