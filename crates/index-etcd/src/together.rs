@@ -43,8 +43,8 @@ use crate::pool::{Call, Nature, Pool};
 
 const OPERATION: &str = "kv.transact";
 
-/// How many requests are under way before others wait and go together. Measured with sixteen workers: one leaves etcd idle
-/// between two requests, four make smaller groups.
+/// How many requests are under way before others wait and go together. With sixteen workers two were as good as one, by which
+/// everybody would wait for a whole request of others first, and better than four.
 const MOST_UNDER_WAY: usize = 2;
 
 /// A transaction that writes more keys is sent at once, by itself: it costs so much that company saves little.
