@@ -86,6 +86,9 @@ pub(crate) trait Credits<Item>: Sync {
     /// What was last asked for has been done.
     fn moved(&self, version: Version);
 
+    /// It has not been done, and will not be; or that is unclear.
+    fn not_moved(&self, _unclear: bool) {}
+
     /// How many operations of a transaction it needs at most.
     fn operations(&self) -> usize {
         CREDIT_OPERATIONS
@@ -115,6 +118,23 @@ pub(crate) struct Room {
 pub(crate) struct Moved {
     pub(crate) conditions: Vec<Condition>,
     pub(crate) writes: Vec<Write>,
+}
+
+impl Moved {
+    /// Adds more, if there is room for it.
+    pub(crate) fn add(&mut self, more: Self, room: &mut Room) -> bool {
+        let operations = more.conditions.len().max(more.writes.len());
+        let bytes: usize = more.conditions.iter().map(Condition::bytes).sum::<usize>()
+            + more.writes.iter().map(Write::bytes).sum::<usize>();
+        let fits = operations <= room.operations && bytes <= room.bytes;
+        if fits {
+            room.operations -= operations;
+            room.bytes -= bytes;
+            self.conditions.extend(more.conditions);
+            self.writes.extend(more.writes);
+        }
+        fits
+    }
 }
 
 impl KvIndex {

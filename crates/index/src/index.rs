@@ -11,7 +11,7 @@ use holdfast_custody::{GroupName, Tick, Version};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::credits::Hints;
+use crate::credits::{Hints, House};
 use crate::kv::{Applied, Condition, Entry, Kv, Read, Transaction, Write};
 use crate::lanes::ReadyList;
 use crate::layout::Layout;
@@ -54,6 +54,7 @@ pub struct KvIndex {
     lane: AtomicU64,
     ready: Mutex<HashMap<GroupName, Arc<ReadyList>>>,
     hints: Hints,
+    house: Arc<House>,
 }
 
 /// The shared clock as it was last seen here.
@@ -85,6 +86,7 @@ impl KvIndex {
             lane: AtomicU64::new(lane),
             ready: Mutex::default(),
             hints: Hints::default(),
+            house: Arc::default(),
         }
     }
 
@@ -111,6 +113,10 @@ impl KvIndex {
 
     pub(crate) fn hints(&self) -> &Hints {
         &self.hints
+    }
+
+    pub(crate) fn house(&self) -> &Arc<House> {
+        &self.house
     }
 
     pub(crate) fn sender(&self) -> &Sender {

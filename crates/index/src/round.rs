@@ -10,7 +10,7 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use holdfast_core::{Deadline, Digest, Error, Result};
+use holdfast_core::{Deadline, Digest, Error, Result, Retry};
 use holdfast_custody::{SessionId, Tick, Version};
 
 use crate::batch::{self, Credits, Intent, Loaded};
@@ -155,13 +155,15 @@ impl KvIndex {
             }
             Err(error) => Err(error),
         };
-        match outcome {
-            Ok((Applied::Yes(version), finish)) => {
-                if let Some(credits) = intent.credits {
-                    credits.moved(version);
-                }
-                finish.done(session, version)
+        if let Some(credits) = intent.credits {
+            match &outcome {
+                Ok((Applied::Yes(version), _)) => credits.moved(*version),
+                Ok((Applied::No, _)) => credits.not_moved(false),
+                Err(error) => credits.not_moved(error.retry() == Retry::Ambiguous),
             }
+        }
+        match outcome {
+            Ok((Applied::Yes(version), finish)) => finish.done(session, version),
             // Read again, decide again. That the session has ended, if that is why, is noticed there.
             Ok((Applied::No, finish)) => {
                 session.notes.add(finish.struck_out_late);

@@ -220,10 +220,41 @@ async fn with_credits_that_everybody_waits_for_a_sample_costs_no_more_transactio
     );
 }
 
-async fn first_wish(producer: &(KvIndex, holdfast_index::Session), round: usize) -> SampleRef {
-    let (index, session) = producer;
+/// Producers of one process that frees what they make: they are handed what is freed, and a sample costs four transactions.
+#[tokio::test]
+async fn with_credits_that_a_process_hands_to_its_own_a_sample_costs_a_transaction_less() {
+    const PRODUCERS: usize = 8;
+    const ROUNDS: usize = 40;
+    let kv = counting();
+    let index = Arc::new(index_on(&kv));
+    index.set_budget(20, WITHIN).await.expect("a budget");
+    let mut producers = Vec::new();
+    for number in 0..PRODUCERS {
+        let index = Arc::clone(&index);
+        let session = index.open_session(WITHIN).await.expect("a session");
+        producers.push(tokio::spawn(async move {
+            for round in 0..ROUNDS {
+                let sample = one_wish(&index, &session, number * ROUNDS + round).await;
+                use_up(&index, &session, &sample).await;
+            }
+        }));
+    }
+    kv.since();
+    for producer in producers {
+        producer.await.expect("no panic");
+    }
+    let (_, transactions) = kv.since();
+    let per_sample = transactions as f64 / (PRODUCERS * ROUNDS) as f64;
+    assert!(per_sample < 4.75, "{per_sample} transactions for a sample");
+}
+
+async fn first_wish((index, session): &(KvIndex, holdfast_index::Session), round: usize) -> SampleRef {
+    one_wish(index, session, round).await
+}
+
+async fn one_wish(index: &KvIndex, session: &holdfast_index::Session, number: usize) -> SampleRef {
     let wish = Reserve {
-        sample: SampleId::new(format!("s{round}")).expect("a name"),
+        sample: SampleId::new(format!("s{number}")).expect("a name"),
         nonce: Nonce::from_u64(1),
         bytes: 10,
         plan: String::new(),

@@ -1,7 +1,8 @@
 //! Freeing: the paid bytes of a record come back in the transaction that forgets it.
 //!
 //! Nobody waits: they go to the purse of the session that frees, on condition that nobody waits. Somebody does: they serve
-//! one of those in line, see [`super::serve`]; what is not enough is free.
+//! those of the same process ([`super::house`]) or one of those in line ([`super::serve`]), by lot; what is not enough is
+//! free.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,6 +11,7 @@ use holdfast_core::{Deadline, Error, Result};
 use holdfast_custody::{Retired, Version};
 use parking_lot::Mutex;
 
+use super::house::Taken;
 use super::look::Look;
 use super::purse::{as_read, bytes_in, write_purse};
 use super::serve::{Division, Giver, Sharing};
@@ -26,6 +28,10 @@ use crate::types::SampleRef;
 struct Returning<'a> {
     index: &'a KvIndex,
     session: &'a Session,
+    /// Whether those in the house come first.
+    to_the_house: bool,
+    /// Those of them whom the last transaction that was prepared serves.
+    taken_along: Mutex<Vec<Taken>>,
     /// Where the samples lie that the last try would have reserved for those who wait.
     reserving: Mutex<Vec<String>>,
     after: Mutex<After>,
@@ -33,18 +39,11 @@ struct Returning<'a> {
     look_again: AtomicBool,
 }
 
-/// What is free, and whether that was written.
-struct Written {
-    key: String,
-    bytes: u64,
-    changed: bool,
-}
-
 /// What is so when the last transaction that was prepared has been applied.
 enum After {
     Nothing,
     InPurse { key: String, bytes: u64 },
-    Shared { free: Written, somebody_waits: bool },
+    Shared { free: u64, left_in_line: usize },
 }
 
 impl Credits<SampleRef> for Returning<'_> {
@@ -61,42 +60,73 @@ impl Credits<SampleRef> for Returning<'_> {
             let retired = loaded.record::<Retired>(&self.index.free_key(item))?;
             back += retired.map_or(0, |retired| retired.record.paid);
         }
+        let mut room = room;
+        let mut moved = Moved::default();
+        if self.to_the_house {
+            back -= self.hand_to_the_house(back, loaded, &mut moved, &mut room)?;
+        }
         if back == 0 {
-            return Ok(Moved::default());
+            return Ok(moved);
         }
         let look = match &loaded.credits {
             Some(snapshot) => Some(self.index.looked(self.session, snapshot)?),
             None => None,
         };
-        match look {
-            Some(look) if !look.line.is_empty() => self.to_the_line(back, &look, loaded, room),
-            _ => self.to_the_purse(back),
-        }
+        let rest = match look {
+            // A purse would be in the way of those of this process who are about to join the line.
+            Some(look) if !look.line.is_empty() || self.index.house().is_in_line() => {
+                self.to_the_line(back, &look, loaded, room)?
+            }
+            _ => self.to_the_purse(back)?,
+        };
+        moved.conditions.extend(rest.conditions);
+        moved.writes.extend(rest.writes);
+        Ok(moved)
     }
 
     fn moved(&self, version: Version) {
+        self.taken_along
+            .lock()
+            .drain(..)
+            .for_each(|taken| taken.reserved(version));
         match &*self.after.lock() {
             After::Nothing => {}
             After::InPurse { key, bytes } => self.session.purse.wrote(key, *bytes, version),
-            After::Shared { free, somebody_waits } => {
+            After::Shared { free, left_in_line } => {
                 self.reserving.lock().clear();
-                self.index.hints().saw_line(*somebody_waits);
-                if free.bytes > 0 {
+                self.index.hints().saw_line(*left_in_line);
+                if *free > 0 {
                     self.look_again.store(true, Ordering::Relaxed);
                 }
-                if free.changed {
-                    self.index.hints().saw_free(&Entry {
-                        key: free.key.clone(),
-                        value: free.bytes.to_string().into_bytes(),
-                        version,
-                    });
-                }
             }
+        }
+    }
+
+    fn not_moved(&self, unclear: bool) {
+        let taken: Vec<Taken> = self.taken_along.lock().drain(..).collect();
+        if !unclear {
+            taken.into_iter().for_each(Taken::not_reserved);
         }
     }
 }
 
 impl Returning<'_> {
+    /// Serves those in the house. Returns how many bytes they get.
+    fn hand_to_the_house(&self, back: u64, loaded: &Loaded, moved: &mut Moved, room: &mut Room) -> Result<u64> {
+        let clock = (loaded.tick, clock_of(loaded)?);
+        let taken = self.giver().serve_house(back, clock, moved, room)?;
+        let bytes = taken.iter().map(|taken| taken.bytes).sum();
+        *self.taken_along.lock() = taken;
+        Ok(bytes)
+    }
+
+    fn giver(&self) -> Giver<'_> {
+        Giver {
+            session: self.session,
+            index: self.index,
+        }
+    }
+
     fn to_the_purse(&self, back: u64) -> Result<Moved> {
         let key = self.index.layout().purse(self.session.id());
         // A look has been taken in; what was written since then is remembered too.
@@ -112,18 +142,13 @@ impl Returning<'_> {
     }
 
     fn to_the_line(&self, back: u64, look: &Look, loaded: &Loaded, room: Room) -> Result<Moved> {
-        let giver = Giver {
-            session: self.session,
-            index: self.index,
-        };
+        let giver = self.giver();
         let taken: BTreeSet<String> = look.rest.iter().flatten().map(|entry| entry.key.clone()).collect();
-        let clock = loaded
-            .clock
-            .ok_or_else(|| Error::internal("index.freed", "the shared clock is not known"))?;
+        let clock = clock_of(loaded)?;
         let Division {
             moved,
             free,
-            somebody_waits,
+            left_in_line,
             reserving,
         } = giver.divide(
             look,
@@ -136,15 +161,14 @@ impl Returning<'_> {
             },
         )?;
         *self.reserving.lock() = reserving;
-        let was_free = look.free()?;
-        let free = Written {
-            key: was_free.key.clone(),
-            bytes: free,
-            changed: bytes_in(Some(was_free))? != free,
-        };
-        *self.after.lock() = After::Shared { free, somebody_waits };
+        *self.after.lock() = After::Shared { free, left_in_line };
         Ok(moved)
     }
+}
+
+fn clock_of(loaded: &Loaded) -> Result<Version> {
+    let unknown = || Error::internal("index.freed", "the shared clock is not known");
+    loaded.clock.ok_or_else(unknown)
 }
 
 impl KvIndex {
@@ -163,9 +187,17 @@ impl KvIndex {
                 }
             }
         };
+        let house = self.house();
+        let somebody_waits = self.hints().somebody_waits() || house.is_in_line();
+        if somebody_waits {
+            house.frees(items.len(), self.clock());
+        }
+        let to_the_house = !house.serves_line(self.hints().in_line(), self.rng());
         let returning = Returning {
             index: self,
             session,
+            to_the_house,
+            taken_along: Mutex::default(),
             reserving: Mutex::default(),
             after: Mutex::new(After::Nothing),
             look_again: AtomicBool::new(false),
@@ -183,7 +215,7 @@ impl KvIndex {
             Some(Entry { key, value, version })
         });
         let mut seen = Loaded::with_entries(remembered);
-        if self.hints().somebody_waits() && !seen.is_empty() {
+        if somebody_waits && !to_the_house && !seen.is_empty() {
             seen.credits = session.read_along.take(self.clock());
             if seen.credits.is_none() {
                 match self.look_at_credits(session, HEAD_OF_THE_LINE, None, deadline).await {

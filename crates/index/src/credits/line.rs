@@ -1,7 +1,7 @@
 //! The line: one key per session that waits, and one watch of what it is told.
 //!
 //! ```text
-//!            nothing idle, free < want         served: the want goes, `b/t` says so
+//!            nothing lies idle                 served: the want goes, `b/t` says so
 //! (outside) ──────────────────────────▶ in line ────────────────────────────────────▶ reserved
 //!     ▲                                  │    └── a sample is another's by now: `b/t` says which ──▶ refused
 //!     └───────── deadline: withdrawn ────┘
@@ -24,7 +24,7 @@ use std::time::Duration;
 use holdfast_core::{Deadline, Error, ErrorKind, Result, Retry, SampleId};
 use holdfast_custody::Version;
 
-use super::purse::{as_read, bytes_in};
+use super::purse::bytes_in;
 use super::want::{Told, Want};
 use crate::index::KvIndex;
 use crate::kv::{Applied, Change, Condition, Entry, Read, Watch, Write};
@@ -45,54 +45,35 @@ pub(crate) struct Place {
     watch: Option<Box<dyn Watch>>,
 }
 
-/// How things stand: what is free, and that the first in line is who it was, for whom that is too little.
-struct Stands {
-    free: Entry,
-    first: Option<Condition>,
-}
-
 /// What became of joining the line.
 pub(super) enum Joined {
-    /// In line since then.
-    InLine(Version),
+    InLine {
+        since: Version,
+        /// Whether there was enough.
+        in_vain: bool,
+    },
     /// Others are writing these.
     Taken(Vec<SampleId>),
-    /// There is enough to be taken, and nobody waits for it.
-    Idle,
 }
 
 impl KvIndex {
-    /// Joins the line, on condition that nothing lies idle, and that what is free does not serve the first in line; or, if
-    /// it insists, serves the line afterwards, itself included.
-    pub(super) async fn join_line(
-        &self,
-        session: &Session,
-        want: &Want,
-        insist: bool,
-        deadline: Deadline,
-    ) -> Result<Joined> {
-        let mut known = self.hints().free();
-        let mut blocked = None;
+    /// Joins the line, on condition that nothing lies idle. If what is free serves the first in line then, serves it.
+    pub(super) async fn join_line(&self, session: &Session, want: &Want, deadline: Deadline) -> Result<Joined> {
         let mut tries = 0;
         while !deadline.passed(self.clock()) {
-            if let Some(free) = known.take()
-                && (bytes_in(Some(&free))? < want.bytes() || blocked.is_some())
-            {
-                let stands = Stands {
-                    free,
-                    first: blocked.take(),
-                };
-                match self.try_to_join(session, want, Some(stands), deadline).await? {
-                    Applied::Yes(since) => {
-                        self.hints().saw_line(true);
-                        return Ok(Joined::InLine(since));
-                    }
-                    Applied::No => {
-                        self.pause(tries).await;
-                        tries += 1;
-                    }
+            if let Some((since, free)) = self.try_to_join(session, want, deadline).await? {
+                self.hints().joined_line();
+                // If that served another who waited before, somebody else has seen to it.
+                let in_vain = free.is_none_or(|free| free >= want.bytes());
+                if in_vain {
+                    self.serve_or_leave_it(session, deadline).await;
                 }
+                return Ok(Joined::InLine { since, in_vain });
             }
+            let left = deadline.remaining(self.clock());
+            let Some(pass) = self.house().gathering.pass(left).await else {
+                continue;
+            };
             let own_want = self.layout().want(session.id());
             let purses = Read::Range {
                 keys: self.layout().all_purses(),
@@ -119,58 +100,30 @@ impl KvIndex {
                 self.leave_line(session, stale.version, deadline).await?;
                 continue;
             }
-            let free = look.free()?;
-            if !purses.is_empty() {
-                if !self.gather(session, free, purses, deadline).await? {
-                    self.pause(tries).await;
-                    tries += 1;
-                }
-                continue;
-            }
-            if look.could_serve()? {
-                self.serve_line(session, deadline).await?;
-                continue;
-            }
-            if look.line.is_empty() && bytes_in(Some(free))? >= want.bytes() {
-                if !insist {
-                    return Ok(Joined::Idle);
-                }
-                if let Applied::Yes(since) = self.try_to_join(session, want, None, deadline).await? {
-                    self.serve_or_leave_it(session, deadline).await;
-                    return Ok(Joined::InLine(since));
-                }
+            if !purses.is_empty() && self.gather(session, look.free()?, purses, deadline).await? {
+                pass.finish();
+            } else {
+                drop(pass);
                 self.pause(tries).await;
                 tries += 1;
-                continue;
             }
-            known = Some(free.clone());
-            blocked = look
-                .line
-                .first()
-                .map(|first| Condition::Unchanged(first.key.clone(), first.since));
         }
         Err(spent(want))
     }
 
+    /// None if something is in the way. Else since when it is in line, and what was free at that moment, unless the answer
+    /// was lost.
     async fn try_to_join(
         &self,
         session: &Session,
         want: &Want,
-        stands: Option<Stands>,
         deadline: Deadline,
-    ) -> Result<Applied> {
+    ) -> Result<Option<(Version, Option<u64>)>> {
         let key = self.layout().want(session.id());
         let mut conditions = vec![
             Condition::NoneIn(self.layout().all_purses()),
             Condition::Absent(key.clone()),
         ];
-        if let Some(Stands { free, first }) = stands {
-            conditions.push(as_read(&free.key, Some(&free)));
-            if bytes_in(Some(&free))? >= want.bytes() {
-                // It is kept for the first in line, who needs more.
-                conditions.extend(first);
-            }
-        }
         let samples = want.samples.iter().map(|wish| self.layout().pending(&wish.sample));
         conditions.extend(samples.map(Condition::Absent));
         let writes = vec![Write::Put {
@@ -178,9 +131,18 @@ impl KvIndex {
             value: encode(want)?,
             session: Some(session.id()),
         }];
-        self.sender()
-            .transact(OPERATION, session, conditions, writes, deadline)
-            .await
+        let reads = [Read::Key(self.layout().credits_free())];
+        let (applied, snapshot) = self
+            .sender()
+            .transact_and_read(OPERATION, session, conditions, writes, &reads, deadline)
+            .await?;
+        match applied {
+            Applied::Yes(since) => {
+                let free = snapshot.map(|read| bytes_in(read.entries.iter().flatten().next()));
+                Ok(Some((since, free.transpose()?)))
+            }
+            Applied::No => Ok(None),
+        }
     }
 
     /// Waits for the end of a wait that began at `since`; at the deadline, leaves the line. Returns what it was told, and
@@ -317,7 +279,7 @@ fn read_told(key: &str, value: Option<Vec<u8>>, version: Version, since: Version
     Ok((told.since == since).then_some((told, version)))
 }
 
-fn spent(want: &Want) -> Error {
+pub(super) fn spent(want: &Want) -> Error {
     let message = "the store's budget is spent, and none came back in time; free samples, or raise the budget";
     Error::new(ErrorKind::Capacity, OPERATION, message).with("wanted", want.bytes())
 }

@@ -2,8 +2,7 @@
 
 use holdfast_core::{Deadline, Error, Result};
 use holdfast_custody::Version;
-use parking_lot::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::purse::bytes_in;
 use super::want::Waiter;
@@ -60,29 +59,26 @@ impl Look {
 /// What a process knows of the store's credits. Guesses that save a look: whoever goes by them makes them a condition.
 #[derive(Debug, Default)]
 pub(crate) struct Hints {
-    somebody_waits: AtomicBool,
-    free: Mutex<Option<Entry>>,
+    /// How many were last seen in line, as far as was looked, and who of this process has joined it since.
+    in_line: AtomicUsize,
 }
 
 impl Hints {
     pub(super) fn somebody_waits(&self) -> bool {
-        self.somebody_waits.load(Ordering::Relaxed)
+        self.in_line() > 0
     }
 
-    pub(super) fn saw_line(&self, waits: bool) {
-        self.somebody_waits.store(waits, Ordering::Relaxed);
+    /// About how many wait in line.
+    pub(super) fn in_line(&self) -> usize {
+        self.in_line.load(Ordering::Relaxed)
     }
 
-    /// `b/free` as it was last seen or written here.
-    pub(super) fn free(&self) -> Option<Entry> {
-        self.free.lock().clone()
+    pub(super) fn saw_line(&self, waiting: usize) {
+        self.in_line.store(waiting, Ordering::Relaxed);
     }
 
-    pub(super) fn saw_free(&self, entry: &Entry) {
-        let mut free = self.free.lock();
-        if free.as_ref().is_none_or(|known| known.version <= entry.version) {
-            *free = Some(entry.clone());
-        }
+    pub(super) fn joined_line(&self) {
+        self.in_line.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -105,10 +101,7 @@ impl KvIndex {
     pub(super) fn looked(&self, session: &Session, snapshot: &Snapshot) -> Result<Look> {
         let look = Look::read(snapshot)?;
         session.purse.saw(look.version, look.own.clone());
-        self.hints().saw_line(!look.line.is_empty());
-        if let Some(free) = &look.free {
-            self.hints().saw_free(free);
-        }
+        self.hints().saw_line(look.line.len());
         Ok(look)
     }
 

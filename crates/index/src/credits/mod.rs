@@ -21,27 +21,34 @@
 //! that the purse is as the owner remembers it. An empty purse is no purse.
 //!
 //! # Who waits
-//! A session that waits has one key in the line, `b/w/{session}`; who wrote first is first. The key says what is to be
-//! reserved, so that whoever frees does that too, in the transaction that frees ([`serve`]): one who waited is told that
-//! its samples *are* reserved, and has nothing left to do ([`line`]).
+//! Those of a process that frees wait in the house: what it frees is handed to them without any key of theirs ([`house`]).
+//! Everybody else waits in the line. A session that waits there has one key in it, `b/w/{session}`; who wrote first is
+//! first. The key says what is to be reserved, so that whoever frees does that too, in the transaction that frees
+//! ([`serve`]): one who waited is told that its samples *are* reserved, and has nothing left to do ([`line`]).
 //!
 //! # Why nobody waits for nothing
 //! - *Where somebody waits, there is no purse.* Who joins the line requires that there is none, and gathers those that there
 //!   are before. Who fills a purse requires that nobody waits. Both are checked by the store, at one moment.
 //! - So whatever could serve the line is in `b/free`, and everybody who serves looks there. *What is free does not serve the
-//!   first in line*: who joins requires it; who frees shares out until it is so ([`share`]), on condition that `b/free` is
-//!   as it was seen; and whoever leaves something in it looks again afterwards, since somebody may have joined in between.
-//!   So does one who leaves the line, because the next may be content with less.
-//!   And so does one who has reached for what is free in vain, because many did: it joins the line although there is enough,
-//!   and then serves the line, many at once.
+//!   first in line*: who joins looks at the moment at which it has joined, and serves the line if it can, many at once; who
+//!   frees shares out until it is so ([`share`]), on condition that `b/free` is as it was seen; and whoever leaves something
+//!   in it looks again afterwards, since somebody may have joined in between. So does one who leaves the line, because the
+//!   next may be content with less. To join does not depend on what is free: if it did, those who come at the same time
+//!   would keep each other out.
 //! - Who dies before that second look, or in line, leaves it to the next sweep, which looks as well.
 //!
 //! # What it costs
 //! Without a wait, nothing but the bytes in the transactions that there are anyway; one more look whenever the purse is
-//! empty. With a wait, one transaction to join the line, none to leave it, and one look for whoever frees. Guesses save the
-//! looks ([`look::Hints`], [`purse::Purse`]); whoever goes by a guess makes it a condition.
+//! empty. With a wait in the house, a transaction less than without any credits: that of the reservation. With a wait in
+//! the line, one to join it, none to leave it, and one look for whoever frees. Guesses save the looks ([`look::Hints`],
+//! [`purse::Purse`]); whoever goes by a guess makes it a condition.
+//!
+//! Those of one process who reach for the same key would only get in each other's way, so they do that one at a time
+//! ([`gate`]): reach for what is free, gather purses, serve the line.
 
 mod freed;
+mod gate;
+mod house;
 mod line;
 mod look;
 mod peek;
@@ -49,28 +56,27 @@ mod purse;
 mod serve;
 mod share;
 mod spend;
+mod stay;
 mod want;
 
 use std::collections::HashSet;
-use std::sync::Arc;
 
-use holdfast_core::{Deadline, Digest, Error, ErrorKind, Generation, Result, Retry};
+use holdfast_core::{Deadline, Error, ErrorKind, Generation, Result, Retry, SampleId};
 use holdfast_custody::Version;
 
 use self::line::Joined;
 use self::purse::bytes_in;
 use self::spend::{Spending, must_wait};
+use self::stay::Stayed;
 use self::want::{Ending, Want};
 use crate::batch::Loaded;
 use crate::index::KvIndex;
 use crate::intents::being_written;
 use crate::kv::{Applied, Condition, Transaction, Write};
-use crate::memory::Remembered;
-use crate::notes::{Line, OpenNote};
-use crate::record::encode;
 use crate::session::Session;
 use crate::types::Reserve;
 
+pub(crate) use self::house::House;
 pub(crate) use self::line::Place;
 pub(crate) use self::look::Hints;
 pub(crate) use self::peek::ReadAlong;
@@ -123,7 +129,7 @@ impl KvIndex {
         }
     }
 
-    /// Reserves with credits: those of one process take turns, in the order in which they came.
+    /// Reserves with credits.
     pub(crate) async fn reserve_with_credits(
         &self,
         session: &Session,
@@ -131,12 +137,6 @@ impl KvIndex {
         budget: u64,
         deadline: Deadline,
     ) -> Vec<Result<Generation>> {
-        let turn = tokio::time::timeout(deadline.remaining(self.clock()), session.turn.lock()).await;
-        let Ok(mut place) = turn else {
-            let message = "others of this process waited for credits until the deadline";
-            let error = Error::new(ErrorKind::Capacity, RESERVE, message);
-            return items.iter().map(|_| Err(error.clone())).collect();
-        };
         let mut results = Vec::with_capacity(items.len());
         let mut rest = items;
         while let Some(first) = rest.first() {
@@ -148,9 +148,28 @@ impl KvIndex {
                 results.push(Err(error.with_retry(Retry::Never)));
                 continue;
             }
-            results.extend(self.pay_and_reserve(session, &mut place, now, deadline).await);
+            results.extend(match self.stay_in_the_house(session, now, deadline).await {
+                Ok(Stayed::Reserved(generation)) => now.iter().map(|_| Ok(generation)).collect(),
+                Ok(Stayed::Not(_in_line)) => self.take_a_turn(session, now, deadline).await,
+                Ok(Stayed::Unclear(_in_line)) => {
+                    let reserved = self.take_a_turn(session, now, deadline).await;
+                    self.or_served_meanwhile(session, now, reserved).await
+                }
+                Err(error) => now.iter().map(|_| Err(error.clone())).collect(),
+            });
         }
         results
+    }
+
+    /// Those of one session take turns, in the order in which they came: they share a purse and a place in line.
+    async fn take_a_turn(&self, session: &Session, items: &[Reserve], deadline: Deadline) -> Vec<Result<Generation>> {
+        let turn = tokio::time::timeout(deadline.remaining(self.clock()), session.turn.lock()).await;
+        let Ok(mut place) = turn else {
+            let message = "others of this process waited for credits until the deadline";
+            let error = Error::new(ErrorKind::Capacity, RESERVE, message);
+            return items.iter().map(|_| Err(error.clone())).collect();
+        };
+        self.pay_and_reserve(session, &mut place, items, deadline).await
     }
 
     /// Reserves items that belong together, from what is there or after a wait.
@@ -162,7 +181,6 @@ impl KvIndex {
         deadline: Deadline,
     ) -> Vec<Result<Generation>> {
         let mut results: Vec<Option<Result<Generation>>> = items.iter().map(|_| None).collect();
-        let mut insist = false;
         loop {
             let open: Vec<usize> = (0..items.len()).filter(|at| results[*at].is_none()).collect();
             let wanted: Vec<Reserve> = open.iter().map(|at| items[*at].clone()).collect();
@@ -173,6 +191,16 @@ impl KvIndex {
             let purse = session.purse.remembered();
             let has_enough = bytes_in(purse.as_ref()).is_ok_and(|bytes| bytes >= need);
             if has_enough || !place.contended {
+                let reach = match has_enough {
+                    true => None,
+                    false => match self.reach(deadline).await {
+                        Some(reach) => Some(reach),
+                        None => {
+                            place.contended = true;
+                            continue;
+                        }
+                    },
+                };
                 let spending = Spending::new(self, session);
                 let seen = has_enough.then(Loaded::default);
                 let reserved = self
@@ -183,18 +211,16 @@ impl KvIndex {
                         results[at] = Some(result);
                     }
                 }
+                drop(reach);
                 place.contended = results.iter().any(Option::is_none);
-                insist = place.contended;
                 continue;
             }
-            match self.wait_and_reserve(session, place, &wanted, insist, deadline).await {
-                Ok(Some(reserved)) => {
+            match self.wait_and_reserve(session, place, &wanted, deadline).await {
+                Ok(reserved) => {
                     for (at, result) in open.into_iter().zip(reserved) {
                         results[at] = result;
                     }
                 }
-                // There is something to be had without a wait.
-                Ok(None) => place.contended = false,
                 Err(error) => open.iter().for_each(|at| results[*at] = Some(Err(error.clone()))),
             }
         }
@@ -205,48 +231,41 @@ impl KvIndex {
             .collect()
     }
 
+    /// Those of a process reach for what is free one after the other: if all did at once, all but one would in vain. None if
+    /// somebody waits for it, or the time is up.
+    async fn reach(&self, deadline: Deadline) -> Option<tokio::sync::MutexGuard<'_, ()>> {
+        let reach = tokio::time::timeout(deadline.remaining(self.clock()), self.house().reach.lock());
+        let reach = reach.await.ok()?;
+        (!self.hints().somebody_waits()).then_some(reach)
+    }
+
     /// Waits in line until all items are reserved, or some turn out to be another's: those get their result, and the others
-    /// none yet. None at all if there is no need to wait, unless it insists: what is there is gone whenever it is reached
-    /// for.
+    /// none yet.
     async fn wait_and_reserve(
         &self,
         session: &Session,
         place: &mut Place,
         items: &[Reserve],
-        insist: bool,
         deadline: Deadline,
-    ) -> Result<Option<Vec<Option<Result<Generation>>>>> {
+    ) -> Result<Vec<Option<Result<Generation>>>> {
         let want = Want::of(items);
-        let since = match self.join_line(session, &want, insist, deadline).await? {
-            Joined::InLine(since) => since,
-            Joined::Idle => return Ok(None),
-            Joined::Taken(samples) => {
-                let result = |item: &Reserve| samples.contains(&item.sample).then(|| Err(being_written(&item.sample)));
-                return Ok(Some(items.iter().map(result).collect()));
+        let refused = |samples: &[SampleId]| {
+            let result = |item: &Reserve| samples.contains(&item.sample).then(|| Err(being_written(&item.sample)));
+            Ok(items.iter().map(result).collect())
+        };
+        let since = match self.join_line(session, &want, deadline).await? {
+            Joined::InLine { since, in_vain } => {
+                place.contended = !in_vain;
+                since
             }
+            Joined::Taken(samples) => return refused(&samples),
         };
         let (told, version) = self.stand_in_line(session, place, &want, since, deadline).await?;
         match told.ending {
-            Ending::Taken { samples } => {
-                let result = |item: &Reserve| samples.contains(&item.sample).then(|| Err(being_written(&item.sample)));
-                Ok(Some(items.iter().map(result).collect()))
-            }
+            Ending::Taken { samples } => refused(&samples),
             Ending::Reserved { until, note } => {
-                let generation = generation_of(version)?;
-                let note = OpenNote::new(note, want.samples.len());
-                for (line, wish) in want.samples.iter().enumerate() {
-                    let record = Remembered {
-                        value: encode(&wish.reserved(session.id(), until))?,
-                        version,
-                        note: Some(Line {
-                            note: Arc::clone(&note),
-                            line,
-                        }),
-                    };
-                    let key = self.layout().pending(&wish.sample);
-                    session.remember(Digest::of(key.as_bytes()), record);
-                }
-                Ok(Some(items.iter().map(|_| Some(Ok(generation))).collect()))
+                let generation = self.was_reserved(session, &want, version, until, Some(note))?;
+                Ok(items.iter().map(|_| Some(Ok(generation))).collect())
             }
         }
     }

@@ -36,9 +36,9 @@ pub(crate) struct Peek<'a> {
 }
 
 impl KvIndex {
-    /// A look along the way, if somebody is known to wait.
+    /// A look along the way, if somebody is known to wait, and nobody in the house, who is served without a look.
     pub(crate) fn peek<'a>(&'a self, session: &'a Session) -> Option<Peek<'a>> {
-        let worth_it = self.hints().somebody_waits();
+        let worth_it = self.hints().somebody_waits() && self.house().is_empty();
         worth_it.then_some(Peek { index: self, session })
     }
 }

@@ -15,13 +15,14 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Error, Result};
+use holdfast_core::{Deadline, Error, Result, Retry};
 use holdfast_custody::{SessionId, Tick, Version};
 
+use super::house::Taken;
 use super::look::Look;
 use super::purse::{as_read, bytes_in};
 use super::share::{HEAD_OF_THE_LINE, share};
-use super::want::{Ending, Told, Waiter};
+use super::want::{Ending, Told, Waiter, Want};
 use crate::batch::{Moved, Room};
 use crate::index::KvIndex;
 use crate::kv::{Applied, Condition, Entry, Read, Write};
@@ -50,8 +51,8 @@ pub(super) struct Division {
     pub(super) moved: Moved,
     /// What is free then.
     pub(super) free: u64,
-    /// Whether somebody who was seen to wait is left in line.
-    pub(super) somebody_waits: bool,
+    /// How many who were seen to wait are left in line.
+    pub(super) left_in_line: usize,
     /// Where the samples lie that would be reserved by this: if it fails, they should be looked at.
     pub(super) reserving: Vec<String>,
 }
@@ -88,28 +89,58 @@ impl Giver<'_> {
     }
 
     fn serve(&self, waiter: &Waiter, until: Tick) -> Result<Moved> {
+        let (reservation, note) = self.reserve_for(waiter.session, &waiter.want, until)?;
+        let mut moved = self.end(waiter, Ending::Reserved { until, note })?;
+        moved.conditions.extend(reservation.conditions);
+        moved.writes.extend(reservation.writes);
+        Ok(moved)
+    }
+
+    /// The reservations that a session wants, paid for, and the note that leads a sweep to them. Returns its key.
+    pub(super) fn reserve_for(&self, session: SessionId, want: &Want, until: Tick) -> Result<(Moved, String)> {
         let layout = self.index.layout();
-        let number = self.session.notes.next();
-        let key = layout.note(waiter.session, until, self.session.id(), number);
-        let mut moved = self.end(
-            waiter,
-            Ending::Reserved {
-                until,
-                note: key.clone(),
-            },
-        )?;
-        let mut note = Note::default();
-        for wish in &waiter.want.samples {
+        let key = layout.note(session, until, self.session.id(), self.session.notes.next());
+        let (mut moved, mut note) = (Moved::default(), Note::default());
+        for wish in &want.samples {
             moved.conditions.push(Condition::Absent(layout.pending(&wish.sample)));
-            let record = wish.reserved(waiter.session, until);
+            let record = wish.reserved(session, until);
             moved.writes.push(layout.put_reserved(&wish.sample, &record)?);
             note.add(Holding {
                 sample: wish.sample.clone(),
                 generation: None,
             });
         }
-        moved.writes.push(Write::put(key, encode(&note)?));
-        Ok(moved)
+        moved.writes.push(Write::put(key.clone(), encode(&note)?));
+        Ok((moved, key))
+    }
+
+    /// Serves those in the house from so many bytes, each on condition that its session is alive.
+    pub(super) fn serve_house(
+        &self,
+        bytes: u64,
+        (tick, clock_version): (Tick, Version),
+        moved: &mut Moved,
+        room: &mut Room,
+    ) -> Result<Vec<Taken>> {
+        let layout = self.index.layout();
+        let until = tick.after(self.index.config().reserve_ticks);
+        room.operations = room.operations.saturating_sub(1);
+        // Two may want the same sample: the second finds out when the first has it.
+        let mut reserving = BTreeSet::new();
+        let taken = self.index.house().take_along(bytes, |session, want| {
+            let keys: Vec<String> = want.samples.iter().map(|wish| layout.pending(&wish.sample)).collect();
+            let (mut more, note) = self.reserve_for(session, want, until)?;
+            more.conditions.push(Condition::Present(layout.alive(session)));
+            let fits = !keys.iter().any(|key| reserving.contains(key)) && moved.add(more, room);
+            reserving.extend(keys);
+            Ok::<_, Error>(fits.then_some((until, note)))
+        })?;
+        if !taken.is_empty() {
+            moved
+                .conditions
+                .push(Condition::Unchanged(layout.clock(), clock_version));
+        }
+        Ok(taken)
     }
 
     /// Shares out what comes back and what is free among those in line. They are there, so no purse is: see the module
@@ -123,19 +154,7 @@ impl Giver<'_> {
         moved.conditions.push(as_read(&free.key, Some(free)));
         let mut room = sharing.room;
         room.operations = room.operations.saturating_sub(2);
-        let mut add = |more: Moved| {
-            let operations = more.conditions.len().max(more.writes.len());
-            let bytes: usize = more.conditions.iter().map(Condition::bytes).sum::<usize>()
-                + more.writes.iter().map(Write::bytes).sum::<usize>();
-            let fits = operations <= room.operations && bytes <= room.bytes;
-            if fits {
-                room.operations -= operations;
-                room.bytes -= bytes;
-                moved.conditions.extend(more.conditions);
-                moved.writes.extend(more.writes);
-            }
-            fits
-        };
+        let mut add = |more: Moved| moved.add(more, &mut room);
         let mut open = Vec::with_capacity(look.line.len());
         let mut left_in_line = 0;
         for waiter in &look.line {
@@ -171,7 +190,7 @@ impl Giver<'_> {
         }
         Ok(Division {
             free: shared.free,
-            somebody_waits: left_in_line + open.len() > shared.served.len(),
+            left_in_line: left_in_line + open.len() - shared.served.len(),
             reserving: reserving.into_iter().collect(),
             moved,
         })
@@ -185,7 +204,7 @@ impl KvIndex {
         tokio::time::sleep(Duration::from_micros(self.rng().below(most))).await;
     }
 
-    /// Serves those in line from what is free, longest first, for as long as that does.
+    /// Serves those in line from what is free, longest first, for as long as that does, and then those in the house.
     pub(crate) async fn serve_line(&self, session: &Session, deadline: Deadline) -> Result<()> {
         let giver = Giver { session, index: self };
         let mut taken = BTreeSet::new();
@@ -197,7 +216,11 @@ impl KvIndex {
             let look = self.looked(session, &snapshot)?;
             taken.extend(look.rest.iter().flatten().map(|entry| entry.key.clone()));
             if !look.could_serve()? {
-                return Ok(());
+                let is_more = look.line.is_empty() && self.free_to_the_house(session, &look, deadline).await?;
+                match is_more {
+                    true => continue,
+                    false => return Ok(()),
+                }
             }
             let limits = self.kv().limits();
             let sharing = Sharing {
@@ -235,10 +258,52 @@ impl KvIndex {
         ))
     }
 
+    /// Hands what is free to those in the house, nobody being in line. True if somebody was served.
+    async fn free_to_the_house(&self, session: &Session, look: &Look, deadline: Deadline) -> Result<bool> {
+        if self.house().is_empty() {
+            return Ok(false);
+        }
+        let giver = Giver { session, index: self };
+        let limits = self.kv().limits();
+        let mut room = Room {
+            operations: limits.operations - Sender::OVERHEAD - 1,
+            bytes: limits.bytes,
+        };
+        let free = look.free()?;
+        let had = bytes_in(Some(free))?;
+        let mut moved = Moved::default();
+        let clock = self.known_clock(deadline).await?;
+        let taken = giver.serve_house(had, clock, &mut moved, &mut room)?;
+        if taken.is_empty() {
+            return Ok(false);
+        }
+        let left = had - taken.iter().map(|taken| taken.bytes).sum::<u64>();
+        moved.conditions.push(as_read(&free.key, Some(free)));
+        moved.writes.push(Write::put(&*free.key, left.to_string()));
+        let Moved { conditions, writes } = moved;
+        let applied = self
+            .sender()
+            .transact(OPERATION, session, conditions, writes, deadline)
+            .await;
+        match &applied {
+            Ok(Applied::Yes(version)) => taken.into_iter().for_each(|taken| taken.reserved(*version)),
+            Err(error) if error.retry() == Retry::Ambiguous => drop(taken),
+            Ok(Applied::No) | Err(_) => taken.into_iter().for_each(Taken::not_reserved),
+        }
+        Ok(matches!(applied?, Applied::Yes(_)))
+    }
+
     /// As [`KvIndex::serve_line`], for those who have done what they were asked to: if it fails, others will do it.
     pub(super) async fn serve_or_leave_it(&self, session: &Session, deadline: Deadline) {
-        if let Err(error) = self.serve_line(session, deadline).await {
-            tracing::debug!(OPERATION, %error, "those who wait are served by the next who frees, or the next sweep");
+        let left = deadline.remaining(self.clock());
+        let Some(pass) = self.house().serving.pass(left).await else {
+            return;
+        };
+        match self.serve_line(session, deadline).await {
+            Ok(()) => pass.finish(),
+            Err(error) => {
+                tracing::debug!(OPERATION, %error, "those who wait are served by the next who frees, or the next sweep");
+            }
         }
     }
 

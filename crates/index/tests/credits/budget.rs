@@ -1,12 +1,13 @@
 //! The budget: what is spent, what comes back, and where it lies.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_core::{ErrorKind, Retry};
 use holdfast_custody::Reason;
 use holdfast_index::Index;
 
-use crate::world::{Books, SOON, WITHIN, World, kind, wish};
+use crate::world::{Books, Client, SOON, WITHIN, World, kind, wish};
 
 #[tokio::test]
 async fn a_budget_is_not_exceeded_and_comes_back() {
@@ -142,7 +143,8 @@ async fn what_was_reserved_before_there_was_a_budget_gives_nothing_back() {
     let kv = holdfast_index::kv::memory::MemoryKv::new(std::sync::Arc::new(holdfast_core::SystemClock::new()));
     let index = world.index(kv.clone(), std::sync::Arc::new(holdfast_core::SeededRng::new(1)));
     let session = index.open_session(WITHIN).await.expect("a session");
-    let old = crate::world::Client { kv, index, session };
+    let index = Arc::new(index);
+    let old = Client { kv, index, session };
     let before = old.reserve("before", 70, WITHIN).await.expect("no budget");
     old.index.set_budget(10, WITHIN).await.expect("a budget");
     let session = old.index.open_session(WITHIN).await.expect("a session");
@@ -172,12 +174,31 @@ async fn what_was_reserved_before_there_was_a_budget_gives_nothing_back() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_producers_on_a_small_budget_all_get_through() {
+    many_producers_all_get_through(24).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_producers_of_one_process_all_get_through() {
+    many_producers_all_get_through(1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_producers_of_a_few_processes_all_get_through() {
+    many_producers_all_get_through(4).await;
+}
+
+async fn many_producers_all_get_through(processes: usize) {
     const PRODUCERS: u64 = 24;
     const ROUNDS: usize = 10;
     let world = World::with_budget(60).await;
     let mut producers = Vec::new();
+    let mut houses: Vec<Arc<Client>> = Vec::new();
     for producer in 0..PRODUCERS {
-        let client = world.join_drawing(producer).await;
+        let client = match houses.len() < processes {
+            true => world.join_drawing(producer).await,
+            false => houses[houses.len() % processes].another().await,
+        };
+        houses.push(Arc::clone(&client));
         producers.push(tokio::spawn(async move {
             for round in 0..ROUNDS {
                 let name = format!("{producer}/{round}");

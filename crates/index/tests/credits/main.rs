@@ -3,6 +3,7 @@
 
 mod budget;
 mod faults;
+mod house;
 mod line;
 mod random;
 mod world;

@@ -45,6 +45,8 @@ fn sweeper(world: &Arc<World>, stop: &Arc<AtomicBool>) -> tokio::task::JoinHandl
 struct Producer {
     world: Arc<World>,
     client: Arc<Client>,
+    /// Half of them live in one process.
+    at_home: bool,
     rng: SeededRng,
     deaths: Arc<AtomicUsize>,
 }
@@ -53,7 +55,10 @@ impl Producer {
     async fn die(&mut self, seed: u64) {
         assert!(self.world.kv.expire(self.client.session.id()));
         self.deaths.fetch_add(1, Ordering::Relaxed);
-        self.client = self.world.join_drawing(seed).await;
+        self.client = match self.at_home {
+            true => self.client.another().await,
+            false => self.world.join_drawing(seed).await,
+        };
     }
 
     async fn work(mut self, number: u64, most: u64) {
@@ -118,10 +123,16 @@ async fn everybody_gets_through(seed: u64, budget: u64, most: u64) {
     let (auditor, sweeper) = (auditor(&world, &stop), sweeper(&world, &stop));
     let deaths = Arc::new(AtomicUsize::new(0));
     let mut producers = Vec::new();
+    let house = world.join_drawing(seed).await;
     for number in 0..PRODUCERS {
+        let at_home = number % 2 == 0;
         let producer = Producer {
             world: Arc::clone(&world),
-            client: world.join_drawing(seed * 100 + number).await,
+            client: match at_home {
+                true => house.another().await,
+                false => world.join_drawing(seed * 100 + number).await,
+            },
+            at_home,
             rng: SeededRng::new(seed * 100 + number),
             deaths: Arc::clone(&deaths),
         };

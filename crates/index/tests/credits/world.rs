@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_core::{
-    Clock, Deadline, Error, Generation, Nonce, Result, Rng, SampleId, SeededRng, StoreId, SystemClock,
+    Clock, Deadline, Error, Generation, ManualClock, Nonce, Result, Rng, SampleId, SeededRng, StoreId, SystemClock,
 };
 use holdfast_custody::{GroupName, Live, Publication, Reserved, Retired, invariants};
 use holdfast_index::kv::Kv;
@@ -28,10 +28,10 @@ pub(crate) struct World {
     budget: u64,
 }
 
-/// One process: its own connection, index and session.
+/// A session, in a process that has its own connection and index.
 pub(crate) struct Client {
     pub(crate) kv: MemoryKv,
-    pub(crate) index: KvIndex,
+    pub(crate) index: Arc<KvIndex>,
     pub(crate) session: Session,
 }
 
@@ -42,6 +42,16 @@ struct InOrder;
 impl Rng for InOrder {
     fn next_u64(&self) -> u64 {
         0
+    }
+}
+
+/// Draws the last one, always: those in the house rather than the line.
+#[derive(Debug)]
+struct TheLast;
+
+impl Rng for TheLast {
+    fn next_u64(&self) -> u64 {
+        u64::MAX
     }
 }
 
@@ -59,6 +69,10 @@ impl World {
     }
 
     pub(crate) fn index(&self, kv: MemoryKv, rng: Arc<dyn Rng>) -> KvIndex {
+        self.index_at(kv, rng, Arc::new(SystemClock::new()))
+    }
+
+    fn index_at(&self, kv: MemoryKv, rng: Arc<dyn Rng>, clock: Arc<dyn Clock>) -> KvIndex {
         let config = IndexConfig {
             session_ttl: Duration::from_secs(2),
             tick: Duration::from_millis(50),
@@ -66,7 +80,6 @@ impl World {
             ..IndexConfig::default()
         };
         let kv: Arc<dyn Kv> = Arc::new(kv);
-        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         KvIndex::new(kv, &self.store, config, clock, rng)
     }
 
@@ -81,9 +94,21 @@ impl World {
 
     async fn join_with(&self, rng: Arc<dyn Rng>) -> Arc<Client> {
         let kv = self.kv.client();
-        let index = self.index(kv.clone(), rng);
-        let session = index.open_session(WITHIN).await.expect("a session");
-        Arc::new(Client { kv, index, session })
+        let index = Arc::new(self.index(kv.clone(), rng));
+        Client::of(kv, index).await
+    }
+
+    /// Several sessions of one process, for which time stands still: what has just happened has always just happened.
+    pub(crate) async fn house<const SESSIONS: usize>(&self, clock: Arc<ManualClock>) -> [Arc<Client>; SESSIONS] {
+        let kv = self.kv.client();
+        let index = Arc::new(self.index_at(kv.clone(), Arc::new(TheLast), clock));
+        let mut sessions = Vec::new();
+        for _ in 0..SESSIONS {
+            sessions.push(Client::of(kv.clone(), Arc::clone(&index)).await);
+        }
+        sessions
+            .try_into()
+            .unwrap_or_else(|_| unreachable!("as many as were asked for"))
     }
 
     /// Free bytes, those in purses, and those that records were paid with, as the store of keys has them. They must be
@@ -153,6 +178,16 @@ pub(crate) fn wish(name: &str, bytes: u64) -> Reserve {
 }
 
 impl Client {
+    async fn of(kv: MemoryKv, index: Arc<KvIndex>) -> Arc<Self> {
+        let session = index.open_session(WITHIN).await.expect("a session");
+        Arc::new(Self { kv, index, session })
+    }
+
+    /// Another session of the same process.
+    pub(crate) async fn another(&self) -> Arc<Self> {
+        Self::of(self.kv.clone(), Arc::clone(&self.index)).await
+    }
+
     pub(crate) async fn reserve(&self, name: &str, bytes: u64, within: Duration) -> Result<SampleRef> {
         let wish = wish(name, bytes);
         let generation = self

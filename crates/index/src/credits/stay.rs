@@ -1,0 +1,131 @@
+//! A reservation that somebody of the same process makes for one who waits in the house, as that one sees it.
+
+use std::time::Duration;
+
+use holdfast_core::{Deadline, Digest, Error, Generation, Result, Retry};
+use holdfast_custody::{Reserved, Tick, Version};
+
+use super::house::{Handed, InLine};
+use super::line::spent;
+use super::purse::bytes_in;
+use super::want::Want;
+use super::{RESERVE, generation_of};
+use crate::index::KvIndex;
+use crate::kv::Read;
+use crate::memory::Remembered;
+use crate::notes::{Line, OpenNote};
+use crate::record::{decode, encode};
+use crate::session::Session;
+use crate::types::Reserve;
+
+/// How a stay in the house ended.
+pub(super) enum Stayed {
+    Reserved(Generation),
+    /// It did not stay, or not to the end; it counts as one in the line, unless it has enough.
+    Not(Option<InLine>),
+    /// It may have been reserved, or will be.
+    Unclear(InLine),
+}
+
+fn unclear(error: Error) -> Error {
+    error.with_retry(Retry::Ambiguous)
+}
+
+impl KvIndex {
+    /// Waits in the house, if what is freed there is likely to come soon.
+    pub(super) async fn stay_in_the_house(
+        &self,
+        session: &Session,
+        items: &[Reserve],
+        deadline: Deadline,
+    ) -> Result<Stayed> {
+        let want = Want::of(items);
+        if bytes_in(session.purse.remembered().as_ref())? >= want.bytes() {
+            return Ok(Stayed::Not(None));
+        }
+        let stay = match self.house().enter(session.id(), &want, self.clock()) {
+            Ok(stay) => stay,
+            Err(in_line) => return Ok(Stayed::Not(Some(in_line))),
+        };
+        let within = deadline.remaining(self.clock());
+        let handed = tokio::select! {
+            handed = stay.handed(within, self.clock()) => handed,
+            () = session.ended() => return Err(session.fenced(RESERVE)),
+        };
+        match handed {
+            Handed::Reserved { version, until, note } => {
+                let generation = self.was_reserved(session, &want, version, until, Some(note))?;
+                Ok(Stayed::Reserved(generation))
+            }
+            Handed::ToTheLine(in_line) => Ok(Stayed::Not(Some(in_line))),
+            Handed::Unclear(in_line) => Ok(Stayed::Unclear(in_line)),
+            Handed::TooLate => Err(spent(&want)),
+        }
+    }
+
+    /// Whoever was to serve one in the house may have done so after all: what is in the way then is the own reservation.
+    pub(super) async fn or_served_meanwhile(
+        &self,
+        session: &Session,
+        items: &[Reserve],
+        reserved: Vec<Result<Generation>>,
+    ) -> Vec<Result<Generation>> {
+        const TO_LOOK: Duration = Duration::from_secs(1);
+        if reserved.iter().any(Result::is_ok) {
+            return reserved;
+        }
+        match self
+            .own_reservation(session, &Want::of(items), self.deadline(TO_LOOK))
+            .await
+        {
+            Ok(Some(generation)) => items.iter().map(|_| Ok(generation)).collect(),
+            // It may yet be.
+            Ok(None) => reserved.into_iter().map(|result| result.map_err(unclear)).collect(),
+            Err(error) => items.iter().map(|_| Err(unclear(error.clone()))).collect(),
+        }
+    }
+
+    /// The generation of these very reservations, if they are there.
+    async fn own_reservation(&self, session: &Session, want: &Want, deadline: Deadline) -> Result<Option<Generation>> {
+        let keys = want.samples.iter().map(|wish| self.layout().pending(&wish.sample));
+        let reads: Vec<Read> = keys.map(Read::Key).collect();
+        let snapshot = self.kv().read(&reads, deadline.remaining(self.clock())).await?;
+        let mut found: Option<(Version, Tick)> = None;
+        for (wish, entries) in want.samples.iter().zip(&snapshot.entries) {
+            let Some(entry) = entries.first() else { return Ok(None) };
+            let until = decode::<Reserved>(entry)?.until;
+            let is_own = encode(&wish.reserved(session.id(), until))? == entry.value;
+            if !is_own || found.is_some_and(|found| found != (entry.version, until)) {
+                return Ok(None);
+            }
+            found = Some((entry.version, until));
+        }
+        match found {
+            Some((version, until)) => self.was_reserved(session, want, version, until, None).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Somebody else has made these reservations for a session: it remembers them as if it had done so itself.
+    pub(super) fn was_reserved(
+        &self,
+        session: &Session,
+        want: &Want,
+        version: Version,
+        until: Tick,
+        note: Option<String>,
+    ) -> Result<Generation> {
+        let generation = generation_of(version)?;
+        let note = note.map(|key| OpenNote::new(key, want.samples.len()));
+        for (line, wish) in want.samples.iter().enumerate() {
+            let record = Remembered {
+                value: encode(&wish.reserved(session.id(), until))?,
+                version,
+                note: note.clone().map(|note| Line { note, line }),
+            };
+            let key = self.layout().pending(&wish.sample);
+            session.remember(Digest::of(key.as_bytes()), record);
+        }
+        Ok(generation)
+    }
+}
