@@ -1,7 +1,8 @@
 //! What credits cost when everybody waits for them: 64 producers, and a budget for 16 samples.
 //!
 //! Beside it, what 16 producers do without credits: with such a budget no more than 16 are at work at a time, and that is
-//! as fast as they could be if waiting cost nothing.
+//! as fast as they could be if waiting cost nothing. And 64 who know nothing of each other, as if each were a process of
+//! its own: then nobody is handed anything in the house, and all wait in the line.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,9 +20,10 @@ const BUDGET_FOR: u64 = 16;
 const BYTES: u64 = 4 << 20;
 const ROUND: Duration = Duration::from_secs(4);
 const ROUNDS: usize = 4;
+const SIDES: usize = 4;
 
 struct Producer {
-    index: KvIndex,
+    index: Arc<KvIndex>,
     session: Session,
     made: usize,
 }
@@ -35,11 +37,12 @@ pub(crate) async fn measure(
         producers(endpoints, "free", PRODUCERS, false).await?,
         producers(endpoints, "budgeted", PRODUCERS, true).await?,
         producers(endpoints, "few", usize::try_from(BUDGET_FOR)?, false).await?,
+        strangers(endpoints, "apart").await?,
     ];
-    let mut rates = [Vec::new(), Vec::new(), Vec::new()];
-    let mut waits = Vec::new();
+    let mut rates: [Vec<f64>; SIDES] = Default::default();
+    let mut waits: [Vec<f64>; SIDES] = Default::default();
     for round in 0..=ROUNDS {
-        for side in (0..3).map(|turn| (round + turn) % 3) {
+        for side in (0..SIDES).map(|turn| (round + turn) % SIDES) {
             let begin = clock.now();
             let mut tasks = Vec::new();
             for (number, mut producer) in std::mem::take(&mut sides[side]).into_iter().enumerate() {
@@ -52,8 +55,8 @@ pub(crate) async fn measure(
             for task in tasks {
                 let (producer, times) = task.await??;
                 samples += times.len();
-                if side == 1 && round > 0 {
-                    waits.extend(times);
+                if round > 0 {
+                    waits[side].extend(times);
                 }
                 sides[side].push(producer);
             }
@@ -63,19 +66,28 @@ pub(crate) async fn measure(
             }
         }
     }
-    let [free, budgeted, few] = rates.each_mut().map(|rates| median(rates));
-    let (typical, longest) = (median(&mut waits), quantile(&mut waits, 1.0));
-    eprintln!(
-        "credits: {budgeted:.0} samples/s with, {free:.0} without, {few:.0} by 16 without; wait {typical:.1} ms, at most {longest:.1} ms"
-    );
-    report.insert("credit_throughput".into(), rounded(budgeted / free).into());
-    report.insert("credit_throughput_of_16".into(), rounded(budgeted / few).into());
-    report.insert("credit_fairness".into(), rounded(longest / typical).into());
-    report.insert("credit_samples_per_s".into(), budgeted.round().into());
-    report.insert("credit_wait_ms".into(), vec![rounded(typical), rounded(longest)].into());
+    let [free, budgeted, few, apart] = rates.each_mut().map(|rates| median(rates));
+    let [_, waited, _, waited_apart] = waits
+        .each_mut()
+        .map(|waits| [median(waits), quantile(waits, 1.0)].map(rounded));
+    eprintln!("credits: {budgeted:.0} samples/s with, {free:.0} without, {few:.0} by 16 without; waits {waited:?} ms");
+    eprintln!("credits: {apart:.0} samples/s by 64 who know nothing of each other; waits {waited_apart:?} ms");
+    let fairness = |[typical, longest]: [f64; 2]| rounded(longest / typical);
+    for (name, figure) in [
+        ("credit_throughput", rounded(budgeted / free)),
+        ("credit_throughput_of_16", rounded(budgeted / few)),
+        ("credit_throughput_apart", rounded(apart / free)),
+        ("credit_fairness", fairness(waited)),
+        ("credit_fairness_apart", fairness(waited_apart)),
+        ("credit_samples_per_s", budgeted.round()),
+    ] {
+        report.insert(name.into(), figure.into());
+    }
+    report.insert("credit_wait_ms".into(), waited.to_vec().into());
     Ok(())
 }
 
+/// Producers of one process.
 async fn producers(endpoints: &[String], store: &str, count: usize, budgeted: bool) -> Result<Vec<Producer>> {
     let kv = connect(endpoints, "credits").await?;
     if budgeted {
@@ -83,20 +95,34 @@ async fn producers(endpoints: &[String], store: &str, count: usize, budgeted: bo
             .set_budget(BUDGET_FOR * BYTES, WITHIN)
             .await?;
     }
+    let index = Arc::new(index_of(kv, store)?);
     let mut producers = Vec::new();
     for _ in 0..count {
-        let index = index_of(Arc::clone(&kv), store)?;
-        let session = index.open_session(WITHIN).await?;
-        producers.push(Producer {
-            index,
-            session,
-            made: 0,
-        });
+        producers.push(Producer::on(Arc::clone(&index)).await?);
+    }
+    Ok(producers)
+}
+
+/// Producers with a budget, each with an index of its own. They share a connection all the same.
+async fn strangers(endpoints: &[String], store: &str) -> Result<Vec<Producer>> {
+    let kv = connect(endpoints, "credits").await?;
+    let mut producers = producers(endpoints, store, 0, true).await?;
+    for _ in 0..PRODUCERS {
+        producers.push(Producer::on(Arc::new(index_of(Arc::clone(&kv), store)?)).await?);
     }
     Ok(producers)
 }
 
 impl Producer {
+    async fn on(index: Arc<KvIndex>) -> Result<Self> {
+        let session = index.open_session(WITHIN).await?;
+        Ok(Self {
+            index,
+            session,
+            made: 0,
+        })
+    }
+
     /// Makes samples and uses them up until the round is over; returns how long each reservation took, in milliseconds.
     async fn work(&mut self, number: usize) -> Result<Vec<f64>> {
         let clock = SystemClock::new();
