@@ -16,9 +16,9 @@
 //! # Why nobody waits for nothing
 //! What others free is not handed into the house, and is kept for nobody if nobody is in the line. So *whenever somebody is
 //! in the house, one of the process is in the line*, or about to be: nobody stays before that is so, and when the last one
-//! comes out of the line the first in the house goes there. Who has waited for [`LONGEST`], or sees that nothing has been
-//! freed for a while, goes there too. And the line has its share of what is freed here, by lot, according to the numbers of
-//! those who wait here and there ([`House::serves_line`]).
+//! comes out of the line, whoever came last into the house goes there: others would have waited twice. Who has waited for
+//! [`LONGEST`], or sees that nothing has been freed for a while, goes there too. And the line has its share of what is freed
+//! here, by lot, according to the numbers of those who wait here and there ([`House::serves_line`]).
 //!
 //! # What if
 //! - *who frees dies, or is given up* between taking one along and the answer: unclear, see above.
@@ -330,7 +330,8 @@ impl Drop for Stay {
     }
 }
 
-/// One of the house who is in the line, or about to be. When the last one leaves it, the first in the house goes there.
+/// One of the house who is in the line, or about to be. When the last one leaves it, whoever came last into the
+/// house goes there.
 #[derive(Debug)]
 pub(super) struct InLine(Arc<House>);
 
@@ -342,7 +343,7 @@ impl Drop for InLine {
             if inside.in_line > 0 {
                 return;
             }
-            inside.waiting.pop_front()
+            inside.waiting.pop_back()
         };
         if let Some(next) = next {
             self.0.send_to_the_line(next.answer);

@@ -128,16 +128,16 @@ async fn without_room_for_one_it_waits_for_the_next_unless_it_is_the_first() {
 }
 
 #[tokio::test]
-async fn the_first_goes_to_the_line_when_the_last_one_leaves_it() {
+async fn who_came_last_goes_to_the_line_when_the_last_one_leaves_it() {
     let (house, clock, in_line) = lively();
     let [first, second] = [1, 2].map(|bytes| enter(&house, bytes, &clock));
     drop(in_line);
-    let Handed::ToTheLine(in_line) = first.handed(LONG, &clock).await else {
+    let Handed::ToTheLine(in_line) = second.handed(LONG, &clock).await else {
         panic!("it stays");
     };
-    assert!(house.is_in_line() && !house.is_empty(), "the second one stays");
+    assert!(house.is_in_line() && !house.is_empty(), "the first one stays");
     drop(in_line);
-    assert!(goes_to_the_line(second, &clock).await);
+    assert!(goes_to_the_line(first, &clock).await);
     assert!(!house.is_in_line());
 }
 
