@@ -39,7 +39,7 @@ pub struct Session {
     memory: Memory,
     /// The store's budget, if it has one: reservations need credits then.
     pub(crate) budget: Option<u64>,
-    /// Those of this process who reserve with credits, in the order in which they came.
+    /// Those of this session who reserve with credits and do not wait in the house, in the order in which they came.
     pub(crate) turn: tokio::sync::Mutex<Place>,
     /// The credits that it may spend, as far as is known here.
     pub(crate) purse: Purse,

@@ -34,6 +34,7 @@ use holdfast_custody::{SessionId, Tick, Version};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
+use super::A_LITTLE_MORE;
 use super::gate::Gate;
 use super::want::Want;
 
@@ -289,8 +290,6 @@ pub(super) struct Stay {
 impl Stay {
     /// Waits until it is handed something, there is nothing to wait for here any more, or the time is up.
     pub(super) async fn handed(mut self, within: Duration, clock: &dyn Clock) -> Handed {
-        /// For the answer to a transaction that it was taken along with.
-        const A_LITTLE_MORE: Duration = Duration::from_secs(1);
         loop {
             let left = within.saturating_sub(clock.now().since(self.since));
             match tokio::time::timeout(left.min(LATELY), &mut self.answer).await {

@@ -24,6 +24,7 @@ use std::time::Duration;
 use holdfast_core::{Deadline, Error, ErrorKind, Result, Retry, SampleId};
 use holdfast_custody::Version;
 
+use super::A_LITTLE_MORE;
 use super::purse::bytes_in;
 use super::want::{Told, Want};
 use crate::index::KvIndex;
@@ -155,8 +156,6 @@ impl KvIndex {
         since: Version,
         deadline: Deadline,
     ) -> Result<(Told, Version)> {
-        /// To leave the line in order, also after the deadline.
-        const A_LITTLE_MORE: Duration = Duration::from_secs(1);
         if let Some(told) = self.until_told(session, place, since, deadline).await? {
             return Ok(told);
         }

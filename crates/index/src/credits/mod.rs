@@ -60,6 +60,7 @@ mod stay;
 mod want;
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use holdfast_core::{Deadline, Error, ErrorKind, Generation, Result, Retry, SampleId};
 use holdfast_custody::Version;
@@ -83,6 +84,9 @@ pub(crate) use self::peek::ReadAlong;
 pub(crate) use self::purse::Purse;
 
 const RESERVE: &str = "index.reserve";
+
+/// After the deadline of one who waits: to leave the line in order, or to hear of a transaction that serves it.
+const A_LITTLE_MORE: Duration = Duration::from_secs(1);
 
 /// How many of the next items are reserved together. All of them must be had at once, so a good part of the budget would
 /// wait for everybody else to be done; and whoever serves them needs room for them in a transaction.
@@ -191,16 +195,11 @@ impl KvIndex {
             let purse = session.purse.remembered();
             let has_enough = bytes_in(purse.as_ref()).is_ok_and(|bytes| bytes >= need);
             if has_enough || !place.contended {
-                let reach = match has_enough {
-                    true => None,
-                    false => match self.reach(deadline).await {
-                        Some(reach) => Some(reach),
-                        None => {
-                            place.contended = true;
-                            continue;
-                        }
-                    },
-                };
+                let reach = if has_enough { None } else { self.reach(deadline).await };
+                if !has_enough && reach.is_none() {
+                    place.contended = true;
+                    continue;
+                }
                 let spending = Spending::new(self, session);
                 let seen = has_enough.then(Loaded::default);
                 let reserved = self

@@ -1,7 +1,5 @@
 //! A reservation that somebody of the same process makes for one who waits in the house, as that one sees it.
 
-use std::time::Duration;
-
 use holdfast_core::{Deadline, Digest, Error, Generation, Result, Retry};
 use holdfast_custody::{Reserved, Tick, Version};
 
@@ -9,7 +7,7 @@ use super::house::{Handed, InLine};
 use super::line::spent;
 use super::purse::bytes_in;
 use super::want::Want;
-use super::{RESERVE, generation_of};
+use super::{A_LITTLE_MORE, RESERVE, generation_of};
 use crate::index::KvIndex;
 use crate::kv::Read;
 use crate::memory::Remembered;
@@ -70,12 +68,11 @@ impl KvIndex {
         items: &[Reserve],
         reserved: Vec<Result<Generation>>,
     ) -> Vec<Result<Generation>> {
-        const TO_LOOK: Duration = Duration::from_secs(1);
         if reserved.iter().any(Result::is_ok) {
             return reserved;
         }
         match self
-            .own_reservation(session, &Want::of(items), self.deadline(TO_LOOK))
+            .own_reservation(session, &Want::of(items), self.deadline(A_LITTLE_MORE))
             .await
         {
             Ok(Some(generation)) => items.iter().map(|_| Ok(generation)).collect(),

@@ -23,7 +23,7 @@ struct Lively {
 }
 
 impl Lively {
-    /// The one in the line waits `in_line` long at most, the one in the house `at_home`.
+    /// The one in the line waits `in_line_within` long at most, the one in the house `at_home_within`.
     async fn new(in_line_within: Duration, at_home_within: Duration) -> Self {
         let world = World::with_budget(10).await;
         let clock = Arc::new(ManualClock::new());
