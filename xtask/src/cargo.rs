@@ -62,7 +62,7 @@ pub(crate) enum Subject {
 pub(crate) struct Bench {
     /// What to measure
     subject: Subject,
-    /// `features` and `kv` only: fewer rounds
+    /// `index`, `features` and `kv` only: fewer rounds
     #[arg(long)]
     quick: bool,
     /// Print nothing but one JSON object, last
@@ -83,8 +83,10 @@ pub(crate) fn bench(options: &Bench) -> Result<()> {
         Subject::Features => return crate::features::bench(options.quick, options.json),
         Subject::Kv => return crate::kv::bench(options.quick, options.json),
     });
-    if options.json {
-        arguments.extend(["--", "--json"]);
+    arguments.push("--");
+    arguments.extend(options.json.then_some("--json"));
+    if matches!(options.subject, Subject::Index) {
+        arguments.extend(options.quick.then_some("--quick"));
     }
     cargo(arguments, &[])
 }

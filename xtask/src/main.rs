@@ -3,11 +3,13 @@
 //! Each subcommand is a module with a clap `Args` or `Subcommand` type and a function `run`.
 #![allow(
     clippy::print_stdout,
-    reason = "this program talks to people and scripts through standard output"
+    clippy::print_stderr,
+    reason = "this program talks to people and scripts: results on standard output, progress on standard error"
 )]
 
 mod cargo;
 mod cluster;
+mod compare;
 mod features;
 mod kv;
 mod readme;
@@ -31,6 +33,8 @@ enum Task {
     Test(cargo::Test),
     /// A benchmark side by side with the bare engine, bare etcd, or another store
     Bench(cargo::Bench),
+    /// A benchmark here and at another revision, in turns: is this checkout as fast?
+    Compare(compare::Compare),
     /// A proof of what the feature store promises, on real servers: ttl, torn, crash, backpressure
     Prove(cargo::Prove),
     /// The documentation of all crates, warnings denied
@@ -44,6 +48,7 @@ fn main() -> Result<()> {
         Task::Cluster(command) => cluster::run(command),
         Task::Test(options) => cargo::test(&options),
         Task::Bench(options) => cargo::bench(&options),
+        Task::Compare(options) => compare::run(&options),
         Task::Prove(options) => cargo::prove(&options),
         Task::Docs => cargo::docs(),
         Task::Readme => readme::run(),
