@@ -63,6 +63,10 @@ pub struct FeatureConfig {
         serialize_with = "refuse_keys"
     )]
     pub keyring: Option<Keyring>,
+    /// Whether a sealed store reads samples of the first scheme, whose seal does not cover their descriptions: who can
+    /// write to the index can change their shapes. For the time until the last of them is gone. Default: false.
+    #[serde(default)]
+    pub accept_seal_v1: bool,
     /// The most memory that sealed bytes pass through, for puts and for gets each. It is taken when it is first needed,
     /// and only in a sealed store. Default: 128 MiB.
     #[serde(default = "default_stage_bytes")]
@@ -139,6 +143,7 @@ impl FeatureConfig {
             free_queue: default_free_queue(),
             call_within: default_call_within(),
             keyring: None,
+            accept_seal_v1: false,
             stage_bytes: default_stage_bytes(),
         }
     }

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::codec::Encoding;
 use crate::plan::Place;
+use crate::seal::{Record, RecordTag};
 
 /// The version that is written here, and the latest that is read.
 const VERSION: u32 = 1;
@@ -25,6 +26,9 @@ pub struct Description {
     /// How bytes lie in the objects.
     #[serde(default)]
     pub(crate) encoding: Encoding,
+    /// The seal's tag over all this; none if it is not sealed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) record_tag: Option<RecordTag>,
     /// Its tensors.
     pub(crate) tensors: Vec<DescribedTensor>,
 }
@@ -69,7 +73,26 @@ impl Description {
             nonce: Some(nonce),
             chunk_bytes,
             encoding,
+            record_tag: None,
             tensors,
+        }
+    }
+
+    /// What the seal's tag is over, for objects of so many bytes.
+    pub(crate) fn record_of<'a>(object_bytes: u64, tensors: impl Iterator<Item = &'a TensorSpec>) -> Record<'a> {
+        Record {
+            version: VERSION,
+            object_bytes,
+            tensors: tensors.collect(),
+        }
+    }
+
+    /// What the seal's tag is over.
+    pub(crate) fn record(&self) -> Record<'_> {
+        let specs = self.tensors.iter().map(|tensor| &tensor.spec);
+        Record {
+            version: self.v,
+            ..Self::record_of(self.chunk_bytes, specs)
         }
     }
 
@@ -80,6 +103,7 @@ impl Description {
             nonce: None,
             chunk_bytes: u64::MAX,
             encoding: Encoding::Plain,
+            record_tag: None,
             tensors,
         }
     }

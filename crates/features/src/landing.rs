@@ -75,7 +75,11 @@ impl Inner {
         deadline: Deadline,
     ) -> Result<Landing<'a>> {
         let store = &self.config.store;
-        let opener = opener(self.seals.as_ref(), store, reference, description)?;
+        let opener = opener(self.seals.as_ref(), store, reference, description).inspect_err(|error| {
+            if error.kind() == ErrorKind::Corrupt {
+                self.count.corrupt.one();
+            }
+        })?;
         let mut tensors = Vec::new();
         for (tensor, destination) in choose(description, wanted)? {
             tensors.push((tensor, self.memory_for(tensor, destination, deadline).await?));

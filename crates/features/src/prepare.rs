@@ -12,7 +12,7 @@ use crate::loan::lend;
 use crate::pieces::cut;
 use crate::plan::{Plan, check_names};
 use crate::put::PutItem;
-use crate::seal::SealHeader;
+use crate::seal::{RecordTag, SealHeader};
 use crate::sealed::Seals;
 use crate::store::Inner;
 use crate::tensors::{Source, TensorIn};
@@ -37,8 +37,8 @@ pub(crate) enum Record {
     Nothing,
     /// The checksums of all its objects.
     Digests(Vec<Digest>),
-    /// How it is sealed.
-    Seal(SealHeader),
+    /// How it is sealed, and the tag over its description.
+    Seal(SealHeader, RecordTag),
 }
 
 impl Prepared {
@@ -49,10 +49,10 @@ impl Prepared {
 
     /// What is recorded of it.
     pub(crate) fn describe(&self, chunk_bytes: u64, record: Record) -> Result<Description> {
-        let (encoding, checksums) = match record {
-            Record::Nothing => (Encoding::Plain, None),
-            Record::Digests(digests) => (Encoding::Plain, Some(digests)),
-            Record::Seal(header) => (Encoding::Sealed(header), None),
+        let (encoding, record_tag, checksums) = match record {
+            Record::Nothing => (Encoding::Plain, None, None),
+            Record::Digests(digests) => (Encoding::Plain, None, Some(digests)),
+            Record::Seal(header, tag) => (Encoding::Sealed(header), Some(tag), None),
         };
         let mut checksums = checksums.map(IntoIterator::into_iter);
         let mut tensors = Vec::with_capacity(self.tensors.len());
@@ -70,7 +70,9 @@ impl Prepared {
                 digests,
             });
         }
-        Ok(Description::own(self.nonce, chunk_bytes, encoding, tensors))
+        let mut description = Description::own(self.nonce, chunk_bytes, encoding, tensors);
+        description.record_tag = record_tag;
+        Ok(description)
     }
 }
 

@@ -291,10 +291,10 @@ impl Inner {
                 return reserved.iter().map(|_| Err(error.clone())).collect();
             }
         }
-        let (sent, headers) = self.send_sealed(seals, to_seal, deadline).await;
-        let sealed = sent.into_iter().zip(headers);
+        let (sent, seals) = self.send_sealed(seals, to_seal, deadline).await;
+        let sealed = sent.into_iter().zip(seals);
         sealed
-            .map(|(sent, header)| sent.map(|()| Record::Seal(header)))
+            .map(|(sent, (header, tag))| sent.map(|()| Record::Seal(header, tag)))
             .collect()
     }
 

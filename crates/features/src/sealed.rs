@@ -18,7 +18,9 @@
 //! - SS3: a tensor's memory gets bytes that were authenticated, and nothing else. If the get fails, it is cleared.
 //! - SS4: a store with keys reads sealed samples only. Otherwise whoever can write an object and a record could present
 //!   plain bytes as a sample of the store. So there is no downgrade, and no adopting of what others wrote.
-//! - SS5: puts and gets have stages of their own. A put that waits for room in the engine keeps its stage, and that room
+//! - SS5: a description is the producer's word before it is acted on: nothing is handed out, and no memory taken, of a
+//!   sample whose description does not have its tag. A tensor without bytes has no object that could tell.
+//! - SS6: puts and gets have stages of their own. A put that waits for room in the engine keeps its stage, and that room
 //!   comes from gets.
 //!
 //! | what | outcome |
@@ -26,6 +28,8 @@
 //! | a plain sample in a sealed store | `Unsupported`: a process writes to the store without a key. No byte is read |
 //! | a sealed sample in a store without keys; a key that is not here, or another under its id | `Denied`, names the id |
 //! | adopting or announcing in a sealed store | `Unsupported`: who writes there does not seal |
+//! | a description that was altered or comes from elsewhere | `Corrupt`; no byte is read |
+//! | a sample of the first seal, whose description has no tag | `Unsupported`, unless `accept_seal_v1` is set |
 //! | bytes that do not open, objects of another length | `Corrupt` |
 //! | all stages are taken until the deadline | `Capacity`; nothing was sealed or read |
 
@@ -40,8 +44,8 @@ use crate::description::Description;
 use crate::pieces::{read_at, write_at};
 use crate::pool::BufferPool;
 use crate::seal::{
-    DEFAULT_CHUNK_BYTES, Incarnation, Keyring, Layout, Run, SampleOpener, SampleSealer, TAG_BYTES, TensorOpener,
-    TensorSealer,
+    DEFAULT_CHUNK_BYTES, Incarnation, Keyring, Layout, Run, SampleOpener, SampleSealer, Scheme, TAG_BYTES,
+    TensorOpener, TensorSealer,
 };
 
 /// The most bytes of one call. Smaller than in a plain store: sealing and opening take longer than checksums, and what is
@@ -52,6 +56,8 @@ const MOST_UNIT_BYTES: u64 = 16 << 20;
 #[derive(Debug)]
 pub(crate) struct Seals {
     keyring: Keyring,
+    /// Whether samples are read whose descriptions nothing vouches for.
+    accept_v1: bool,
     /// How many bytes are sealed as one.
     chunk_bytes: u32,
     /// How many bytes of a tensor are in one object: whole chunks.
@@ -70,6 +76,7 @@ impl Seals {
         let whole = u64::from(chunk_bytes.max(1));
         Self {
             keyring,
+            accept_v1: config.accept_seal_v1,
             chunk_bytes,
             object_bytes: config.chunk_bytes / whole * whole,
             unit_bytes: MOST_UNIT_BYTES.min(config.stage_bytes / 2),
@@ -118,7 +125,14 @@ impl Seals {
             .with("sample", &sample.sample)
             .with("generation", sample.generation));
         };
-        self.keyring.opener(header, incarnation(store, sample, nonce))
+        let opener = self.keyring.opener(header, incarnation(store, sample, nonce))?;
+        match header.scheme()? {
+            Scheme::V1 if self.accept_v1 => {}
+            Scheme::V1 | Scheme::V2 => {
+                opener.check_record(&description.record(), description.record_tag.as_ref())?;
+            }
+        }
+        Ok(opener)
     }
 }
 
@@ -131,7 +145,8 @@ fn incarnation(store: &StoreId, sample: &SampleRef, nonce: Nonce) -> Incarnation
     }
 }
 
-/// Begins a get: none if store and sample are plain, an error if only one of them is (SS4).
+/// Begins a get: none if store and sample are plain, an error if only one of them is (SS4), or if the description is not
+/// the producer's word (SS5).
 pub(crate) fn opener(
     seals: Option<&Seals>,
     store: &StoreId,

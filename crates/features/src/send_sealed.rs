@@ -16,9 +16,10 @@ use std::sync::Arc;
 use holdfast_core::{Deadline, Error, ObjectKey, Result};
 use holdfast_engine::{Span, Transfer};
 
+use crate::description::Description;
 use crate::loan::lend;
 use crate::pieces::part;
-use crate::seal::{SealHeader, TensorSealer};
+use crate::seal::{RecordTag, SealHeader, TensorSealer};
 use crate::sealed::{Scratch, SealedRun, Seals, run_of};
 use crate::store::Inner;
 use crate::transfer::Outgoing;
@@ -40,7 +41,7 @@ struct Unsealed {
 #[derive(Default)]
 pub(crate) struct ToSeal {
     objects: Vec<Unsealed>,
-    headers: Vec<SealHeader>,
+    seals: Vec<(SealHeader, RecordTag)>,
 }
 
 /// A sample's tensors with the keys of their objects.
@@ -53,9 +54,11 @@ pub(crate) struct SampleToSeal<'a> {
 impl ToSeal {
     /// Adds a sample: from here on it has a salt of its own.
     pub(crate) fn add(&mut self, inner: &Inner, seals: &Seals, sample: &SampleToSeal<'_>) -> Result<()> {
-        let (at, prepared) = (self.headers.len(), sample.prepared);
+        let (at, prepared) = (self.seals.len(), sample.prepared);
         let mut sealer = seals.sealer(&inner.config.store, sample.reference, prepared.nonce, &*inner.rng)?;
-        self.headers.push(sealer.header().clone());
+        let specs = prepared.tensors.iter().map(|(spec, _)| spec);
+        let tag = sealer.record_tag(&Description::record_of(seals.object_bytes(), specs))?;
+        self.seals.push((sealer.header().clone(), tag));
         let mut keys = sample.keys.iter();
         for (spec, chunks) in &prepared.tensors {
             let tensor = Arc::new(sealer.tensor(spec.name(), spec.bytes())?);
@@ -84,9 +87,9 @@ impl Inner {
         seals: &Seals,
         to_seal: ToSeal,
         deadline: Deadline,
-    ) -> (Vec<Result<()>>, Vec<SealHeader>) {
-        let ToSeal { objects, headers } = to_seal;
-        let mut results: Vec<Result<()>> = vec![Ok(()); headers.len()];
+    ) -> (Vec<Result<()>>, Vec<(SealHeader, RecordTag)>) {
+        let ToSeal { objects, seals: sealed } = to_seal;
+        let mut results: Vec<Result<()>> = vec![Ok(()); sealed.len()];
         let mut units = split(objects, self.max_batch(), seals.unit_bytes()).into_iter();
         let mut ready = None;
         loop {
@@ -96,7 +99,7 @@ impl Inner {
                 unit
             });
             if next.is_none() && ready.is_none() {
-                return (results, headers);
+                return (results, sealed);
             }
             let seal = async {
                 match next {
@@ -106,16 +109,16 @@ impl Inner {
             };
             let send = async {
                 match ready.take() {
-                    Some(outgoing) => self.send(outgoing, headers.len(), deadline).await,
+                    Some(outgoing) => self.send(outgoing, sealed.len(), deadline).await,
                     None => Vec::new(),
                 }
             };
-            let (sealed, sent) = tokio::join!(seal, send);
+            let (ready_next, sent) = tokio::join!(seal, send);
             note(&mut results, sent);
-            ready = match sealed {
+            ready = match ready_next {
                 Some(Ok(outgoing)) => Some(outgoing),
                 Some(Err(failed)) => {
-                    note(&mut results, failed.of(headers.len()));
+                    note(&mut results, failed.of(sealed.len()));
                     None
                 }
                 None => None,

@@ -6,7 +6,7 @@ use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce as AeadNon
 use aws_lc_rs::hkdf::{HKDF_SHA256, KeyType, Salt};
 use holdfast_core::{Error, ErrorKind, Generation, Nonce, Result, SampleId, SampleKey, StoreId, TensorName};
 
-use super::header::SealHeader;
+use super::header::{Scheme, SealHeader};
 use super::key::{KeyId, Secret, StoreKey};
 use super::layout::Layout;
 
@@ -50,24 +50,29 @@ struct Place {
 impl Place {
     fn encode(&self, label: &str) -> Encoder {
         Encoder::new(label)
-            .text(self.key_id.as_str())
-            .text(self.incarnation.store.as_str())
-            .text(self.incarnation.sample.as_str())
-            .number(self.incarnation.generation.get())
-            .number(self.incarnation.nonce.as_u64())
+            .sample(&self.key_id, &self.incarnation)
             .text(self.tensor.as_str())
     }
 }
 
 /// Writes fields so that different fields never give the same bytes: every text has its length before it.
-struct Encoder(Vec<u8>);
+pub(super) struct Encoder(pub(super) Vec<u8>);
 
 impl Encoder {
-    fn new(label: &str) -> Self {
+    pub(super) fn new(label: &str) -> Self {
         Self(Vec::with_capacity(256)).text(label)
     }
 
-    fn text(mut self, text: &str) -> Self {
+    /// Which incarnation of a sample, and by which key.
+    pub(super) fn sample(self, key_id: &KeyId, incarnation: &Incarnation) -> Self {
+        self.text(key_id.as_str())
+            .text(incarnation.store.as_str())
+            .text(incarnation.sample.as_str())
+            .number(incarnation.generation.get())
+            .number(incarnation.nonce.as_u64())
+    }
+
+    pub(super) fn text(mut self, text: &str) -> Self {
         // Ids and names have at most 255 bytes, by their types: the length always fits.
         let length = u32::try_from(text.len()).unwrap_or(u32::MAX);
         self.0.extend_from_slice(&length.to_be_bytes());
@@ -75,8 +80,14 @@ impl Encoder {
         self
     }
 
-    fn number(mut self, number: u64) -> Self {
+    pub(super) fn number(mut self, number: u64) -> Self {
         self.0.extend_from_slice(&number.to_be_bytes());
+        self
+    }
+
+    /// Bytes of a length that never varies.
+    pub(super) fn fixed<const N: usize>(mut self, bytes: &[u8; N]) -> Self {
+        self.0.extend_from_slice(bytes);
         self
     }
 }
@@ -90,7 +101,7 @@ impl KeyType for OutputBytes {
     }
 }
 
-fn derive(key: &StoreKey, salt: &[u8; 16], info: &Encoder, into: &mut [u8]) -> Result<()> {
+pub(super) fn derive(key: &StoreKey, salt: &[u8; 16], info: &Encoder, into: &mut [u8]) -> Result<()> {
     Salt::new(HKDF_SHA256, salt)
         .extract(key.secret().as_slice())
         .expand(&[&info.0], OutputBytes(into.len()))
@@ -99,16 +110,16 @@ fn derive(key: &StoreKey, salt: &[u8; 16], info: &Encoder, into: &mut [u8]) -> R
 }
 
 /// Tells one key from another without telling anything about either.
-pub(super) fn key_check(key: &StoreKey, salt: &[u8; 16]) -> Result<[u8; 8]> {
+pub(super) fn key_check(scheme: Scheme, key: &StoreKey, salt: &[u8; 16]) -> Result<[u8; 8]> {
     let mut check = [0; 8];
-    let info = Encoder::new("holdfast/seal/1 key check").text(key.id().as_str());
+    let info = Encoder::new(&scheme.label("key check")).text(key.id().as_str());
     derive(key, salt, &info, &mut check)?;
     Ok(check)
 }
 
-fn tensor_key(key: &StoreKey, header: &SealHeader, place: &Place) -> Result<Secret> {
+fn tensor_key(scheme: Scheme, key: &StoreKey, header: &SealHeader, place: &Place) -> Result<Secret> {
     let mut tensor_key = Secret::default();
-    let info = place.encode("holdfast/seal/1 tensor key");
+    let info = place.encode(&scheme.label("tensor key"));
     derive(key, header.salt(), &info, tensor_key.as_mut_slice())?;
     Ok(tensor_key)
 }
@@ -124,6 +135,7 @@ pub(super) struct TensorCipher {
 
 impl TensorCipher {
     pub(super) fn new(
+        scheme: Scheme,
         key: &StoreKey,
         header: &SealHeader,
         incarnation: &Incarnation,
@@ -136,11 +148,11 @@ impl TensorCipher {
             incarnation: incarnation.clone(),
             tensor: tensor.clone(),
         };
-        let tensor_key = tensor_key(key, header, &place)?;
+        let tensor_key = tensor_key(scheme, key, header, &place)?;
         let unbound = UnboundKey::new(&AES_256_GCM, tensor_key.as_slice())
             .map_err(|_| Error::internal("seal.derive", "the cipher refused its key").with("key_id", key.id()))?;
         let bound_to = place
-            .encode("holdfast/seal/1 chunk")
+            .encode(&scheme.label("chunk"))
             .number(u64::from(layout.chunk_bytes()))
             .number(layout.plain_len())
             .number(layout.chunk_count())
@@ -264,5 +276,5 @@ pub(super) fn tensor_key_for_tests(
         incarnation: incarnation.clone(),
         tensor: tensor.clone(),
     };
-    tensor_key(key, header, &place)
+    tensor_key(header.scheme()?, key, header, &place)
 }

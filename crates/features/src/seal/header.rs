@@ -9,13 +9,38 @@ use super::cipher::key_check;
 use super::key::{KeyId, StoreKey};
 use super::layout::check_chunk_bytes;
 
-/// The one scheme so far.
-const SCHEME: &str = "aes-256-gcm+hkdf-sha256/1";
+/// A version of the format. Each has keys of its own, so what is sealed in one does not open as another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scheme {
+    /// The first: it covers the bytes of tensors, and not what the description says of them.
+    V1,
+    /// The current one: a tag over the description, too.
+    V2,
+}
+
+impl Scheme {
+    /// As it stands in a header.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::V1 => "aes-256-gcm+hkdf-sha256/1",
+            Self::V2 => "aes-256-gcm+hkdf-sha256/2",
+        }
+    }
+
+    /// What bytes are derived or authenticated for.
+    pub(super) fn label(self, purpose: &str) -> String {
+        let version = match self {
+            Self::V1 => 1,
+            Self::V2 => 2,
+        };
+        format!("holdfast/seal/{version} {purpose}")
+    }
+}
 
 /// How a sample was sealed. As JSON:
 ///
 /// ```json
-/// {"scheme":"aes-256-gcm+hkdf-sha256/1","key":"2026-11","check":"<16 hex>","salt":"<32 hex>","chunk_bytes":1048576}
+/// {"scheme":"aes-256-gcm+hkdf-sha256/2","key":"2026-11","check":"<16 hex>","salt":"<32 hex>","chunk_bytes":1048576}
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SealHeader {
@@ -28,7 +53,7 @@ pub struct SealHeader {
 
 impl SealHeader {
     /// A header with a new salt.
-    pub(super) fn draw(key: &StoreKey, chunk_bytes: u32, rng: &dyn Rng) -> Result<Self> {
+    pub(super) fn draw(scheme: Scheme, key: &StoreKey, chunk_bytes: u32, rng: &dyn Rng) -> Result<Self> {
         check_chunk_bytes(chunk_bytes)?;
         let mut salt = [0; 16];
         let (halves, _) = salt.as_chunks_mut::<8>();
@@ -36,9 +61,9 @@ impl SealHeader {
             *half = rng.next_u64().to_be_bytes();
         }
         Ok(Self {
-            scheme: SCHEME.to_owned(),
+            scheme: scheme.name().to_owned(),
             key: key.id().clone(),
-            check: Hex(key_check(key, &salt)?),
+            check: Hex(key_check(scheme, key, &salt)?),
             salt: Hex(salt),
             chunk_bytes,
         })
@@ -46,15 +71,21 @@ impl SealHeader {
 
     /// Whether this release can open by it.
     pub(super) fn validate(&self) -> Result<()> {
-        if self.scheme != SCHEME {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                "seal.open",
-                "this sample is sealed in a way that this release does not know; open it with a later release",
-            )
-            .with("scheme", self.scheme.escape_debug()));
-        }
+        self.scheme()?;
         check_chunk_bytes(self.chunk_bytes)
+    }
+
+    /// In which version of the format. `Unsupported` if this release does not know it.
+    pub fn scheme(&self) -> Result<Scheme> {
+        let known = [Scheme::V1, Scheme::V2];
+        known
+            .into_iter()
+            .find(|scheme| scheme.name() == self.scheme)
+            .ok_or_else(|| {
+                let message =
+                    "this sample is sealed in a way that this release does not know; open it with a later release";
+                Error::new(ErrorKind::Unsupported, "seal.open", message).with("scheme", self.scheme.escape_debug())
+            })
     }
 
     /// The id of the key that the sample is sealed with.
@@ -79,7 +110,7 @@ impl SealHeader {
 /// Public bytes, written as lower-case hex.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-struct Hex<const N: usize>([u8; N]);
+pub(super) struct Hex<const N: usize>(pub(super) [u8; N]);
 
 impl<const N: usize> fmt::Display for Hex<N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use holdfast_core::{Error, ErrorKind, Result, Rng};
 
 use super::cipher::{Incarnation, key_check};
-use super::header::SealHeader;
+use super::header::{Scheme, SealHeader};
 use super::key::{KeyId, StoreKey};
 use super::sample::{SampleOpener, SampleSealer};
 
@@ -66,13 +66,31 @@ impl Keyring {
 
     /// Begins a put: draws its salt. For every put, and for every new attempt that seals again, another one.
     pub fn sealer(&self, incarnation: Incarnation, chunk_bytes: u32, rng: &dyn Rng) -> Result<SampleSealer> {
-        let header = SealHeader::draw(&self.current, chunk_bytes, rng)?;
-        Ok(SampleSealer::new(Arc::clone(&self.current), header, incarnation))
+        self.sealer_of(Scheme::V2, incarnation, chunk_bytes, rng)
     }
 
-    /// Begins a get: finds the key that the header names. `Denied` if it is not here, or is another one.
+    /// Samples are sealed in the current scheme only; tests hold the earlier one fast, too.
+    pub(super) fn sealer_of(
+        &self,
+        scheme: Scheme,
+        incarnation: Incarnation,
+        chunk_bytes: u32,
+        rng: &dyn Rng,
+    ) -> Result<SampleSealer> {
+        let header = SealHeader::draw(scheme, &self.current, chunk_bytes, rng)?;
+        Ok(SampleSealer::new(
+            Arc::clone(&self.current),
+            scheme,
+            header,
+            incarnation,
+        ))
+    }
+
+    /// Begins a get: finds the key that the header names. `Denied` if it is not here, or is another one. What the
+    /// description says is not vouched for before [`SampleOpener::check_record`] has said so.
     pub fn opener(&self, header: &SealHeader, incarnation: Incarnation) -> Result<SampleOpener> {
         header.validate()?;
+        let scheme = header.scheme()?;
         let denied = |message: &str| {
             Err(Error::new(ErrorKind::Denied, "seal.open", message)
                 .with("key_id", header.key_id())
@@ -82,10 +100,10 @@ impl Keyring {
         let Some(key) = self.keys.get(header.key_id()) else {
             return denied("this sample is sealed with a key that is not in the keyring; add the key with this id");
         };
-        if key_check(key, header.salt())? != header.check() {
+        if key_check(scheme, key, header.salt())? != header.check() {
             return denied("the key with this id is not the one that this sample was sealed with; correct the keyring");
         }
-        Ok(SampleOpener::new(Arc::clone(key), header.clone(), incarnation))
+        Ok(SampleOpener::new(Arc::clone(key), scheme, header.clone(), incarnation))
     }
 }
 

@@ -10,12 +10,13 @@
 //! | `header` | [`SealHeader`]: what is needed besides the key; stands in the sample's description |
 //! | `layout` | [`Layout`], [`Run`]: where chunks and tags lie |
 //! | `cipher` | one tensor's key, and what each chunk is bound to |
+//! | `record` | [`Record`], [`RecordTag`]: the tag over the sample's description |
 //! | `sample` | [`SampleSealer`], [`SampleOpener`]: from a sample to its tensors |
 //! | `sealer`, `opener` | [`TensorSealer`], [`TensorOpener`]: bytes in, bytes out |
 //!
 //! ```
-//! use holdfast_core::{Generation, Nonce, SystemRng};
-//! use holdfast_features::seal::{DEFAULT_CHUNK_BYTES, Incarnation, Keyring, StoreKey};
+//! use holdfast_core::{DType, Generation, Nonce, SystemRng, TensorSpec};
+//! use holdfast_features::seal::{DEFAULT_CHUNK_BYTES, Incarnation, Keyring, Record, StoreKey};
 //!
 //! let text = "mZCRXn4vFtVYJ3lpKvQTMkKcHd8y1Ysnw0hW6bu0vUE="; // from a secret store; never in code
 //! let keyring = Keyring::of(StoreKey::from_text("2026-11".parse()?, text)?);
@@ -26,16 +27,20 @@
 //!     nonce: Nonce::draw(&SystemRng),
 //! };
 //! let tensor = vec![7; 3_000_000];
+//! let spec = TensorSpec::new("hidden".parse()?, DType::Uint8, [3, 1_000_000])?;
+//! let record = Record { version: 1, object_bytes: 16 << 20, tensors: vec![&spec] };
 //!
-//! // Put: a sealer for the sample, one for each tensor. The header goes into the description.
+//! // Put: a sealer for the sample, one for each tensor. The header and the tag go into the description.
 //! let mut sample = keyring.sealer(incarnation.clone(), DEFAULT_CHUNK_BYTES, &SystemRng)?;
 //! let sealer = sample.tensor(&"hidden".parse()?, 3_000_000)?;
 //! let mut sealed = vec![0; usize::try_from(sealer.layout().sealed_len())?];
 //! sealer.seal(&tensor, &mut sealed)?;
-//! let header = sample.header().clone();
+//! let (header, tag) = (sample.header().clone(), sample.record_tag(&record)?);
 //!
-//! // Get: the same with the header that was read back.
-//! let opener = keyring.opener(&header, incarnation)?.tensor(&"hidden".parse()?, 3_000_000)?;
+//! // Get: the same with what was read back. First whether the description is the producer's word, then the bytes.
+//! let sample = keyring.opener(&header, incarnation)?;
+//! sample.check_record(&record, Some(&tag))?;
+//! let opener = sample.tensor(&"hidden".parse()?, 3_000_000)?;
 //! let mut opened = vec![0; 3_000_000];
 //! opener.open(&sealed, &mut opened)?;
 //! assert_eq!(opened, tensor);
@@ -50,20 +55,38 @@
 //! in place.
 //!
 //! ```text
-//! place      = text(key id) text(store) text(sample) number(generation) number(nonce) text(tensor)
+//! where      = text(key id) text(store) text(sample) number(generation) number(nonce)
+//! place      = where text(tensor)
 //! derive(i)  = HKDF-SHA256(secret: store key, salt: the put's salt, info: i)
-//! tensor key = derive(text("holdfast/seal/1 tensor key") place), 32 bytes
+//! tensor key = derive(text("holdfast/seal/2 tensor key") place), 32 bytes
 //! AEAD nonce = 4 zero bytes, number(chunk)
-//! AEAD data  = text("holdfast/seal/1 chunk") place number(chunk_bytes) number(plain_len) number(chunks) number(chunk)
-//! key check  = derive(text("holdfast/seal/1 key check") text(key id)), 8 bytes
+//! AEAD data  = text("holdfast/seal/2 chunk") place number(chunk_bytes) number(plain_len) number(chunks) number(chunk)
+//! key check  = derive(text("holdfast/seal/2 key check") text(key id)), 8 bytes
 //! text(t)    = its length in bytes, 4 bytes big-endian, then its UTF-8;  number(n) = 8 bytes, big-endian
 //! ```
-//! A known-answer test holds this fast; a change needs another scheme name in the header.
+//!
+//! The description has a tag of 32 bytes over a canonical form of what it says. It is checked before memory is taken
+//! for a tensor, and before a tensor without bytes is handed out, of which no chunk could tell anything.
+//!
+//! ```text
+//! record key = derive(text("holdfast/seal/2 record key") where), 32 bytes
+//! record tag = HMAC-SHA256(record key, record)
+//! record     = text("holdfast/seal/2 record") where text(scheme) key check, 8 bytes; salt, 16 bytes;
+//!              number(chunk_bytes) number(the description's version) number(object_bytes) number(tensors) tensor…
+//! tensor     = text(name) text(element type) number(dimensions) number(length of the dimension)…
+//! ```
+//! Known-answer tests hold this fast; a change needs another scheme name in the header.
+//!
+//! The scheme before this one, `…/1`, has `1` for `2` in its labels, and no tag: whoever could write to the index could
+//! change a shape, or make a tensor empty. Such samples are read only where a setting allows it
+//! (`FeatureConfig::accept_seal_v1`). Since the labels differ, so do all keys: nothing of a `…/2` sample opens as `…/1`.
 //!
 //! # What must hold
 //! - **A chunk opens only where it was sealed.** One byte changed, a chunk moved within a tensor, to another tensor,
 //!   sample, generation or store, an object cut short, an older generation's object under this one's key: `Corrupt`, and
 //!   the destination is zeroed.
+//! - **A description counts only for its own incarnation.** Another element type, shape, order, tensor more or fewer, other
+//!   objects, the description of another sample or generation, no tag: `Corrupt`, before anything is read.
 //! - **No AEAD nonce is used twice with a key.** The nonce is the chunk number, so this means: no two different
 //!   plaintexts for one chunk of one tensor key. A tensor key belongs to one (key id, store, sample, generation, nonce,
 //!   tensor, salt). Two puts differ in the generation, because the index gives each one only once, *and* in nonce and
@@ -80,6 +103,8 @@
 //! | the key id is not in the keyring | `Denied`, names the id |
 //! | another key under that id | `Denied` (by the key check), so that a wrong setting does not look like lost data |
 //! | a scheme of a later release | `Unsupported` |
+//! | the first scheme, where no setting allows it | `Unsupported`, names the setting |
+//! | a description that was altered, replayed, or has lost its tag | `Corrupt` |
 //! | bytes that do not authenticate, sealed bytes of a wrong length | `Corrupt`, the destination is zeroed |
 //! | the caller's own buffers have wrong lengths | `Invalid`; nothing is sealed, or the destination is zeroed |
 //! | a tensor or a chunk is sealed twice | `Invalid`; nothing is written |
@@ -93,8 +118,9 @@
 //!
 //! # What it does not do
 //! - Names, lengths, shapes and who reads when stay visible, in keys and in the index.
-//! - The index is trusted. Whoever can write it can delete samples, change a shape that has the same number of bytes,
-//!   or present a whole former sample, record and objects, as live.
+//! - Whoever can write to the index can still delete samples, hand them to other groups, or present a whole former
+//!   sample, record and objects, as live.
+//! - What a lease or a look says of a sample's tensors before a get is the index's word. The get checks it.
 //! - A checksum of the plaintext in a description tells whether two tensors are equal: a sealed sample needs none.
 //! - Tensors that are equal have unequal ciphertext; nothing is compressed.
 //! - Opening reads the sealed bytes while it checks them: memory into which the engine may still write must not be opened.
@@ -105,16 +131,18 @@ mod key;
 mod keyring;
 mod layout;
 mod opener;
+mod record;
 mod sample;
 mod sealer;
 #[cfg(test)]
 mod tests;
 
 pub use cipher::{Incarnation, TAG_BYTES};
-pub use header::SealHeader;
+pub use header::{Scheme, SealHeader};
 pub use key::{KEY_BYTES, KeyId, StoreKey};
 pub use keyring::Keyring;
 pub use layout::{DEFAULT_CHUNK_BYTES, Layout, MAX_CHUNK_BYTES, MAX_TENSOR_BYTES, MIN_CHUNK_BYTES, Run};
 pub use opener::{OpenJob, TensorOpener};
+pub use record::{Record, RecordTag};
 pub use sample::{SampleOpener, SampleSealer};
 pub use sealer::{SealJob, TensorSealer};

@@ -1,4 +1,5 @@
-//! From a sample to its tensors: each tensor of a put is sealed once, any tensor of a get is opened.
+//! From a sample to its tensors: each tensor of a put is sealed once, any tensor of a get is opened; and the tag over what
+//! the sample's description says.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -6,24 +7,27 @@ use std::sync::Arc;
 use holdfast_core::{Error, Result, TensorName};
 
 use super::cipher::{Incarnation, TensorCipher};
-use super::header::SealHeader;
+use super::header::{Scheme, SealHeader};
 use super::key::StoreKey;
 use super::opener::TensorOpener;
+use super::record::{self, Record, RecordTag};
 use super::sealer::TensorSealer;
 
 /// The seal of one put. Made by [`super::Keyring::sealer`].
 #[derive(Debug)]
 pub struct SampleSealer {
     key: Arc<StoreKey>,
+    scheme: Scheme,
     header: SealHeader,
     incarnation: Incarnation,
     given_out: BTreeSet<TensorName>,
 }
 
 impl SampleSealer {
-    pub(super) fn new(key: Arc<StoreKey>, header: SealHeader, incarnation: Incarnation) -> Self {
+    pub(super) fn new(key: Arc<StoreKey>, scheme: Scheme, header: SealHeader, incarnation: Incarnation) -> Self {
         Self {
             key,
+            scheme,
             header,
             incarnation,
             given_out: BTreeSet::new(),
@@ -35,9 +39,14 @@ impl SampleSealer {
         &self.header
     }
 
+    /// The tag over what the sample's description says; it goes into the description, too.
+    pub fn record_tag(&self, record: &Record<'_>) -> Result<RecordTag> {
+        record::tag(&self.key, &self.header, &self.incarnation, record)
+    }
+
     /// The sealer of one tensor. Each tensor is given out once: a second sealer would use its nonces again.
     pub fn tensor(&mut self, name: &TensorName, plain_len: u64) -> Result<TensorSealer> {
-        let cipher = TensorCipher::new(&self.key, &self.header, &self.incarnation, name, plain_len)?;
+        let cipher = TensorCipher::new(self.scheme, &self.key, &self.header, &self.incarnation, name, plain_len)?;
         if !self.given_out.insert(name.clone()) {
             return Err(cipher.about_tensor(Error::invalid(
                 "seal.tensor",
@@ -52,21 +61,33 @@ impl SampleSealer {
 #[derive(Debug)]
 pub struct SampleOpener {
     key: Arc<StoreKey>,
+    scheme: Scheme,
     header: SealHeader,
     incarnation: Incarnation,
 }
 
 impl SampleOpener {
-    pub(super) fn new(key: Arc<StoreKey>, header: SealHeader, incarnation: Incarnation) -> Self {
+    pub(super) fn new(key: Arc<StoreKey>, scheme: Scheme, header: SealHeader, incarnation: Incarnation) -> Self {
         Self {
             key,
+            scheme,
             header,
             incarnation,
         }
     }
 
+    /// Whether the description says what it said when the sample was put. `Corrupt` if it does not, or has no tag. Of a
+    /// sample that was sealed in the first scheme, which has no such tag, this cannot be told: `Unsupported`.
+    pub fn check_record(&self, record: &Record<'_>, tag: Option<&RecordTag>) -> Result<()> {
+        match self.scheme {
+            Scheme::V1 => Err(record::untold(&self.incarnation)),
+            Scheme::V2 => record::check(&self.key, &self.header, &self.incarnation, record, tag),
+        }
+    }
+
     /// The opener of one tensor, which has so many bytes when it is open.
     pub fn tensor(&self, name: &TensorName, plain_len: u64) -> Result<TensorOpener> {
-        TensorCipher::new(&self.key, &self.header, &self.incarnation, name, plain_len).map(TensorOpener::new)
+        TensorCipher::new(self.scheme, &self.key, &self.header, &self.incarnation, name, plain_len)
+            .map(TensorOpener::new)
     }
 }

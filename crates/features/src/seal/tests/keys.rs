@@ -204,7 +204,7 @@ fn headers_are_checked_on_the_way_in() {
         keyring().opener(&header, here()).map(|_| ())
     };
     assert_eq!(
-        kind(opens(json.replace("sha256/1", "sha256/2"))),
+        kind(opens(json.replace("sha256/2", "sha256/3"))),
         ErrorKind::Unsupported
     );
     assert_eq!(kind(opens(json.replace("4096", "1"))), ErrorKind::Invalid);
