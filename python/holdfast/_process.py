@@ -10,7 +10,7 @@ import threading
 import weakref
 from typing import Final, Protocol
 
-from holdfast import _holdfast
+from holdfast import _events, _holdfast
 from holdfast.errors import HoldfastError
 
 log: Final = logging.getLogger("holdfast")
@@ -39,7 +39,7 @@ def remember(store: Closes) -> None:
     if processes is not None and not _knows_worker and processes.parent_process() is not None:
         from multiprocessing.util import Finalize
 
-        Finalize(None, _close_all, exitpriority=0)
+        Finalize(None, _at_end_of_worker, exitpriority=0)
         _knows_worker = True
 
 
@@ -56,8 +56,14 @@ def _close_all() -> None:
             log.warning("a store did not close cleanly at exit: %s", error)
 
 
+def _at_end_of_worker() -> None:
+    _close_all()
+    _events.stop()
+
+
 def _at_exit() -> None:
     _close_all()
+    _events.stop()
     _holdfast.finish()
 
 
@@ -66,6 +72,7 @@ def _in_child() -> None:
     lock = threading.RLock()
     _knows_worker = False
     _open.clear()
+    _events.in_child()
 
 
 atexit.register(_at_exit)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from holdfast import _holdfast, _process
+from holdfast import _events, _holdfast, _process
 from holdfast._calls import Calls
 from holdfast._convert import View, checked, estimate
 from holdfast._held import Held
@@ -159,6 +159,7 @@ class FeatureStore:
             if self._closed:
                 raise Unavailable("this store is closed; open another", operation="python.store")
             settings = self._settings
+            _events.start()
             self._native = _holdfast.open_store(
                 settings.to_json(), self._client, settings.timeout, settings.native_keys()
             ).wait()

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, overload
 
-from holdfast import _holdfast, _process
+from holdfast import _events, _holdfast, _process
 from holdfast._calls import Calls, Pending
 from holdfast._convert import View, checked, estimate
 from holdfast._held import Held
@@ -169,6 +169,7 @@ class FeatureStore:
         """Opens it. Part of :func:`open`."""
         if self._native is None and not self._closed:
             settings = self._settings
+            _events.start()
             operation = _holdfast.open_store(
                 settings.to_json(), self._client, settings.timeout, settings.native_keys()
             )

@@ -30,6 +30,7 @@
 //! | `opening`, `core` | opening a store; its methods |
 //! | `ledger`, `tensors`, `memory`, `dlpack` | tensors in and out, by pointer |
 //! | `keys` | the keys of a sealed store, on their way in |
+//! | `events` | what this half has to tell, on its way to Python's `logging` |
 //! | `kv` | the KV tier: page store, planner, tier |
 //! | `lease`, `convert`, `errors` | what Python gets to see |
 
@@ -37,6 +38,7 @@ mod convert;
 mod core;
 mod dlpack;
 mod errors;
+mod events;
 mod keys;
 mod kv;
 mod lease;
@@ -59,6 +61,8 @@ mod _holdfast {
     #[pymodule_export]
     use crate::dlpack::{Imported, import_dlpack};
     #[pymodule_export]
+    use crate::events::{next_events, wake_events, want_events};
+    #[pymodule_export]
     use crate::kv::pages::{Pages, Settling, open_pages};
     #[pymodule_export]
     use crate::kv::planner::{PageKeys, Planner, namespace_root, object_name};
@@ -70,6 +74,13 @@ mod _holdfast {
     use crate::memory::Memory;
     #[pymodule_export]
     use crate::operation::Operation;
+
+    #[pymodule_init]
+    #[expect(clippy::unnecessary_wraps, reason = "what a module's beginning has to return")]
+    fn begin(_module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
+        crate::events::collect();
+        Ok(())
+    }
 }
 
 /// The release of Holdfast that this package was built from.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple, cast
 
-from holdfast import _holdfast, _process
+from holdfast import _events, _holdfast, _process
 from holdfast._holdfast import Settling as Settling
 from holdfast._settings import _durations, _usual_admin, addresses
 from holdfast.errors import HoldfastError, Invalid
@@ -143,6 +143,7 @@ class PageStore:
         self.frames = frames
         self.frame_bytes = frame_bytes
         self.timeout = timeout
+        _events.start()
         self._native = _holdfast.open_pages(json.dumps(settings), client, timeout).wait()
         _process.remember(self)
 

@@ -1,0 +1,111 @@
+"""What the compiled half has to tell, in Python's ``logging``.
+
+Each event is a record of a logger below ``holdfast``, named after the part that tells it: ``holdfast.features.worker``,
+``holdfast.index_etcd.session``. Its fields stand behind the message and, as a dictionary of texts, in the record's
+attribute ``holdfast``. Time, thread, file and line are those of the event.
+
+One daemon thread of this process hands the records over, from its first store on. So a handler runs on that thread,
+never inside a call of the store, and a slow one holds up nothing: what waits is bounded, and the number of events that
+were dropped because of it is told. A forked child begins with nothing and a thread of its own.
+
+A change of a logger's level is seen within :data:`LOOK_EVERY_S` seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from typing import Final
+
+from holdfast import _holdfast
+
+ROOT: Final = "holdfast"
+LOOK_EVERY_S: Final = 0.5
+STOP_WITHIN_S: Final = 2.0
+
+log: Final = logging.getLogger("holdfast.events")
+
+
+class _Teller(threading.Thread):
+    """The thread that hands events over."""
+
+    def __init__(self) -> None:
+        super().__init__(name="holdfast-events", daemon=True)
+        self._ending = threading.Event()
+
+    def run(self) -> None:
+        while not self._ending.is_set():
+            want_levels()
+            tell(LOOK_EVERY_S)
+        tell(0.0)  # what was told while the others closed
+
+    def end(self, within: float) -> None:
+        self._ending.set()
+        _holdfast.wake_events()
+        self.join(within)
+
+
+_lock = threading.Lock()
+_teller: _Teller | None = None
+
+
+def start() -> None:
+    """Has events handed over from now on, in this process. Once is enough."""
+    global _teller
+    with _lock:
+        if _teller is None:
+            want_levels()
+            _teller = _Teller()
+            _teller.start()
+
+
+def stop(within: float = STOP_WITHIN_S) -> None:
+    """Hands over what there is, and ends; for the end of the process."""
+    global _teller
+    with _lock:
+        teller, _teller = _teller, None
+    if teller is not None:
+        teller.end(within)
+
+
+def in_child() -> None:
+    """After a fork: the thread has stayed with the parent."""
+    global _lock, _teller
+    _lock = threading.Lock()
+    _teller = None
+
+
+def want_levels() -> None:
+    """Tells the compiled half what the loggers let through at most."""
+    manager = logging.root.manager
+    below = [one for name, one in list(manager.loggerDict.items()) if name.startswith(f"{ROOT}.")]
+    loggers = [logging.getLogger(ROOT), *(one for one in below if isinstance(one, logging.Logger))]
+    level = min(logger.getEffectiveLevel() for logger in loggers)
+    _holdfast.want_events(max(0, level, manager.disable + 1))
+
+
+def tell(within: float) -> None:
+    """Waits for events and hands them over."""
+    events, dropped = _holdfast.next_events(within)
+    for event in events:
+        try:
+            _tell(event)
+        except Exception:  # a filter or a handler of the program's: its trouble is not the next event's
+            threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+    if dropped:
+        log.warning("%d events were dropped: they came faster than the handlers took them", dropped)
+
+
+def _tell(event: _holdfast.Event) -> None:
+    level, name, message, fields, created, thread, file, line = event
+    logger = logging.getLogger(name)
+    if not logger.isEnabledFor(level):
+        return
+    text = ", ".join(f"{field}={value}" for field, value in fields)
+    message = f"{message} ({text})" if text else message
+    record = logger.makeRecord(name, level, file, line, message, (), None, None, {"holdfast": dict(fields)})
+    record.relativeCreated -= (record.created - created) * 1000
+    record.created, record.msecs = created, float(int(created % 1 * 1000))
+    record.threadName = thread
+    logger.handle(record)

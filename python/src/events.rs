@@ -1,0 +1,263 @@
+//! Events of this half (`tracing`), on their way to Python's `logging`.
+//!
+//! ```text
+//! any thread, with or without the interpreter's lock        one thread of Python's (holdfast/_events.py)
+//! tracing::warn!(…) ─▶ wanted? ─▶ queue, bounded ──────────▶ next_events() ─▶ logging.getLogger("holdfast.…").handle
+//!                        │ no        │ full
+//!                        ▼           ▼
+//!                     nothing     counted, and told with the next events
+//! ```
+//! - EV1: whoever has something to tell never waits, and never touches Python: it holds the queue's lock for one push. So
+//!   an event can be told with the interpreter's lock held, without it, and while Python is ending.
+//! - EV2: the queue's lock is never held while the interpreter's is waited for.
+//! - EV3: only Holdfast's own events pass. Those of libraries below are theirs: an HTTP/2 library tells of headers, and
+//!   with them of passwords.
+//! - EV4: each process has a queue of its own. At a fork another thread may hold the lock of the parent's, so a child
+//!   leaves that alone; what was in it is told by the parent.
+//! - EV5: what is kept is bounded: at most [`MOST`] events, of at most [`LONGEST`] bytes for each text.
+//!
+//! Which levels are wanted is what Python's loggers say; that side looks at them when it looks for events.
+
+#![expect(
+    unsafe_code,
+    reason = "a pointer to the queue, exchanged without a lock; each block says why it holds"
+)]
+
+use std::collections::VecDeque;
+use std::fmt::{self, Write as _};
+use std::process;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use parking_lot::{Condvar, Mutex};
+use pyo3::prelude::*;
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::subscriber::Interest;
+use tracing::{Event, Level, Metadata, Subscriber};
+
+use crate::convert::seconds;
+use crate::errors::OrRaise as _;
+
+/// How many events wait at most.
+const MOST: usize = 1024;
+/// How many bytes of a text are kept.
+const LONGEST: usize = 4096;
+/// Python's WARNING, which is what its root logger lets through unless told otherwise.
+const USUAL_LEVEL: u32 = 30;
+
+static WANTED: AtomicU32 = AtomicU32::new(USUAL_LEVEL);
+static QUEUE: AtomicPtr<Queue> = AtomicPtr::new(ptr::null_mut());
+
+/// Level, logger, message, fields, seconds since 1970, thread, file, line.
+type Told = (
+    u32,
+    String,
+    String,
+    Vec<(&'static str, String)>,
+    f64,
+    String,
+    &'static str,
+    u32,
+);
+
+#[derive(Default)]
+struct Waiting {
+    events: VecDeque<Told>,
+    dropped: u64,
+    woken: bool,
+}
+
+struct Queue {
+    pid: u32,
+    waiting: Mutex<Waiting>,
+    some: Condvar,
+}
+
+/// The queue of this process; made when it is first needed, and never freed.
+fn queue() -> &'static Queue {
+    let pid = process::id();
+    loop {
+        let seen = QUEUE.load(Ordering::Acquire);
+        // SAFETY: what QUEUE points to is never freed (EV4: a child leaves it as it is), so it is valid for ever.
+        if let Some(queue) = unsafe { seen.as_ref() }
+            && queue.pid == pid
+        {
+            return queue;
+        }
+        let made = Box::into_raw(Box::new(Queue {
+            pid,
+            waiting: Mutex::default(),
+            some: Condvar::new(),
+        }));
+        if QUEUE
+            .compare_exchange(seen, made, Ordering::AcqRel, Ordering::Acquire)
+            .is_err()
+        {
+            // SAFETY: no other thread has seen `made`, which came from a Box just now.
+            drop(unsafe { Box::from_raw(made) });
+        }
+    }
+}
+
+/// Has events of this half collected, from now on. Once for the life of the module.
+pub(crate) fn collect() {
+    if tracing::subscriber::set_global_default(Collector).is_err() {
+        tracing::debug!("events are collected already");
+    }
+}
+
+struct Collector;
+
+/// Whether an event is Holdfast's own (EV3): the crates are called `holdfast_…`, and this one `_holdfast`.
+fn is_ours(target: &str) -> bool {
+    target.starts_with("holdfast") || target.starts_with("_holdfast")
+}
+
+const fn python_level(level: Level) -> u32 {
+    match level {
+        Level::ERROR => 40,
+        Level::WARN => 30,
+        Level::INFO => 20,
+        Level::DEBUG => 10,
+        _ => 5,
+    }
+}
+
+/// `holdfast_index_etcd::session` is `holdfast.index_etcd.session`.
+fn logger_of(target: &str) -> String {
+    let rest = match target.strip_prefix("_holdfast") {
+        Some(rest) => format!("python{rest}"),
+        None => target.trim_start_matches("holdfast").trim_start_matches('_').to_owned(),
+    };
+    match rest.is_empty() {
+        true => "holdfast".to_owned(),
+        false => format!("holdfast.{}", rest.replace("::", ".")),
+    }
+}
+
+impl Subscriber for Collector {
+    fn register_callsite(&self, metadata: &'static Metadata<'static>) -> Interest {
+        match metadata.is_event() && is_ours(metadata.target()) {
+            true => Interest::sometimes(), // the level that is wanted changes
+            false => Interest::never(),
+        }
+    }
+
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.is_event()
+            && is_ours(metadata.target())
+            && python_level(*metadata.level()) >= WANTED.load(Ordering::Relaxed)
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let metadata = event.metadata();
+        let mut parts = Parts::default();
+        event.record(&mut parts);
+        #[expect(clippy::disallowed_methods, reason = "a record's time is the wall clock's")]
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let told = (
+            python_level(*metadata.level()),
+            logger_of(metadata.target()),
+            parts.message,
+            parts.fields,
+            since.as_secs_f64(),
+            std::thread::current().name().unwrap_or("a thread").to_owned(),
+            metadata.file().unwrap_or("(unknown)"),
+            metadata.line().unwrap_or(0),
+        );
+        let queue = queue();
+        let mut waiting = queue.waiting.lock();
+        if waiting.events.len() < MOST {
+            waiting.events.push_back(told);
+        } else {
+            waiting.dropped += 1;
+        }
+        drop(waiting);
+        queue.some.notify_all();
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1) // spans are not collected
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+#[derive(Default)]
+struct Parts {
+    message: String,
+    fields: Vec<(&'static str, String)>,
+}
+
+impl Visit for Parts {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        let mut text = Short::default();
+        // It ends with an error where the text is long enough; what is there by then is what is kept.
+        let cut = write!(text, "{value:?}").is_err();
+        let text = if cut { text.0 + "…" } else { text.0 };
+        match field.name() {
+            "message" => self.message = text,
+            name => self.fields.push((name, text)),
+        }
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.record_debug(field, &format_args!("{value}"));
+    }
+}
+
+/// A text that stops growing (EV5).
+#[derive(Default)]
+struct Short(String);
+
+impl fmt::Write for Short {
+    fn write_str(&mut self, more: &str) -> fmt::Result {
+        let room = LONGEST - self.0.len();
+        if more.len() <= room {
+            self.0.push_str(more);
+            return Ok(());
+        }
+        self.0.push_str(&more[..more.floor_char_boundary(room)]);
+        Err(fmt::Error)
+    }
+}
+
+/// The events that wait, and how many were dropped because too many did. Waits for the first, or for `wake_events`.
+#[pyfunction]
+pub(crate) fn next_events(py: Python<'_>, timeout: f64) -> PyResult<(Vec<Told>, u64)> {
+    let within: Duration = seconds(timeout).or_raise(py)?;
+    Ok(py.detach(|| {
+        let queue = queue();
+        let mut waiting = queue.waiting.lock();
+        if waiting.events.is_empty() && !waiting.woken {
+            queue.some.wait_for(&mut waiting, within);
+        }
+        waiting.woken = false;
+        let dropped = std::mem::take(&mut waiting.dropped);
+        (std::mem::take(&mut waiting.events).into(), dropped)
+    }))
+}
+
+/// Ends a wait for events, now or the next one.
+#[pyfunction]
+pub(crate) fn wake_events(py: Python<'_>) {
+    py.detach(|| {
+        let queue = queue();
+        queue.waiting.lock().woken = true;
+        queue.some.notify_all();
+    });
+}
+
+/// Which events are wanted: those of this level of Python's, and above.
+#[pyfunction]
+pub(crate) fn want_events(level: u32) {
+    WANTED.store(level, Ordering::Relaxed);
+}
