@@ -73,7 +73,14 @@ class Calls(Generic[L]):
         return Pending(self._core().put([to.item(item)], self.within(timeout)), to.only(to.to_ref))
 
     def put_many(self, items: Iterable[PutItem], timeout: float | None) -> Pending[list[SampleRef | HoldfastError]]:
-        return Pending(self._core().put([to.item(item) for item in items], self.within(timeout)), to.each(to.to_ref))
+        prepared = [to.item_or_error(item) for item in items]
+        good = [one for one in prepared if not isinstance(one, HoldfastError)]
+
+        def finish(results: list[Any]) -> list[SampleRef | HoldfastError]:
+            put = iter(to.each(to.to_ref)(results))
+            return [one if isinstance(one, HoldfastError) else next(put) for one in prepared]
+
+        return Pending(self._core().put(good, self.within(timeout)), finish)
 
     def take(self, group: str, count: int, timeout: float | None) -> Pending[list[L]]:
         operation = self._core().take(group, count, self.within(timeout))

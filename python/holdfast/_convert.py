@@ -137,6 +137,14 @@ def item(put: PutItem) -> _holdfast.Item:
     return put.sample, given(put.tensors), groups_of(put.groups), put.retain, put.max_attempts
 
 
+def item_or_error(put: PutItem) -> _holdfast.Item | HoldfastError:
+    """As :func:`item`; what is wrong with this sample is its result, and no other's."""
+    try:
+        return item(put)
+    except HoldfastError as error:
+        return error
+
+
 def adopted(tensors: Iterable[AdoptedTensor]) -> list[tuple[str, str, Sequence[int], str, str | None]]:
     """Tensors that somebody else wrote, for the compiled half."""
     return [(one.spec.name, one.spec.dtype, one.spec.shape, one.key, one.digest) for one in tensors]

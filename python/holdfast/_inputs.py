@@ -52,7 +52,7 @@ def take_apart(tensor: object, what: str) -> Input:
     if interface is not None:
         return _of_array(tensor, interface, what)
     if hasattr(tensor, "__dlpack__"):
-        return _of_dlpack(tensor)
+        return _of_dlpack(tensor, what)
     return _of_buffer(tensor, what)
 
 
@@ -99,11 +99,17 @@ def _is_dense(shape: Sequence[int], strides: Sequence[int], typestr: str) -> boo
     return True
 
 
-def _of_dlpack(array: Any) -> Input:
+def _of_dlpack(array: Any, what: str) -> Input:
     try:
         capsule = array.__dlpack__(max_version=(1, 0))
     except TypeError:  # from before versions: https://data-apis.org/array-api/latest/API_specification
         capsule = array.__dlpack__()
+    except (BufferError, RuntimeError) as error:  # what the protocol has for "cannot be handed over", and what some raise
+        raise Unsupported(
+            f"this array cannot be handed over by DLPack; copy it to host memory first: {error}",
+            operation="python.tensor",
+            facts={"tensor": what},
+        ) from error
     taken = _holdfast.import_dlpack(capsule)
     dtype = _dtypes.of_dlpack(taken.code, taken.bits)
     nbytes = _holdfast.spec_bytes(dtype, taken.shape)

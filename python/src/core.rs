@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_core::{Digest, Error, ErrorKind, ObjectKey, Result, SampleId};
-use holdfast_features::{AdoptedTensor, Announcement, FeatureStore, GroupName, Lease, PutItem, SampleRef};
+use holdfast_features::{AdoptedTensor, Announcement, FeatureStore, GroupName, Lease, Publication, PutItem, SampleRef};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 
@@ -24,6 +24,15 @@ use crate::tensors::{Given, Got, Ready, Wish, memory, sources, spec};
 type Item = (String, Vec<Given>, Vec<String>, bool, u32);
 /// Name, element type, shape, key, checksum.
 type Adopted = (String, String, Vec<u64>, String, Option<String>);
+
+/// A sample that can be put.
+type Prepared = (SampleId, Publication, Vec<Ready>);
+
+fn prepared((sample, given, groups, retain, max_attempts): Item) -> Result<Prepared> {
+    let publication = publication(&groups, retain, max_attempts)?;
+    let ready: Result<Vec<Ready>> = given.into_iter().map(Ready::of).collect();
+    Ok((SampleId::new(sample)?, publication, ready?))
+}
 
 /// An open store.
 #[pyclass(frozen, module = "holdfast._holdfast")]
@@ -147,15 +156,22 @@ impl Core {
     /// Puts samples. Result: for each a reference, or an exception.
     fn put(&self, py: Python<'_>, items: Vec<Item>, timeout: f64) -> PyResult<Operation> {
         let (parts, within) = self.begin(py, timeout)?;
-        let mut samples = Vec::with_capacity(items.len());
-        let mut tensors = Vec::with_capacity(items.len());
-        for (sample, given, groups, retain, max_attempts) in items {
-            let publication = publication(&groups, retain, max_attempts).or_raise(py)?;
-            samples.push((SampleId::new(sample).or_raise(py)?, publication));
-            let ready: PyResult<Vec<Ready>> = given.into_iter().map(|given| Ready::of(py, given)).collect();
-            tensors.push(ready?);
-        }
+        // What is wrong with one sample is its own result.
+        let items: Vec<Result<Prepared>> = items.into_iter().map(prepared).collect();
         let work = async move {
+            let mut refused = Vec::with_capacity(items.len());
+            let mut samples = Vec::with_capacity(items.len());
+            let mut tensors = Vec::with_capacity(items.len());
+            for item in items {
+                match item {
+                    Ok((sample, publication, ready)) => {
+                        samples.push((sample, publication));
+                        tensors.push(ready);
+                        refused.push(None);
+                    }
+                    Err(error) => refused.push(Some(error)),
+                }
+            }
             let tensors = sources(&parts, tensors, within).await?;
             let items = samples
                 .into_iter()
@@ -165,7 +181,13 @@ impl Core {
                     tensors,
                     publication,
                 });
-            Ok(parts.store.put_many(items.collect(), within).await)
+            let mut put = parts.store.put_many(items.collect(), within).await.into_iter();
+            let missing = || Err(Error::internal("python.put", "the store gave too few answers"));
+            let each = refused.into_iter().map(|refused| match refused {
+                Some(error) => Err(error),
+                None => put.next().unwrap_or_else(missing),
+            });
+            Ok(each.collect())
         };
         let deliver = |py: Python<'_>, results, late| {
             each(py, results, late, |py, stored: holdfast_features::Stored| {

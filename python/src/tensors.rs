@@ -46,10 +46,10 @@ pub(crate) enum Place {
 }
 
 impl Place {
-    pub(crate) fn of(py: Python<'_>, bytes: Option<Bytes>) -> PyResult<Self> {
+    pub(crate) fn of(bytes: Option<Bytes>) -> Result<Self> {
         Ok(match bytes {
             None => Self::Nowhere,
-            Some(Bytes::Own(memory)) => Self::Output(Arc::clone(memory.get().output().or_raise(py)?)),
+            Some(Bytes::Own(memory)) => Self::Output(Arc::clone(memory.get().output()?)),
             Some(Bytes::Lent(_, 0, _)) => Self::Nowhere,
             Some(Bytes::Lent(address, len, owner)) => Self::Piece(Piece { address, len, owner }),
         })
@@ -68,11 +68,11 @@ pub(crate) fn spec(name: &str, dtype: &str, shape: Vec<u64>) -> Result<TensorSpe
 }
 
 impl Ready {
-    pub(crate) fn of(py: Python<'_>, given: Given) -> PyResult<Self> {
+    pub(crate) fn of(given: Given) -> Result<Self> {
         let (name, dtype, shape, bytes) = given;
         Ok(Self {
-            spec: spec(&name, &dtype, shape).or_raise(py)?,
-            place: Place::of(py, bytes)?,
+            spec: spec(&name, &dtype, shape)?,
+            place: Place::of(bytes)?,
         })
     }
 }
@@ -172,8 +172,8 @@ pub(crate) enum Wish {
 impl Wish {
     pub(crate) fn of(py: Python<'_>, names: Option<Vec<String>>, into: Option<Vec<Given>>) -> PyResult<Self> {
         if let Some(into) = into {
-            let chosen: PyResult<Vec<Ready>> = into.into_iter().map(|given| Ready::of(py, given)).collect();
-            return Ok(Self::Into(chosen?));
+            let chosen: Result<Vec<Ready>> = into.into_iter().map(Ready::of).collect();
+            return Ok(Self::Into(chosen.or_raise(py)?));
         }
         match names {
             None => Ok(Self::All),

@@ -258,3 +258,31 @@ def test_several_chunks_and_no_checksums(open_store: OpenStore) -> None:
     for options in ({"features": {"chunk_bytes": 1 << 20}}, {"checksum": False}):
         store = open_store(**options)
         assert torch.equal(store.get(store.put("chunks", {"x": data}), as_="torch")["x"], data)
+
+
+def test_one_sample_on_another_device_fails_alone(store: holdfast.FeatureStore) -> None:
+    elsewhere = torch.empty(4, device="meta")  # any device but the CPU
+
+    class Refuses:
+        def __dlpack__(self, **_: object) -> object:
+            raise BufferError("cannot be exported")
+
+    good, bad = {"x": b"bytes"}, {"x": b"bytes", "y": elsewhere}
+    items = [
+        holdfast.PutItem("first", good),
+        holdfast.PutItem("on-a-device", bad),
+        holdfast.PutItem("refuses", {"x": Refuses()}),
+        holdfast.PutItem("", good),
+        holdfast.PutItem("no-such-group", good, groups=["a/b"]),
+        holdfast.PutItem("no-such-name", {"": b"bytes"}),
+        holdfast.PutItem("last", good),
+    ]
+    first, *failed, last = store.put_many(items)
+    assert isinstance(first, holdfast.SampleRef) and isinstance(last, holdfast.SampleRef)
+    kinds = [type(one) for one in failed]
+    assert kinds == [holdfast.Unsupported, holdfast.Unsupported, holdfast.Invalid, holdfast.Invalid, holdfast.Invalid]
+    assert "call .cpu()" in str(failed[0])
+    found = store.find(["first", "on-a-device", "refuses", "no-such-group", "last"])
+    assert [one is not None for one in found] == [True, False, False, False, True]
+    assert store.put_many([items[1]])[0].__class__ is holdfast.Unsupported
+    assert store.put_many([]) == []
