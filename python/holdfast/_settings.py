@@ -54,7 +54,7 @@ class Settings:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that Mooncake's library reads when it is loaded (``MC_...``)."""
     engine: Mapping[str, Any] = field(default_factory=dict)
-    """Further settings of the engine: ``devices``, ``segment_bytes``, ``tenant``, ``max_calls``, ..."""
+    """Further settings of the engine: ``devices``, ``buffer_bytes``, ``tenant``, ``max_calls``, ..."""
     features: Mapping[str, Any] = field(default_factory=dict)
     """Further settings of the store: ``chunk_bytes``, ``replicas``, ``streams``, ``max_in_flight``, ..."""
     index: Mapping[str, Any] = field(default_factory=dict)
@@ -68,6 +68,14 @@ class Settings:
         for name in ("timeout", "lease_seconds"):
             if not getattr(self, name) > 0:
                 raise Invalid("give a number of seconds above zero", operation="python.settings", facts={"setting": name})
+        if self.engine.get("segment_bytes"):
+            raise Invalid(
+                "a process that uses a store lends it no memory: what lies there goes with the process, committed or not. "
+                "Leave segment_bytes out, and lend memory by processes that stay: mooncake_client "
+                f"--master_server_address={self.master} --metadata_server={self.metadata} --global_segment_size=32GB",
+                operation="python.settings",
+                facts={"setting": "engine.segment_bytes"},
+            )
 
     def __repr__(self) -> str:
         sealed = "" if self.keys is None else f", keys={self.keys!r}"  # which tells their ids

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import threading
 import time
 import uuid
@@ -43,6 +42,8 @@ from specforge.runtime.data_plane.disaggregated import AuthPolicy
 from specforge.runtime.data_plane.feature_store import FeatureStore as Contract
 
 from holdfast import specforge_refs as refs
+from holdfast._environment import merged, settings_of_environment
+from holdfast._lending import check_memory
 from holdfast._opening import open as open_store
 from holdfast._store import FeatureStore, Lease
 from holdfast.errors import HoldfastError
@@ -61,37 +62,57 @@ LEASE_SECONDS: Final = 3600.0
 class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no type information
     """A :class:`specforge.runtime.data_plane.feature_store.FeatureStore` that all processes of a run share.
 
-    It takes what ``MooncakeFeatureStore`` takes, and every setting of :func:`holdfast.open`. ``store`` is a store that is
-    open already; it stays yours to close. ``external_sample_bytes`` is what one sample of a serving engine takes of the
-    budget: SpecForge announces them before their size is known.
+    It takes what ``MooncakeFeatureStore`` takes, and every setting of :func:`holdfast.open`. ``store`` is a store of
+    Holdfast's that is open already, or a client of Mooncake's that is set up; either stays yours to close.
+    ``external_sample_bytes`` is what one sample of a serving engine takes of the budget: SpecForge announces them before
+    their size is known.
+
+    ``replica_num`` copies are kept of each object, as far as the cluster has that many holders. ``hard_pin=False`` is
+    refused: what may be evicted is not in custody. ``max_release_attempts`` is taken and not needed: ``gc`` goes on until
+    a removal is done. A segment in ``setup_kwargs`` is not lent, see ``_lending``.
     """
 
     def __init__(
         self,
         *,
         store_id: str | None = None,
-        store: FeatureStore | None = None,
+        store: FeatureStore | object | None = None,
         setup_kwargs: Mapping[str, Any] | None = None,
         auth: AuthPolicy | None = None,
         credential: str | None = None,
         max_resident_bytes: int | None = None,
         max_hold_age_s: float | None = None,
         retain_on_release: bool = False,
-        external_sample_bytes: int = 0,
+        max_release_attempts: int = 3,
+        replica_num: int = 1,
+        hard_pin: bool = True,
         clock: Callable[[], float] = time.monotonic,
+        external_sample_bytes: int = 0,
         **settings: Any,
     ) -> None:
         self.auth = auth or AuthPolicy()
         self._credential = credential
         self.auth.check(credential)
+        _check_arguments(max_release_attempts, replica_num, hard_pin)
         self._close: Callable[[], None] = _leave_open
-        if store is None:
-            given = {"lease_seconds": LEASE_SECONDS, **_of_mooncake(setup_kwargs or {}), **settings}
+        if isinstance(store, FeatureStore):
+            told = setup_kwargs or settings or max_resident_bytes is not None or replica_num != 1
+            if told or store_id not in (None, store.name):
+                raise ValueError("an open store has its settings already; give either a store or settings")
+        else:
             with refs.in_specforge_terms():
-                store = open_store(store_id or uuid.uuid4().hex[:8], budget=max_resident_bytes, **given)
+                given = merged(
+                    {"lease_seconds": LEASE_SECONDS, "features": {"replicas": replica_num}},
+                    _of_mooncake(setup_kwargs or {}),
+                    settings_of_environment("external_sample_bytes"),
+                    settings,
+                    {} if max_resident_bytes is None else {"budget": max_resident_bytes},
+                )
+                told_bytes = int(given.pop("external_sample_bytes", 0))
+                external_sample_bytes = external_sample_bytes or told_bytes
+                store = _opened(store_id or uuid.uuid4().hex[:8], store, setup_kwargs or {}, given)
             self._close = store.close
-        elif setup_kwargs or settings or max_resident_bytes is not None or store_id not in (None, store.name):
-            raise ValueError("an open store has its settings already; give either a store or settings")
+        self.max_release_attempts = max_release_attempts
         self.store_id = store.name
         self.max_resident_bytes = store.settings.budget
         self.max_hold_age_s = max_hold_age_s
@@ -299,9 +320,31 @@ def _leave_open() -> None:
     """For a store that somebody else opened."""
 
 
+def _check_arguments(max_release_attempts: int, replica_num: int, hard_pin: bool) -> None:
+    if replica_num < 1:
+        raise ValueError("replica_num: a sample has at least one copy")
+    if max_release_attempts < 1:
+        raise ValueError("max_release_attempts must be at least 1")
+    if not hard_pin:
+        raise ValueError(
+            "hard_pin=False cannot be had here: what the engine may evict is lost without a word, and this store keeps "
+            "what was committed. Limit it by max_resident_bytes instead; a put then waits for room"
+        )
+
+
+def _opened(name: str, client: object | None, setup: Mapping[str, Any], settings: Mapping[str, Any]) -> FeatureStore:
+    store = open_store(name, client=client, **settings)
+    try:
+        if client is None and not settings.get("lazy"):
+            check_memory(store, int(setup.get("global_segment_size", 0)), "global_segment_size", log)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
 def _of_mooncake(setup: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings behind the arguments of Mooncake's ``setup``; the index's address comes from ``HOLDFAST_ETCD``,
-    and a key, if there is one, from ``HOLDFAST_KEY``."""
+    """The settings behind the arguments of Mooncake's ``setup``."""
     settings: dict[str, Any] = {}
     names = {
         "master_server_addr": "master",
@@ -309,26 +352,23 @@ def _of_mooncake(setup: Mapping[str, Any]) -> dict[str, Any]:
         "local_hostname": "local_hostname",
         "protocol": "protocol",
     }
-    engine = {"rdma_devices": "devices", "global_segment_size": "segment_bytes", "local_buffer_size": "buffer_bytes"}
+    engine = {"rdma_devices": "devices", "local_buffer_size": "buffer_bytes"}
     for name, value in setup.items():
         if name in names:
             settings[names[name]] = value
         elif name in engine:
             settings.setdefault("engine", {})[engine[name]] = value
-        else:
+        elif name != "global_segment_size":  # which is not lent
             raise ValueError(f"setup_kwargs: {name} has no meaning here; see holdfast.open for what has")
-    variables = {"HOLDFAST_ETCD": "etcd", "HOLDFAST_ADMIN": "admin", "HOLDFAST_KEY": "key", "HOLDFAST_KEY_ID": "key_id"}
-    for variable, name in variables.items():
-        if os.environ.get(variable):
-            settings[name] = os.environ[variable]
     return settings
 
 
 def replace_mooncake_store() -> None:
     """Has SpecForge's own launchers use Holdfast where they would use ``MooncakeFeatureStore``, in this process.
 
-    They go on reading the variables that they read (``MOONCAKE_MASTER_SERVER_ADDR``, ...), and ``HOLDFAST_ETCD``
-    beside, and ``HOLDFAST_KEY`` (a key, or ``file:`` and its path) if the store is sealed.
+    They go on reading the variables that they read (``MOONCAKE_MASTER_SERVER_ADDR``, ...). Those of ``_environment``
+    are read beside: ``HOLDFAST_ETCD``, ``HOLDFAST_ADMIN``, ``HOLDFAST_KEY`` if the store is sealed, and
+    ``HOLDFAST_SETTINGS`` for every other setting, ``external_sample_bytes`` included.
     """
     from specforge.runtime.data_plane import mooncake_store
 

@@ -27,7 +27,8 @@ pub struct MooncakeConfig {
     pub protocol: String,
     /// Network devices for RDMA, separated by commas. Default: none, the engine chooses.
     pub devices: String,
-    /// DRAM that this process gives to the cluster. Default: 0, a pure client.
+    /// DRAM that this process gives to the cluster. What lies there goes with the process, pinned or not, so it is for
+    /// what may be lost (KV pages), and for processes that do nothing else. Default: 0, a pure client.
     pub segment_bytes: u64,
     /// The client's own staging buffer; Holdfast's transfers do not pass through it. Default: 16 MiB.
     pub buffer_bytes: u64,
