@@ -22,28 +22,39 @@ is the limit of what is under way, in bytes; when it is full, or the store's bud
 for all of it and raises if any of it failed. If the process dies before that, what was not committed is removed by the
 others.
 
+TorchSpec builds its store from a ``MooncakeConfig`` in four places. :func:`replace_mooncake_store` has them all build this
+one, in the process that calls it; :meth:`EagleStore.from_config` does so for one.
+
 With ``defer_removals`` a removal is only taken note of until :meth:`EagleStore.trained` is called. TorchSpec's trainer
 removes a sample as soon as it has got it; a step that fails after that could not be done again.
 """
 
 from __future__ import annotations
 
+import inspect
+import logging
+import os
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import Any, Final
 
 import torch
 
+from holdfast._environment import merged, settings_of_environment
+from holdfast._lending import check_memory
 from holdfast._opening import open as open_store
 from holdfast._store import FeatureStore
 from holdfast._tensor import Tensor
 from holdfast.errors import NotFound
 
-__all__ = ["EagleOutput", "EagleStore", "PutsFailed"]
+__all__ = ["EagleOutput", "EagleStore", "PutsFailed", "replace_mooncake_store"]
+
+log: Final = logging.getLogger("holdfast.torchspec")
 
 STORED_AS: Final = torch.bfloat16
 """What hidden states are stored as, whatever they come as."""
@@ -62,6 +73,10 @@ class EagleOutput:
     loss_mask: torch.Tensor | None = None
     input_ids_cpu: torch.Tensor | None = None
 
+    def to_tensor_dict(self) -> dict[str, torch.Tensor]:
+        """The tensors that there are, by name: what TorchSpec's data fetcher takes."""
+        return {one.name: tensor for one in fields(self) if (tensor := getattr(self, one.name)) is not None}
+
 
 class PutsFailed(RuntimeError):
     """Some puts failed; none of their keys is visible by them. ``errors`` says for each key what happened."""
@@ -75,12 +90,13 @@ class EagleStore:
     """What TorchSpec calls an ``EagleMooncakeStore``. Threads may share it; a context manager that closes at its end.
 
     ``store`` is the name of a store, opened with ``settings`` as :func:`holdfast.open` takes them, or a store that is open
-    already and stays yours to close. ``output`` makes what :meth:`get` returns: pass TorchSpec's ``Eagle3TargetOutput``.
+    already and stays yours to close, or TorchSpec's ``MooncakeConfig``, as for :meth:`from_config`. ``output`` makes what
+    :meth:`get` returns: pass TorchSpec's ``Eagle3TargetOutput`` if something asks for that very class.
     """
 
     def __init__(
         self,
-        store: str | FeatureStore,
+        store: str | FeatureStore | Any,
         *,
         output: Callable[..., Any] = EagleOutput,
         defer_removals: bool = False,
@@ -88,6 +104,11 @@ class EagleStore:
     ) -> None:
         if isinstance(store, FeatureStore) and settings:
             raise ValueError("an open store has its settings already; give either a store or settings")
+        self._asked_segment = 0
+        if not isinstance(store, (str, FeatureStore)):
+            self._asked_segment = int(store.global_segment_size)
+            settings = merged(_of_config(store), settings_of_environment(), settings)
+            store = _store_name(settings.pop("store_id", None))
         self._owned = not isinstance(store, FeatureStore)
         self._store = store if isinstance(store, FeatureStore) else open_store(store, **{**settings, "lazy": True})
         self._output = output
@@ -99,11 +120,28 @@ class EagleStore:
         self._deferred: dict[str, None] = {}
         self._workers = ThreadPoolExecutor(PUTS_AT_ONCE, thread_name_prefix="holdfast-put")
 
+    @classmethod
+    def from_config(cls, config: Any, *, store_id: str | None = None, **settings: Any) -> EagleStore:
+        """A store from TorchSpec's ``MooncakeConfig``.
+
+        That names no store, so ``store_id`` or ``HOLDFAST_STORE`` does: the same for all processes of a run, and for no
+        other run. ``settings`` and the variables of ``_environment`` count more than the config. What is taken from it:
+        the addresses, the protocol and its devices, ``replica_num``, and its buffers as the least size of the pool. Its
+        segment is not lent (see ``_lending``), hard pins are always set, and tensors go through host memory.
+        """
+        named: dict[str, Any] = {} if store_id is None else {"store_id": store_id}
+        return cls(config, **settings, **named)
+
     def setup(self, device: torch.device | str | int | None = None) -> None:
-        """Connects, which every call does by itself too. ``device`` is where a get puts tensors unless told otherwise."""
+        """Connects, which every call does by itself too. ``device`` is where a get puts tensors unless told otherwise.
+
+        Raises if the cluster has no memory that samples could lie in.
+        """
         if device is not None:
             self._device = torch.device(device)
         self._store.connect()
+        if self._owned:
+            check_memory(self._store, self._asked_segment, "global_segment_size", log)
 
     def warmup_rdma(self) -> None:
         """Writes, reads and removes a small sample: connections are made now and not under the first real one."""
@@ -252,3 +290,50 @@ class EagleStore:
         wanted = (tuple(shapes[name]), spec.dtype if dtype is None else str(dtype).removeprefix("torch."))
         if wanted != (spec.shape, spec.dtype):
             raise KeyError(f"{key}: {name} is {spec.dtype} of {spec.shape}, not {wanted[1]} of {wanted[0]}")
+
+
+def _store_name(given: str | None) -> str:
+    name = given or os.environ.get("HOLDFAST_STORE", "")
+    if not name:
+        raise ValueError(
+            "TorchSpec's config names no store: set HOLDFAST_STORE, the same for all processes of a run and for no other run"
+        )
+    return name
+
+
+def _of_config(config: Any) -> dict[str, Any]:
+    """The settings behind TorchSpec's ``MooncakeConfig``."""
+    if config.enable_gpu_direct:
+        log.warning("enable_gpu_direct has no effect here: tensors go through host memory")
+    put_buffers = int(config.host_buffer_size or 0) * int(config.async_put_pool_size or 0)
+    least_pool = int(config.local_buffer_size or 0) + put_buffers
+    usual_pool = inspect.signature(open_store).parameters["pool_bytes"].default
+    return {
+        "master": config.master_server_address,
+        "metadata": config.metadata_server,
+        "local_hostname": config.local_hostname,
+        "protocol": config.protocol,
+        "pool_bytes": max(least_pool, usual_pool),
+        "engine": {"devices": config.device_name},
+        "features": {"replicas": config.replica_num},
+    }
+
+
+def replace_mooncake_store() -> None:
+    """Has TorchSpec use Holdfast wherever it would build an ``EagleMooncakeStore``, in this process. Twice is once.
+
+    Trainers and engines are processes of their own: call it in each, with Ray by
+    ``runtime_env={"worker_process_setup_hook": "holdfast.torchspec.replace_mooncake_store"}``. They go on reading what
+    they read for Mooncake, and ``HOLDFAST_STORE``, ``HOLDFAST_ETCD`` and the other variables of ``_environment`` beside.
+    """
+    from torchspec.transfer.mooncake import eagle_store  # type: ignore[import-not-found]  # not on the package index
+
+    theirs = eagle_store.EagleMooncakeStore
+    if theirs is EagleStore:
+        return
+    eagle_store.EagleMooncakeStore = EagleStore
+    # Its trainer and its runner have it by name, if they were imported before.
+    for name, module in list(sys.modules.items()):
+        if name.startswith("torchspec.") and vars(module).get("EagleMooncakeStore") is theirs:
+            module.EagleMooncakeStore = EagleStore  # type: ignore[attr-defined]
+    log.info("TorchSpec's EagleMooncakeStore is Holdfast's in this process")
