@@ -56,7 +56,8 @@ class Settings:
     engine: Mapping[str, Any] = field(default_factory=dict)
     """Further settings of the engine: ``devices``, ``buffer_bytes``, ``tenant``, ``max_calls``, ..."""
     features: Mapping[str, Any] = field(default_factory=dict)
-    """Further settings of the store: ``chunk_bytes``, ``replicas``, ``streams``, ``max_in_flight``, ..."""
+    """Further settings of the store: ``chunk_bytes``, ``replicas``, ``streams``, ``max_in_flight``, ``adopt_prefixes``,
+    ..."""
     index: Mapping[str, Any] = field(default_factory=dict)
     """Further settings of the index, the same for all: ``session_ttl``, ``tick``, ``grace_ticks``, ``reserve_ticks``."""
     etcd_options: Mapping[str, Any] = field(default_factory=dict)

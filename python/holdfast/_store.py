@@ -314,7 +314,10 @@ class FeatureStore:
         return self._calls.reopen(refs, timeout).wait()
 
     def announce(self, sample: str, keys: Iterable[str], nbytes: int, *, timeout: float | None = None) -> Announced:
-        """Reserves a sample that somebody else is about to write, so that its objects go if it is never adopted."""
+        """Reserves a sample that another writer is about to write, so that its objects go if it is never adopted.
+
+        Their keys begin with the store's name and a slash, or with one of its ``adopt_prefixes``; no other sample has them
+        until this one is freed."""
         return self._calls.announce(sample, keys, nbytes, timeout).wait()
 
     def adopt(
@@ -327,7 +330,9 @@ class FeatureStore:
         max_attempts: int = 3,
         timeout: float | None = None,
     ) -> SampleRef:
-        """Commits what somebody else has written: an announced sample, or, by its id, objects that are there already."""
+        """Commits what another writer has written: an announced sample, or, by its id, objects that are there already.
+
+        Done again with the same objects it returns the live sample."""
         return self._calls.adopt(what, tensors, groups, retain, max_attempts, timeout).wait()
 
     def discard(self, announced: Announced, *, timeout: float | None = None) -> None:

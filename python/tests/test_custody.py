@@ -156,9 +156,9 @@ def test_an_abort_by_another_process_makes_gets_fail(store: FeatureStore, cluste
 def test_what_somebody_else_wrote_is_adopted(store: FeatureStore, store_name: str) -> None:
     donor = store.put("donor", {"x": torch.arange(100)})
     # Objects of our own will do as somebody else's: their keys are known by their form only to us.
-    announced = store.announce("theirs", [f"{store_name}-k1", f"{store_name}-k2"], 800)
-    assert announced.ref.sample == "theirs" and announced.keys == [f"{store_name}-k1", f"{store_name}-k2"]
-    tensor = AdoptedTensor(TensorSpec("x", "int64", (100,)), f"{store_name}-k1")
+    announced = store.announce("theirs", [f"{store_name}/k1", f"{store_name}/k2"], 800)
+    assert announced.ref.sample == "theirs" and announced.keys == [f"{store_name}/k1", f"{store_name}/k2"]
+    tensor = AdoptedTensor(TensorSpec("x", "int64", (100,)), f"{store_name}/k1")
     with pytest.raises(holdfast.NotFound, match="not there"):
         store.adopt(announced, [tensor])
     with pytest.raises(holdfast.Invalid, match="announce"):
@@ -178,18 +178,18 @@ def test_adopted_bytes_come_out(cluster: Cluster, store: FeatureStore, store_nam
     assert writer.setup("127.0.0.1", settings["metadata"], 0, 16 << 20, "tcp", "", settings["master"]) == 0
     try:
         payload = torch.arange(100).numpy().tobytes()
-        announced = store.announce("theirs", [f"{store_name}-x"], len(payload))
-        assert writer.put(f"{store_name}-x", payload) == 0
-        tensors = [AdoptedTensor(TensorSpec("x", "int64", (100,)), f"{store_name}-x")]
+        announced = store.announce("theirs", [f"{store_name}/x"], len(payload))
+        assert writer.put(f"{store_name}/x", payload) == 0
+        tensors = [AdoptedTensor(TensorSpec("x", "int64", (100,)), f"{store_name}/x")]
         ref = store.adopt(announced, tensors, groups=["g"])
         assert ref == announced.ref
         (lease,) = store.take("g")
         with lease:
             assert torch.equal(lease.get(as_="torch")["x"], torch.arange(100))
         store.drain()
-        assert writer.is_exist(f"{store_name}-x") == 0
-        assert writer.put(f"{store_name}-y", payload) == 0
-        now = [AdoptedTensor(TensorSpec("x", "int64", (100,)), f"{store_name}-y")]
+        assert writer.is_exist(f"{store_name}/x") == 0
+        assert writer.put(f"{store_name}/y", payload) == 0
+        now = [AdoptedTensor(TensorSpec("x", "int64", (100,)), f"{store_name}/y")]
         assert torch.equal(store.get(store.adopt("now", now), as_="torch")["x"], torch.arange(100))
         # The same client, lent to a store of ours.
         with holdfast.open(store_name, **settings, client=writer, sweep_every=None) as over:

@@ -168,6 +168,47 @@ impl SampleKey {
     }
 }
 
+/// Whose space of keys an object's key lies in, by its form alone.
+///
+/// A physical key belongs to one live generation of one store. For keys of Holdfast's own making that follows from their
+/// form: nobody else may own, adopt or remove them. Any other key is its writer's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeySpace {
+    /// Of the samples of some store: `{store}/{sample}/g{generation}-{nonce}/…`.
+    Samples,
+    /// Of KV pages: `kv/…`.
+    Pages,
+    /// Neither: whoever wrote it chose it.
+    Foreign,
+}
+
+/// What the keys of all KV pages begin with.
+pub const PAGES_PREFIX: &str = "kv/";
+
+impl KeySpace {
+    /// Whose space a key lies in. Keys that only look like a sample's (needless escapes, more segments) count as one: it is
+    /// better to refuse a strange key than to let it be taken for somebody else's.
+    pub fn of(key: &ObjectKey) -> Self {
+        let is_incarnation = |segment: &str| {
+            let numbers = segment.strip_prefix('g').and_then(|rest| rest.split_once('-'));
+            numbers.is_some_and(|(generation, nonce)| {
+                !generation.is_empty()
+                    && generation.bytes().all(|byte| byte.is_ascii_digit())
+                    && nonce.len() == 16
+                    && nonce.bytes().all(|byte| byte.is_ascii_hexdigit())
+            })
+        };
+        let text = key.as_str();
+        if text.split('/').nth(2).is_some_and(is_incarnation) {
+            Self::Samples
+        } else if text.starts_with(PAGES_PREFIX) {
+            Self::Pages
+        } else {
+            Self::Foreign
+        }
+    }
+}
+
 fn is_plain(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"._~:@=+-".contains(&byte)
 }
@@ -242,6 +283,8 @@ mod tests {
             let object = key.to_object_key();
             prop_assert_eq!(&ObjectKey::new(object.as_str())?, &object);
             prop_assert_eq!(SampleKey::parse(&object)?, key);
+            prop_assert_eq!(KeySpace::of(&object), KeySpace::Samples);
+            prop_assert_eq!(KeySpace::of(&ObjectKey::new(format!("{object}/7"))?), KeySpace::Samples, "a chunk");
         }
 
         #[test]
@@ -270,6 +313,30 @@ mod tests {
                 SampleKey::parse(&ObjectKey::new(text).expect("a key")).is_err(),
                 "{text}"
             );
+        }
+    }
+
+    #[test]
+    fn keys_of_others_are_told_from_our_own() {
+        let space = |text: &str| KeySpace::of(&ObjectKey::new(text).expect("a key"));
+        for text in [
+            "s/x/g1-0000000000000001/t",
+            "s/x/g1-000000000000000A/t/0",
+            "kv/x/g1-0000000000000001/t",
+        ] {
+            assert_eq!(space(text), KeySpace::Samples, "{text}");
+        }
+        for text in ["kv/00ff/t0p0c0", "kv/tag/00ff/g0"] {
+            assert_eq!(space(text), KeySpace::Pages, "{text}");
+        }
+        for text in [
+            "run/sample/g3/hidden",
+            "x:a",
+            "kv",
+            "s/x/g1-1/t",
+            "s/x/g-0000000000000001/t",
+        ] {
+            assert_eq!(space(text), KeySpace::Foreign, "{text}");
         }
     }
 

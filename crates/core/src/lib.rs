@@ -28,7 +28,7 @@ pub use digest::Digest;
 pub use error::{Error, ErrorKind, Result, Retry};
 pub use id::{Generation, Nonce, SampleId, StoreId, TensorName};
 pub use invariant::{Invariant, Recorder, Violation};
-pub use key::{ObjectKey, SampleKey};
+pub use key::{KeySpace, ObjectKey, SampleKey};
 pub use rng::{Rng, SeededRng, SystemRng};
 pub use tensor::{DType, TensorSpec};
 pub use time::{Clock, Deadline, ManualClock, SystemClock, Timestamp, poll_until};

@@ -1,6 +1,6 @@
 //! A committed sample.
 
-use holdfast_core::{Error, ErrorKind, Generation, Nonce, Result};
+use holdfast_core::{Error, ErrorKind, Generation, Nonce, ObjectKey, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::credit::is_zero;
@@ -17,6 +17,24 @@ pub struct Publication {
     pub retain: bool,
     /// How often a group may take it before it is given up on.
     pub max_attempts: u32,
+}
+
+impl Publication {
+    /// Refuses what no sample can be committed with.
+    pub fn check(&self, operation: &'static str) -> Result<()> {
+        if self.max_attempts == 0 {
+            return Err(Error::invalid(
+                operation,
+                "a sample needs at least one attempt per group",
+            ));
+        }
+        let mut groups: Vec<&GroupName> = self.groups.iter().collect();
+        groups.sort();
+        if groups.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err(Error::invalid(operation, "a group is named twice in the publication"));
+        }
+        Ok(())
+    }
 }
 
 /// How far one group is with a sample.
@@ -65,6 +83,9 @@ pub struct Live {
     pub retain: bool,
     /// The most attempts of a group.
     pub max_attempts: u32,
+    /// The objects that it owns although another writer named them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub claims: Vec<ObjectKey>,
 }
 
 /// What an acknowledgement leaves behind.
@@ -215,6 +236,7 @@ impl Live {
             reason,
             failed_frees: 0,
             plan: String::new(),
+            claims: self.claims,
         }
     }
 

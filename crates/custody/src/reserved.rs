@@ -1,6 +1,6 @@
 //! A sample that is being written.
 
-use holdfast_core::{Error, ErrorKind, Generation, Nonce, Result};
+use holdfast_core::{Error, ErrorKind, Generation, Nonce, ObjectKey, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::credit::is_zero;
@@ -30,6 +30,9 @@ pub struct Reserved {
     /// What it is about to write, in its own words: whoever removes the objects of one that never commits reads it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub plan: String,
+    /// The objects that it owns although it did not name them: keys that another writer chose. No other record has them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub claims: Vec<ObjectKey>,
 }
 
 impl Reserved {
@@ -43,6 +46,7 @@ impl Reserved {
             paid: 0,
             until,
             plan: String::new(),
+            claims: Vec::new(),
         }
     }
 
@@ -60,6 +64,13 @@ impl Reserved {
         self
     }
 
+    /// Says which objects of another writer's naming it owns.
+    #[must_use]
+    pub fn with_claims(mut self, keys: &[ObjectKey]) -> Self {
+        self.claims = keys.to_vec();
+        self
+    }
+
     /// Puts in the version of the write that made it.
     pub fn settle(&mut self, version: Version) {
         if self.generation.is_none() {
@@ -71,12 +82,7 @@ impl Reserved {
     /// the reservation may do so.
     pub fn commit(self, session: SessionId, generation: Generation, publication: &Publication) -> Result<Live> {
         self.check_owner("custody.commit", session, generation)?;
-        if publication.max_attempts == 0 {
-            return Err(Error::invalid(
-                "custody.commit",
-                "a sample needs at least one attempt per group",
-            ));
-        }
+        publication.check("custody.commit")?;
         let mut groups: Vec<GroupState> = publication
             .groups
             .iter()
@@ -87,12 +93,6 @@ impl Reserved {
             })
             .collect();
         groups.sort_by(|a, b| a.group.cmp(&b.group));
-        if groups.windows(2).any(|pair| pair[0].group == pair[1].group) {
-            return Err(Error::invalid(
-                "custody.commit",
-                "a group is named twice in the publication",
-            ));
-        }
         Ok(Live {
             generation,
             nonce: self.nonce,
@@ -103,6 +103,7 @@ impl Reserved {
             readers: Vec::new(),
             retain: publication.retain,
             max_attempts: publication.max_attempts,
+            claims: self.claims,
         })
     }
 
@@ -118,6 +119,7 @@ impl Reserved {
             reason,
             failed_frees: 0,
             plan: self.plan,
+            claims: self.claims,
         }
     }
 

@@ -1,6 +1,6 @@
 //! A sample that is on its way out.
 
-use holdfast_core::{Generation, Nonce, Result};
+use holdfast_core::{Generation, Nonce, ObjectKey, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::credit::is_zero;
@@ -47,6 +47,9 @@ pub struct Retired {
     /// What its producer was about to write, if it never committed.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub plan: String,
+    /// The objects that it owns although another writer named them, until it is freed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub claims: Vec<ObjectKey>,
 }
 
 impl Retired {

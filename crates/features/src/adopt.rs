@@ -10,10 +10,18 @@
 //! Announcing first means that whoever crashes, the writer or we, nothing stays behind. [`FeatureStore::adopt_now`] is
 //! for objects that are there already.
 //!
+//! Whose an object is (module `ownership`): announcing claims every key for this sample, in the transaction that reserves
+//! it, and a key that another generation has is refused (`Conflict`). So:
+//! - *adopted twice* (a retry, a reply that was lost): the second finds the first's claims, and the sample live as it
+//!   describes it; that is the same adoption. Described otherwise it is refused, and nothing is removed.
+//! - *refused*: everything that can be wrong with an adoption is checked before it is announced. What fails later removes
+//!   objects by the reservation's own claims, and so nobody else's.
+//!
 //! A sealed store refuses all of this (`Unsupported`): what others write is not sealed.
 //!
 //! The keys must never be written again: an engine takes a second put of a key for done and keeps the first bytes.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -77,14 +85,19 @@ impl Announced {
 impl Inner {
     async fn announce(&self, announcement: Announcement, deadline: Deadline) -> Result<Announced> {
         refuse_foreign(self.seals.as_ref(), OPERATION)?;
-        if announcement.keys.is_empty() {
+        let mut keys = announcement.keys;
+        let mut named = HashSet::new();
+        keys.retain(|key| named.insert(key.clone()));
+        if keys.is_empty() {
             return Err(Error::invalid(OPERATION, "name the objects that will be written"));
         }
+        keys.iter().try_for_each(|key| self.config.refuse_key(OPERATION, key))?;
         let wish = [Reserve {
             sample: announcement.sample.clone(),
             nonce: Nonce::draw(&*self.rng),
             bytes: announcement.bytes,
-            plan: Plan::of_keys(announcement.keys.clone()).to_text()?,
+            plan: Plan::of_keys(keys.clone()).to_text()?,
+            claims: keys.clone(),
         }];
         for last in [false, true] {
             let session = self.sessions.current(OPERATION, deadline).await?;
@@ -97,7 +110,7 @@ impl Inner {
                     let sample = announcement.sample;
                     return Ok(Announced {
                         reference: SampleRef { sample, generation },
-                        keys: Arc::new(announcement.keys),
+                        keys: Arc::new(keys),
                         session,
                     });
                 }
@@ -126,12 +139,17 @@ impl Inner {
             .with("key", &stranger.key));
         }
         self.check_objects(&tensors, deadline).await?;
-        let described = |tensor: AdoptedTensor| DescribedTensor {
-            digests: tensor.digest.filter(|_| tensor.spec.bytes() > 0).into_iter().collect(),
-            spec: tensor.spec,
-            key: Some(tensor.key),
-        };
-        let description = Description::adopted(tensors.into_iter().map(described).collect());
+        self.commit_adopted(announced, described(tensors), publication, deadline)
+            .await
+    }
+
+    async fn commit_adopted(
+        &self,
+        announced: &Announced,
+        description: Description,
+        publication: Publication,
+        deadline: Deadline,
+    ) -> Result<Stored> {
         let commit = [Commit {
             sample: announced.reference.clone(),
             publication,
@@ -148,12 +166,109 @@ impl Inner {
                     description: Arc::new(description),
                 })
             }
+            // An earlier call may have done it, and its reply was lost.
+            Some(Committed::No(error)) if error.kind() == ErrorKind::Fenced => {
+                match self
+                    .adopted_before(&announced.reference.sample, &description, deadline)
+                    .await?
+                {
+                    Some(stored) if stored.reference == announced.reference => Ok(stored),
+                    _ => Err(error),
+                }
+            }
             Some(Committed::No(error) | Committed::Unknown(error)) => Err(error),
             Some(Committed::GivenUp(error)) => {
                 self.discard(announced);
                 Err(error.with_retry(Retry::Never).with("announced", "no longer"))
             }
             None => Err(Error::internal(OPERATION, "the index gave no answer")),
+        }
+    }
+
+    /// Adopts objects that are there already.
+    async fn adopt_now(
+        &self,
+        sample: SampleId,
+        tensors: Vec<AdoptedTensor>,
+        publication: Publication,
+        deadline: Deadline,
+    ) -> Result<Stored> {
+        refuse_foreign(self.seals.as_ref(), OPERATION)?;
+        check_names(OPERATION, tensors.iter().map(|tensor| tensor.spec.name()))?;
+        publication.check(OPERATION)?;
+        let keys: Vec<ObjectKey> = tensors.iter().map(|tensor| tensor.key.clone()).collect();
+        keys.iter().try_for_each(|key| self.config.refuse_key(OPERATION, key))?;
+        self.check_objects(&tensors, deadline).await?;
+        let bytes = tensors
+            .iter()
+            .fold(0, |sum, tensor| tensor.spec.bytes().saturating_add(sum));
+        let description = described(tensors);
+        let announcement = Announcement {
+            sample: sample.clone(),
+            keys,
+            bytes,
+        };
+        let announced = match self.announce(announcement, deadline).await {
+            // These very objects may be in custody already.
+            Err(error) if error.kind() == ErrorKind::Conflict => {
+                let before = self.adopted_before(&sample, &description, deadline).await?;
+                return before.ok_or(error);
+            }
+            announced => announced?,
+        };
+        let adopted = self
+            .commit_adopted(&announced, description, publication, deadline)
+            .await;
+        if let Err(error) = &adopted
+            && error.retry() != Retry::Ambiguous
+        {
+            self.discard(&announced);
+        }
+        adopted
+    }
+
+    /// The live sample, if it consists of these objects, described like this. `Conflict` if it has one of them and is
+    /// described otherwise.
+    async fn adopted_before(
+        &self,
+        sample: &SampleId,
+        wanted: &Description,
+        deadline: Deadline,
+    ) -> Result<Option<Stored>> {
+        let left = deadline.remaining(&*self.clock);
+        let mut views = self.index.look(std::slice::from_ref(sample), left).await?;
+        let Some(view) = views.pop().flatten() else {
+            return Ok(None);
+        };
+        let Ok(live) = Description::from_bytes(&view.description) else {
+            return Ok(None);
+        };
+        if live == *wanted {
+            return Ok(Some(Stored {
+                reference: view.sample,
+                version: view.record.version,
+                description: Arc::new(live),
+            }));
+        }
+        let names = |description: &Description| -> HashSet<ObjectKey> {
+            description
+                .tensors()
+                .iter()
+                .filter_map(|tensor| tensor.key.clone())
+                .collect()
+        };
+        match names(&live).intersection(&names(wanted)).next() {
+            None => Ok(None),
+            Some(key) => Err(Error::new(
+                ErrorKind::Conflict,
+                OPERATION,
+                "this sample is live, consists of these objects, and is described otherwise; they stay as they are. \
+                 To describe them anew, have them written again under other keys",
+            )
+            .with_retry(Retry::Never)
+            .with("sample", sample)
+            .with("generation", view.sample.generation)
+            .with("key", key)),
         }
     }
 
@@ -184,6 +299,15 @@ impl Inner {
     }
 }
 
+fn described(tensors: Vec<AdoptedTensor>) -> Description {
+    let described = |tensor: AdoptedTensor| DescribedTensor {
+        digests: tensor.digest.filter(|_| tensor.spec.bytes() > 0).into_iter().collect(),
+        spec: tensor.spec,
+        key: Some(tensor.key),
+    };
+    Description::adopted(tensors.into_iter().map(described).collect())
+}
+
 fn check_object(tensor: &AdoptedTensor, presence: Presence) -> Result<()> {
     let error = match presence {
         Presence::Present { bytes, .. } if bytes == tensor.spec.bytes() => return Ok(()),
@@ -203,7 +327,9 @@ fn check_object(tensor: &AdoptedTensor, presence: Presence) -> Result<()> {
 }
 
 impl FeatureStore {
-    /// Reserves a sample that somebody else is about to write, so that its objects are removed if it never gets adopted.
+    /// Reserves a sample that another writer is about to write, so that its objects are removed if it never gets adopted.
+    /// `Denied`: a key is not one that this store may own. `Conflict`: another sample, or an earlier generation that is not
+    /// freed yet, has one of the objects; or another producer writes this sample.
     pub async fn announce(&self, announcement: Announcement, within: Duration) -> Result<Announced> {
         self.run("features.announce", |inner| async move {
             inner.announce(announcement, inner.deadline(within)).await
@@ -230,7 +356,8 @@ impl FeatureStore {
     }
 
     /// Adopts objects that are there already. If it fails before they are taken into custody (they are not there, another
-    /// writes this sample), they stay; if it fails after that, they are removed.
+    /// sample has them, another producer writes this sample), they stay; if it fails after that, they are removed. Done
+    /// again with the same objects it returns the live sample.
     pub async fn adopt_now(
         &self,
         sample: SampleId,
@@ -239,25 +366,9 @@ impl FeatureStore {
         within: Duration,
     ) -> Result<Stored> {
         self.run(OPERATION, |inner| async move {
-            let deadline = inner.deadline(within);
-            refuse_foreign(inner.seals.as_ref(), OPERATION)?;
-            check_names(OPERATION, tensors.iter().map(|tensor| tensor.spec.name()))?;
-            inner.check_objects(&tensors, deadline).await?;
-            let announcement = Announcement {
-                sample,
-                keys: tensors.iter().map(|tensor| tensor.key.clone()).collect(),
-                bytes: tensors
-                    .iter()
-                    .fold(0, |sum, tensor| tensor.spec.bytes().saturating_add(sum)),
-            };
-            let announced = inner.announce(announcement, deadline).await?;
-            let adopted = inner.adopt(&announced, tensors, publication, deadline).await;
-            if let Err(error) = &adopted
-                && error.retry() != Retry::Ambiguous
-            {
-                inner.discard(&announced);
-            }
-            adopted
+            inner
+                .adopt_now(sample, tensors, publication, inner.deadline(within))
+                .await
         })
         .await
     }

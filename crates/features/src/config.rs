@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use holdfast_core::key::PAGES_PREFIX;
 use holdfast_core::{Error, Result, StoreId};
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -54,6 +55,11 @@ pub struct FeatureConfig {
     /// How long a call that nobody waits for may take: removals, what a failed put leaves behind. Default: 10 s.
     #[serde(default = "default_call_within")]
     pub call_within: Duration,
+    /// What keys of objects may begin with that other writers name and this store adopts, besides its own name and a
+    /// slash. Give no prefix to two stores: the object that both adopt is removed by whichever frees it first. Every process
+    /// of a store has the same. Default: none.
+    #[serde(default)]
+    pub adopt_prefixes: Vec<String>,
     /// The keys of a sealed store; none for a plain one. Every process of a store has keys, or none has. They are neither
     /// read from a file of settings nor written to one: settings that hold keys cannot be serialized. Default: none.
     #[serde(
@@ -142,6 +148,7 @@ impl FeatureConfig {
             sweep_limit: default_sweep_limit(),
             free_queue: default_free_queue(),
             call_within: default_call_within(),
+            adopt_prefixes: Vec::new(),
             keyring: None,
             accept_seal_v1: false,
             stage_bytes: default_stage_bytes(),
@@ -181,6 +188,16 @@ impl FeatureConfig {
             return refuse(
                 "stage_bytes",
                 "a sealed object must fit in; raise it, or lower chunk_bytes",
+            );
+        }
+        if self
+            .adopt_prefixes
+            .iter()
+            .any(|prefix| prefix.is_empty() || PAGES_PREFIX.starts_with(prefix))
+        {
+            return refuse(
+                "adopt_prefixes",
+                "a prefix of all keys, or of all KV pages, would let this store remove what others own",
             );
         }
         if self.call_within.is_zero() {
@@ -258,6 +275,10 @@ mod tests {
         };
         assert_eq!(bad(|c| c.max_in_flight = 0).as_deref(), Some("max_in_flight"));
         assert_eq!(bad(|c| c.chunk_bytes = 1).as_deref(), Some("chunk_bytes"));
+        assert_eq!(
+            bad(|c| c.adopt_prefixes = vec![String::new()]).as_deref(),
+            Some("adopt_prefixes")
+        );
         assert_eq!(bad(|c| c.lease_ticks = 0).as_deref(), Some("lease_ticks"));
         assert_eq!(
             bad(|c| c.sweep_every = Some(Duration::ZERO)).as_deref(),

@@ -8,6 +8,7 @@ use holdfast_core::{Digest, Error, ErrorKind, Nonce, ObjectKey, Result, TensorNa
 use serde::{Deserialize, Serialize};
 
 use crate::codec::Encoding;
+use crate::ownership::refuse_own_making;
 use crate::plan::Place;
 use crate::seal::{Record, RecordTag};
 
@@ -154,6 +155,9 @@ impl Description {
                         .with("tensor", &tensor.spec),
                 );
             }
+            if let Some(key) = &tensor.key {
+                refuse_own_making("features.description", key)?;
+            }
             let chunks = tensor.chunks(self.chunk_bytes);
             let digests = tensor.digests.len() as u64;
             if digests != 0 && digests != chunks {
@@ -285,6 +289,17 @@ mod tests {
             Description::from_bytes(&bytes).is_err(),
             "two checksums for three objects"
         );
+    }
+
+    #[test]
+    fn an_object_of_another_store_or_of_the_page_tier_is_no_tensor() {
+        for key in ["other/x/g3-0000000000000001/a", "kv/00ff/t0p0c0"] {
+            let text = format!(
+                r#"{{"v":1,"chunk_bytes":9,"tensors":[{{"spec":{{"name":"a","dtype":"uint8","shape":[2]}},"key":"{key}"}}]}}"#
+            );
+            let error = Description::from_bytes(text.as_bytes()).expect_err(key);
+            assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+        }
     }
 
     #[test]

@@ -90,7 +90,7 @@
 //! | `put`, `prepare`, `writing`, `commit`, `get`, `unheld`, `lease`, `answer`, `adopt`, `abort` | the operations |
 //! | `transfer`, `fetch`, `landing`, `calls`, `codec`, `checksum`, `pieces` | moving bytes: batches, threads, deadlines, checks |
 //! | [`pool`], `backing`, `loan` | memory that is used again, what it is, and when it may be |
-//! | `free`, `worker` | freeing, sweeping, and the tasks that do it |
+//! | `free`, `worker`, `ownership` | freeing, sweeping, and the tasks that do it; which objects are whose |
 //! | [`seal`], `sealed`, `send_sealed` | encryption and authentication of tensor bytes; what a store with keys does with it |
 //! | `sessions`, `tasks`, `check` | membership; operations that outlive their callers; asking whether tokens hold |
 
@@ -112,6 +112,7 @@ mod health;
 mod landing;
 mod lease;
 mod loan;
+mod ownership;
 mod pieces;
 mod plan;
 pub mod pool;

@@ -17,6 +17,8 @@ use holdfast_core::{Error, Nonce, ObjectKey, Result, SampleKey, StoreId, TensorN
 use holdfast_index::SampleRef;
 use serde::{Deserialize, Serialize};
 
+use crate::ownership::refuse_own_making;
+
 /// The version of the plan's form that is written here.
 const VERSION: u32 = 1;
 
@@ -97,6 +99,9 @@ impl Plan {
             )
             .with("version", plan.v));
         }
+        plan.keys
+            .iter()
+            .try_for_each(|key| refuse_own_making("features.plan", key))?;
         Ok(plan)
     }
 
@@ -169,6 +174,8 @@ mod tests {
         let text = plan.to_text().expect("JSON");
         assert_eq!(text, r#"{"v":1,"keys":["serving/engine:1"]}"#);
         assert_eq!(Plan::from_text(&text).expect("reads back"), plan);
+        let theirs = r#"{"v":1,"keys":["other/x/g1-0000000000000001/t"]}"#;
+        assert_eq!(Plan::from_text(theirs).expect_err("refused").kind(), ErrorKind::Denied);
     }
 
     #[test]

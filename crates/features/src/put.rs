@@ -147,6 +147,7 @@ impl Inner {
                 nonce: ready.nonce,
                 bytes: ready.bytes,
                 plan: ready.plan.clone(),
+                claims: Vec::new(),
             })
             .collect();
         let mut session = self.sessions.current(OPERATION, deadline).await?;

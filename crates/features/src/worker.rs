@@ -258,12 +258,11 @@ impl Inner {
 
     /// Removes the objects of all jobs. Says of each job whether all its objects are gone.
     async fn remove_all(&self, jobs: &[Job]) -> Vec<Result<()>> {
-        let mut results: Vec<Result<()>> = jobs.iter().map(|_| Ok(())).collect();
-        let objects: Vec<(usize, ObjectKey)> = jobs
-            .iter()
-            .enumerate()
-            .flat_map(|(at, job)| job.keys.iter().map(move |key| (at, key.clone())))
-            .collect();
+        let mut results: Vec<Result<()>> = Vec::with_capacity(jobs.len());
+        let mut objects: Vec<(usize, ObjectKey)> = Vec::new();
+        for (at, removable) in self.removable(jobs).await.into_iter().enumerate() {
+            results.push(removable.map(|keys| objects.extend(keys.into_iter().map(|key| (at, key)))));
+        }
         for batch in objects.chunks(self.max_batch()) {
             let keys: Vec<ObjectKey> = batch.iter().map(|(_, key)| key.clone()).collect();
             let deadline = Deadline::after(&*self.clock, self.config.call_within);

@@ -181,7 +181,7 @@ async fn a_serving_engines_objects_are_adopted() {
     let serving = connect(&endpoints);
     let (store, consumer) = (open(&endpoints).await, open(&endpoints).await);
     let bytes = pattern(5 * MIB, 9);
-    let key = ObjectKey::new("serving:layer-3").expect("a key");
+    let key = ObjectKey::new("real/serving:layer-3").expect("a key");
     let announcement = Announcement {
         sample: id("run/1"),
         keys: vec![key.clone()],
@@ -199,10 +199,32 @@ async fn a_serving_engines_objects_are_adopted() {
         key: key.clone(),
         digest: Some(Digest::of(&bytes)),
     };
-    store
-        .adopt(&announced, vec![tensor], publication(), WITHIN)
+    let tensors = || vec![tensor.clone()];
+    let stored = store
+        .adopt(&announced, tensors(), publication(), WITHIN)
         .await
         .expect("adopted");
+    // Done again, by any process, it is the same sample; another sample cannot have its objects.
+    let again = store
+        .adopt(&announced, tensors(), publication(), WITHIN)
+        .await
+        .expect("the same");
+    let now = consumer
+        .adopt_now(id("run/1"), tensors(), publication(), WITHIN)
+        .await
+        .expect("the same");
+    assert_eq!(
+        (&again.reference, &now.reference),
+        (&stored.reference, &stored.reference)
+    );
+    let refused = consumer
+        .adopt_now(id("run/2"), tensors(), publication(), WITHIN)
+        .await
+        .expect_err("owned");
+    assert_eq!(refused.kind(), ErrorKind::Conflict, "{refused}");
+    consumer.drain(WITHIN).await.expect("nothing to do");
+    consumer.sweep(WITHIN).await.expect("swept");
+    assert_eq!(present(&*serving, std::slice::from_ref(&key)), 1, "nothing was removed");
     let lease = one(consumer.lease_next(&trainers(), 1, WITHIN).await.expect("a lease"));
     assert!(one(get_all(&consumer, &lease).await.expect("tensors")).to_vec() == bytes);
     ack(&consumer, &lease).await.expect("acked");

@@ -1,10 +1,10 @@
 //! Making samples and taking them, as transactions: what each reads, what custody decides, what is written.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use holdfast_core::{Deadline, Error, ErrorKind, Generation, Result, SampleId};
+use holdfast_core::{Deadline, Error, ErrorKind, Generation, ObjectKey, Result, SampleId};
 use holdfast_custody::{GroupName, Live, Reason, Reserved, SessionId, Tick, Token, Version};
 
 use crate::batch::{Credits, Intent, Loaded};
@@ -17,7 +17,7 @@ use crate::layout::Layout;
 use crate::memory::Remembered;
 use crate::notes::{Given, Holding};
 use crate::session::Session;
-use crate::types::{Commit, Held, Reserve, SampleRef, Versioned};
+use crate::types::{Commit, Held, MOST_CLAIMS, Reserve, SampleRef, Versioned};
 
 pub(crate) fn gone(operation: &'static str, sample: &SampleId) -> Error {
     Error::new(
@@ -35,6 +35,56 @@ pub(crate) fn being_written(sample: &SampleId) -> Error {
         "another producer is writing this sample now",
     )
     .with("sample", sample)
+}
+
+/// As [`being_written`], when it is not known whether that is why or one of its objects is another's.
+pub(crate) fn being_written_or_owned(item: &Reserve) -> Error {
+    if item.claims.is_empty() {
+        return being_written(&item.sample);
+    }
+    Error::new(
+        ErrorKind::Conflict,
+        "index.reserve",
+        "another producer is writing this sample now, or one of its objects is in the custody of another",
+    )
+    .with("sample", &item.sample)
+}
+
+/// Another sample, or another generation of this one, has an object that was to be claimed.
+pub(crate) fn owned(sample: &SampleId, key: &ObjectKey, owner: &SampleRef) -> Error {
+    Error::new(
+        ErrorKind::Conflict,
+        "index.reserve",
+        "this object is in the custody of another sample, or of an earlier generation that is not freed yet",
+    )
+    .with("sample", sample)
+    .with("key", key)
+    .with("owner", &owner.sample)
+    .with("owner_generation", owner.generation)
+}
+
+/// The owner that a claim names. It was written with the reservation, so its version is the generation.
+pub(crate) fn owner(claim: &Entry) -> Result<SampleRef> {
+    let unreadable = || Error::internal("index.claim", "a claim cannot be read").with("key", &claim.key);
+    let sample = std::str::from_utf8(&claim.value)
+        .ok()
+        .and_then(|name| SampleId::new(name).ok());
+    Ok(SampleRef {
+        sample: sample.ok_or_else(unreadable)?,
+        generation: generation_of(claim.version)?,
+    })
+}
+
+pub(crate) fn check_claims(item: &Reserve) -> Result<()> {
+    let refuse = |why: &str| Err(Error::invalid("index.reserve", why).with("sample", &item.sample));
+    if item.claims.len() > MOST_CLAIMS {
+        return refuse("a sample may own at most 64 objects that another writer named");
+    }
+    let distinct: HashSet<&ObjectKey> = item.claims.iter().collect();
+    if distinct.len() < item.claims.len() {
+        return refuse("an object is named twice; name each once");
+    }
+    Ok(())
 }
 
 pub(crate) fn superseded(operation: &'static str, sample: &SampleRef) -> Error {
@@ -102,18 +152,28 @@ impl KvIndex {
         deadline: Deadline,
     ) -> Vec<Result<Generation>> {
         const OPERATION: &str = "index.reserve";
-        let keys = |item: &Reserve| vec![self.layout().pending(&item.sample)];
+        let keys = |item: &Reserve| self.layout().in_its_way(&item.sample, &item.claims).collect();
         let decide = |item: &Reserve, loaded: &Loaded| {
-            let key = self.layout().pending(&item.sample);
-            if loaded.entry(&key).is_some() {
+            check_claims(item)?;
+            if loaded.entry(&self.layout().pending(&item.sample)).is_some() {
                 return Err(being_written(&item.sample));
+            }
+            for key in &item.claims {
+                if let Some(claim) = loaded.entry(&self.layout().claim(key)) {
+                    return Err(owned(&item.sample, key, &owner(claim)?));
+                }
             }
             let until = loaded.tick.after(self.config().reserve_ticks);
             let paid = if credits.is_some() { item.bytes } else { 0 };
             let record = Reserved::new(session.id(), item.nonce, item.bytes, until)
                 .with_paid(paid)
-                .with_plan(&item.plan);
-            let reserved = self.layout().put_reserved(&item.sample, &record)?;
+                .with_plan(&item.plan)
+                .with_claims(&item.claims);
+            let in_its_way = self.layout().in_its_way(&item.sample, &item.claims);
+            let conditions = in_its_way.map(Condition::Absent).collect();
+            let mut writes: Vec<Write> = self.layout().put_claims(&item.sample, &item.claims).collect();
+            // The last one is remembered.
+            writes.push(self.layout().put_reserved(&item.sample, &record)?);
             let given = Given {
                 to: session.id(),
                 until,
@@ -122,7 +182,7 @@ impl KvIndex {
                     generation: None,
                 },
             };
-            let decision = Decision::new(vec![Condition::Absent(key)], vec![reserved], Version::default());
+            let decision = Decision::new(conditions, writes, Version::default());
             Ok(decision.settling(set_version).giving(given).remembering())
         };
         let intent = Intent {

@@ -21,6 +21,7 @@
 //! | `f/{sample}/{generation}` | [`Retired`] without readers: to be freed | as above, freed |
 //! | `q/{group}/{lane}/{order}/{sample}` | ready for a group | follows from `s` |
 //! | `h/{session}/{until}/{by}-{number}` | what one transaction gave a session until a tick | notes, sweep |
+//! | `k/{object key}` | which sample owns an object that another writer named; its generation is this entry's version | reserve, freed |
 //! | `t` | the shared clock | tick |
 //! | `b/budget` | the store's budget in bytes; no such key, no budget | set once |
 //! | `b/free` | bytes of the budget that are nobody's | reserve, freed, sweep: see [`crate::credits`] |
@@ -33,7 +34,7 @@
 use std::ops::Range;
 
 use holdfast_core::key::{escape, escape_into, unescape};
-use holdfast_core::{Digest, Error, Generation, Result, SampleId, StoreId};
+use holdfast_core::{Digest, Error, Generation, ObjectKey, Result, SampleId, StoreId};
 use holdfast_custody::{GroupName, GroupState, Live, Progress, Reserved, Retired, SessionId, Tick};
 
 use crate::kv::{Write, prefix};
@@ -156,6 +157,29 @@ impl Layout {
 
     pub(crate) fn pending(&self, sample: &SampleId) -> String {
         self.of_sample("p/", sample).name(sample.as_str()).0
+    }
+
+    /// Who owns an object that another writer named.
+    pub(crate) fn claim(&self, key: &ObjectKey) -> String {
+        self.key(format_args!("k/{}", escape(key.as_str())))
+    }
+
+    /// Everything that must be absent for a reservation to be made: another's reservation, and another's claims.
+    pub(crate) fn in_its_way<'a>(
+        &'a self,
+        sample: &'a SampleId,
+        claims: &'a [ObjectKey],
+    ) -> impl Iterator<Item = String> + 'a {
+        std::iter::once(self.pending(sample)).chain(claims.iter().map(|key| self.claim(key)))
+    }
+
+    /// What gives a sample its claims.
+    pub(crate) fn put_claims<'a>(
+        &'a self,
+        sample: &'a SampleId,
+        claims: &'a [ObjectKey],
+    ) -> impl Iterator<Item = Write> + 'a {
+        claims.iter().map(|key| Write::put(self.claim(key), sample.as_str()))
     }
 
     pub(crate) fn live(&self, sample: &SampleId) -> String {

@@ -43,13 +43,13 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::{Generation, Result, SampleId};
+use holdfast_core::{Generation, ObjectKey, Result, SampleId};
 use holdfast_custody::{GroupName, Reason, Tick, Version};
 
 pub use index::{IndexConfig, KvIndex};
 use lanes::Found;
 pub use session::Session;
-pub use types::{Answered, Commit, FreeTask, Held, Reserve, SampleRef, SweepReport, Versioned, View};
+pub use types::{Answered, Commit, FreeTask, Held, MOST_CLAIMS, Reserve, SampleRef, SweepReport, Versioned, View};
 
 /// The custody records of one store, shared by all processes that use it.
 ///
@@ -65,7 +65,8 @@ pub use types::{Answered, Commit, FreeTask, Held, Reserve, SampleRef, SweepRepor
 /// also by an index that does not know yet that it has. What it held is taken back by the next sweeps.
 ///
 /// **Reserve** sets a sample id aside for one producer at a time (`Conflict` for a second one). Its generation is larger
-/// than that of every reservation before it. A live sample of that id stays live meanwhile.
+/// than that of every reservation before it. A live sample of that id stays live meanwhile. What it **claims** (objects
+/// that another writer named) is its own until it is freed; nobody else can claim it before (`Conflict`).
 ///
 /// **Commit** makes the sample visible to all its groups at once, and retires the generation that was live before. Only
 /// the session and generation that reserved it may do so (`Fenced`).
@@ -152,6 +153,9 @@ pub trait Index: Send + Sync + Debug {
 
     /// What is known of samples; none for one that is not live.
     async fn look(&self, samples: &[SampleId], within: Duration) -> Result<Vec<Option<View>>>;
+
+    /// Who owns objects that other writers named, by their claims; none for one that no sample of this store claims.
+    async fn owners(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<Option<SampleRef>>>;
 
     /// Takes back what has ended; looks at no more than `limit` records.
     async fn sweep(&self, session: &Session, limit: usize, within: Duration) -> Result<SweepReport>;
@@ -257,6 +261,10 @@ impl Index for KvIndex {
 
     async fn look(&self, samples: &[SampleId], within: Duration) -> Result<Vec<Option<View>>> {
         self.do_look(samples, self.deadline(within)).await
+    }
+
+    async fn owners(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<Option<SampleRef>>> {
+        self.do_owners(keys, self.deadline(within)).await
     }
 
     async fn sweep(&self, session: &Session, limit: usize, within: Duration) -> Result<SweepReport> {

@@ -1,9 +1,10 @@
 //! Looking without changing anything: what is live, and which tokens are good.
 
-use holdfast_core::{Deadline, Result, SampleId};
+use holdfast_core::{Deadline, ObjectKey, Result, SampleId};
 use holdfast_custody::Live;
 
 use crate::index::KvIndex;
+use crate::intents::owner;
 use crate::kv::{Entry, Read};
 use crate::record::decode_versioned;
 use crate::session::Session;
@@ -45,6 +46,21 @@ impl KvIndex {
             }
         }
         Ok(views)
+    }
+}
+
+impl KvIndex {
+    /// Who owns objects that other writers named; none for one that no sample of this store does.
+    pub(crate) async fn do_owners(&self, keys: &[ObjectKey], deadline: Deadline) -> Result<Vec<Option<SampleRef>>> {
+        let mut owners = Vec::with_capacity(keys.len());
+        for chunk in keys.chunks(self.kv().limits().operations) {
+            let reads: Vec<Read> = chunk.iter().map(|key| Read::Key(self.layout().claim(key))).collect();
+            let snapshot = self.kv().read(&reads, deadline.remaining(self.clock())).await?;
+            for entries in snapshot.entries {
+                owners.push(entries.first().map(owner).transpose()?);
+            }
+        }
+        Ok(owners)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use holdfast_core::{Generation, Nonce, SampleId};
+use holdfast_core::{Generation, Nonce, ObjectKey, SampleId};
 use holdfast_custody::{GroupName, Live, Publication, Reason, Retired, Token, Version};
 
 use crate::notes::Line;
@@ -28,7 +28,13 @@ pub struct Reserve {
     pub bytes: u64,
     /// What is about to be written: opaque to the index, handed to whoever frees it if it never commits.
     pub plan: String,
+    /// Objects that another writer names and that are this sample's from now until it is freed. `Conflict` while another
+    /// sample, or another generation, has one of them. At most [`MOST_CLAIMS`].
+    pub claims: Vec<ObjectKey>,
 }
+
+/// The most objects that one reservation claims: with everything else they fit into one transaction.
+pub const MOST_CLAIMS: usize = 64;
 
 /// What a producer has written and wants to be seen.
 #[derive(Clone, Debug, PartialEq, Eq)]

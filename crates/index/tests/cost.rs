@@ -108,6 +108,7 @@ async fn costs(count: usize, budget: Option<u64>) -> Steps {
             nonce: Nonce::from_u64(1),
             bytes: 1,
             plan: String::new(),
+            claims: Vec::new(),
         })
         .collect();
     let generations = index.reserve(&session, &wishes, WITHIN).await;
@@ -258,6 +259,7 @@ async fn one_wish(index: &KvIndex, session: &holdfast_index::Session, number: us
         nonce: Nonce::from_u64(1),
         bytes: 10,
         plan: String::new(),
+        claims: Vec::new(),
     };
     let reserved = index
         .reserve(session, std::slice::from_ref(&wish), WITHIN)

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::{Clock, Generation, Result, SampleId};
+use holdfast_core::{Clock, Generation, ObjectKey, Result, SampleId};
 use holdfast_custody::{GroupName, Reason, Tick, Version};
 use holdfast_index::{Answered, Commit, FreeTask, Held, Index, Reserve, SampleRef, Session, SweepReport, View};
 
@@ -123,6 +123,10 @@ impl Index for HookedIndex {
 
     async fn look(&self, samples: &[SampleId], within: Duration) -> Result<Vec<Option<View>>> {
         self.inner.look(samples, within).await
+    }
+
+    async fn owners(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<Option<SampleRef>>> {
+        self.inner.owners(keys, within).await
     }
 
     async fn sweep(&self, session: &Session, limit: usize, within: Duration) -> Result<SweepReport> {

@@ -140,20 +140,20 @@ impl World {
             lease_ticks: 1200,
             pool_bytes: 8 << 20,
             call_within: Duration::from_secs(5),
+            adopt_prefixes: vec!["x:".to_owned()],
             ..FeatureConfig::new(self.store.clone())
         }
     }
 
     pub fn index(&self, kv: MemoryKv) -> Arc<dyn Index> {
+        self.index_of(&self.store, kv)
+    }
+
+    /// The index of another store beside this one.
+    pub fn index_of(&self, store: &StoreId, kv: MemoryKv) -> Arc<dyn Index> {
         let clock: Arc<dyn Clock> = self.clock.clone();
         let config = self.index_config.clone();
-        Arc::new(KvIndex::new(
-            Arc::new(kv),
-            &self.store,
-            config,
-            clock,
-            Arc::new(SystemRng),
-        ))
+        Arc::new(KvIndex::new(Arc::new(kv), store, config, clock, Arc::new(SystemRng)))
     }
 
     /// A process of its own on this engine and this client of the index.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::{Error, Generation, Result, Retry, SampleId};
+use holdfast_core::{Error, Generation, ObjectKey, Result, Retry, SampleId};
 use holdfast_custody::{GroupName, Reason, Tick, Version};
 use holdfast_index::{Answered, Commit, FreeTask, Held, Index, Reserve, SampleRef, Session, SweepReport, View};
 use parking_lot::Mutex;
@@ -151,6 +151,10 @@ impl Index for Unclear {
             return Err(silent());
         }
         self.inner.look(samples, within).await
+    }
+
+    async fn owners(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<Option<SampleRef>>> {
+        self.inner.owners(keys, within).await
     }
 
     async fn sweep(&self, session: &Session, limit: usize, within: Duration) -> Result<SweepReport> {

@@ -138,6 +138,7 @@ impl Producer {
                 nonce: Nonce::from_u64(1),
                 bytes: BYTES,
                 plan: String::new(),
+                claims: Vec::new(),
             };
             let generation = self.index.reserve(&self.session, &[wish], WITHIN).await.remove(0)?;
             waits.push(clock.now().since(begin).as_secs_f64() * 1e3);

@@ -51,6 +51,7 @@ pub(crate) async fn publish(
                 nonce: Nonce::from_u64(7),
                 bytes: 4 << 20,
                 plan: String::new(),
+                claims: Vec::new(),
             })
             .collect();
         let mut commits = Vec::with_capacity(wishes.len());

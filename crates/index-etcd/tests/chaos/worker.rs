@@ -121,6 +121,7 @@ async fn produce(index: &KvIndex, session: &Session, recorder: &Recorder, name: 
         nonce: Nonce::from_u64(1),
         bytes: BYTES,
         plan: String::new(),
+        claims: Vec::new(),
     };
     let generation = match index.reserve(session, &[wish], WITHIN).await.remove(0) {
         Ok(generation) => generation,

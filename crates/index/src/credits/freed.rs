@@ -21,6 +21,7 @@ use crate::decision::Decision;
 use crate::index::KvIndex;
 use crate::kv::{Condition, Entry, Read, Write};
 use crate::memory::Remembered;
+use crate::record::decode;
 use crate::session::Session;
 use crate::types::SampleRef;
 
@@ -183,7 +184,14 @@ impl KvIndex {
                 None => Ok(Decision::nothing(())),
                 Some(entry) => {
                     let conditions = vec![Condition::Unchanged(key.clone(), entry.version)];
-                    Ok(Decision::new(conditions, vec![Write::Delete(key)], ()))
+                    // Its claims were written with its reservation, and nobody else's are in their place since.
+                    let claims = decode::<Retired>(entry)?.claims;
+                    let mut writes: Vec<Write> = claims
+                        .iter()
+                        .map(|key| Write::Delete(self.layout().claim(key)))
+                        .collect();
+                    writes.push(Write::Delete(key));
+                    Ok(Decision::new(conditions, writes, ()))
                 }
             }
         };

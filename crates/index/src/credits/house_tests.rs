@@ -16,6 +16,7 @@ fn want(bytes: u64) -> Want {
         nonce: Nonce::from_u64(1),
         bytes,
         plan: String::new(),
+        claims: Vec::new(),
     }])
 }
 

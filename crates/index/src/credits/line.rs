@@ -19,6 +19,7 @@
 //! - *withdrawing and serving meet*: one of the two transactions comes first. Served is served.
 //! - *the watch breaks*: both keys are read, and it is opened again from there.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use holdfast_core::{Deadline, Error, ErrorKind, Result, Retry, SampleId};
@@ -81,19 +82,23 @@ impl KvIndex {
                 limit: PURSES,
                 keys_only: false,
             };
-            let samples = want.samples.iter().map(|wish| self.layout().pending(&wish.sample));
-            let keys = [own_want, self.layout().alive(session.id())].into_iter().chain(samples);
+            let in_its_way = want.in_its_way(self.layout());
+            let keys = [own_want, self.layout().alive(session.id())]
+                .into_iter()
+                .chain(in_its_way);
             let rest = [purses].into_iter().chain(keys.map(Read::Key));
             let snapshot = self.look_at_credits(session, 1, rest, deadline).await?;
             let look = self.looked(session, &snapshot)?;
-            let Some(([purses, stale, alive], samples)) = look.rest.split_first_chunk::<3>() else {
+            let Some(([purses, stale, alive], in_its_way)) = look.rest.split_first_chunk::<3>() else {
                 return Err(Error::internal(OPERATION, "the store answered another number of reads"));
             };
             if alive.is_empty() {
                 return Err(session.fenced(OPERATION));
             }
-            let taken = want.samples.iter().zip(samples).filter(|(_, there)| !there.is_empty());
-            let taken: Vec<_> = taken.map(|(wish, _)| wish.sample.clone()).collect();
+            let there: HashSet<&String> = in_its_way.iter().flatten().map(|entry| &entry.key).collect();
+            let taken = want.samples.iter();
+            let taken = taken.filter(|wish| wish.in_its_way(self.layout()).any(|key| there.contains(&key)));
+            let taken: Vec<_> = taken.map(|wish| wish.sample.clone()).collect();
             if !taken.is_empty() {
                 return Ok(Joined::Taken(taken));
             }
@@ -125,8 +130,7 @@ impl KvIndex {
             Condition::NoneIn(self.layout().all_purses()),
             Condition::Absent(key.clone()),
         ];
-        let samples = want.samples.iter().map(|wish| self.layout().pending(&wish.sample));
-        conditions.extend(samples.map(Condition::Absent));
+        conditions.extend(want.in_its_way(self.layout()).into_iter().map(Condition::Absent));
         let writes = vec![Write::Put {
             key,
             value: encode(want)?,

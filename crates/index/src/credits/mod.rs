@@ -72,7 +72,7 @@ use self::stay::Stayed;
 use self::want::{Ending, Want};
 use crate::batch::Loaded;
 use crate::index::KvIndex;
-use crate::intents::being_written;
+use crate::intents::being_written_or_owned;
 use crate::kv::{Applied, Condition, Transaction, Write};
 use crate::session::Session;
 use crate::types::Reserve;
@@ -249,7 +249,11 @@ impl KvIndex {
     ) -> Result<Vec<Option<Result<Generation>>>> {
         let want = Want::of(items);
         let refused = |samples: &[SampleId]| {
-            let result = |item: &Reserve| samples.contains(&item.sample).then(|| Err(being_written(&item.sample)));
+            let result = |item: &Reserve| {
+                samples
+                    .contains(&item.sample)
+                    .then(|| Err(being_written_or_owned(item)))
+            };
             Ok(items.iter().map(result).collect())
         };
         let since = match self.join_line(session, &want, deadline).await? {

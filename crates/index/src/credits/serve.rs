@@ -65,8 +65,7 @@ pub(super) struct Giver<'a> {
 
 impl Giver<'_> {
     fn keys(&self, waiter: &Waiter) -> Vec<String> {
-        let keys = waiter.want.samples.iter();
-        keys.map(|wish| self.index.layout().pending(&wish.sample)).collect()
+        waiter.want.in_its_way(self.index.layout())
     }
 
     /// The want goes, and its owner is told how the wait ended.
@@ -102,7 +101,8 @@ impl Giver<'_> {
         let key = layout.note(session, until, self.session.id(), self.session.notes.next());
         let (mut moved, mut note) = (Moved::default(), Note::default());
         for wish in &want.samples {
-            moved.conditions.push(Condition::Absent(layout.pending(&wish.sample)));
+            moved.conditions.extend(wish.in_its_way(layout).map(Condition::Absent));
+            moved.writes.extend(layout.put_claims(&wish.sample, &wish.claims));
             let record = wish.reserved(session, until);
             moved.writes.push(layout.put_reserved(&wish.sample, &record)?);
             note.add(Holding {
@@ -128,7 +128,7 @@ impl Giver<'_> {
         // Two may want the same sample: the second finds out when the first has it.
         let mut reserving = BTreeSet::new();
         let taken = self.index.house().take_along(bytes, |session, want| {
-            let keys: Vec<String> = want.samples.iter().map(|wish| layout.pending(&wish.sample)).collect();
+            let keys = want.in_its_way(layout);
             let (mut more, note) = self.reserve_for(session, want, until)?;
             more.conditions.push(Condition::Present(layout.alive(session)));
             let fits = !keys.iter().any(|key| reserving.contains(key)) && moved.add(more, room);
@@ -164,7 +164,7 @@ impl Giver<'_> {
                 continue;
             }
             let wishes = waiter.want.samples.iter();
-            let samples = wishes.filter(|wish| taken(&self.index.layout().pending(&wish.sample)));
+            let samples = wishes.filter(|wish| wish.in_its_way(self.index.layout()).any(|key| taken(&key)));
             let samples = samples.map(|wish| wish.sample.clone()).collect();
             left_in_line += usize::from(!add(self.end(waiter, Ending::Taken { samples })?));
         }

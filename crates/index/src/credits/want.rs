@@ -1,6 +1,6 @@
 //! What one who waits for credits writes, and what it is told.
 
-use holdfast_core::{Nonce, Result, SampleId};
+use holdfast_core::{Nonce, ObjectKey, Result, SampleId};
 use holdfast_custody::{Reserved, SessionId, Tick, Version};
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +23,8 @@ pub(super) struct Wish {
     bytes: u64,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     plan: String,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) claims: Vec<ObjectKey>,
 }
 
 impl Want {
@@ -32,10 +34,17 @@ impl Want {
             nonce: item.nonce,
             bytes: item.bytes,
             plan: item.plan.clone(),
+            claims: item.claims.clone(),
         });
         Self {
             samples: samples.collect(),
         }
+    }
+
+    /// Everything that must be absent for it to be served.
+    pub(super) fn in_its_way(&self, layout: &Layout) -> Vec<String> {
+        let keys = self.samples.iter().flat_map(|wish| wish.in_its_way(layout));
+        keys.collect()
     }
 
     /// How many bytes it takes to serve it.
@@ -52,6 +61,12 @@ impl Wish {
         Reserved::new(by, self.nonce, self.bytes, until)
             .with_paid(self.bytes)
             .with_plan(&self.plan)
+            .with_claims(&self.claims)
+    }
+
+    /// Everything that must be absent for it to be reserved.
+    pub(super) fn in_its_way<'a>(&'a self, layout: &'a Layout) -> impl Iterator<Item = String> + 'a {
+        layout.in_its_way(&self.sample, &self.claims)
     }
 }
 

@@ -91,6 +91,7 @@ impl Client {
             nonce: Nonce::from_u64(7),
             bytes: 4096,
             plan: format!("plan of {label}"),
+            claims: Vec::new(),
         };
         let generation: Generation = only(self.index.reserve(&self.session, &[item], CALL).await)?;
         Ok(SampleRef { sample, generation })
@@ -138,6 +139,7 @@ impl Client {
                     nonce: Nonce::from_u64(7),
                     bytes: 1,
                     plan: String::new(),
+                    claims: Vec::new(),
                 })
             })
             .collect::<CaseResult<_>>()?;

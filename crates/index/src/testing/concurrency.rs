@@ -150,6 +150,7 @@ async fn produce(client: Client, producer: usize, count: usize) -> CaseResult {
                     nonce: Nonce::from_u64(3),
                     bytes: 1,
                     plan: String::new(),
+                    claims: Vec::new(),
                 })
             })
             .collect::<CaseResult<_>>()?;

@@ -9,6 +9,7 @@ use holdfast_custody::{Live, Reserved, Retired, SessionId, Tick, invariants};
 use super::check::{CaseResult, Failure};
 use super::client::CALL;
 use super::context::Context;
+use crate::intents::owner;
 use crate::kv::{Entry, Read, prefix};
 use crate::layout::Layout;
 use crate::notes::{Holding, Note};
@@ -52,7 +53,7 @@ impl Records {
     /// The keys that are not about sessions or the clock: none when everything was freed. A note belongs to its session,
     /// and vanishes with it or when it is due.
     pub(super) fn left_over(&self) -> Vec<&str> {
-        "psgfq"
+        "psgfqk"
             .chars()
             .flat_map(|kind| self.of(kind).map(|entry| entry.key.as_str()))
             .collect()
@@ -78,6 +79,7 @@ impl Records {
     pub(super) fn are_consistent(&self) -> CaseResult {
         let mut lists = BTreeSet::new();
         let mut held = Vec::new();
+        let mut claims = BTreeSet::new();
         let at_home = |entry: &Entry, home: String| -> CaseResult {
             ensure_eq!(entry.key, home, "the home of a record");
             Ok(())
@@ -85,6 +87,7 @@ impl Records {
         for entry in self.of('p') {
             let (sample, record) = (name(&entry.key)?, decode_versioned::<Reserved>(entry)?.record);
             at_home(entry, self.layout.pending(&sample))?;
+            claims.extend(record.claims.iter().map(|key| (self.layout.claim(key), sample.clone())));
             held.push((record.session, record.until, sample, None));
         }
         for entry in self.of('s') {
@@ -98,6 +101,7 @@ impl Records {
             );
             at_home(entry, self.layout.live(&sample))?;
             lists.extend(self.layout.ready_entries(&sample, &record, None));
+            claims.extend(record.claims.iter().map(|key| (self.layout.claim(key), sample.clone())));
             let of_leases = record.leases().map(|lease| (lease.session, lease.until));
             held.extend(of_leases.map(|(who, until)| (who, until, sample.clone(), Some(record.generation))));
         }
@@ -118,9 +122,13 @@ impl Records {
                 );
             }
             at_home(entry, self.layout.retired_home(&sample, &record)?)?;
+            claims.extend(record.claims.iter().map(|key| (self.layout.claim(key), sample.clone())));
             let of_readers = record.readers.iter().map(|lease| (lease.session, lease.until));
             held.extend(of_readers.map(|(who, until)| (who, until, sample.clone(), Some(generation))));
         }
+        let claimed = self.of('k').map(|entry| Ok((entry.key.clone(), owner(entry)?.sample)));
+        let claimed: BTreeSet<_> = claimed.collect::<Result<_>>()?;
+        ensure_eq!(claimed, claims, "claims, and those of the records");
         let seen: BTreeSet<String> = self.of('q').map(|entry| entry.key.clone()).collect();
         let missing: Vec<_> = lists.difference(&seen).collect();
         let too_many: Vec<_> = seen.difference(&lists).collect();

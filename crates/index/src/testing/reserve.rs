@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use holdfast_core::{ErrorKind, Nonce, SampleId};
+use holdfast_core::{ErrorKind, Nonce, ObjectKey, SampleId};
 use holdfast_custody::Reason;
 
-use super::check::{CaseResult, refused};
-use super::client::{CALL, LONG, a};
+use super::check::{CaseResult, Failure, refused};
+use super::client::{CALL, Client, LONG, a};
 use super::context::Context;
-use crate::Reserve;
+use super::records::Records;
+use crate::{MOST_CLAIMS, Reserve, SampleRef};
 
 cases! {
     "reserve" Nothing
@@ -30,6 +31,81 @@ cases! {
         "What an ended session held is taken back by the next sweeps.";
     any_name_will_do
         "A sample may have any name.";
+    an_object_has_one_owner_until_it_is_freed
+        "What it claims is its own until it is freed; nobody else can claim it before (`Conflict`).";
+    claims_that_cannot_be_kept_are_refused
+        "At most `MOST_CLAIMS`, each once.";
+}
+
+fn claiming(label: &str, keys: &[&str]) -> CaseResult<Reserve> {
+    let claims = keys.iter().map(ObjectKey::new).collect::<holdfast_core::Result<_>>()?;
+    Ok(Reserve { claims, ..wish(label)? })
+}
+
+async fn an_object_has_one_owner_until_it_is_freed(context: &Context) -> CaseResult {
+    let other = context.join().await?;
+    let reserve = async |client: &Client, wish: Reserve| {
+        let sample = wish.sample.clone();
+        let mut generations = client.index().reserve(client.session(), &[wish], CALL).await;
+        let generation = generations.pop().ok_or_else(|| Failure::new("no answer"))?;
+        Ok::<_, Failure>(generation.map(|generation| SampleRef { sample, generation }))
+    };
+    let keys = [
+        ObjectKey::new("x,y".replace(',', "/"))?,
+        ObjectKey::new("x:%")?,
+        ObjectKey::new("z")?,
+    ];
+    let owners = async || -> CaseResult<_> { Ok(other.index().owners(&keys, CALL).await?) };
+    ensure_eq!(owners().await?, [None, None, None], "owners of nothing");
+    let first = reserve(context, claiming("s", &["x/y", "x:%"])?).await??;
+    let owned = [Some(first.clone()), Some(first.clone()), None];
+    ensure_eq!(owners().await?, owned, "owners when it is reserved");
+    let refusal = || claiming("t", &["z", "x:%"]);
+    refused(
+        reserve(&other, refusal()?).await?,
+        ErrorKind::Conflict,
+        "while it is reserved",
+    )?;
+    context.commit(&first, &["a"]).await?;
+    refused(
+        reserve(&other, refusal()?).await?,
+        ErrorKind::Conflict,
+        "while it is live",
+    )?;
+    let again = reserve(context, claiming("s", &["x/y"])?).await?;
+    refused(again, ErrorKind::Conflict, "for another generation of the same sample")?;
+    Records::read(context).await?.are_consistent()?;
+    context.retire(&first, Reason::Aborted).await?;
+    refused(
+        reserve(&other, refusal()?).await?,
+        ErrorKind::Conflict,
+        "while it is retired",
+    )?;
+    ensure_eq!(owners().await?, owned, "owners when it is retired");
+    context.freed(&first).await?;
+    ensure_eq!(owners().await?, [None, None, None], "owners when it is freed");
+    let second = reserve(&other, refusal()?).await??;
+    ensure_eq!(
+        owners().await?,
+        [None, Some(second.clone()), Some(second.clone())],
+        "owners after that"
+    );
+    Records::read(context).await?.are_consistent()
+}
+
+async fn claims_that_cannot_be_kept_are_refused(context: &Context) -> CaseResult {
+    let many: Vec<String> = (0..=MOST_CLAIMS).map(|n| format!("x:{n}")).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    let wishes = [
+        claiming("s", &many)?,
+        claiming("t", &["x", "x"])?,
+        claiming("u", &many[1..])?,
+    ];
+    let results = context.index().reserve(context.session(), &wishes, CALL).await;
+    refused(results[0].clone(), ErrorKind::Invalid, "too many")?;
+    refused(results[1].clone(), ErrorKind::Invalid, "one twice")?;
+    ensure!(results[2].is_ok(), "as many as there may be: {results:?}");
+    Ok(())
 }
 
 fn wish(label: &str) -> CaseResult<Reserve> {
@@ -38,6 +114,7 @@ fn wish(label: &str) -> CaseResult<Reserve> {
         nonce: Nonce::from_u64(9),
         bytes: 1,
         plan: String::new(),
+        claims: Vec::new(),
     })
 }
 

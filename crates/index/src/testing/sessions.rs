@@ -60,6 +60,7 @@ async fn everything_is_fenced(client: &Client, hands: &Hands) -> CaseResult {
         nonce: Nonce::from_u64(1),
         bytes: 1,
         plan: String::new(),
+        claims: Vec::new(),
     };
     let commit = Commit {
         sample: hands.reserved.clone(),

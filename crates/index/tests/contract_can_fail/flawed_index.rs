@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::{Error, Generation, Result, SampleId};
+use holdfast_core::{Error, Generation, ObjectKey, Result, SampleId};
 use holdfast_custody::{GroupName, Reason, Tick, Version};
 use holdfast_index::{Answered, Commit, FreeTask, Held, Index, Reserve, SampleRef, Session, SweepReport, View};
 use parking_lot::Mutex;
@@ -164,6 +164,10 @@ impl Index for FlawedIndex {
 
     async fn look(&self, samples: &[SampleId], within: Duration) -> Result<Vec<Option<View>>> {
         self.inner.look(samples, within).await
+    }
+
+    async fn owners(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<Option<SampleRef>>> {
+        self.inner.owners(keys, within).await
     }
 
     async fn sweep(&self, session: &Session, limit: usize, within: Duration) -> Result<SweepReport> {

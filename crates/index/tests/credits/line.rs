@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use holdfast_core::ErrorKind;
-use holdfast_index::Index;
+use holdfast_core::{ErrorKind, ObjectKey};
+use holdfast_index::{Index, Reserve};
 
 use crate::world::{SOON, WITHIN, World, ended, kind, waiting, wish};
 
@@ -223,4 +223,33 @@ async fn a_second_wait_goes_on_when_the_history_was_forgotten() {
         waiter.use_up(&b).await;
         world.books();
     }
+}
+
+#[tokio::test]
+async fn who_waits_with_claims_is_served_with_them_or_told_that_another_has_them() {
+    let world = World::with_budget(10).await;
+    let (owner, first, second) = (world.join().await, world.join().await, world.join().await);
+    let a = owner.reserve("a", 10, WITHIN).await.expect("fits");
+    let key = ObjectKey::new("x:1").expect("a key");
+    let mut waiters = Vec::new();
+    for (name, client) in [("b", first), ("c", second)] {
+        let wish = Reserve {
+            claims: vec![key.clone()],
+            ..wish(name, 5)
+        };
+        waiters.push(tokio::spawn(async move {
+            let mut generations = client.index.reserve(&client.session, &[wish], WITHIN).await;
+            generations.pop().expect("an answer")
+        }));
+        world.until_waiting(waiters.len()).await;
+    }
+    owner.use_up(&a).await;
+    let mut answers = Vec::new();
+    for waiter in waiters {
+        answers.push(ended(waiter).await);
+    }
+    let generation = *answers[0].as_ref().expect("the first is served");
+    assert_eq!(kind(answers.remove(1)), ErrorKind::Conflict);
+    let owners = owner.index.owners(&[key], WITHIN).await.expect("owners");
+    assert_eq!(owners, [Some(crate::world::sample("b", generation))]);
 }

@@ -174,6 +174,7 @@ pub(crate) fn wish(name: &str, bytes: u64) -> Reserve {
         nonce: Nonce::from_u64(1),
         bytes,
         plan: format!("plan of {name}"),
+        claims: Vec::new(),
     }
 }
 

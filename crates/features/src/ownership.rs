@@ -1,0 +1,99 @@
+//! Which objects a store may own although another writer named them, and which it may remove.
+//!
+//! A physical key belongs to one live generation of one store:
+//!
+//! | key | its owner | which is kept by |
+//! |---|---|---|
+//! | `{store}/{sample}/g{generation}-{nonce}/…` | that generation | its form; it is never adopted |
+//! | `kv/…` | the page tier | its form; it is never adopted |
+//! | any other that begins with `{store}/` or one of `adopt_prefixes` | the sample that claims it in the index, from its announcement until it is freed | OW2 |
+//! | anything else | not this store | it is refused |
+//!
+//! Invariants:
+//! - OW1: a key that is not for adoption is refused wherever it comes from: an announcement, a tensor to adopt, a
+//!   description or a plan that was read. So a record, whoever wrote it, cannot make a sweeper remove what another store owns.
+//! - OW2: of all generations of a store one at most claims a key. The claim is made in the transaction that reserves, and
+//!   goes in the one that frees.
+//! - OW3: before objects that another writer named are removed, the index is asked whose they are; what another
+//!   generation claims stays. That is for records without claims: of an earlier release, or forged.
+//!
+//! The bound: claims are per store, because the least role of a tenant in etcd ends at its own store. Two stores that are
+//! given the same prefix can own the same object. By default they are not: no two stores have the same name.
+
+use std::collections::HashMap;
+
+use holdfast_core::{Deadline, Error, ErrorKind, KeySpace, ObjectKey, Result};
+
+use crate::config::FeatureConfig;
+use crate::free::Job;
+use crate::store::Inner;
+
+/// Refuses a key that Holdfast made for itself: nobody else can own it.
+pub(crate) fn refuse_own_making(operation: &'static str, key: &ObjectKey) -> Result<()> {
+    let whose = match KeySpace::of(key) {
+        KeySpace::Foreign => return Ok(()),
+        KeySpace::Samples => "this object's key is that of a sample of some store, which owns it; it cannot be adopted",
+        KeySpace::Pages => "this object's key is that of a KV page, which the page tier owns; it cannot be adopted",
+    };
+    Err(Error::new(ErrorKind::Denied, operation, whose).with("key", key))
+}
+
+impl FeatureConfig {
+    /// Refuses a key that this store may not own.
+    pub(crate) fn refuse_key(&self, operation: &'static str, key: &ObjectKey) -> Result<()> {
+        refuse_own_making(operation, key)?;
+        let text = key.as_str();
+        let is_own = text
+            .strip_prefix(self.store.as_str())
+            .is_some_and(|rest| rest.starts_with('/'));
+        if is_own || self.adopt_prefixes.iter().any(|prefix| text.starts_with(prefix)) {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Denied,
+            operation,
+            "this store does not own objects with such keys: they begin with its name and a slash, or with one of \
+             `adopt_prefixes`; name the prefix there if no other store uses it",
+        )
+        .with("key", key)
+        .with("store", &self.store))
+    }
+}
+
+impl Inner {
+    /// Of each job, the objects that may be removed now: all of them, but for those that another generation owns. An error
+    /// if it names one that is not this store's, or if it could not be found out.
+    pub(crate) async fn removable(&self, jobs: &[Job]) -> Vec<Result<Vec<ObjectKey>>> {
+        let is_foreign = |key: &&ObjectKey| KeySpace::of(key) == KeySpace::Foreign;
+        let foreign: Vec<ObjectKey> = jobs
+            .iter()
+            .flat_map(|job| &job.keys)
+            .filter(is_foreign)
+            .cloned()
+            .collect();
+        let owners = if foreign.is_empty() {
+            Ok(HashMap::new())
+        } else {
+            let deadline = Deadline::after(&*self.clock, self.config.call_within);
+            let owners = self.index.owners(&foreign, deadline.remaining(&*self.clock)).await;
+            owners.map(|owners| foreign.into_iter().zip(owners).collect::<HashMap<_, _>>())
+        };
+        let removable = |job: &Job| {
+            let mut keys = Vec::with_capacity(job.keys.len());
+            for key in &job.keys {
+                if is_foreign(&key) {
+                    self.config.refuse_key("features.free", key)?;
+                    let owner = owners.as_ref().map_err(Clone::clone)?.get(key).and_then(Option::as_ref);
+                    if let Some(owner) = owner.filter(|owner| **owner != job.sample) {
+                        let (sample, owner) = (&job.sample.sample, &owner.sample);
+                        tracing::warn!(%sample, %owner, %key, "an object is another sample's by now; it is left alone");
+                        continue;
+                    }
+                }
+                keys.push(key.clone());
+            }
+            Ok(keys)
+        };
+        jobs.iter().map(removable).collect()
+    }
+}
