@@ -20,7 +20,8 @@ and ``lhs``. They are visible together or not at all.
 A put returns when the tensors are copied into registered memory of the pool, so the caller may overwrite them. The pool
 is the limit of what is under way, in bytes; when it is full, or the store's budget is, putting waits. ``flush`` waits
 for all of it and raises if any of it failed. If the process dies before that, what was not committed is removed by the
-others.
+others. Of several puts of one key the last call wins, and a removal sees those that are under way: one that has not begun is
+taken back, and one that has is waited for.
 
 TorchSpec builds its store from a ``MooncakeConfig`` in four places. :func:`replace_mooncake_store` has them all build this
 one, in the process that calls it; :meth:`EagleStore.from_config` does so for one.
@@ -37,7 +38,7 @@ import os
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, fields
 from types import TracebackType
@@ -50,7 +51,7 @@ from holdfast._lending import check_memory
 from holdfast._opening import open as open_store
 from holdfast._store import FeatureStore
 from holdfast._tensor import Tensor
-from holdfast.errors import NotFound
+from holdfast.errors import NotFound, Timeout
 
 __all__ = ["EagleOutput", "EagleStore", "PutsFailed", "replace_mooncake_store"]
 
@@ -170,7 +171,8 @@ class EagleStore:
         tensors = {name: tensor.detach() for name, tensor in given.items() if tensor is not None}
         copied = {SUFFIXES[name]: self._copied(tensor) for name, tensor in tensors.items()}
         with self._lock:
-            future = self._workers.submit(self._put, key, copied)
+            before = [earlier for earlier, of in self._under_way.items() if of == key]
+            future = self._workers.submit(self._put, key, copied, before)
             self._under_way[future] = key
         future.add_done_callback(self._ended)
         return {
@@ -233,6 +235,7 @@ class EagleStore:
         """Does the removals that were deferred: call it when the step is safe. How many there were."""
         with self._lock:
             keys = list(self._deferred)
+        self._end_puts(keys)
         done = 0
         for key, error in zip(keys, self._store.abort_many(keys) if keys else []):
             if error is not None and not isinstance(error, NotFound):
@@ -266,17 +269,28 @@ class EagleStore:
         memory.torch().copy_(tensor)
         return memory
 
-    def _put(self, key: str, tensors: dict[str, Any]) -> None:
+    def _put(self, key: str, tensors: dict[str, Any], before: list[Future[None]]) -> None:
+        wait(before)  # they were begun before this one, by the order of the queue, and each has a deadline
         self._store.put(key, tensors)
 
     def _ended(self, future: Future[None]) -> None:
         with self._lock:
             key = self._under_way.pop(future, None)
-            error = future.exception()
+            error = None if future.cancelled() else future.exception()
             if key is not None and error is not None:
                 self._failed[key] = error
 
+    def _end_puts(self, keys: Collection[str]) -> None:
+        """Takes back or waits for puts that are under way: one that ends later would make a removed sample live again."""
+        with self._lock:
+            puts = [future for future, key in self._under_way.items() if key in keys]
+        begun = [future for future in puts if not future.cancel()]  # not under the lock: it tells _ended
+        late = wait(begun, timeout=2 * self._store.settings.timeout).not_done
+        if late:
+            raise Timeout("puts of this sample do not end; it is not removed, call again", operation="torchspec.remove")
+
     def _remove(self, key: str) -> None:
+        self._end_puts([key])
         try:
             self._store.abort(key)
         except NotFound:

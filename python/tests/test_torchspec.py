@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -135,6 +136,63 @@ def test_more_under_way_than_the_pool_holds(open_eagle: OpenEagle) -> None:
     for n in range(12):
         got = store.get(f"k{n}", {"hidden_states": (1 << 20,), "input_ids": (1,)}, {}, "cpu")
         assert int(got.input_ids) == n and float(got.hidden_states[7]) == n
+
+
+class Held:
+    """Holds up the first put of a store until it is let go, or a second one has passed it."""
+
+    def __init__(self, eagle: EagleStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.go, self.passed = threading.Event(), threading.Event(), threading.Event()
+        put = eagle._store.put
+
+        def held(key: str, tensors: Any) -> Any:
+            if not self.begun.is_set():
+                self.begun.set()
+                self.go.wait(20)
+                return put(key, tensors)
+            ref = put(key, tensors)
+            self.passed.set()
+            return ref
+
+        monkeypatch.setattr(eagle._store, "put", held)
+
+
+def test_of_two_puts_of_one_key_the_later_call_wins(open_eagle: OpenEagle, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_eagle()
+    held = Held(store, monkeypatch)
+    store.put("k", torch.zeros(2), torch.tensor([1]), None)
+    assert held.begun.wait(20)
+    store.put("k", torch.ones(2), torch.tensor([2]), None)
+    held.passed.wait(1)  # it must not happen: what is shown is who wins if it does
+    held.go.set()
+    store.flush()
+    got = store.get("k", {"hidden_states": (2,), "input_ids": (1,)}, {}, "cpu")
+    assert int(got.input_ids) == 2 and float(got.hidden_states[0]) == 1.0
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+def test_a_removal_sees_puts_that_are_under_way(
+    open_eagle: OpenEagle, monkeypatch: pytest.MonkeyPatch, deferred: bool
+) -> None:
+    store = open_eagle(defer_removals=deferred)
+    held = Held(store, monkeypatch)
+    for _ in range(6):  # some of them have not begun
+        store.put("k", torch.zeros(2), torch.tensor([1]), None)
+    assert held.begun.wait(20)
+
+    def remove() -> None:
+        store.remove_eagle3_tensors("k")
+        if deferred:
+            assert store.trained() == 1
+
+    removing = threading.Thread(target=remove)
+    removing.start()
+    removing.join(0.5)
+    held.go.set()
+    removing.join(60)
+    assert not removing.is_alive()
+    store.flush()
+    assert not store.exists("k"), "a put that ended later has made it live again"
 
 
 def test_warming_up_leaves_nothing(open_store: OpenStore) -> None:
