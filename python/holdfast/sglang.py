@@ -419,7 +419,7 @@ def _memory(tensor: torch.Tensor) -> Memory:
     storage = tensor.untyped_storage()
     if tensor.device.type != "cpu":
         raise Invalid("pages lie in host memory", operation="sglang.memory")
-    return Memory(storage.data_ptr(), storage.nbytes(), tensor)
+    return Memory(storage.data_ptr(), storage.nbytes(), storage)  # the tensor could be given other memory
 
 
 def _is_rank_sharded(name: Any, host: Any) -> bool:

@@ -188,7 +188,7 @@ class HoldfastTierManager(SecondaryTierManager):
         self._lookups.flush()
 
     def drain_jobs(self) -> None:
-        """Waits until no job is open. What was not begun fails at once, and what was is bounded by its timeout."""
+        """Waits until no job is open. What was not begun fails at once, and a call under way is bounded by its timeout."""
         with self._idle:
             self._draining = True
             try:
@@ -213,6 +213,7 @@ class HoldfastTierManager(SecondaryTierManager):
         self, threads: ThreadPoolExecutor, job: TransferJob, work: Callable[[list[str], list[int]], list[bool]]
     ) -> None:
         keys = list(job.keys)
+        slots = [self._memory.address + int(chunk) * self.block_size_bytes for chunk in job.chunk_ids]
         with self._idle:
             refused = self._open >= self._most_jobs or self._closed
             if not refused:
@@ -221,7 +222,6 @@ class HoldfastTierManager(SecondaryTierManager):
             log.warning("%d jobs are open; one more was refused", self._most_jobs)
             self._finished.put(JobResult(job_id=job.job_id, success=False))
             return
-        slots = [self._memory.address + int(chunk) * self.block_size_bytes for chunk in job.chunk_ids]
         threads.submit(self._run, job.job_id, keys, slots, work)
 
     def _run(
@@ -256,6 +256,8 @@ class HoldfastTierManager(SecondaryTierManager):
     ) -> list[bool]:
         done: list[bool] = []
         for at in range(0, len(names), PAGES_A_CALL):
+            if self._draining:
+                return done + [False] * (len(names) - at)
             done += work(names[at : at + PAGES_A_CALL], slots[at : at + PAGES_A_CALL])
         return done
 

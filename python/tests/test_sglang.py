@@ -343,3 +343,13 @@ def test_a_page_that_was_given_back_is_never_written_to_later() -> None:
             assert bool((kept.view(torch.uint8) == 0xA5).all()), "nobody wrote to what was given back"
         finally:
             storage.close()
+
+
+def test_a_pools_memory_stays_when_its_tensor_is_given_other_memory() -> None:
+    from holdfast.sglang import _memory
+
+    tensor = torch.zeros(1024)
+    memory = _memory(tensor)
+    owner: Any = memory.owner
+    tensor.data = torch.empty(0)
+    assert owner.data_ptr() == memory.address and owner.nbytes() == memory.nbytes == 4096

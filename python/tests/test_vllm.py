@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -220,6 +221,39 @@ def test_jobs_are_bounded_and_all_of_them_end(serve: Callable[..., Server]) -> N
     assert sorted(result.job_id for result in results) == list(range(40)), "each exactly once"
     assert not all(result.success for result in results)
     assert not tier.has_pending_work()
+
+
+def test_a_job_that_names_no_slots_or_is_drained_leaves_none_open(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve()
+    wrong = SimpleNamespace(job_id=1, keys=keys(1), chunk_ids=["no slot"])
+    with pytest.raises(ValueError):
+        server.tier.submit_store(wrong)
+    assert not server.tier.has_pending_work()
+
+    monkeypatch.setattr("holdfast.vllm.PAGES_A_CALL", 1)
+    begun, go = threading.Event(), threading.Event()
+    calls: list[list[str]] = []
+
+    def slow(names: list[str], slots: list[int]) -> list[bool]:
+        calls.append(names)
+        begun.set()
+        assert go.wait(20)
+        return [True] * len(names)
+
+    server.tier._submit(server.tier._stores, SimpleNamespace(job_id=2, keys=keys(5), chunk_ids=list(range(5))), slow)
+    assert begun.wait(20)
+    draining = threading.Thread(target=server.tier.drain_jobs)
+    draining.start()
+    deadline = time.monotonic() + 20
+    while not server.tier._draining:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    go.set()
+    draining.join(20)
+    (result,) = server.tier.get_finished_jobs()
+    assert len(calls) == 1 and not result.success and len(result.successful_keys) == 1
 
 
 def test_a_slot_whose_load_failed_is_never_written_to_later() -> None:
