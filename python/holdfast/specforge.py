@@ -284,9 +284,16 @@ class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no 
         }
 
     def close(self) -> None:
-        """Closes the store if this object opened it. Readers end; samples stay."""
+        """Closes the store if this object opened it. Readers end; samples stay. Removals that are still owed are tried once
+        more; the log names what cannot be removed even now."""
         with self._lock:
             self._leases.clear()
+        try:
+            if len(self._removals):
+                self._store.find(["-"])  # if nobody answers, each of them would take its time to find out
+                self._removals.settle(None, 1, 0.0, time.sleep, wait=False)
+        except (HoldfastError, FeatureStoreFailure) as error:
+            log.error("%d removals are owed and are given up by closing: %s", len(self._removals), error)
         self._close()
 
     def __enter__(self) -> HoldfastFeatureStore:

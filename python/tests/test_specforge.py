@@ -7,7 +7,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -283,6 +283,29 @@ def test_an_index_that_does_not_answer(start_cluster: Callable[..., Cluster]) ->
         for ref in (released, aborted):
             with pytest.raises(KeyError):
                 features.get(ref)
+
+
+def test_closing_settles_removals_that_are_owed_or_names_them(
+    start_cluster: Callable[..., Cluster], caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = start_cluster(segment_mib=64)
+    settings = {"pool_bytes": 16 << 20, "sweep_every": None, "timeout": 3.0, **cluster.settings()}
+    one, other = (HoldfastFeatureStore(store_id="run", **settings) for _ in range(2))
+    with HoldfastFeatureStore(store_id="run", **settings) as watching:
+        first, second = one.put(tensors(1), sample_id="a", metadata={}), other.put(tensors(2), sample_id="b", metadata={})
+        os.kill(cluster.pids["etcd-0"], signal.SIGSTOP)
+        try:
+            one.abort("a", reason="test")
+            other.abort("b", reason="test")
+            with suppress(holdfast.HoldfastError):  # the session may not be ended either
+                other.close()
+            assert [record.levelname for record in caplog.records if "given up by closing" in record.getMessage()] == ["ERROR"]
+        finally:
+            os.kill(cluster.pids["etcd-0"], signal.SIGCONT)
+        one.close()
+        with pytest.raises(KeyError):
+            watching.get(first)
+        assert watching.get(second), "it was named, and is still there"
 
 
 def test_an_engine_that_does_not_answer_is_a_runtime_error(cluster: Cluster, store_name: str) -> None:
