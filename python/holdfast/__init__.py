@@ -20,6 +20,7 @@ from __future__ import annotations
 from holdfast import errors
 from holdfast._holdfast import Announced, version
 from holdfast._opening import open
+from holdfast._secrets import Secret
 from holdfast._settings import Settings
 from holdfast._store import FeatureStore, Lease
 from holdfast._tensor import Tensor
@@ -60,6 +61,7 @@ __all__ = [
     "NotFound",
     "PutItem",
     "SampleRef",
+    "Secret",
     "Settings",
     "Swept",
     "Tensor",

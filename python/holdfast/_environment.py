@@ -5,9 +5,14 @@
 | ``HOLDFAST_ETCD`` | ``etcd``: the index's addresses, with commas |
 | ``HOLDFAST_ADMIN`` | ``admin``: the masters' HTTP addresses, with commas |
 | ``HOLDFAST_KEY``, ``HOLDFAST_KEY_ID`` | ``key``, ``key_id`` of a sealed store |
+| ``HOLDFAST_ETCD_USER``, ``HOLDFAST_ETCD_PASSWORD`` | who we are to etcd; the password, or ``file:`` and its path |
+| ``HOLDFAST_ETCD_CA``, ``..._CERTIFICATE``, ``..._PRIVATE_KEY`` | ``tls`` of ``etcd_options``: paths |
+| ``HOLDFAST_ETCD_ROOT`` | ``root`` of ``etcd_options`` |
+| ``HOLDFAST_ETCD_ALLOW_PLAIN_PASSWORD`` | ``1``: a password may go over ``http`` |
 | ``HOLDFAST_SETTINGS`` | any of the settings of :func:`holdfast.open`, as JSON; or the path of a file with it |
 
-A variable of its own counts more than ``HOLDFAST_SETTINGS``.
+A variable of its own counts more than ``HOLDFAST_SETTINGS``. What is secret is handed on as a reference to its variable, or as
+the reference that the variable holds: so it is in no pickle, and it is read again when a connection is made.
 """
 
 from __future__ import annotations
@@ -25,15 +30,25 @@ from holdfast.errors import Invalid
 VARIABLES: Final = {
     "HOLDFAST_ETCD": "etcd",
     "HOLDFAST_ADMIN": "admin",
-    "HOLDFAST_KEY": "key",
     "HOLDFAST_KEY_ID": "key_id",
+}
+KEY: Final = "HOLDFAST_KEY"
+_PEMS: Final = {
+    "ca": "HOLDFAST_ETCD_CA",
+    "certificate": "HOLDFAST_ETCD_CERTIFICATE",
+    "key": "HOLDFAST_ETCD_PRIVATE_KEY",
 }
 SETTINGS: Final = "HOLDFAST_SETTINGS"
 
 
 def settings_of_environment(*further: str) -> dict[str, Any]:
     """The settings that the environment names. ``further`` are names that the caller knows beside those of ``open``."""
-    named = {name: os.environ[variable] for variable, name in VARIABLES.items() if os.environ.get(variable)}
+    named: dict[str, Any] = {name: os.environ[v] for v, name in VARIABLES.items() if os.environ.get(v)}
+    key, options = secret_of(KEY), etcd_options_of_environment()
+    if key is not None:
+        named["key"] = key
+    if options:
+        named["etcd_options"] = options
     settings = _settings(os.environ.get(SETTINGS, "").strip())
     known = {*inspect.signature(open_store).parameters, *further} - {"store", "client", "lazy"}
     strange = sorted(set(settings) - known)
@@ -43,6 +58,31 @@ def settings_of_environment(*further: str) -> dict[str, Any]:
             operation="python.environment",
         )
     return merged(settings, named)
+
+
+def secret_of(variable: str) -> str | None:
+    """Where the secret is that a variable holds or refers to (``file:PATH``, ``env:NAME``); none if it is not set."""
+    value = os.environ.get(variable)
+    if not value:
+        return None
+    return value if value.startswith(("file:", "env:")) else f"env:{variable}"
+
+
+def etcd_options_of_environment() -> dict[str, Any]:
+    """What the environment says about the connection to etcd, besides its addresses."""
+    options: dict[str, Any] = {}
+    for name, variable in (("user", "HOLDFAST_ETCD_USER"), ("root", "HOLDFAST_ETCD_ROOT")):
+        if os.environ.get(variable):
+            options[name] = os.environ[variable]
+    password = secret_of("HOLDFAST_ETCD_PASSWORD")
+    if password is not None:
+        options["password"] = password
+    tls = {name: os.environ[variable] for name, variable in _PEMS.items() if os.environ.get(variable)}
+    if tls:
+        options["tls"] = tls
+    if os.environ.get("HOLDFAST_ETCD_ALLOW_PLAIN_PASSWORD", "0").lower() in ("1", "true"):
+        options["allow_plain_password"] = True
+    return options
 
 
 def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:

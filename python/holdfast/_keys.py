@@ -1,7 +1,7 @@
 """The keys of a sealed store: what people write, and what the compiled half takes.
 
-Nothing here shows a key: not the representation, not an error. A store that is pickled takes its keys along, because the
-process that opens it there needs them; the pickle is as secret as they are.
+Nothing here shows a key: not the representation, not an error. A store that is pickled takes along where its keys are
+(``env:NAME``, ``file:PATH``); with a key that is given by itself it refuses to be pickled.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import os
 from collections.abc import Mapping
 from typing import Final, Union
 
+from holdfast._secrets import Secret
 from holdfast.errors import Invalid
 
 __all__ = ["Key", "Keys", "keys_of"]
 
-OneKey = Union[bytes, bytearray, memoryview, str, "os.PathLike[str]"]
+OneKey = Union[bytes, bytearray, memoryview, str, "os.PathLike[str]", Secret]
 """32 bytes; their text in base64 or hex; ``"env:NAME"`` or ``"file:PATH"``, or a path, for where one of these is."""
 Key = Union[OneKey, Mapping[str, OneKey]]
 """One key, or several by their ids."""
@@ -28,7 +29,7 @@ class Keys:
 
     __slots__ = ("_secrets", "current")
 
-    def __init__(self, current: str, secrets: Mapping[str, bytes | str]) -> None:
+    def __init__(self, current: str, secrets: Mapping[str, Secret]) -> None:
         self.current = current
         self._secrets = dict(secrets)
 
@@ -39,7 +40,7 @@ class Keys:
 
     def native(self) -> tuple[str, list[tuple[str, bytes | str]]]:
         """As the compiled half takes them."""
-        return self.current, list(self._secrets.items())
+        return self.current, [(name, secret.native()) for name, secret in self._secrets.items()]
 
     def __repr__(self) -> str:
         return f"Keys(current={self.current!r}, ids={self.ids!r})"
@@ -50,7 +51,7 @@ class Keys:
     def __hash__(self) -> int:
         return hash((self.current, tuple(self.ids)))
 
-    def __reduce__(self) -> tuple[type[Keys], tuple[str, dict[str, bytes | str]]]:
+    def __reduce__(self) -> tuple[type[Keys], tuple[str, dict[str, Secret]]]:
         return Keys, (self.current, self._secrets)
 
 
@@ -73,13 +74,9 @@ def keys_of(key: Key | None, key_id: str | None) -> Keys | None:
     return Keys(key_id, secrets)
 
 
-def _secret(key: object) -> bytes | str:
-    if isinstance(key, str):
-        return key
-    if isinstance(key, (bytes, bytearray, memoryview)):
-        return bytes(key)
-    if isinstance(key, os.PathLike):
-        return f"file:{os.fsdecode(os.fspath(key))}"
+def _secret(key: object) -> Secret:
+    if isinstance(key, (str, bytes, bytearray, memoryview, os.PathLike, Secret)):
+        return Secret(key)
     raise _invalid(f"a key is 32 bytes, text, a path or a mapping of these; not {type(key).__name__}")
 
 

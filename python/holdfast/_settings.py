@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from holdfast import _secrets
 from holdfast._keys import Keys
 from holdfast.errors import Invalid
 
@@ -61,11 +62,14 @@ class Settings:
     index: Mapping[str, Any] = field(default_factory=dict)
     """Further settings of the index, the same for all: ``session_ttl``, ``tick``, ``grace_ticks``, ``reserve_ticks``."""
     etcd_options: Mapping[str, Any] = field(default_factory=dict)
-    """Further settings of the connection to etcd: ``root``, ``user``, ``password``, ``tls``, ..."""
+    """Further settings of the connection to etcd: ``root``, ``user``, ``password``, ``tls``, ... The password, and ``ca``,
+    ``certificate`` and ``key`` of ``tls``, become :class:`holdfast.Secret`: ``env:NAME`` and ``file:PATH`` are read at
+    every connection and travel with the settings; a secret that is given by itself stays in this process."""
     keys: Keys | None = None
     """The keys of a sealed store; none for a plain one. The same for all its processes."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "etcd_options", _secrets.guard(self.etcd_options))
         for name in ("timeout", "lease_seconds"):
             if not getattr(self, name) > 0:
                 raise Invalid("give a number of seconds above zero", operation="python.settings", facts={"setting": name})
@@ -86,8 +90,12 @@ class Settings:
         """The keys, as the compiled half takes them; never part of :meth:`to_json`."""
         return None if self.keys is None else self.keys.native()
 
+    def native_secrets(self) -> list[tuple[str, str]]:
+        """The secrets of etcd's connection that are not part of :meth:`to_json`, by their names."""
+        return _secrets.unwritten(self.etcd_options)
+
     def to_json(self) -> str:
-        """As the compiled half reads it; without the keys."""
+        """As the compiled half reads it; without the keys, and without secrets that are given by themselves."""
         tick = float(self.index.get("tick", 1.0))
         engine = {
             "master": self.master,
@@ -112,7 +120,7 @@ class Settings:
             "engine": _durations(engine),
             "features": _durations(features),
             "index": _durations(self.index),
-            "etcd": _milliseconds({"endpoints": list(self.etcd), **self.etcd_options}),
+            "etcd": _milliseconds({"endpoints": list(self.etcd), **_secrets.written(self.etcd_options)}),
             "budget": self.budget,
         }
         try:

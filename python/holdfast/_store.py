@@ -161,7 +161,7 @@ class FeatureStore:
             settings = self._settings
             _events.start()
             self._native = _holdfast.open_store(
-                settings.to_json(), self._client, settings.timeout, settings.native_keys()
+                settings.to_json(), self._client, settings.timeout, settings.native_keys(), settings.native_secrets()
             ).wait()
             self._pid = os.getpid()
             _process.remember(self)

@@ -171,7 +171,7 @@ class FeatureStore:
             settings = self._settings
             _events.start()
             operation = _holdfast.open_store(
-                settings.to_json(), self._client, settings.timeout, settings.native_keys()
+                settings.to_json(), self._client, settings.timeout, settings.native_keys(), settings.native_secrets()
             )
             self._native = await Pending(operation, lambda core: core)
             self._pid = os.getpid()

@@ -40,16 +40,17 @@ pub(crate) struct Core(AtHome<Arc<Opened>>);
 
 /// Begins to open a store; the operation's result is a `Core`.
 #[pyfunction]
-#[pyo3(signature = (settings, client, timeout, keys=None))]
+#[pyo3(signature = (settings, client, timeout, keys=None, secrets=Vec::new()))]
 pub(crate) fn open_store(
     py: Python<'_>,
     settings: &str,
     client: Option<Py<PyAny>>,
     timeout: f64,
     keys: Option<Keys>,
+    secrets: Vec<(String, String)>,
 ) -> PyResult<Operation> {
     let keyring = keys.map(Keys::keyring).transpose().or_raise(py)?;
-    let settings = Settings::read(settings, keyring).or_raise(py)?;
+    let settings = Settings::read(settings, keyring, secrets).or_raise(py)?;
     let within = seconds(timeout).or_raise(py)?;
     let work = async move { open(settings, client, within).await };
     let deliver = |py: Python<'_>, opened: Opened, _late| Core(AtHome::new(Arc::new(opened))).into_py_any(py);

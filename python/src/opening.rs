@@ -23,6 +23,7 @@ use holdfast_index_etcd::{EtcdConfig, EtcdKv};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use crate::ledger::{Keeper, Ledger};
 use crate::process;
@@ -43,16 +44,43 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Reads settings. Keys come by themselves: what is text may be shown.
-    pub(crate) fn read(text: &str, keyring: Option<Keyring>) -> Result<Self> {
-        let mut settings: Self = serde_json::from_str(text).map_err(|error| {
-            Error::invalid(OPERATION, "a setting is unknown or has a value that it cannot have").with("why", error)
-        })?;
+    /// Reads settings. Keys, and secrets that are not references, come by themselves: what is text may be shown.
+    pub(crate) fn read(text: &str, keyring: Option<Keyring>, secrets: Vec<(String, String)>) -> Result<Self> {
+        let mut settings: Self = read_json(OPERATION, text)?;
+        for (name, secret) in secrets {
+            settings.etcd.set_secret(&name, secret)?;
+        }
         settings.features.keyring = keyring;
+        settings.etcd.check()?;
         settings.engine.validate()?;
         settings.features.validate()?;
         Ok(settings)
     }
+}
+
+/// Reads settings, and does not repeat any value in the error if they cannot be: it may be a secret in a wrong place.
+pub(crate) fn read_json<T: DeserializeOwned>(operation: &'static str, text: &str) -> Result<T> {
+    serde_json::from_str(text).map_err(|error| {
+        let message = "a setting is unknown or has a value that it cannot have";
+        Error::invalid(operation, message).with("why", without_values(&error.to_string()))
+    })
+}
+
+/// A message of serde's without the value that it is about: `invalid type: string "…", expected …`.
+fn without_values(message: &str) -> String {
+    // The end of the value is the last such text: the value itself may have it, too.
+    let value = |kind: &str| {
+        message
+            .starts_with(kind)
+            .then(|| message.rfind(", expected "))
+            .flatten()
+    };
+    for kind in ["invalid type: ", "invalid value: "] {
+        if let Some(end) = value(kind) {
+            return format!("{}{}", kind.trim_end_matches(": "), &message[end..]);
+        }
+    }
+    message.to_owned()
 }
 
 /// The parts of an open store.
@@ -185,4 +213,26 @@ fn any_listens(addresses: &[String], within: Duration) -> bool {
     found
         .flatten()
         .any(|address| TcpStream::connect_timeout(&address, within.max(Duration::from_millis(1))).is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::without_values;
+
+    #[test]
+    fn no_value_of_a_setting_is_repeated() {
+        for (message, told) in [
+            (
+                r#"invalid type: string "hunter2, expected x", expected struct TlsConfig at line 1 column 9"#,
+                "invalid type, expected struct TlsConfig at line 1 column 9",
+            ),
+            ("invalid value: integer `7`, expected u8", "invalid value, expected u8"),
+            (
+                "unknown field `passwrod`, expected `password`",
+                "unknown field `passwrod`, expected `password`",
+            ),
+        ] {
+            assert_eq!(without_values(message), told);
+        }
+    }
 }

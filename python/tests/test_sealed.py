@@ -177,8 +177,11 @@ def test_no_key_is_shown(open_store: OpenStore) -> None:
         assert TEXT not in repr(refused.value)
 
 
-def test_a_pickled_store_takes_its_key_along(open_store: OpenStore) -> None:
-    store = open_store(key=KEY)
+def test_a_pickled_store_takes_along_where_its_key_is(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_STORE_KEY", TEXT)
+    with pytest.raises(holdfast.Invalid, match="env:NAME"):
+        pickle.dumps(open_store(key=KEY))
+    store = open_store(key="env:TEST_STORE_KEY")
     store.put("a", {"x": b"1"})
     copy = pickle.loads(pickle.dumps(store))
     assert copy.settings == store.settings

@@ -1,11 +1,12 @@
-//! The settings of an [`EtcdKv`](crate::EtcdKv): for a file, a person, and a log that may be read by anybody.
+//! The settings of an [`EtcdKv`](crate::EtcdKv): for a file, a person, and a log that may be read by anybody. Secrets in
+//! them have types of their own ([`crate::secret`]).
 
-use std::fmt;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use holdfast_core::{Error, Result};
 use serde::{Deserialize, Serialize};
+
+use crate::secret::{Pem, Secret};
 
 const OPERATION: &str = "etcd.config";
 
@@ -24,9 +25,12 @@ pub struct EtcdConfig {
     /// The user, if etcd wants one. Default: none.
     #[serde(default)]
     pub user: Option<String>,
-    /// That user's password. Default: none.
+    /// That user's password: itself, `env:NAME` or `file:PATH`. Default: none.
     #[serde(default)]
     pub password: Option<Secret>,
+    /// Whether a password may go over `http`, where everybody on the way can read it. Default: false.
+    #[serde(default)]
+    pub allow_plain_password: bool,
     /// Certificates, for endpoints with `https`. Default: none; `https` then trusts what the system trusts.
     #[serde(default)]
     pub tls: Option<TlsConfig>,
@@ -108,65 +112,6 @@ pub struct TlsConfig {
     pub server_name: Option<String>,
 }
 
-/// A text that no log shows.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Secret(String);
-
-impl Secret {
-    /// Takes the text.
-    pub fn new(text: impl Into<String>) -> Self {
-        Self(text.into())
-    }
-
-    pub(crate) fn reveal(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("(hidden)")
-    }
-}
-
-/// Certificates or a key: the path of a PEM file, or the PEM text itself (it begins with `-----BEGIN`).
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Pem(String);
-
-impl Pem {
-    /// Takes a path or the text.
-    pub fn new(path_or_text: impl Into<String>) -> Self {
-        Self(path_or_text.into())
-    }
-
-    fn is_text(&self) -> bool {
-        self.0.trim_start().starts_with("-----BEGIN")
-    }
-
-    pub(crate) fn load(&self) -> Result<Vec<u8>> {
-        if self.is_text() {
-            return Ok(self.0.clone().into_bytes());
-        }
-        std::fs::read(PathBuf::from(&self.0)).map_err(|error| {
-            Error::invalid(OPERATION, "a PEM file cannot be read")
-                .with("path", &self.0)
-                .caused_by(error)
-        })
-    }
-}
-
-impl fmt::Debug for Pem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.is_text() {
-            f.write_str("(hidden)")
-        } else {
-            fmt::Debug::fmt(&self.0, f)
-        }
-    }
-}
-
 impl EtcdConfig {
     /// The defaults, for these endpoints.
     pub fn new(endpoints: impl IntoIterator<Item = impl Into<String>>) -> Self {
@@ -175,6 +120,7 @@ impl EtcdConfig {
             root: default_root(),
             user: None,
             password: None,
+            allow_plain_password: false,
             tls: None,
             connect_timeout: default_connect_timeout(),
             try_timeout: default_try_timeout(),
@@ -186,6 +132,21 @@ impl EtcdConfig {
         }
     }
 
+    /// Puts in a secret that does not travel with the settings: `password`, `tls.ca`, `tls.certificate` or `tls.key`.
+    pub fn set_secret(&mut self, name: &str, text: String) -> Result<()> {
+        let pem = |tls: &mut Option<TlsConfig>, field: fn(&mut TlsConfig) -> &mut Option<Pem>, text: String| {
+            *field(tls.get_or_insert_default()) = Some(Pem::new(text));
+        };
+        match name {
+            "password" => self.password = Some(Secret::literal(text)),
+            "tls.ca" => pem(&mut self.tls, |tls| &mut tls.ca, text),
+            "tls.certificate" => pem(&mut self.tls, |tls| &mut tls.certificate, text),
+            "tls.key" => pem(&mut self.tls, |tls| &mut tls.key, text),
+            _ => return Err(Error::invalid(OPERATION, "there is no secret of this name").with("name", name)),
+        }
+        Ok(())
+    }
+
     /// Says what is wrong with the settings, if something is.
     pub fn check(&self) -> Result<()> {
         let wrong = |message: &str| Err(Error::invalid(OPERATION, message));
@@ -194,6 +155,10 @@ impl EtcdConfig {
         }
         for endpoint in &self.endpoints {
             let https = endpoint.starts_with("https://");
+            // First: what else is wrong with it is said together with the endpoint.
+            if endpoint.contains('@') {
+                return wrong("an endpoint has no user or password in it; give them as settings of their own");
+            }
             if !https && !endpoint.starts_with("http://") {
                 return Err(
                     Error::invalid(OPERATION, "an endpoint begins with http:// or https://").with("endpoint", endpoint)
@@ -205,6 +170,18 @@ impl EtcdConfig {
                         .with("endpoint", endpoint),
                 );
             }
+        }
+        let plain_endpoint = self.endpoints.iter().find(|endpoint| endpoint.starts_with("http://"));
+        if let Some(endpoint) = plain_endpoint
+            && self.password.is_some()
+            && !self.allow_plain_password
+        {
+            return Err(Error::invalid(
+                OPERATION,
+                "a password would go over http, where everybody on the way can read it; \
+                 use https endpoints, or set allow_plain_password",
+            )
+            .with("endpoint", endpoint));
         }
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '/');
         if self.root.is_empty() || !self.root.chars().all(plain) || self.root.split('/').any(str::is_empty) {

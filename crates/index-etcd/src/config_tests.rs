@@ -18,13 +18,20 @@ fn settings_survive_a_round_trip() {
     let mut config = EtcdConfig::new(["https://a:2379", "https://b:2379"]);
     config.try_timeout = Duration::from_millis(250);
     config.user = Some("u".into());
-    config.password = Some(Secret::new("p"));
+    config.password = Some(Secret::new("env:ETCD_PASSWORD"));
     config.tls = Some(TlsConfig {
         ca: Some(Pem::new("/etc/ca.pem")),
         ..TlsConfig::default()
     });
     let text = serde_json::to_string(&config).expect("text");
     assert_eq!(from_json(&text).expect("settings"), config);
+    config.password = Some(Secret::new("hunter2"));
+    let error = serde_json::to_string(&config).expect_err("a secret does not travel");
+    assert!(!error.to_string().contains("hunter2"), "{error}");
+    let mut received = from_json(&text).expect("settings");
+    received.set_secret("password", "hunter2".to_owned()).expect("a secret");
+    assert_eq!(received, config);
+    assert!(received.set_secret("passwrod", "hunter2".to_owned()).is_err());
 }
 
 #[test]
@@ -50,7 +57,7 @@ fn times_are_a_number_and_a_unit() {
 fn what_is_wrong_is_said() {
     let ok = EtcdConfig::new(["https://a:1"]);
     type Change = fn(&mut EtcdConfig);
-    let broken: [(&str, Change); 9] = [
+    let broken: [(&str, Change); 11] = [
         ("no endpoint", |c| c.endpoints.clear()),
         ("begins with http", |c| c.endpoints.push("a:1".into())),
         ("not https", |c| {
@@ -67,6 +74,13 @@ fn what_is_wrong_is_said() {
                 ..TlsConfig::default()
             })
         }),
+        ("allow_plain_password", |c| {
+            c.endpoints.push("http://b:1".into());
+            (c.user, c.password) = (Some("u".into()), Some(Secret::new("env:P")));
+        }),
+        ("user or password in it", |c| {
+            c.endpoints = vec!["https://u:hunter2@a:1".into()]
+        }),
         ("zero", |c| c.keep_alive = Duration::ZERO),
     ];
     ok.check().expect("lawful");
@@ -75,6 +89,7 @@ fn what_is_wrong_is_said() {
         change(&mut config);
         let error = config.check().expect_err(says);
         assert!(error.message().contains(says), "{error} should speak of {says:?}");
+        assert!(!error.to_string().contains("hunter2"), "{error}");
     }
 }
 

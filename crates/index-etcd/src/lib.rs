@@ -24,6 +24,10 @@
 //!   (everybody's calls go to the current one; who fails at it moves it on, once, and tries again within its deadline)
 //! ```
 //!
+//! Certificates and passwords are read when a connection is made, so what is rotated in files and variables is used from the
+//! next connection on, and one that etcd no longer accepts leads to a new connection. A process that was let in before is
+//! patient while the two sides of a rotation do not fit: it tries again until its caller's deadline.
+//!
 //! What may be tried again is decided in one place (`outcome`), by what the failure proves:
 //!
 //! | a try ended with | reads, watches, sessions | a transaction |
@@ -47,7 +51,7 @@
 //!
 //! | module | its job |
 //! |---|---|
-//! | [`config`] | the settings |
+//! | [`config`], [`secret`] | the settings, and passwords and keys in them |
 //! | `pool`, `dial` | connections, and which one is used |
 //! | `outcome` | what a failure proves |
 //! | `together`, `group` | which transactions are sent as one request |
@@ -61,9 +65,11 @@ mod group;
 mod kv;
 mod outcome;
 mod pool;
+pub mod secret;
 mod session;
 mod together;
 mod watch;
 
-pub use config::{EtcdConfig, Pem, Secret, TlsConfig};
+pub use config::{EtcdConfig, TlsConfig};
 pub use kv::EtcdKv;
+pub use secret::{Pem, Secret};

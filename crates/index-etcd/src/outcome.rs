@@ -73,9 +73,10 @@ const WANTS_NEW_TOKEN: &[&str] = &[
     "etcdserver: invalid auth token",
     "etcdserver: revision of auth store is old",
 ];
+/// The same, because the password that the connection was made with is not, or is no longer, the user's.
+const WANTS_ANOTHER_PASSWORD: &[&str] = &["etcdserver: authentication failed"];
 /// Messages about us that no retry changes.
 const WHO_ARE_YOU: &[&str] = &[
-    "etcdserver: authentication failed",
     "etcdserver: user name is empty",
     "etcdserver: user name not found",
     "etcdserver: authentication is not enabled",
@@ -98,6 +99,13 @@ fn judge_status(operation: &'static str, endpoint: &str, status: Status) -> Fail
     }
     if says(WANTS_NEW_TOKEN) {
         let error = new(ErrorKind::Unavailable, "etcd wants a new token");
+        return Failure::NotDone(error.with("reconnect", true));
+    }
+    if says(WANTS_ANOTHER_PASSWORD) {
+        let error = new(
+            ErrorKind::Denied,
+            "etcd does not let us in: check the user and its password",
+        );
         return Failure::NotDone(error.with("reconnect", true));
     }
     if says(TOOK_NOTHING_IN) {
@@ -192,6 +200,14 @@ mod tests {
             verdict(Code::InvalidArgument, "etcdserver: revision of auth store is old"),
             not_done
         );
+        assert_eq!(
+            verdict(
+                Code::InvalidArgument,
+                "etcdserver: authentication failed, invalid user ID or password"
+            ),
+            ("not done", ErrorKind::Denied),
+            "another connection reads the password again"
+        );
         for (code, message) in [
             (Code::Unavailable, "etcdserver: request timed out"),
             (
@@ -222,11 +238,6 @@ mod tests {
             (
                 Code::PermissionDenied,
                 "etcdserver: permission denied",
-                ErrorKind::Denied,
-            ),
-            (
-                Code::InvalidArgument,
-                "etcdserver: authentication failed, invalid user ID or password",
                 ErrorKind::Denied,
             ),
             (

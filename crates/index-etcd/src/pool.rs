@@ -19,16 +19,18 @@
 //!
 //! A connection that is in doubt is forgotten, so that whoever comes next makes a new one; calls under way on it are not
 //! disturbed. One caller at a time connects to a node; the others wait for it, each within its own time.
+//!
+//! **Who was let in once is patient.** Credentials are read for each connection. One that etcd does not accept is final when
+//! the store is opened; later, it may be half of a rotation, and is tried again until the caller's deadline.
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use etcd_client::GetOptions;
-use holdfast_core::{Clock, Deadline, Error, Result, Retry, Rng, SystemRng};
+use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result, Retry, Rng, SystemRng};
 use parking_lot::Mutex;
-use tonic::transport::Endpoint;
 
 use crate::config::EtcdConfig;
 use crate::dial::{self, Link};
@@ -58,17 +60,18 @@ pub(crate) struct Call {
 }
 
 pub(crate) struct Pool {
-    pub(crate) config: EtcdConfig,
+    pub(crate) config: Arc<EtcdConfig>,
     pub(crate) clock: Arc<dyn Clock>,
     nodes: Vec<Node>,
     current: AtomicUsize,
     /// A key that we may read.
     some_key: Vec<u8>,
+    /// Whether some node has let us in. From then on, that one does not is perhaps a rotation that is under way.
+    let_in: AtomicBool,
 }
 
 struct Node {
     url: String,
-    endpoint: Endpoint,
     link: Mutex<Option<Link>>,
     dialing: tokio::sync::Mutex<()>,
 }
@@ -78,9 +81,10 @@ impl Pool {
     pub(crate) fn new(config: EtcdConfig, clock: Arc<dyn Clock>, some_key: Vec<u8>) -> Result<Self> {
         config.check()?;
         let node = |url: &String| {
+            // Only to say at once what is wrong with them; each connection reads them again.
+            dial::credentials(url, &config)?;
             Ok(Node {
                 url: url.clone(),
-                endpoint: dial::endpoint(url, &config)?,
                 link: Mutex::new(None),
                 dialing: tokio::sync::Mutex::new(()),
             })
@@ -91,11 +95,12 @@ impl Pool {
         let first = if config.spread { SystemRng.below(count) } else { 0 };
         let current = AtomicUsize::new(usize::try_from(first).unwrap_or(0));
         Ok(Self {
-            config,
+            config: Arc::new(config),
             clock,
             nodes,
             current,
             some_key,
+            let_in: AtomicBool::new(false),
         })
     }
 
@@ -136,6 +141,7 @@ impl Pool {
         }
         let error = Error::unavailable(call.operation, "etcd did not answer before the deadline").with("tries", failed);
         Err(match last {
+            Some(last) if last.kind() == ErrorKind::Denied => last.with("tries", failed),
             Some(last) => error.caused_by(last),
             None => error,
         })
@@ -204,8 +210,18 @@ impl Pool {
             return Ok(link);
         }
         let within = self.config.connect_timeout + self.config.try_timeout;
-        let link = tokio::time::timeout(within, dial::dial(at, &node.url, &node.endpoint, &self.config)).await;
-        let link = link.unwrap_or_else(|_| Err(Failure::NotDone(silent("etcd.connect", node, within))))?;
+        let link = tokio::time::timeout(within, dial::dial(at, &node.url, &self.config)).await;
+        let link = match link {
+            Ok(Ok(link)) => link,
+            Ok(Err(Failure::NotDone(error)))
+                if error.kind() == ErrorKind::Denied && !self.let_in.load(Ordering::Acquire) =>
+            {
+                return Err(Failure::Refused(error));
+            }
+            Ok(Err(failure)) => return Err(failure),
+            Err(_) => return Err(Failure::NotDone(silent("etcd.connect", node, within))),
+        };
+        self.let_in.store(true, Ordering::Release);
         *node.link.lock() = Some(link.clone());
         Ok(link)
     }

@@ -89,6 +89,7 @@ async fn a_user_where_etcd_knows_none_is_told_so() {
     let etcd = block_in_place(|| EtcdCluster::start(1)).expect("etcd");
     let mut settings = config(&etcd.endpoints(), 0);
     (settings.user, settings.password) = (Some(USER.into()), Some(Secret::new(PASSWORD)));
+    settings.allow_plain_password = true;
     let error = EtcdKv::open(settings, clock(), CALL)
         .await
         .expect_err("authentication is not enabled");

@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 use super::memory::Ranges;
 use crate::ledger::Keeper;
-use crate::opening::master_listens;
+use crate::opening::{master_listens, read_json};
 use crate::process;
 
 const OPERATION: &str = "kv.open";
@@ -83,9 +83,7 @@ impl PageSettings {
 
 impl Settings {
     pub(super) fn read(text: &str) -> Result<Self> {
-        let settings: Self = serde_json::from_str(text).map_err(|error| {
-            Error::invalid(OPERATION, "a setting is unknown or has a value that it cannot have").with("why", error)
-        })?;
+        let settings: Self = read_json(OPERATION, text)?;
         settings.engine.validate()?;
         Ok(settings)
     }

@@ -1,4 +1,5 @@
 //! A real etcd that lets nobody in without a certificate and a password.
+#![allow(dead_code, reason = "each test file uses a part of it")]
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -13,6 +14,8 @@ use tokio::task::block_in_place;
 
 pub(crate) const USER: &str = "holdfast";
 pub(crate) const PASSWORD: &str = "a-password-for-tests";
+/// Users of their own, each with a certificate in its name.
+pub(crate) const TENANTS: [&str; 2] = ["a", "b"];
 const ROOT_PASSWORD: &str = "root-password-for-tests";
 const START: Duration = Duration::from_secs(30);
 
@@ -24,11 +27,20 @@ pub(crate) struct SecuredEtcd {
     folder: TempDir,
 }
 
-/// A certificate and its key, as files: `{name}.pem` and `{name}.key`.
-fn sign(folder: &Path, name: &str, usage: ExtendedKeyUsagePurpose, issuer: &Issuer<'_, KeyPair>) {
+/// A certificate and its key, as files: `{name}.pem` and `{name}.key`. A common name is that of a user, to etcd: then no
+/// password matters.
+fn sign(
+    folder: &Path,
+    name: &str,
+    usage: ExtendedKeyUsagePurpose,
+    common_name: Option<&str>,
+    issuer: &Issuer<'_, KeyPair>,
+) {
     let mut params = CertificateParams::new(["localhost".to_owned(), "127.0.0.1".to_owned()]).expect("names");
-    // No common name: etcd would take it for a user's, and the password would not matter.
     params.distinguished_name = rcgen::DistinguishedName::new();
+    if let Some(user) = common_name {
+        params.distinguished_name.push(DnType::CommonName, user);
+    }
     params
         .distinguished_name
         .push(DnType::OrganizationName, "Holdfast's tests");
@@ -50,8 +62,17 @@ fn make_certificates(folder: &Path) {
     )
     .expect("written");
     let issuer = Issuer::new(params, key);
-    sign(folder, "server", ExtendedKeyUsagePurpose::ServerAuth, &issuer);
-    sign(folder, "client", ExtendedKeyUsagePurpose::ClientAuth, &issuer);
+    sign(folder, "server", ExtendedKeyUsagePurpose::ServerAuth, None, &issuer);
+    sign(folder, "client", ExtendedKeyUsagePurpose::ClientAuth, None, &issuer);
+    for tenant in TENANTS {
+        sign(
+            folder,
+            tenant,
+            ExtendedKeyUsagePurpose::ClientAuth,
+            Some(tenant),
+            &issuer,
+        );
+    }
 }
 
 /// Ports that were free a moment ago. If one no longer is, etcd ends and the start is tried again.
@@ -128,7 +149,7 @@ impl SecuredEtcd {
         assert!(self.wait_until_ready(), "etcd ended: {}", self.process.output());
     }
 
-    fn file(&self, name: &str) -> PathBuf {
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
@@ -136,15 +157,61 @@ impl SecuredEtcd {
         format!("https://127.0.0.1:{}", self.client)
     }
 
-    async fn require_passwords(&self) {
-        let read = |name: &str| std::fs::read(self.file(name)).expect("a file");
+    /// A client of another make that holds this certificate.
+    pub(crate) async fn raw(&self, certificate: &str, user: Option<(&str, &str)>) -> Client {
+        let read = |name: String| std::fs::read(self.file(&name)).expect("a file");
         let tls = TlsOptions::new()
-            .ca_certificate(Certificate::from_pem(read("ca.pem")))
-            .identity(Identity::from_pem(read("client.pem"), read("client.key")));
-        let options = ConnectOptions::new().with_tls(tls);
-        let mut operator = Client::connect([self.endpoint()], Some(options))
+            .ca_certificate(Certificate::from_pem(read("ca.pem".into())))
+            .identity(Identity::from_pem(
+                read(format!("{certificate}.pem")),
+                read(format!("{certificate}.key")),
+            ));
+        let mut options = ConnectOptions::new().with_tls(tls);
+        if let Some((user, password)) = user {
+            options = options.with_user(user, password);
+        }
+        Client::connect([self.endpoint()], Some(options))
             .await
-            .expect("an operator");
+            .expect("a client")
+    }
+
+    pub(crate) async fn operator(&self) -> Client {
+        self.raw("client", Some(("root", ROOT_PASSWORD))).await
+    }
+
+    /// Runs a script of an operator's, with `etcdctl` set up for this etcd.
+    pub(crate) fn run_as_operator(&self, script: &str, variables: &[(&str, &str)]) {
+        let program = Install::from_env()
+            .and_then(|install| install.etcd())
+            .expect("an installed etcd");
+        let programs = program.parent().expect("a folder").display().to_string();
+        let path = std::env::var("PATH").unwrap_or_default();
+        let done = std::process::Command::new("sh")
+            .args(["-eu", "-c", script])
+            .env("PATH", format!("{programs}:{path}"))
+            .env("ETCDCTL_ENDPOINTS", self.endpoint())
+            .env("ETCDCTL_CACERT", self.file("ca.pem"))
+            .env("ETCDCTL_CERT", self.file("client.pem"))
+            .env("ETCDCTL_KEY", self.file("client.key"))
+            .env("ETCDCTL_USER", format!("root:{ROOT_PASSWORD}"))
+            .envs(variables.iter().copied())
+            .output()
+            .expect("a shell");
+        assert!(
+            done.status.success(),
+            "{script}: {}{}",
+            String::from_utf8_lossy(&done.stdout),
+            String::from_utf8_lossy(&done.stderr)
+        );
+    }
+
+    /// Other certificates of another authority, in the same files. etcd uses them when it is restarted.
+    pub(crate) fn rotate_certificates(&self) {
+        make_certificates(self.folder.path());
+    }
+
+    async fn require_passwords(&self) {
+        let mut operator = self.raw("client", None).await;
         operator.user_add("root", ROOT_PASSWORD, None).await.expect("a user");
         operator.user_grant_role("root", "root").await.expect("a role");
         operator.role_add("holdfast").await.expect("a role");
@@ -156,6 +223,33 @@ impl SecuredEtcd {
         operator.user_add(USER, PASSWORD, None).await.expect("a user");
         operator.user_grant_role(USER, "holdfast").await.expect("a role");
         operator.auth_enable().await.expect("enabled");
+    }
+
+    /// Settings that it lets in, and that say only where secrets are. The password is in the file `password`.
+    pub(crate) fn config_by_files(&self) -> EtcdConfig {
+        let place = |name: &str| format!("file:{}", self.file(name).display());
+        std::fs::write(self.file("password"), format!("{PASSWORD}\n")).expect("written");
+        let mut config = EtcdConfig::new([self.endpoint()]);
+        config.user = Some(USER.to_owned());
+        config.password = Some(Secret::new(place("password")));
+        config.tls = Some(TlsConfig {
+            ca: Some(Pem::new(place("ca.pem"))),
+            certificate: Some(Pem::new(place("client.pem"))),
+            key: Some(Pem::new(place("client.key"))),
+            server_name: None,
+        });
+        config
+    }
+
+    /// Settings of a tenant: its certificate, and its password if it is told.
+    pub(crate) fn config_of(&self, tenant: &str, password: Option<&str>) -> EtcdConfig {
+        let mut config = self.config_by_files();
+        config.user = password.map(|_| tenant.to_owned());
+        config.password = password.map(Secret::new);
+        let path = |kind: &str| Some(Pem::new(self.file(&format!("{tenant}.{kind}")).display().to_string()));
+        let tls = config.tls.get_or_insert_default();
+        (tls.certificate, tls.key) = (path("pem"), path("key"));
+        config
     }
 
     /// Settings that it lets in: one file, one text, to have tried both.

@@ -1,0 +1,103 @@
+"""Passwords and keys: nothing that is shown, raised, pickled or written down holds one."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast._environment import etcd_options_of_environment, secret_of
+
+PASSWORD = "hunter2-of-etcd"
+PRIVATE = "-----BEGIN PRIVATE KEY-----\nhunter3\n-----END PRIVATE KEY-----"
+KEY = bytes(range(7, 39))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"user": "root", "password": 987654321},
+        {"tls": PRIVATE},
+        {"tls": {"key": 987654321}},
+        {"tls": {"server_name": {"hunter3": 987654321}}},
+        {"user": [PASSWORD, "hunter3"]},
+        {"password": {"hunter2-of-etcd": 987654321}},
+        {"user": "u", "password": PASSWORD},  # over http
+        {"user": 987654321, "password": PASSWORD, "allow_plain_password": True},
+    ],
+)
+def test_no_exception_repeats_a_secret(options: dict[str, Any]) -> None:
+    with pytest.raises(holdfast.Invalid) as refused:
+        holdfast.open("x", etcd_options=options)
+    told = "".join(traceback.format_exception_only(refused.value)) + repr(refused.value.facts)
+    assert not any(secret in told for secret in ("hunter", "987654321")), told
+
+
+def test_a_password_does_not_go_over_plain_http_unless_a_setting_says_so() -> None:
+    with pytest.raises(holdfast.Invalid, match="allow_plain_password"):
+        holdfast.open("x", etcd="http://127.0.0.1:1", etcd_options={"user": "u", "password": PASSWORD})
+    with pytest.raises(holdfast.Unavailable):  # the settings are fine; nobody is there
+        holdfast.open(
+            "x",
+            master="127.0.0.1:1",
+            etcd="http://127.0.0.1:1",
+            etcd_options={"user": "u", "password": PASSWORD, "allow_plain_password": True},
+            timeout=2,
+        )
+
+
+def test_a_literal_secret_is_not_in_json_or_pickles_and_a_reference_is() -> None:
+    literal = {"user": "u", "password": PASSWORD, "tls": {"key": PRIVATE, "ca": "/ca.pem"}}
+    store = holdfast.open("x", etcd_options=literal, key=KEY, lazy=True)
+    shown = f"{store!r} {store.settings!r} {store.settings.etcd_options!r} {store.settings.to_json()}"
+    assert "hunter" not in shown
+    written = json.loads(store.settings.to_json())["etcd"]
+    assert "password" not in written and written["tls"] == {"ca": "file:/ca.pem"}
+    for whole in (store, store.settings, store.settings.etcd_options, store.settings.keys):
+        with pytest.raises(holdfast.Invalid, match="env:NAME") as refused:
+            pickle.dumps(whole)
+        assert "hunter" not in str(refused.value)
+
+    references = {"user": "u", "password": "env:ETCD_PASSWORD", "tls": {"key": "file:/key.pem"}}
+    store = holdfast.open("x", etcd_options=references, key="env:STORE_KEY", lazy=True)
+    copy = pickle.loads(pickle.dumps(store))
+    assert copy.settings == store.settings
+    written = json.loads(copy.settings.to_json())["etcd"]
+    assert (written["password"], written["tls"]) == ("env:ETCD_PASSWORD", {"key": "file:/key.pem"})
+    assert copy.settings.native_keys() == ("default", [("default", "env:STORE_KEY")])
+
+
+def test_a_secret_is_itself_or_where_it_is(tmp_path: Path) -> None:
+    assert repr(holdfast.Secret(PASSWORD)) == repr(holdfast.Secret(KEY)) == "Secret(hidden)"
+    assert repr(holdfast.Secret.env("A")) == "Secret('env:A')" and str(holdfast.Secret.env("A")) == "Secret('env:A')"
+    assert holdfast.Secret.file(tmp_path) == holdfast.Secret(tmp_path) == holdfast.Secret(f"file:{tmp_path}")
+    assert holdfast.Secret.literal("env:A").is_literal and holdfast.Secret.literal("env:A") != holdfast.Secret("env:A")
+    assert holdfast.Secret(holdfast.Secret.literal("env:A")).reference is None
+    assert pickle.loads(pickle.dumps(holdfast.Secret.env("A"))) == holdfast.Secret("env:A")
+    with pytest.raises(holdfast.Invalid, match="not int") as refused:
+        holdfast.Secret(987654321)  # type: ignore[arg-type]
+    assert "987654321" not in str(refused.value)
+
+
+def test_launchers_tell_how_etcd_lets_them_in_by_their_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert etcd_options_of_environment() == {} and secret_of("HOLDFAST_ETCD_PASSWORD") is None
+    monkeypatch.setenv("HOLDFAST_ETCD_USER", "u")
+    monkeypatch.setenv("HOLDFAST_ETCD_PASSWORD", PASSWORD)
+    monkeypatch.setenv("HOLDFAST_ETCD_CA", "/ca.pem")
+    monkeypatch.setenv("HOLDFAST_ETCD_CERTIFICATE", "/me.pem")
+    monkeypatch.setenv("HOLDFAST_ETCD_PRIVATE_KEY", "file:/me.key")
+    options = etcd_options_of_environment()
+    assert options == {
+        "user": "u",
+        "password": "env:HOLDFAST_ETCD_PASSWORD",
+        "tls": {"ca": "/ca.pem", "certificate": "/me.pem", "key": "file:/me.key"},
+    }
+    store = holdfast.open("x", etcd="https://a:1", etcd_options=options, lazy=True)
+    assert pickle.loads(pickle.dumps(store)).settings == store.settings
+    monkeypatch.setenv("HOLDFAST_ETCD_PASSWORD", "file:/password")
+    assert etcd_options_of_environment()["password"] == "file:/password"
