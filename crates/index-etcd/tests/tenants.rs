@@ -1,0 +1,169 @@
+//! Two tenants at one etcd, with the least roles: each has a whole store, and none of the other's. The roles are made by the
+//! commands of `docs/security.md`, as they stand there.
+#![allow(clippy::expect_used, clippy::panic, reason = "a test says what it expects")]
+
+mod common;
+mod secured;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{CALL, START, clock};
+use etcd_client::PutOptions;
+use holdfast_core::{ErrorKind, Nonce, ObjectKey, SampleId, StoreId, SystemRng};
+use holdfast_custody::{GroupName, Publication};
+use holdfast_index::kv::{Kv, Read, Transaction, Write, prefix};
+use holdfast_index::{Commit, Index, IndexConfig, KvIndex, Reserve, SampleRef};
+use holdfast_index_etcd::{EtcdConfig, EtcdKv};
+use secured::{SecuredEtcd, TENANTS};
+use tokio::task::block_in_place;
+
+const DOCS: &str = include_str!("../../../docs/security.md");
+const PASSWORD: &str = "a-tenants-password";
+
+/// The commands of a section of the page.
+fn commands(section: &str) -> &'static str {
+    let after = DOCS.split_once(section).expect("the section").1;
+    let block = after.split_once("```sh\n").expect("commands").1;
+    block.split_once("```").expect("an end").0
+}
+
+async fn with_tenants() -> SecuredEtcd {
+    let etcd = SecuredEtcd::start().await;
+    block_in_place(|| {
+        etcd.run_as_operator(commands("### Once for each root"), &[]);
+        for tenant in TENANTS {
+            let variables = [("TENANT", tenant), ("STORE", tenant), ("PASSWORD", PASSWORD)];
+            etcd.run_as_operator(commands("### For each tenant"), &variables);
+        }
+    });
+    etcd
+}
+
+async fn open(config: EtcdConfig) -> EtcdKv {
+    EtcdKv::open(config, clock(), START).await.expect("a store")
+}
+
+fn index(kv: &EtcdKv, store: &str) -> KvIndex {
+    KvIndex::new(
+        Arc::new(kv.clone()),
+        &StoreId::new(store).expect("a name"),
+        IndexConfig::default(),
+        clock(),
+        Arc::new(SystemRng),
+    )
+}
+
+fn only<T>(mut all: Vec<holdfast_core::Result<T>>) -> holdfast_core::Result<T> {
+    assert_eq!(all.len(), 1);
+    all.pop().expect("one")
+}
+
+/// A whole life: session, budget, reserve, commit, take, answer, free, sweep.
+async fn live(index: &KvIndex) {
+    index.set_budget(1 << 20, CALL).await.expect("a budget");
+    let session = index.open_session(CALL).await.expect("a session");
+    let group = GroupName::new("trainers").expect("a name");
+    let reserve = Reserve {
+        sample: SampleId::new("run/1").expect("a name"),
+        nonce: Nonce::from_u64(7),
+        bytes: 100,
+        plan: "t:1".to_owned(),
+        claims: vec![ObjectKey::new("theirs").expect("a key")],
+    };
+    let sample = reserve.sample.clone();
+    let generation = only(index.reserve(&session, &[reserve], CALL).await).expect("a generation");
+    let commit = Commit {
+        sample: SampleRef { sample, generation },
+        publication: Publication {
+            groups: vec![group.clone()],
+            retain: false,
+            max_attempts: 3,
+        },
+        description: b"{}".to_vec(),
+    };
+    let sample = commit.sample.clone();
+    only(index.commit(&session, &[commit], CALL).await).expect("committed");
+    let held = index.lease_next(&session, &group, 1, 60, CALL).await.expect("a lease");
+    assert_eq!(held.len(), 1);
+    assert_eq!(index.check(&session, &held, CALL).await.expect("an answer"), [true]);
+    only(index.ack(&session, &held, CALL).await).expect("acknowledged");
+    index.sweep(&session, 100, CALL).await.expect("swept");
+    let tasks = index.to_free(10, CALL).await.expect("tasks");
+    assert_eq!(tasks.len(), 1);
+    only(index.freed(&session, std::slice::from_ref(&sample), CALL).await).expect("freed");
+    let gone = index
+        .look(std::slice::from_ref(&sample.sample), CALL)
+        .await
+        .expect("a look");
+    assert!(gone.iter().all(Option::is_none));
+    session.close(CALL).await.expect("closed");
+}
+
+fn denied<T: std::fmt::Debug>(what: &str, outcome: Result<T, etcd_client::Error>) {
+    let error = outcome.expect_err(what).to_string();
+    assert!(error.contains("permission denied"), "{what}: {error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tenants_have_a_whole_store_each_and_nothing_of_the_others() {
+    let etcd = with_tenants().await;
+    let [a, b] = TENANTS;
+    let (kv_a, kv_b) = (
+        open(etcd.config_of(a, Some(PASSWORD))).await,
+        // Its certificate is in its name: that is enough.
+        open(etcd.config_of(b, None)).await,
+    );
+    live(&index(&kv_a, a)).await;
+    live(&index(&kv_b, b)).await;
+
+    // Through Holdfast, with a's identity, at b's store.
+    let theirs = index(&kv_a, b);
+    let error = theirs.open_session(CALL).await.expect_err("another's store");
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+    let read = Read::Range {
+        keys: prefix("b/"),
+        limit: 10,
+        keys_only: true,
+    };
+    assert_eq!(
+        kv_a.read(&[read], CALL).await.expect_err("read").kind(),
+        ErrorKind::Denied
+    );
+    let write = Transaction {
+        conditions: Vec::new(),
+        writes: vec![Write::put("schema", "9")],
+    };
+    let error = kv_a.transact(&write, CALL).await.expect_err("the schema");
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+
+    // Around Holdfast, with a's identity.
+    let session = index(&kv_b, b).open_session(CALL).await.expect("a session of b");
+    let lease = i64::try_from(session.id().0).expect("an id");
+    let mut raw = etcd.raw(a, Some((a, PASSWORD))).await;
+    denied("read", raw.get("/holdfast/b/t", None).await);
+    denied("write", raw.put("/holdfast/b/t", "9", None).await);
+    denied("delete", raw.delete("/holdfast/b/t", None).await);
+    let attached = PutOptions::new().with_lease(lease);
+    denied("attach", raw.put("/holdfast/a/x", "", Some(attached)).await);
+    denied("revoke", raw.lease_revoke(lease).await);
+    // What etcd asks nobody for, as the page says.
+    let listed = raw.leases().await.expect("etcd lists leases to every client");
+    assert!(listed.leases().iter().any(|one| one.id() == lease));
+    raw.lease_keep_alive(lease)
+        .await
+        .expect("etcd keeps leases for every client");
+    assert!(session.is_alive());
+    index(&kv_b, b).sweep(&session, 10, CALL).await.expect("b goes on");
+    session.close(CALL).await.expect("closed");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_certificate_nobody_reaches_etcd_at_all() {
+    let etcd = with_tenants().await;
+    let mut config = etcd.config_of(TENANTS[0], Some(PASSWORD));
+    let tls = config.tls.get_or_insert_default();
+    (tls.certificate, tls.key) = (None, None);
+    let opened = EtcdKv::open(config, clock(), Duration::from_secs(2)).await;
+    assert_eq!(opened.expect_err("no certificate").kind(), ErrorKind::Unavailable);
+}
