@@ -14,8 +14,8 @@ from holdfast.errors import Invalid
 __all__ = ["Settings"]
 
 _TIMES: Final = frozenset(
-    "session_ttl tick sweep_every call_within connect_within close_within connect_timeout try_timeout write_timeout "
-    "keep_alive watch_probe watch_patience".split()
+    "session_ttl tick sweep_every call_within loss_grace connect_within close_within connect_timeout try_timeout "
+    "write_timeout keep_alive watch_probe watch_patience".split()
 )
 """The settings that are times. Here they are numbers of seconds."""
 
@@ -58,9 +58,11 @@ class Settings:
     """Further settings of the engine: ``devices``, ``buffer_bytes``, ``tenant``, ``max_calls``, ..."""
     features: Mapping[str, Any] = field(default_factory=dict)
     """Further settings of the store: ``chunk_bytes``, ``replicas``, ``streams``, ``max_in_flight``, ``adopt_prefixes``,
+    ``loss_grace``,
     ..."""
     index: Mapping[str, Any] = field(default_factory=dict)
-    """Further settings of the index, the same for all: ``session_ttl``, ``tick``, ``grace_ticks``, ``reserve_ticks``."""
+    """Further settings of the index, the same for all: ``session_ttl``, ``tick``, ``grace_ticks``, ``reserve_ticks``,
+    ``lost_ticks``."""
     etcd_options: Mapping[str, Any] = field(default_factory=dict)
     """Further settings of the connection to etcd: ``root``, ``user``, ``password``, ``tls``, ... The password, and ``ca``,
     ``certificate`` and ``key`` of ``tls``, become :class:`holdfast.Secret`: ``env:NAME`` and ``file:PATH`` are read at

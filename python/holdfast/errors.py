@@ -73,7 +73,7 @@ class Invalid(HoldfastError, ValueError):
 
 
 class NotFound(HoldfastError, KeyError):
-    """The thing named does not exist, or no longer does. A sample whose bytes are gone has ``facts["reason"] == "lost"``."""
+    """The thing named does not exist, or no longer does. A sample that was lost has ``facts["reason"] == "lost"``."""
 
     kind = "not found"
 

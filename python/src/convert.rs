@@ -157,6 +157,7 @@ pub(crate) fn health(py: Python<'_>, health: &Health) -> PyResult<Py<PyAny>> {
     dict.set_item("calls", health.calls)?;
     dict.set_item("pool", pool)?;
     dict.set_item("pending_frees", health.pending_frees)?;
+    dict.set_item("suspected", health.suspected)?;
     dict.set_item("registrations", registrations)?;
     dict.set_item("engine", usage(py, health)?)?;
     dict.set_item("counters", counters(py, health)?)?;

@@ -203,6 +203,14 @@ impl Live {
         Ok(self.retire_if_done())
     }
 
+    /// A group hands the sample back because the engine could not serve it: that was no attempt.
+    pub fn give_back(mut self, group: &GroupName, token: Token) -> Result<Self> {
+        let state = self.held("custody.give_back", group, token)?;
+        state.attempts = state.attempts.saturating_sub(1);
+        state.progress = Progress::Waiting;
+        Ok(self)
+    }
+
     /// A reader lets go.
     pub fn release(mut self, token: Token) -> Result<Self> {
         let before = self.readers.len();
@@ -236,6 +244,7 @@ impl Live {
             reason,
             failed_frees: 0,
             plan: String::new(),
+            kept: None,
             claims: self.claims,
         }
     }

@@ -119,6 +119,7 @@ impl Reserved {
             reason,
             failed_frees: 0,
             plan: self.plan,
+            kept: None,
             claims: self.claims,
         }
     }

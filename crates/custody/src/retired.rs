@@ -4,7 +4,7 @@ use holdfast_core::{Generation, Nonce, ObjectKey, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::credit::is_zero;
-use crate::id::{SessionId, Token, Version};
+use crate::id::{SessionId, Tick, Token, Version};
 use crate::lease::Lease;
 
 /// Why a generation was retired.
@@ -47,6 +47,10 @@ pub struct Retired {
     /// What its producer was about to write, if it never committed.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub plan: String,
+    /// The tick until which it is not forgotten, although its objects may be removed: those of a lost sample may come back
+    /// with a holder that was away, and are removed again then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kept: Option<Tick>,
     /// The objects that it owns although another writer named them, until it is freed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub claims: Vec<ObjectKey>,
@@ -76,6 +80,20 @@ impl Retired {
     /// Whether its objects may be removed: nobody can be reading them.
     pub fn may_be_freed(&self) -> bool {
         self.readers.is_empty()
+    }
+
+    /// It is not forgotten before this tick is over.
+    #[must_use]
+    pub fn kept_until(mut self, tick: Tick) -> Self {
+        self.kept = Some(tick);
+        self
+    }
+
+    /// Its time is over: once its objects are removed it may be forgotten.
+    #[must_use]
+    pub fn kept_no_longer(mut self) -> Self {
+        self.kept = None;
+        self
     }
 
     /// Removing its objects failed; it stays recorded and is tried again.

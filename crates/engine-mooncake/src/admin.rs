@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use holdfast_core::{Deadline, Error, ObjectKey, Result, SystemClock};
 use holdfast_engine::{Presence, Usage};
+use parking_lot::Mutex;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
 
@@ -37,6 +38,29 @@ pub(crate) struct Admin {
     addresses: Vec<String>,
     leader: AtomicUsize,
     clock: SystemClock,
+    incarnation: Mutex<Incarnation>,
+}
+
+/// What tells one incarnation of the master's directory from the next: which master answers, and its counters, which only
+/// grow while it lives.
+#[derive(Debug, Default)]
+struct Incarnation {
+    last: Option<(usize, u64)>,
+    restarts: u64,
+}
+
+impl Incarnation {
+    /// Takes in who answered and what it has counted. Returns how often another incarnation was met.
+    fn saw(&mut self, master: usize, counted: u64) -> u64 {
+        if self
+            .last
+            .is_some_and(|(before, most)| before != master || counted < most)
+        {
+            self.restarts += 1;
+        }
+        self.last = Some((master, counted));
+        self.restarts
+    }
 }
 
 #[derive(Deserialize)]
@@ -90,6 +114,7 @@ impl Admin {
             addresses,
             leader: AtomicUsize::new(0),
             clock: SystemClock::new(),
+            incarnation: Mutex::default(),
         }
     }
 
@@ -124,7 +149,11 @@ impl Admin {
         let text = self.ask(OPERATION, "/get_segments_detail", deadline)?;
         let answer: SegmentsAnswer = parse(OPERATION, &text)?;
         let metrics = self.ask(OPERATION, "/metrics", deadline)?;
+        let master = self.leader.load(Ordering::Relaxed);
+        let restarts = self.incarnation.lock().saw(master, counted(&metrics));
         Ok(Usage {
+            holders: answer.segments.len() as u64,
+            restarts,
             dram_capacity: answer
                 .segments
                 .iter()
@@ -261,6 +290,16 @@ fn parse<'a, T: Deserialize<'a>>(operation: &'static str, text: &'a str) -> Resu
     })
 }
 
+/// The sum of all counters of requests in Prometheus' text form.
+fn counted(metrics: &str) -> u64 {
+    let counters = metrics.lines().filter_map(|line| {
+        let (name, value) = line.split_once(' ')?;
+        name.ends_with("_requests_total")
+            .then(|| value.trim().parse::<u64>().ok())?
+    });
+    counters.fold(0, u64::saturating_add)
+}
+
 /// The value of one metric without labels in Prometheus' text form; zero if it is not there.
 fn gauge(metrics: &str, name: &str) -> u64 {
     metrics
@@ -330,6 +369,21 @@ mod tests {
         assert_eq!(see("u").expect("known"), Presence::Unfinished);
         assert!(see("x").is_err());
         assert!(parse::<QueryAnswer>("test", "<html>").is_err());
+    }
+
+    #[test]
+    fn a_master_whose_counters_fall_was_restarted() {
+        let text = |n: u64| {
+            format!(
+                "# TYPE a_requests_total counter\na_requests_total {n}\nb_requests_total 1\ngauge 9\nc_requests_total{{x=\"1\"}} 5\n"
+            )
+        };
+        assert_eq!(counted(&text(7)), 8);
+        let mut incarnation = Incarnation::default();
+        let mut saw = |master, n| incarnation.saw(master, counted(&text(n)));
+        assert_eq!((saw(0, 7), saw(0, 7), saw(0, 9)), (0, 0, 0));
+        assert_eq!((saw(0, 2), saw(0, 3)), (1, 1), "the same master, begun anew");
+        assert_eq!((saw(1, 99), saw(1, 100), saw(0, 101)), (2, 2, 3), "another master");
     }
 
     #[test]

@@ -91,7 +91,8 @@ pub(crate) fn get(key: &ObjectKey, code: i64, wanted: u64) -> GetOutcome {
     match u64::try_from(code) {
         Ok(read) if read == wanted => GetOutcome::Loaded,
         Ok(read) => GetOutcome::WrongLength { stored: read },
-        Err(_) if code == OBJECT_NOT_FOUND || code == REPLICA_IS_NOT_READY => GetOutcome::Miss,
+        Err(_) if code == OBJECT_NOT_FOUND => GetOutcome::Miss,
+        Err(_) if code == REPLICA_IS_NOT_READY => GetOutcome::Unfinished,
         Err(_) => GetOutcome::Failed(error("engine.get", code, Retry::Safe).with("key", key)),
     }
 }
@@ -126,7 +127,7 @@ mod tests {
         );
         assert!(matches!(get(&key(), 0, 10), GetOutcome::WrongLength { stored: 0 }));
         assert!(matches!(get(&key(), -704, 10), GetOutcome::Miss));
-        assert!(matches!(get(&key(), -703, 10), GetOutcome::Miss));
+        assert!(matches!(get(&key(), -703, 10), GetOutcome::Unfinished));
         assert!(matches!(remove(&key(), 0), RemoveOutcome::Removed));
         assert!(matches!(remove(&key(), -704), RemoveOutcome::Absent));
         assert!(matches!(remove(&key(), -703), RemoveOutcome::Unfinished));

@@ -87,8 +87,10 @@ pub enum GetOutcome {
     /// The buffers are full, and the object is exactly as long as they are. Whether the bytes are those that were
     /// committed is for the caller to check: an object removed during the transfer can be torn.
     Loaded,
-    /// There is no such object, or it is not readable yet.
+    /// There is no such object, as far as the engine knows now: a holder that has it may yet register.
     Miss,
+    /// Its put has begun and has not ended, or none of its copies can be read yet. No miss: it may come.
+    Unfinished,
     /// The object has another length than the buffers; their content is unspecified.
     WrongLength {
         /// How long the object is.
@@ -155,6 +157,11 @@ pub struct Usage {
     pub ssd_used: u64,
     /// Objects it knows.
     pub objects: u64,
+    /// Segments that holders have registered now.
+    pub holders: u64,
+    /// How often this client has seen the engine's directory begin anew (a restarted master, another leader). What was said
+    /// before that says nothing about what is there after it.
+    pub restarts: u64,
 }
 
 /// Memory that an engine has registered for this process.

@@ -55,6 +55,10 @@ pub struct FeatureConfig {
     /// How long a call that nobody waits for may take: removals, what a failed put leaves behind. Default: 10 s.
     #[serde(default = "default_call_within")]
     pub call_within: Duration,
+    /// How long an object of a committed sample must be missing, at every look and with the engine well, before the sample
+    /// is called lost. Longer than holders take to register again after the master was restarted. Default: 30 s.
+    #[serde(default = "default_loss_grace")]
+    pub loss_grace: Duration,
     /// What keys of objects may begin with that other writers name and this store adopts, besides its own name and a
     /// slash. Give no prefix to two stores: the object that both adopt is removed by whichever frees it first. Every process
     /// of a store has the same. Default: none.
@@ -123,6 +127,9 @@ fn default_free_queue() -> usize {
 fn default_call_within() -> Duration {
     Duration::from_secs(10)
 }
+fn default_loss_grace() -> Duration {
+    Duration::from_secs(30)
+}
 fn default_stage_bytes() -> u64 {
     128 << 20
 }
@@ -148,6 +155,7 @@ impl FeatureConfig {
             sweep_limit: default_sweep_limit(),
             free_queue: default_free_queue(),
             call_within: default_call_within(),
+            loss_grace: default_loss_grace(),
             adopt_prefixes: Vec::new(),
             keyring: None,
             accept_seal_v1: false,
@@ -198,6 +206,12 @@ impl FeatureConfig {
             return refuse(
                 "adopt_prefixes",
                 "a prefix of all keys, or of all KV pages, would let this store remove what others own",
+            );
+        }
+        if self.loss_grace.is_zero() {
+            return refuse(
+                "loss_grace",
+                "one miss is no loss; give the time that holders take to register again, such as 30 s",
             );
         }
         if self.call_within.is_zero() {

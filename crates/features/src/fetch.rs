@@ -238,6 +238,13 @@ fn get(
         match outcome {
             GetOutcome::Loaded => {}
             GetOutcome::Miss => return Err(Trouble::Missing(object.key.clone())),
+            GetOutcome::Unfinished => {
+                let error = Error::unavailable(
+                    OPERATION,
+                    "a committed object cannot be read yet: the engine has no whole copy of it now; try again",
+                );
+                return Err(Trouble::Failed(error.with("key", &object.key)));
+            }
             GetOutcome::WrongLength { stored } => {
                 let error = Error::new(
                     ErrorKind::Corrupt,

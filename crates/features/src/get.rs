@@ -5,7 +5,8 @@
 //!                                     │ renewed at half its time      │ no                   │ differ
 //!                                     ▼                               ▼                      ▼
 //!                                   missing, and the lease holds:   Fenced                 Corrupt
-//!                                   the sample is Lost, and retired
+//!                                   Unavailable, and suspected of
+//!                                   being lost (module `loss`)
 //! ```
 //!
 //! # When the question about the lease is asked
@@ -23,8 +24,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Error, ErrorKind, ObjectKey, Result};
-use holdfast_custody::Reason;
+use holdfast_core::{Deadline, Error, ErrorKind, Result};
 use tokio::sync::mpsc;
 
 use crate::fetch::Trouble;
@@ -41,6 +41,10 @@ impl Inner {
         let reference = lease.reference();
         let landing = self.landing(&reference, &description, wanted, deadline).await?;
         let arrived = self.arrive(lease, &landing, deadline).await;
+        // An engine that says no, and not a deadline that was too short: if the sample is handed back for that, it was no
+        // attempt.
+        let unserved = |error: &Error| error.kind() == ErrorKind::Unavailable && !deadline.passed(&*self.clock);
+        lease.set_unserved(arrived.as_ref().err().is_some_and(unserved));
         self.handed_out(landing, arrived).await
     }
 
@@ -79,12 +83,12 @@ impl Inner {
         }
         if !good {
             self.count.fenced.one();
-            return Err(no_longer_held(lease));
+            return Err(self.gone(&lease.reference(), no_longer_held(lease)));
         }
         let reference = lease.reference();
         match fetched {
             Ok(()) => Ok(()),
-            Err(Trouble::Missing(key)) => Err(self.lost(lease, &key).await),
+            Err(Trouble::Missing(key)) => Err(self.missed(lease, &key)),
             Err(Trouble::Corrupt(error)) => {
                 self.count.corrupt.one();
                 Err(error.with("sample", &reference.sample))
@@ -110,37 +114,6 @@ impl Inner {
             }
         }
     }
-
-    /// An object is gone although the lease holds: nobody will ever read the sample again.
-    async fn lost(&self, lease: &Lease, key: &ObjectKey) -> Error {
-        let reference = lease.reference();
-        tracing::error!(sample = %reference.sample, %key, "a committed object is gone from the engine");
-        self.count.lost.one();
-        let deadline = self.deadline(self.config.call_within);
-        let retired = match self.sessions.current(OPERATION, deadline).await {
-            Ok(session) => {
-                let samples = std::slice::from_ref(&reference);
-                let left = deadline.remaining(&*self.clock);
-                self.index.retire(&session, samples, Reason::Lost, left).await
-            }
-            Err(error) => vec![Err(error)],
-        };
-        for answer in retired {
-            match answer {
-                Ok(answer) => self.after_answer(&reference, lease.description(), answer),
-                Err(error) => tracing::warn!(%error, "a lost sample was not retired; its next reader will"),
-            }
-        }
-        Error::new(
-            ErrorKind::NotFound,
-            OPERATION,
-            "the sample's bytes are gone from the engine (a holder died, or the cluster was restarted); put it again",
-        )
-        .with("reason", "lost")
-        .with("sample", &reference.sample)
-        .with("generation", reference.generation)
-        .with("key", key)
-    }
 }
 
 fn no_longer_held(lease: &Lease) -> Error {
@@ -158,9 +131,10 @@ fn no_longer_held(lease: &Lease) -> Error {
 impl FeatureStore {
     /// Gets tensors of a sample that this process holds a lease on: exactly the committed bytes, or an error and no bytes.
     ///
-    /// `Fenced`: the lease does not hold any more. `NotFound` with the fact `reason=lost`: the engine has lost the bytes.
-    /// `Corrupt`: what arrived is not what was committed. `Unavailable`: the engine or the index did not answer; the
-    /// lease is as it was. `Denied`: the sample is sealed with a key that this store was not opened with. `Unsupported`:
+    /// `Fenced`: the lease does not hold any more. `NotFound` with the fact `reason=lost`: the engine has lost the bytes, by
+    /// the verdict of this process; in another one the lease is `Fenced`. `Corrupt`: what arrived is not what was committed.
+    /// `Unavailable`: the engine or the index did not answer, or (fact `reason=missing`) the engine does not have the bytes
+    /// now; the lease is as it was, so try again. Handed back after that, the sample costs its group no attempt. `Denied`: the sample is sealed with a key that this store was not opened with. `Unsupported`:
     /// this store has a key, and the sample is not sealed.
     pub async fn get(&self, lease: &Lease, wanted: Wanted, within: Duration) -> Result<Vec<TensorOut>> {
         let lease = lease.clone();

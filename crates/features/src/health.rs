@@ -89,6 +89,8 @@ pub struct Health {
     pub pool: PoolUse,
     /// Samples whose objects are still to be removed by this process.
     pub pending_frees: usize,
+    /// Samples that the engine does not have now and that may be lost.
+    pub suspected: usize,
     /// Memory that is registered with the engine.
     pub registrations: Registrations,
     /// Capacity and use of the engine; none if it did not say.

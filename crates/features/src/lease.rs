@@ -94,6 +94,11 @@ impl Lease {
         &self.0.session
     }
 
+    /// Whether the engine could not serve it the last time.
+    pub(crate) fn set_unserved(&self, unserved: bool) {
+        self.0.held.lock().unserved = unserved;
+    }
+
     pub(crate) fn set_held(&self, held: Held) {
         *self.0.held.lock() = held;
     }

@@ -37,6 +37,8 @@
 //!   then are its objects removed, so none can appear after that.
 //! - *…a consumer dies?* Its lease ends, the sample goes to another of its group.
 //! - *…this process was cut off, and its session ended?* What it held is fenced. New operations open a new session.
+//! - *…the engine does not have a sample's bytes?* A get says so (`Unavailable`); the sample is called lost only when they were
+//!   missing at every look for `loss_grace`, because holders may register late (module `loss`).
 //! - *…the same thing is done twice?* Removing, freeing and sweeping may be; a second put of a sample is a new generation,
 //!   which takes the place of the first when it commits.
 //! - *…everybody who knew of a late object died?* A process that is stopped for longer than its session lives, goes on
@@ -88,6 +90,7 @@
 //! |---|---|
 //! | [`config`], `tensors`, [`description`], `plan` | settings; what goes in and out; what is recorded of a sample; which objects it is in |
 //! | `put`, `prepare`, `writing`, `commit`, `get`, `unheld`, `lease`, `answer`, `adopt`, `abort` | the operations |
+//! | `loss` | when a sample whose bytes are missing is called lost |
 //! | `transfer`, `fetch`, `landing`, `calls`, `codec`, `checksum`, `pieces` | moving bytes: batches, threads, deadlines, checks |
 //! | [`pool`], `backing`, `loan` | memory that is used again, what it is, and when it may be |
 //! | `free`, `worker`, `ownership` | freeing, sweeping, and the tasks that do it; which objects are whose |
@@ -112,6 +115,7 @@ mod health;
 mod landing;
 mod lease;
 mod loan;
+mod loss;
 mod ownership;
 mod pieces;
 mod plan;

@@ -17,6 +17,7 @@ use crate::check::Checks;
 use crate::config::FeatureConfig;
 use crate::free::Frees;
 use crate::health::{Counting, Health};
+use crate::loss::{self, Losses};
 use crate::pool::BufferPool;
 use crate::sealed::Seals;
 use crate::sessions::Sessions;
@@ -67,6 +68,7 @@ pub(crate) struct Inner {
     /// Shared with the leases and transfers that outlive an operation.
     pub(crate) frees: Arc<Frees>,
     pub(crate) writing: Writing,
+    pub(crate) losses: Losses,
     pub(crate) count: Counting,
     pub(crate) tasks: Tasks,
 }
@@ -113,6 +115,7 @@ impl FeatureStore {
             checks: Checks::new(Arc::clone(&index), Arc::clone(&clock)),
             frees: Arc::new(Frees::new(Arc::clone(&clock), config.free_queue)),
             writing: Writing::default(),
+            losses: Losses::new(Arc::clone(&clock)),
             count: Counting::default(),
             tasks: Tasks::new(runtime.clone()),
             engine,
@@ -134,6 +137,7 @@ impl FeatureStore {
         let mut workers = vec![
             runtime.spawn(worker::remove(Arc::clone(&inner), stopped.clone())),
             runtime.spawn(worker::tell(Arc::clone(&inner), stopped.clone())),
+            runtime.spawn(loss::watch(Arc::clone(&inner), stopped.clone())),
         ];
         if let Some(every) = inner.config.sweep_every {
             workers.push(runtime.spawn(worker::sweep(Arc::clone(&inner), every, stopped)));
@@ -252,6 +256,7 @@ impl FeatureStore {
             calls: inner.calls.under_way(),
             pool: inner.pool.usage(),
             pending_frees: inner.frees.pending(),
+            suspected: inner.losses.suspected(),
             registrations: inner.engine.registrations(),
             usage: usage.ok(),
             counters: inner.count.read(),

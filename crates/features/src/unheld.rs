@@ -69,7 +69,8 @@ impl Inner {
                 Err(Trouble::Missing(_) | Trouble::Corrupt(_)) => {}
             }
         }
-        let lease = self.take_one(reference, deadline).await?;
+        let lease = self.take_one(reference, deadline).await;
+        let lease = lease.map_err(|error| self.gone(reference, error))?;
         // Dropped, it is let go of in the background.
         self.arrive(&lease, landing, deadline).await
     }
@@ -86,7 +87,14 @@ impl FeatureStore {
     ) -> Result<Glimpse> {
         let found = self.find(std::slice::from_ref(sample), within).await?.pop().flatten();
         let error = |kind, message: &str| Error::new(kind, OPERATION, message).with("sample", sample);
-        let found = found.ok_or_else(|| error(ErrorKind::NotFound, "there is no such sample, or not any more"))?;
+        let found = found.ok_or_else(|| {
+            let error = error(ErrorKind::NotFound, "there is no such sample, or not any more");
+            let lost = self.inner().losses.last_lost(sample);
+            match lost.filter(|lost| generation.is_none_or(|wanted| wanted == lost.generation)) {
+                Some(lost) => self.inner().gone(&lost, error),
+                None => error,
+            }
+        })?;
         let live = found.reference.generation;
         match generation {
             Some(wanted) if wanted != live => Err(error(

@@ -78,22 +78,32 @@ async fn bytes_that_are_gone_mean_that_the_sample_is_lost() {
     let stored = put(&store, item("run/1", &[100, 10_000], 1)).await;
     let (mine, theirs) = (take(&store, &stored).await, read(&other, &stored.reference).await);
     tamper(&world, &stored, 1, &[]);
-    let error = get_all(&store, &mine).await.expect_err("lost");
+    let error = get_all(&store, &mine).await.expect_err("missing");
     assert_eq!(
         (error.kind(), error.fact("reason")),
-        (ErrorKind::NotFound, Some("lost")),
+        (ErrorKind::Unavailable, Some("missing")),
         "{error}"
     );
+    let error = get_all(&other, &theirs).await.expect_err("missing");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "one miss is no verdict: {error}");
+    assert_eq!(store.health(WITHIN).await.suspected, 1);
+    let took = until_lost(&store, &mine).await;
+    assert!(took >= world.config().loss_grace, "{took:?}");
+    assert_eq!(store.health(WITHIN).await.counters.lost, 1);
     assert!(
         store.find(&[id("run/1")], WITHIN).await.expect("found")[0].is_none(),
         "nobody takes it any more"
     );
+    // The one that looked last may have spoken the verdict too; it says either.
     let fenced = get_all(&other, &theirs).await.expect_err("retired");
-    assert_eq!(fenced.kind(), ErrorKind::Fenced, "{fenced}");
+    assert!(
+        matches!(fenced.kind(), ErrorKind::Fenced | ErrorKind::NotFound),
+        "{fenced}"
+    );
     drop((mine, theirs));
     store.drain(WITHIN).await.expect("let go of");
     other.drain(WITHIN).await.expect("let go of");
-    store.sweep(WITHIN).await.expect("swept");
+    world.outlive_lost(&store).await;
     world.assert_empty();
 }
 

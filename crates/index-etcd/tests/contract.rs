@@ -58,6 +58,7 @@ impl Harness for OnEtcd {
             tick: Duration::from_millis(100),
             grace_ticks: 2,
             reserve_ticks: 20,
+            lost_ticks: 4,
         }
     }
 

@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 
 use holdfast_core::{Deadline, Error, ErrorKind, Result};
-use holdfast_custody::{Acknowledged, Live, Reason, Retired};
+use holdfast_custody::{Acknowledged, GroupName, Live, Reason, Retired};
 
 use crate::batch::{Credits, Intent, Loaded};
 use crate::decision::Decision;
@@ -28,6 +28,15 @@ fn held_of<'a>(
             error
         }
     })
+}
+
+/// A nack; one that costs no attempt if the engine could not serve the sample.
+fn hand_back(record: Live, group: &GroupName, item: &Held) -> Result<Acknowledged> {
+    if item.unserved {
+        record.give_back(group, item.token).map(Acknowledged::Live)
+    } else {
+        record.nack(group, item.token)
+    }
 }
 
 /// Decides an answer to a lease on a live sample.
@@ -79,7 +88,7 @@ impl KvIndex {
             let after = if ack {
                 record.ack(group, item.token)?
             } else {
-                record.nack(group, item.token)?
+                hand_back(record, group, item)?
             };
             let decision = self.conclude(&item.sample.sample, live, after, |answer| answer)?;
             Ok(decision.ending(item.note.clone()))
@@ -139,7 +148,7 @@ impl KvIndex {
                     self.rewrite(sample, &live, after, |_| ())?
                 }
                 Some(group) => {
-                    let after = live.record.clone().nack(group, item.token)?;
+                    let after = hand_back(live.record.clone(), group, item)?;
                     self.conclude(sample, &live, after, |_| ())?
                 }
             };
@@ -166,7 +175,10 @@ impl KvIndex {
         let keys = |item: &SampleRef| vec![self.layout().live(&item.sample)];
         let decide = |item: &SampleRef, loaded: &Loaded| {
             let live = live_of(OPERATION, self.layout(), loaded, item, None)?;
-            let retired = live.record.clone().retire(reason);
+            let mut retired = live.record.clone().retire(reason);
+            if reason == Reason::Lost {
+                retired = retired.kept_until(loaded.tick.after(self.config().lost_ticks));
+            }
             self.conclude(&item.sample, &live, Acknowledged::Retired(retired), |answer| answer)
         };
         let intent = Intent {

@@ -30,6 +30,9 @@ pub struct IndexConfig {
     pub grace_ticks: u64,
     /// How many ticks a reservation lasts. Default: 600.
     pub reserve_ticks: u64,
+    /// How many ticks the record of a lost sample is kept, so that its objects are removed again if a holder that was away
+    /// has brought them back. Default: 60.
+    pub lost_ticks: u64,
 }
 
 impl Default for IndexConfig {
@@ -39,6 +42,7 @@ impl Default for IndexConfig {
             tick: Duration::from_secs(1),
             grace_ticks: 2,
             reserve_ticks: 600,
+            lost_ticks: 60,
         }
     }
 }

@@ -304,6 +304,7 @@ impl KvIndex {
                 group: group.cloned(),
                 token: Token::THIS_WRITE,
                 description,
+                unserved: false,
                 seen,
                 note: None,
             })?;

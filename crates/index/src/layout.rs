@@ -19,6 +19,7 @@
 //! | `s/{sample}` | [`Live`] | commit, lease, ack, … |
 //! | `g/{sample}/{generation}` | [`Retired`] with readers | retire, release, sweep |
 //! | `f/{sample}/{generation}` | [`Retired`] without readers: to be freed | as above, freed |
+//! | `l/{kept}/{sample}/{generation}` | [`Retired`] without readers, lost, and kept until a tick: then it goes to `f` | retire, sweep |
 //! | `q/{group}/{lane}/{order}/{sample}` | ready for a group | follows from `s` |
 //! | `h/{session}/{until}/{by}-{number}` | what one transaction gave a session until a tick | notes, sweep |
 //! | `k/{object key}` | which sample owns an object that another writer named; its generation is this entry's version | reserve, freed |
@@ -200,6 +201,11 @@ impl Layout {
         prefix(self.key(format_args!("f/")))
     }
 
+    /// What is kept until a tick before this one.
+    pub(crate) fn kept_before(&self, tick: Tick) -> Range<String> {
+        self.key(format_args!("l/"))..self.key(format_args!("l/{:016x}", tick.0))
+    }
+
     pub(crate) fn ready_lane(&self, group: &GroupName, lane: u64) -> Range<String> {
         prefix(self.key(format_args!("q/{group}/{lane:02x}/")))
     }
@@ -232,7 +238,7 @@ impl Layout {
         unescaped(key.rsplit('/').next()?)
     }
 
-    /// The sample and generation behind a key of `f/` or `g/`.
+    /// The sample and generation behind a key of `f/`, `g/` or `l/`.
     pub(crate) fn parse_retired(key: &str) -> Option<(SampleId, Generation)> {
         let mut parts = key.rsplit('/');
         let generation = Generation::new(u64::from_str_radix(parts.next()?, 16).ok()?)?;
@@ -310,10 +316,14 @@ impl Layout {
         let generation = record.generation.ok_or_else(|| {
             Error::internal("index.place", "a retired record has no generation").with("sample", sample)
         })?;
-        Ok(if record.may_be_freed() {
-            self.to_free(sample, generation)
-        } else {
-            self.retired_with_readers(sample, generation)
+        Ok(match record.kept {
+            _ if !record.may_be_freed() => self.retired_with_readers(sample, generation),
+            Some(until) => {
+                let key = self.of_sample("l/", sample).number(until.0.to_be_bytes()).text("/");
+                let key = key.name(sample.as_str()).text("/");
+                key.number(generation.get().to_be_bytes()).0
+            }
+            None => self.to_free(sample, generation),
         })
     }
 

@@ -22,6 +22,7 @@ mod credits;
 mod decision;
 mod index;
 mod intents;
+mod kept;
 pub mod kv;
 mod lanes;
 mod layout;
@@ -75,12 +76,13 @@ pub use types::{Answered, Commit, FreeTask, Held, MOST_CLAIMS, Reserve, SampleRe
 /// Both return a token. While a token is good, the objects are not removed.
 ///
 /// **Ack, nack, renew, release** need the token; with another one they are `Fenced` and change nothing. An ack is final.
-/// The last group's ack retires the sample; a nack, or a lease that ended, costs the group one attempt.
+/// The last group's ack retires the sample; a nack, or a lease that ended, costs the group one attempt,
+/// unless its holder says that the engine could not serve it ([`Held::unserved`]).
 ///
 /// **Check** tells whether tokens are still good; a reader asks it after its bytes have arrived.
 ///
 /// **Retired** samples are given out by **to_free** when no lease on them is left; **freed** forgets them. Freed twice is
-/// freed once.
+/// freed once. A **lost** one (`Reason::Lost`) is given out only after some ticks more: its objects may come back until then.
 ///
 /// **Sweep** moves the shared clock on and takes back what has ended. Any process may, at any time, several at once.
 #[async_trait]

@@ -75,6 +75,7 @@ impl KvIndex {
             self.end_purses(session, &dead, deadline).await?;
             self.serve_line(session, deadline).await?;
         }
+        report.more |= self.end_keeping(session, tick, limit, deadline).await?;
         for id in cleared {
             report.sessions_cleared += usize::from(self.clear_session(session, id, deadline).await?);
         }

@@ -69,6 +69,8 @@ pub struct Held {
     pub token: Token,
     /// What the producer said about it.
     pub description: Arc<[u8]>,
+    /// Whether the engine could not serve it: handed back then, it costs its group no attempt.
+    pub unserved: bool,
     /// The record as of the lease; lets the first answer go without another look.
     pub(crate) seen: Versioned<Live>,
     /// Where it is noted that it is held.

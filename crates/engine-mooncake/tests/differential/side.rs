@@ -91,6 +91,7 @@ fn get(outcome: GetOutcome) -> Seen {
     match outcome {
         GetOutcome::Loaded => Seen::Loaded,
         GetOutcome::Miss => Seen::Miss,
+        GetOutcome::Unfinished => Seen::Unfinished,
         GetOutcome::WrongLength { stored } => Seen::WrongLength(stored),
         GetOutcome::Failed(error) => failed(&error),
     }

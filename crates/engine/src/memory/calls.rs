@@ -12,6 +12,7 @@ use crate::types::{Pin, Presence, PutOptions, PutOutcome, RaiseOutcome, RemoveOu
 pub(super) enum Found {
     Bytes(Arc<[u8]>),
     Nothing,
+    Unfinished,
     HolderGone(Error),
 }
 
@@ -108,6 +109,9 @@ impl State {
     /// Grants a lease, even if the read then fails: the master does not know how the transfer goes.
     pub(super) fn get(&mut self, key: &ObjectKey) -> Found {
         let (now, lease) = (self.now, self.now.after(self.config.lease_ttl));
+        if matches!(self.entries.get(key), Some(Entry::Unfinished { .. })) {
+            return Found::Unfinished;
+        }
         let Some(object) = self.object_mut(key) else {
             return Found::Nothing;
         };
@@ -175,6 +179,8 @@ impl State {
             ssd_capacity: 0,
             ssd_used: on_ssd.sum(),
             objects: self.entries.len() as u64,
+            holders: self.segments.len() as u64,
+            restarts: self.restarts,
         }
     }
 

@@ -142,6 +142,7 @@ impl Engine for MemoryEngine {
         let outcomes = found.into_iter().zip(batch).map(|(found, transfer)| match found {
             Ok(Found::Bytes(bytes)) => write_all(transfer, &bytes),
             Ok(Found::Nothing) => GetOutcome::Miss,
+            Ok(Found::Unfinished) => GetOutcome::Unfinished,
             Ok(Found::HolderGone(error)) | Err(error) => GetOutcome::Failed(error.with("key", &transfer.key)),
         });
         Ok(outcomes.collect())

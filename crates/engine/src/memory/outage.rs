@@ -57,6 +57,7 @@ impl State {
     pub(super) fn restart_master(&mut self) {
         self.kill_master();
         self.master_up = true;
+        self.restarts += 1;
         for holder in 0..self.holders.len() {
             if self.holders[holder].running {
                 self.mount(holder);

@@ -155,6 +155,8 @@ pub(super) struct State {
     pub(super) segments: BTreeMap<SegmentId, Segment>,
     pub(super) holders: Vec<Holder>,
     pub(super) pressure: Pressure,
+    /// How often the master was started anew.
+    pub(super) restarts: u64,
     pub(super) next_segment: SegmentId,
     pub(super) next_order: u64,
 }
@@ -176,6 +178,7 @@ impl State {
             segments: BTreeMap::new(),
             holders,
             pressure: Pressure::default(),
+            restarts: 0,
             next_segment: 0,
             next_order: 0,
         };

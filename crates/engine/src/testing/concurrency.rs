@@ -124,12 +124,15 @@ fn puts_and_removes_of_one_key(ctx: &Context) -> CaseResult {
                 }
                 4 => ensure_matches!(
                     client.get(&key, LEN)?.0,
-                    GetOutcome::Loaded | GetOutcome::Miss | GetOutcome::Failed(_),
+                    GetOutcome::Loaded | GetOutcome::Miss | GetOutcome::Unfinished | GetOutcome::Failed(_),
                     "every put is of {LEN} bytes"
                 ),
                 _ => ensure_matches!(
                     client.get(&key, LEN + 1)?.0,
-                    GetOutcome::Miss | GetOutcome::Failed(_) | GetOutcome::WrongLength { stored: 6000 },
+                    GetOutcome::Miss
+                        | GetOutcome::Unfinished
+                        | GetOutcome::Failed(_)
+                        | GetOutcome::WrongLength { stored: 6000 },
                     "every put is of {LEN} bytes, and {LEN} + 1 were asked for"
                 ),
             }

@@ -142,7 +142,11 @@ impl Client {
 
     /// The object must not be there for a get.
     pub fn expect_miss(&self, key: &ObjectKey) -> CaseResult {
-        ensure_matches!(self.get(key, 16)?.0, GetOutcome::Miss, "{key} should be a miss");
+        ensure_matches!(
+            self.get(key, 16)?.0,
+            GetOutcome::Miss | GetOutcome::Unfinished,
+            "{key} should be a miss"
+        );
         Ok(())
     }
 
@@ -157,7 +161,7 @@ impl Client {
             Ok((GetOutcome::Loaded, into)) => {
                 return same_bytes(key, &into.whole().to_vec(), &pattern(len, seed)).map(|()| true);
             }
-            Ok((GetOutcome::Miss, _)) => return Ok(false),
+            Ok((GetOutcome::Miss | GetOutcome::Unfinished, _)) => return Ok(false),
             Ok((GetOutcome::WrongLength { stored }, _)) => {
                 return Err(Failure::new(format!("{key}: {stored} bytes instead of {len}")));
             }

@@ -130,7 +130,7 @@ fn a_put_with_hardly_any_time(ctx: &Context) -> CaseResult {
                     "a put that took effect said that it had none"
                 );
             }
-            GetOutcome::Miss => {
+            GetOutcome::Miss | GetOutcome::Unfinished => {
                 let stored = answer.as_ref().and_then(|outcomes| outcomes.get(i));
                 ensure!(
                     !matches!(stored, Some(PutOutcome::Stored)),

@@ -11,7 +11,9 @@ pub mod unclear;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock, DType, Result, SampleId, StoreId, SystemClock, SystemRng, TensorName, TensorSpec};
+use holdfast_core::{
+    Clock, DType, ErrorKind, Result, SampleId, StoreId, SystemClock, SystemRng, TensorName, TensorSpec,
+};
 use holdfast_engine::{Engine, HostMemory, MemoryCluster, MemoryConfig};
 use holdfast_features::{
     Answered, FeatureConfig, FeatureStore, GroupName, Lease, Publication, PutItem, SampleRef, Stored, TensorIn,
@@ -124,6 +126,7 @@ impl World {
             kv: MemoryKv::new(clock.clone()),
             index_config: IndexConfig {
                 tick: Duration::from_millis(50),
+                lost_ticks: 2,
                 ..IndexConfig::default()
             },
             store: StoreId::new("s").expect("a name"),
@@ -141,6 +144,7 @@ impl World {
             pool_bytes: 8 << 20,
             call_within: Duration::from_secs(5),
             adopt_prefixes: vec!["x:".to_owned()],
+            loss_grace: Duration::from_millis(300),
             ..FeatureConfig::new(self.store.clone())
         }
     }
@@ -186,6 +190,16 @@ impl World {
             .collect()
     }
 
+    /// Sweeps until what was lost is kept no longer, and freed.
+    pub async fn outlive_lost(&self, store: &FeatureStore) {
+        let begun = self.clock.now();
+        while !self.records().is_empty() {
+            assert!(self.clock.now().since(begun) < WITHIN, "kept: {:?}", self.records());
+            tokio::time::sleep(self.index_config.tick).await;
+            store.sweep(WITHIN).await.expect("swept");
+        }
+    }
+
     /// Nothing is left of any sample, in engine and index.
     pub fn assert_empty(&self) {
         assert_eq!(self.cluster.objects(), [], "objects");
@@ -221,4 +235,21 @@ pub async fn ack(store: &FeatureStore, lease: &Lease) -> Result<Answered> {
 pub fn one<T>(mut results: Vec<T>) -> T {
     assert_eq!(results.len(), 1);
     results.pop().expect("one")
+}
+
+/// Gets until the sample is called lost; everything before that says that its bytes are missing. Returns how long it took.
+pub async fn until_lost(store: &FeatureStore, lease: &Lease) -> Duration {
+    let clock = SystemClock::new();
+    let begun = clock.now();
+    loop {
+        let error = get_all(store, lease).await.expect_err("its bytes are gone");
+        let took = clock.now().since(begun);
+        if error.fact("reason") == Some("lost") {
+            assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+            return took;
+        }
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert!(took < 6 * WITHIN, "{error}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }

@@ -45,6 +45,7 @@ pub fn config() -> FeatureConfig {
         tick: Duration::from_millis(200),
         lease_ticks: 300,
         pool_bytes: 128 << 20,
+        loss_grace: Duration::from_secs(12),
         ..FeatureConfig::new("real".parse().expect("a name"))
     }
 }
@@ -61,6 +62,7 @@ pub async fn open_with(endpoints: &Endpoints, engine: Arc<dyn Engine>, keyring: 
     let settings = IndexConfig {
         session_ttl: Duration::from_secs(3),
         tick: config().tick,
+        lost_ticks: 20,
         ..IndexConfig::default()
     };
     let (store, rng) = (config().store, Arc::new(SystemRng));

@@ -34,6 +34,7 @@ pub fn settings() -> IndexConfig {
         tick: Duration::from_millis(500),
         grace_ticks: 2,
         reserve_ticks: 40,
+        lost_ticks: 4,
     }
 }
 

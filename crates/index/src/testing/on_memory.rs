@@ -51,6 +51,7 @@ impl Harness for MemoryHarness {
     fn settings(&self) -> IndexConfig {
         IndexConfig {
             reserve_ticks: 20,
+            lost_ticks: 4,
             ..IndexConfig::default()
         }
     }

@@ -53,7 +53,7 @@ impl Records {
     /// The keys that are not about sessions or the clock: none when everything was freed. A note belongs to its session,
     /// and vanishes with it or when it is due.
     pub(super) fn left_over(&self) -> Vec<&str> {
-        "psgfqk"
+        "psglfqk"
             .chars()
             .flat_map(|kind| self.of(kind).map(|entry| entry.key.as_str()))
             .collect()
@@ -106,7 +106,7 @@ impl Records {
             held.extend(of_leases.map(|(who, until)| (who, until, sample.clone(), Some(record.generation))));
         }
         let mut retired = BTreeSet::new();
-        for entry in self.of('g').chain(self.of('f')) {
+        for entry in self.of('g').chain(self.of('l')).chain(self.of('f')) {
             let record = decode_versioned::<Retired>(entry)?.record;
             let parsed = Layout::parse_retired(&entry.key);
             let (sample, generation) = parsed.ok_or_else(|| unreadable(&entry.key))?;

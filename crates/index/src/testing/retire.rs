@@ -8,6 +8,7 @@ use holdfast_custody::Reason;
 use super::check::{CaseResult, refused};
 use super::client::{CALL, LONG, a};
 use super::context::Context;
+use super::records::Records;
 use crate::{Answered, SampleRef};
 
 cases! {
@@ -24,6 +25,54 @@ cases! {
         "A retired sample cannot be retired.";
     the_reason_is_kept
         "A retired record tells why.";
+    a_lost_one_is_kept_for_a_while
+        "A lost one is given out only after some ticks more: its objects may come back until then.";
+}
+
+async fn a_lost_one_is_kept_for_a_while(context: &Context) -> CaseResult {
+    let other = context.join().await?;
+    let (free, read) = (
+        context.publish("free", &["a"]).await?,
+        context.publish("read", &["a"]).await?,
+    );
+    let reader = other.read(&read, LONG).await?;
+    let before = context.tick().await?;
+    for (sample, free) in [(&free, true), (&read, false)] {
+        let reason = Reason::Lost;
+        let answer = context.retire(sample, reason).await?;
+        ensure_eq!(
+            answer,
+            Answered::Retired { reason, free },
+            "whether its objects may be removed"
+        );
+        ensure_eq!(context.look(&sample.sample).await?, None, "a look");
+    }
+    other.release(&reader).await?;
+    // Its objects were removed; the record stays all the same.
+    context.freed(&free).await?;
+    Records::read(context).await?.are_consistent()?;
+    let last = before.after(context.harness().settings().lost_ticks);
+    context.until_tick(last).await?;
+    ensure_eq!(context.free_list().await?, [], "to be freed at {last}");
+    context.ticks(2).await?;
+    ensure_eq!(
+        context.free_list().await?,
+        [free.clone(), read.clone()],
+        "to be freed after {last}"
+    );
+    let reasons = context.to_free().await?;
+    ensure!(
+        reasons.iter().all(|task| task.record.record.reason == Reason::Lost),
+        "why: {reasons:?}"
+    );
+    context.freed(&free).await?;
+    context.freed(&read).await?;
+    ensure_eq!(
+        Records::read(context).await?.left_over(),
+        Vec::<&str>::new(),
+        "what is left"
+    );
+    Ok(())
 }
 
 async fn it_hides_a_sample_at_once(context: &Context) -> CaseResult {
@@ -97,7 +146,7 @@ async fn readers_whose_session_ended_do_not(context: &Context) -> CaseResult {
     let sample = context.publish("s", &["a"]).await?;
     let held = other.lease(&sample).await?;
     other.read(&sample, LONG).await?;
-    context.retire(&sample, Reason::Lost).await?;
+    context.retire(&sample, Reason::Aborted).await?;
     context.harness().kill_session(other.session()).await?;
     ensure_eq!(context.free_list().await?, [], "to be freed before a sweep");
     refused(
@@ -139,7 +188,6 @@ async fn only_what_is_live(context: &Context) -> CaseResult {
 
 async fn the_reason_is_kept(context: &Context) -> CaseResult {
     let reasons = [
-        Reason::Lost,
         Reason::Aborted,
         Reason::Consumed,
         Reason::DeadLetter,

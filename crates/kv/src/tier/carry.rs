@@ -141,7 +141,8 @@ impl PageStore {
                     .next()
                     .flatten()
                     .unwrap_or_else(|| PageGot::Failed(panicked(GET))),
-                GetOutcome::Miss => PageGot::Miss,
+                // Another writer may be putting it; to a reader of a cache that is a miss.
+                GetOutcome::Miss | GetOutcome::Unfinished => PageGot::Miss,
                 GetOutcome::WrongLength { stored } => PageGot::WrongLength {
                     stored,
                     expected: page.stored_bytes(),
