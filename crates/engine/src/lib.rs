@@ -9,6 +9,7 @@
 //! threads of their own.
 
 pub mod batch;
+pub mod busy;
 pub mod fault;
 pub mod memory;
 pub mod region;
@@ -21,6 +22,7 @@ use std::time::Duration;
 
 use holdfast_core::{Error, ObjectKey, Result};
 
+pub use busy::{Access, Busy, Claim};
 pub use fault::{FaultEngine, FaultKind, FaultPlan, InjectedFault};
 pub use memory::{MemoryCluster, MemoryConfig, MemoryEngine, SsdConfig};
 pub use region::{EngineId, HostMemory, Region, Registrar, Span};
@@ -42,6 +44,10 @@ pub use types::{
 /// wrong with it. A put or a remove
 /// that ran out of time may still take effect later; its error says [`holdfast_core::Retry::Ambiguous`]. Its memory
 /// stays registered until the engine lets go of it.
+///
+/// **Memory in flight.** A call that ran out of time may still read the memory of a put, and write to that of a get. It
+/// keeps the spans of its transfers until it has returned. Whoever makes a call claims its memory first (module
+/// [`busy`]), and has the spans hold the claim.
 ///
 /// **Batches.** At most [`Capabilities::max_batch`] objects; an empty batch returns no outcomes. In a put and
 /// in a get no key stands twice. Every transfer has at least one part, every put asks for at least one replica. All parts are registered with this engine. A batch that breaks one of

@@ -273,6 +273,11 @@ impl Span {
         self.len
     }
 
+    /// Its addresses.
+    pub fn range(&self) -> Range<usize> {
+        self.address()..self.address() + self.len
+    }
+
     /// Copies `bytes` in at `at`. An error if they do not fit.
     pub fn write(&self, at: usize, bytes: &[u8]) -> Result<()> {
         let to = self.pointer(at, bytes.len())?;
