@@ -1,20 +1,21 @@
 //! One engine call of a page store: pages that go to the engine from where they lie, or through a frame.
-
-#![expect(
-    unsafe_code,
-    reason = "the FFI edge: memory that foreign code writes, looked into while it does not"
-)]
+//!
+//! The memory of all its pages is claimed first and at once ([`holdfast_engine::busy`]): an earlier call, of whatever store,
+//! may still touch it. Then it waits for a frame, then for its turn; nothing that has those waits for a claim. The claim of
+//! a get without a frame travels with the call, and lasts until the engine has let go. That of a put ends with the unit:
+//! memory under a late put may be used again, and what the put then stores is refused by its checksum (`page`).
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use holdfast_core::{Deadline, Error, Result};
-use holdfast_engine::{GetOutcome, PutOutcome, Span, Transfer};
+use holdfast_engine::{Access, Busy, Claim, GetOutcome, PutOutcome, Span, Transfer};
 
 use super::footer::{FOOTER_BYTES, Flaw, flaw_of, footer_of, gather, scatter};
 use super::page::{Page, PageGot, PagePut, Stop};
 use super::pipeline::{self, Then};
 use super::settle::{Loans, Settling};
-use super::staging::{Staging, bytes_of};
+use super::staging::Staging;
 use super::store::{Call, GET, PUT, PageStore, other_count, out_of_time, panicked, refusal};
 
 /// What goes to the engine, and where the parts of it are that the store looks at afterwards.
@@ -50,9 +51,13 @@ impl PageStore {
         } else {
             self.staged(pages)
         };
+        let _claim = match self.claim(PUT, Access::Read, pages, call.deadline) {
+            Ok(claim) => claim,
+            Err(error) => return fail(error),
+        };
         let prepared = match staged {
             Some((staging, places)) => self.frame(pages, staging, places, call.deadline),
-            None => self.loans(pages, call.settling),
+            None => self.loans(pages, call.settling, None),
         };
         let prepared = match prepared {
             Ok(prepared) => prepared,
@@ -60,9 +65,7 @@ impl PageStore {
         };
         let sealed = each(pages, &prepared.own, call.hashers, |page, own| {
             if prepared.staged {
-                // SAFETY: the frame was taken for these pages and the engine does not have it yet; each page has a place
-                // of its own.
-                gather(&page.key, &page.parts, unsafe { bytes_of(own) })
+                gather(&page.key, &page.parts, own)
             } else {
                 own.write(0, &footer_of(&page.key, &page.parts)?)
             }
@@ -99,9 +102,13 @@ impl PageStore {
         if let Some(error) = pages.iter().find_map(|page| refusal(GET, page)) {
             return fail(error);
         }
+        let claim = match self.claim(GET, Access::Write, pages, call.deadline) {
+            Ok(claim) => claim,
+            Err(error) => return fail(error),
+        };
         let prepared = match self.staged(pages) {
             Some((staging, places)) => self.frame(pages, staging, places, call.deadline),
-            None => self.loans(pages, call.settling),
+            None => self.loans(pages, call.settling, Some(Arc::clone(&claim))),
         };
         // What a footer held before must not pass for what the engine brought.
         let prepared = prepared.and_then(|prepared| {
@@ -152,11 +159,18 @@ impl PageStore {
             .collect()
     }
 
+    /// The memory of these pages, for as long as the claim lives.
+    fn claim(&self, operation: &'static str, access: Access, pages: &[Page], deadline: Deadline) -> Result<Arc<Claim>> {
+        let ranges = pages.iter().flat_map(|page| &page.parts).map(Span::range);
+        let claim = Busy::process().claim_blocking(operation, access, ranges, &*self.clock, deadline)?;
+        Ok(Arc::new(claim))
+    }
+
     /// The transfers of one engine call from where the pages lie, on loan until the engine has let go of them.
-    fn loans(&self, pages: &[Page], settling: &Settling) -> Result<Prepared> {
+    fn loans(&self, pages: &[Page], settling: &Settling, claim: Option<Arc<Claim>>) -> Result<Prepared> {
         let slots = self.slab.take(pages.len())?;
         let spans = slots.spans()?;
-        let mut loans = Loans::new(settling.depart(slots));
+        let mut loans = Loans::new(settling.depart((slots, claim)));
         let mut transfers = Vec::with_capacity(pages.len());
         let mut own = Vec::with_capacity(pages.len());
         for (page, footer) in pages.iter().zip(spans) {
@@ -224,9 +238,7 @@ fn each<T: Send>(
 /// Whether what the engine says it loaded is the page (KV16).
 fn check(page: &Page, own: &Span, staged: bool) -> PageGot {
     let flaw: Result<Option<Flaw>> = if staged {
-        // SAFETY: the frame was taken for these pages, the engine says that it has loaded this one and has returned; each
-        // page has a place of its own.
-        scatter(&page.key, unsafe { bytes_of(own) }, &page.parts)
+        scatter(&page.key, own, &page.parts)
     } else {
         let mut footer = [0; FOOTER_BYTES];
         own.read(0, &mut footer)

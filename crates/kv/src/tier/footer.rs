@@ -15,14 +15,14 @@
 //! The checksum takes in the key, so a good page under another page's key is refused like any other wrong page.
 //! It is a defence against accidents, not against an attacker: whoever can write to the engine can forge it.
 //!
-//! Registered memory is shared with code outside of Rust, so no reference into the caller's is made: it is copied, a piece
-//! at a time, into a small buffer in the processor's nearest cache and hashed there. Main memory is read once. A frame is
-//! the store's own, and hashed where it is while no engine call has it. The hash is the one of [`Digest`].
+//! Registered memory is shared with code outside of Rust, and peers may write to it at any time, a frame's too. So no
+//! reference into it is made: it is copied, a piece at a time, into a small buffer in the processor's nearest cache and
+//! hashed there. Main memory is read once, and what was hashed is what is used. The hash is the one of [`Digest`].
 
 use std::fmt;
 
 use holdfast_core::digest::Hasher;
-use holdfast_core::{Digest, Error, ObjectKey, Result};
+use holdfast_core::{Digest, ObjectKey, Result};
 use holdfast_engine::Span;
 
 /// The bytes of a footer.
@@ -102,71 +102,63 @@ fn flaw_of_head(footer: &[u8; FOOTER_BYTES], head: &[u8; FOOTER_BYTES]) -> Optio
 fn checksum_of(head: &[u8], parts: &[Span]) -> Result<[u8; 16]> {
     let mut hasher = Hasher::new();
     hasher.update(head);
-    let mut piece = [0_u8; PIECE];
-    for part in parts {
-        let mut at = 0;
-        while at < part.len() {
-            let piece = &mut piece[..PIECE.min(part.len() - at)];
-            part.read(at, piece)?;
-            hasher.update(piece);
-            at += piece.len();
-        }
-    }
+    each_piece(parts, |part, from, _, piece| {
+        part.read(from, piece)?;
+        hasher.update(piece);
+        Ok(())
+    })?;
     Ok(hasher.finish().as_u128().to_le_bytes())
 }
 
-/// Copies a page into one piece, `object`, with its footer behind it. What is hashed is the copy, not what somebody may
-/// have made of the page since.
-pub(super) fn gather(key: &ObjectKey, parts: &[Span], object: &mut [u8]) -> Result<()> {
+/// Copies the page in `parts` into one piece, `object`, and its footer behind it.
+pub(super) fn gather(key: &ObjectKey, parts: &[Span], object: &Span) -> Result<()> {
     let mut footer = head_of(key, parts);
     let mut hasher = Hasher::new();
     hasher.update(&footer[..CHECKSUM_AT]);
-    let mut rest = object;
-    for part in parts {
-        let mut at = 0;
-        while at < part.len() {
-            let (piece, behind) = split(rest, PIECE.min(part.len() - at))?;
-            part.read(at, piece)?;
-            hasher.update(piece);
-            at += piece.len();
-            rest = behind;
-        }
-    }
+    let end = each_piece(parts, |part, from, at, piece| {
+        part.read(from, piece)?;
+        hasher.update(piece);
+        object.write(at, piece)
+    })?;
     footer[CHECKSUM_AT..56].copy_from_slice(&hasher.finish().as_u128().to_le_bytes());
-    split(rest, FOOTER_BYTES)?.0.copy_from_slice(&footer);
-    Ok(())
+    object.write(end, &footer)
 }
 
-/// Copies a page out of one piece, `object`, and says what is wrong with it, if anything.
-pub(super) fn scatter(key: &ObjectKey, object: &mut [u8], parts: &[Span]) -> Result<Option<Flaw>> {
+/// Copies a page out of one piece, `object`, and says what is wrong with it, if anything. What is summed is what is
+/// copied: each piece is read out of the object once.
+pub(super) fn scatter(key: &ObjectKey, object: &Span, parts: &[Span]) -> Result<Option<Flaw>> {
     let head = head_of(key, parts);
-    let length = object.len().saturating_sub(FOOTER_BYTES);
-    let (page, end) = split(object, length)?;
     let mut footer = [0; FOOTER_BYTES];
-    footer.copy_from_slice(split(end, FOOTER_BYTES)?.0);
+    object.read(object.len().saturating_sub(FOOTER_BYTES), &mut footer)?;
     if let Some(flaw) = flaw_of_head(&footer, &head) {
         return Ok(Some(flaw));
     }
     let mut hasher = Hasher::new();
     hasher.update(&head[..CHECKSUM_AT]);
-    let mut rest = page;
-    for part in parts {
-        let mut at = 0;
-        while at < part.len() {
-            let (piece, behind) = split(rest, PIECE.min(part.len() - at))?;
-            hasher.update(piece);
-            part.write(at, piece)?;
-            at += piece.len();
-            rest = behind;
-        }
-    }
+    each_piece(parts, |part, from, at, piece| {
+        object.read(at, piece)?;
+        hasher.update(piece);
+        part.write(from, piece)
+    })?;
     let checksum = hasher.finish().as_u128().to_le_bytes();
     Ok((footer[CHECKSUM_AT..56] != checksum).then_some(Flaw::Bytes))
 }
 
-fn split(bytes: &mut [u8], at: usize) -> Result<(&mut [u8], &mut [u8])> {
-    let short = || Error::internal("kv.frame", "an object in a frame is shorter than its page");
-    bytes.split_at_mut_checked(at).ok_or_else(short)
+/// Walks over a page in pieces that fit the nearest cache: the part, where in it, where in the page, and memory for it.
+/// Returns the length of the page.
+fn each_piece(parts: &[Span], mut visit: impl FnMut(&Span, usize, usize, &mut [u8]) -> Result<()>) -> Result<usize> {
+    let mut memory = [0; PIECE];
+    let mut at = 0;
+    for part in parts {
+        let mut from = 0;
+        while from < part.len() {
+            let piece = &mut memory[..PIECE.min(part.len() - from)];
+            visit(part, from, at, piece)?;
+            from += piece.len();
+            at += piece.len();
+        }
+    }
+    Ok(at)
 }
 
 #[cfg(test)]

@@ -79,7 +79,7 @@ impl Settling {
         told();
     }
 
-    /// A call that is about to be made, and what it uses of the store's own: footers, or a frame.
+    /// A call that is about to be made, and what it uses: footers or a frame of the store's own, a claim on memory.
     pub(super) fn depart(&self, held: impl Any + Send + Sync) -> Arc<Flight> {
         self.0.state.lock().flights += 1;
         Arc::new(Flight {

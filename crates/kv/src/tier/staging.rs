@@ -12,8 +12,6 @@
 //! A frame holds the pages of one engine call. It comes back when the engine has let go of it; who finds none waits for
 //! one, within its deadline.
 
-#![expect(unsafe_code, reason = "the FFI edge: looking into memory that foreign code wrote")]
-
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -92,22 +90,6 @@ impl Staging {
             self.0.back.wait_for(&mut free, left);
         }
     }
-}
-
-/// The bytes of an object in a frame, without a copy.
-///
-/// # Safety
-/// The frame must be taken by the caller, no engine call that was given the object may be under way, and nobody else may
-/// use the object's bytes for as long as the slice lives.
-#[expect(
-    clippy::mut_from_ref,
-    reason = "the span is a name for the bytes; who may use them is said above"
-)]
-pub(super) unsafe fn bytes_of(object: &Span) -> &mut [u8] {
-    let base = std::ptr::with_exposed_provenance_mut::<u8>(object.address());
-    // SAFETY: the span keeps its memory valid for reads and writes, and it was zeroed when it was made; that nobody else
-    // uses it is the caller's promise.
-    unsafe { std::slice::from_raw_parts_mut(base, object.len()) }
 }
 
 /// One frame that is taken; dropping it gives it back.

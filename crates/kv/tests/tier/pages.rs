@@ -257,6 +257,54 @@ fn a_late_get_keeps_its_memory_and_says_when_it_lets_go() {
 }
 
 #[test]
+fn a_late_get_never_overwrites_a_later_get_into_the_same_pages() {
+    let wayward = Wayward::new(cluster(64).connect());
+    let store = store_on(wayward.clone(), small_calls());
+    // Another store of the same process, whose pages pass through frames.
+    let framed = StoreConfig {
+        staging_frames: 2,
+        ..small_calls()
+    };
+    let framed = store_on(wayward.clone(), framed);
+    let pool = Pool::new(&*wayward, 4, BYTES);
+    fill(&pool, 4);
+    assert_eq!(store.put(&pages(&pool, 4), &all()).prefix(), 4);
+    pool.spoil();
+    wayward.set(Mode::LateGet);
+    let late = store.get(&pages(&pool, 2), &CallOptions::within(SOON));
+    assert!(late.prefix() == 0 && !late.settling.is_settled(), "{late:?}");
+    wayward.set(Mode::NoRemove);
+
+    // Pages 2 and 3 into the memory of pages 0 and 1.
+    let again = [pool.page(0, name(2)), pool.page(1, name(3))];
+    for store in [&store, &framed] {
+        let got = store.get(&again, &CallOptions::within(SOON));
+        let busy = |page: &PageGot| matches!(page, PageGot::Failed(error) if error.fact("used_by") == Some("kv.get"));
+        assert!(got.pages.iter().all(busy), "{got:?}");
+        let put = store.put(&again[..1], &CallOptions::within(SOON));
+        let PagePut::Failed(error) = &put.pages[0] else {
+            panic!("{put:?}")
+        };
+        assert_eq!(
+            (error.kind(), error.fact("which")),
+            (ErrorKind::Unavailable, Some("writes")),
+            "{error}"
+        );
+    }
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| store.get(&again, &all()).prefix());
+        wayward.let_go();
+        assert_eq!(
+            waiting.join().expect("no panic"),
+            2,
+            "its turn comes when the late call has ended"
+        );
+    });
+    assert!(late.settling.is_settled());
+    assert!(pool.read(0) == pattern(BYTES, 2) && pool.read(1) == pattern(BYTES, 3));
+}
+
+#[test]
 fn a_late_put_keeps_its_footer_until_it_is_done() {
     let wayward = Wayward::new(cluster(64).connect());
     let config = StoreConfig {
