@@ -4,13 +4,15 @@
 //! by its address. In a plain store that is where tensors lie, so that bytes move once. In a sealed store plaintext is
 //! never registered: only the stages are (module `sealed`), and they hold ciphertext.
 //!
+//! Tensors that the pool has no room for lie in private memory in a plain store too, and arrive through a stage.
+//!
 //! Private memory has an engine id of its own, so an engine refuses it if it is ever given to one.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_core::Result;
-use holdfast_engine::{Engine, EngineId, HostMemory, Region, Registrar};
+use holdfast_engine::{Engine, EngineId, HostMemory, Region, Registrar, Span};
 
 /// Turns memory into regions.
 #[derive(Clone, Debug)]
@@ -39,6 +41,11 @@ impl Backing {
     /// Private memory.
     pub(crate) fn private() -> Self {
         Self::Private(Arc::new(Nobody(EngineId::unique())))
+    }
+
+    /// Whether this is private memory that was made here.
+    pub(crate) fn keeps_private(&self, span: &Span) -> bool {
+        matches!(self, Self::Private(nobody) if nobody.0 == span.region().engine())
     }
 
     /// Makes a region of memory.

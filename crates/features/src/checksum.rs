@@ -8,6 +8,8 @@ use holdfast_core::digest::Hasher;
 use holdfast_core::{Digest, Result};
 use holdfast_engine::Span;
 
+use crate::pieces::write_at;
+
 /// Fits the nearest cache beside the hasher's state.
 const PIECE: usize = 32 << 10;
 
@@ -24,6 +26,23 @@ pub(crate) fn digest_of(parts: &[Span]) -> Result<Digest> {
             hasher.update(piece);
             at += len;
         }
+    }
+    Ok(hasher.finish())
+}
+
+/// Copies what has arrived in a stage to where it goes, and returns its checksum. What is summed is what is copied: each
+/// piece is read out of the stage once.
+pub(crate) fn copy_summed(stage: &Span, parts: &[Span]) -> Result<Digest> {
+    let mut hasher = Hasher::new();
+    let mut piece = [0_u8; PIECE];
+    let mut at = 0;
+    while at < stage.len() {
+        let len = PIECE.min(stage.len() - at);
+        let piece = &mut piece[..len];
+        stage.read(at, piece)?;
+        hasher.update(piece);
+        write_at(parts, at, piece)?;
+        at += len;
     }
     Ok(hasher.finish())
 }
@@ -58,5 +77,13 @@ mod tests {
             }
         }
         assert_eq!(digest_of(&[]).expect("reads"), Digest::of(&[]));
+        let copy = engine.allocate(70_000, Duration::from_secs(1)).expect("memory");
+        let parts = [copy.span(0..7).expect("inside"), copy.span(7..70_000).expect("inside")];
+        let stage = region.span(50..70_050).expect("inside");
+        assert_eq!(
+            copy_summed(&stage, &parts).expect("copies"),
+            Digest::of(&bytes[50..70_050])
+        );
+        assert!(copy.whole().to_vec() == bytes[50..70_050]);
     }
 }

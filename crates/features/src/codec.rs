@@ -8,7 +8,7 @@ use holdfast_core::{Digest, Error, ErrorKind, Result};
 use holdfast_engine::Span;
 use serde::{Deserialize, Serialize};
 
-use crate::checksum::digest_of;
+use crate::checksum::{copy_summed, digest_of};
 use crate::seal::SealHeader;
 
 /// How bytes lie in objects; part of a sample's description.
@@ -36,7 +36,16 @@ impl Encoding {
 
 /// Compares a chunk that has arrived with what was recorded of it.
 pub(crate) fn verify(parts: &[Span], recorded: Digest) -> Result<()> {
-    let arrived = digest_of(parts)?;
+    compare(digest_of(parts)?, recorded)
+}
+
+/// The same for a chunk that has arrived in a stage, on its way to where it goes.
+pub(crate) fn verify_copied(stage: &Span, parts: &[Span], recorded: Option<Digest>) -> Result<()> {
+    let arrived = copy_summed(stage, parts)?;
+    recorded.map_or(Ok(()), |recorded| compare(arrived, recorded))
+}
+
+fn compare(arrived: Digest, recorded: Digest) -> Result<()> {
     if arrived == recorded {
         return Ok(());
     }

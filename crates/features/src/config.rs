@@ -29,7 +29,8 @@ pub struct FeatureConfig {
     /// How many copies of each object the engine keeps. Default: 1.
     #[serde(default = "default_replicas")]
     pub replicas: u32,
-    /// The most memory that gets receive into by themselves. It is taken when it is first needed. Default: 1 GiB.
+    /// The most memory that gets receive into by themselves. It is taken when it is first needed. A get of more than
+    /// half of it that finds it in use receives into memory of its own, through a stage. Default: 1 GiB.
     #[serde(default = "default_pool_bytes")]
     pub pool_bytes: u64,
     /// How much of that is taken and touched when the store is opened. Default: 0.
@@ -77,8 +78,9 @@ pub struct FeatureConfig {
     /// write to the index can change their shapes. For the time until the last of them is gone. Default: false.
     #[serde(default)]
     pub accept_seal_v1: bool,
-    /// The most memory that sealed bytes pass through, for puts and for gets each. It is taken when it is first needed,
-    /// and only in a sealed store. Default: 128 MiB.
+    /// The most memory that bytes pass through which do not move straight between tensor and engine, for puts and for
+    /// gets each: those of a sealed store, and those of gets that the pool has no room for. It is taken when it is first
+    /// needed. Default: 128 MiB.
     #[serde(default = "default_stage_bytes")]
     pub stage_bytes: u64,
 }

@@ -9,7 +9,8 @@
 //! objects of one call side by side already, and each call that waits for its bytes takes a core for that. Small calls
 //! are checked where they were made; handing them over would take longer.
 //!
-//! In a sealed store objects arrive in a stage, and their check is that they open (module `sealed`).
+//! In a sealed store objects arrive in a stage, and their check is that they open (module `sealed`). Objects of memory
+//! that the engine does not know (module `landing`) arrive in a stage too, and are checked on their way out of it.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -20,16 +21,18 @@ use holdfast_engine::{Engine, GetOutcome, Span, Transfer};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use crate::codec::verify;
+use crate::codec::{verify, verify_copied};
 use crate::pieces::part;
 use crate::pool::BufferPool;
 use crate::seal::TensorOpener;
-use crate::sealed::{Scratch, SealedRun, Seals};
+use crate::sealed::{Scratch, SealedRun};
 use crate::store::Inner;
 
 const OPERATION: &str = "features.get";
 /// The most bytes of one call, if it has more than one object.
 const UNIT_BYTES: u64 = 256 << 20;
+/// The same for objects that arrive in a stage, of which a get has two at a time.
+const STAGED_UNIT_BYTES: u64 = 64 << 20;
 /// Calls of up to so many bytes are checked by the thread that made them.
 const CHECKED_AT_ONCE: u64 = 8 << 20;
 
@@ -40,6 +43,8 @@ pub(crate) struct Incoming {
     /// Where its part of a tensor goes.
     pub(crate) parts: Vec<Span>,
     pub(crate) check: Check,
+    /// Whether it arrives in a stage although it is plain.
+    pub(crate) staged: bool,
 }
 
 /// How an object is checked when it is there, besides its length.
@@ -87,7 +92,12 @@ struct Arrived {
 impl Inner {
     /// Reads objects into their memory and checks them. `moving` is dropped when the last bytes have moved.
     pub(crate) async fn fetch(&self, objects: Vec<Incoming>, moving: Moving, deadline: Deadline) -> Result<()> {
-        let most = self.seals.as_ref().map_or(UNIT_BYTES, Seals::unit_bytes);
+        let staged = objects.iter().any(|object| object.staged);
+        let most = match &self.seals {
+            Some(seals) => seals.unit_bytes(),
+            None if staged => STAGED_UNIT_BYTES.min(self.config.stage_bytes / 2),
+            None => UNIT_BYTES,
+        };
         let mut units = split(objects, self.max_batch(), most).into_iter().peekable();
         let mut moving = Some(moving);
         let mut checking = JoinSet::new();
@@ -125,10 +135,7 @@ impl Inner {
 
     /// One call: gets some objects. What is not checked yet is returned.
     async fn bring(&self, unit: Vec<Incoming>, moving: Option<Moving>, deadline: Deadline) -> Result<Vec<Arrived>> {
-        let stage = match &self.seals {
-            Some(seals) => stage_of(&unit, &seals.incoming, deadline).await?,
-            None => None,
-        };
+        let stage = stage_of(&unit, &self.incoming, deadline).await?;
         let engine = Arc::clone(&self.engine);
         let work = move |within| {
             let bytes: u64 = unit.iter().map(Incoming::bytes).sum();
@@ -162,6 +169,15 @@ impl Incoming {
             Check::Nothing | Check::Digest(_) => self.parts.iter().map(|part| part.len() as u64).sum(),
         }
     }
+
+    /// How much of a stage it needs, if it arrives in one.
+    fn staged_len(&self) -> Result<Option<usize>> {
+        match &self.check {
+            Check::Seal(seal) => Ok(Some(seal.sealed_len()?)),
+            Check::Nothing | Check::Digest(_) if self.staged => Ok(Some(self.parts.iter().map(Span::len).sum())),
+            Check::Nothing | Check::Digest(_) => Ok(None),
+        }
+    }
 }
 
 /// Divides objects into calls of so many bytes.
@@ -188,9 +204,7 @@ fn split(objects: Vec<Incoming>, max_batch: usize, most: u64) -> Vec<Vec<Incomin
 async fn stage_of(unit: &[Incoming], stages: &BufferPool, deadline: Deadline) -> Result<Option<Span>> {
     let mut len = 0;
     for object in unit {
-        if let Check::Seal(seal) = &object.check {
-            len += seal.sealed_len()?;
-        }
+        len += object.staged_len()?.unwrap_or(0);
     }
     match len {
         0 => Ok(None),
@@ -202,14 +216,13 @@ async fn stage_of(unit: &[Incoming], stages: &BufferPool, deadline: Deadline) ->
 fn landings(unit: Vec<Incoming>, stage: Option<&Span>) -> Result<Vec<Arrived>> {
     let mut at = 0;
     let land = |object: Incoming| {
-        let landing = match (&object.check, stage) {
-            (Check::Seal(seal), Some(stage)) => {
-                let len = seal.sealed_len()?;
+        let landing = match (object.staged_len()?, stage) {
+            (Some(len), Some(stage)) => {
                 at += len;
                 vec![part(stage, at - len, len)?]
             }
-            (Check::Seal(_), None) => return Err(Error::internal(OPERATION, "a sealed object has no stage").into()),
-            (Check::Nothing | Check::Digest(_), _) => object.parts.clone(),
+            (Some(_), None) => return Err(Error::internal(OPERATION, "an object has no stage to arrive in").into()),
+            (None, _) => object.parts.clone(),
         };
         Ok(Arrived { object, landing })
     };
@@ -271,7 +284,7 @@ struct Share(Vec<Arrived>);
 fn shares(arrived: Vec<Arrived>, threads: usize) -> Vec<Share> {
     let mut shares: Vec<(u64, Vec<Arrived>)> = (0..threads.max(1)).map(|_| (0, Vec::new())).collect();
     for one in arrived {
-        if matches!(one.object.check, Check::Nothing) {
+        if matches!(one.object.check, Check::Nothing) && !one.object.staged {
             continue;
         }
         if let Some((bytes, share)) = shares.iter_mut().min_by_key(|(bytes, _)| *bytes) {
@@ -288,6 +301,10 @@ impl Share {
         let mut scratch = Scratch::default();
         for Arrived { object, landing } in &self.0 {
             let checked = match (&object.check, landing.as_slice()) {
+                (Check::Nothing, [stage]) if object.staged => verify_copied(stage, &object.parts, None),
+                (Check::Digest(recorded), [stage]) if object.staged => {
+                    verify_copied(stage, &object.parts, Some(*recorded))
+                }
                 (Check::Nothing, _) => Ok(()),
                 (Check::Digest(recorded), parts) => verify(parts, *recorded),
                 (Check::Seal(seal), [stage]) => seal.open(stage, &object.parts, &mut scratch),

@@ -1,13 +1,27 @@
 //! Where the bytes of a sample go: memory for each tensor that is wanted, and which part of it each object fills.
+//!
+//! ```text
+//! the caller's memory ─▶ claimed, all of it at once (it may be in use by a late call) ─┐
+//! memory of the pool  ─▶ taken, all of it at once, in turn                             ├─▶ objects
+//!        └ more than half of the pool, and not free: memory of its own, and a stage ───┘
+//! ```
+//! A get waits for the caller's memory first and holds none of the pool's while it does; what it waits for in the pool is
+//! held by gets that wait for nothing more. So no two gets wait for each other.
+//!
+//! A sample may be larger than the pool: its tensors then lie in private memory (module `backing`), and its objects arrive
+//! one after the other in a stage, are checked there and copied. Only an object that fits no stage (another program's, or
+//! one of a store with larger chunks) has its tensor's memory registered.
 
 use std::sync::Arc;
 
 use holdfast_core::{Deadline, Error, ErrorKind, Result, StoreId, TensorName};
-use holdfast_engine::Span;
+use holdfast_engine::{Access, Claim, HostMemory, Span};
 use holdfast_index::SampleRef;
 
+use crate::backing::Backing;
 use crate::description::{DescribedTensor, Description};
 use crate::fetch::{Check, Incoming};
+use crate::loan::lend;
 use crate::pieces::{cut, wipe};
 use crate::plan::{Place, check_names};
 use crate::seal::SampleOpener;
@@ -23,7 +37,19 @@ pub(crate) struct Landing<'a> {
     reference: &'a SampleRef,
     description: &'a Description,
     opener: Option<SampleOpener>,
-    tensors: Vec<(&'a DescribedTensor, Vec<Span>)>,
+    tensors: Vec<Landed<'a>>,
+    /// The caller's memory, until its bytes are handed out and no call can write there any more.
+    claim: Arc<Claim>,
+}
+
+/// A tensor and its memory.
+struct Landed<'a> {
+    tensor: &'a DescribedTensor,
+    parts: Vec<Span>,
+    /// Whether it is the caller's memory, which others may use too.
+    claimed: bool,
+    /// Whether plain bytes arrive in a stage, because the engine does not know this memory.
+    staged: bool,
 }
 
 impl Landing<'_> {
@@ -34,7 +60,7 @@ impl Landing<'_> {
     /// Whether all that arrives is compared with what was committed.
     pub(crate) fn is_checked(&self) -> bool {
         let objects = |tensor: &DescribedTensor| tensor.chunks(self.description.chunk_bytes());
-        let summed = |(tensor, _): &(&DescribedTensor, _)| tensor.digests.len() as u64 == objects(tensor);
+        let summed = |landed: &Landed<'_>| landed.tensor.digests.len() as u64 == objects(landed.tensor);
         self.is_sealed() || self.tensors.iter().all(summed)
     }
 
@@ -45,21 +71,33 @@ impl Landing<'_> {
             sample: self.reference,
         };
         let mut objects = Vec::new();
-        for (tensor, parts) in &self.tensors {
-            let keys = self.description.keys_of(tensor, place)?;
-            let chunks = cut(parts, self.description.chunk_bytes())?;
-            let checks = checks(tensor, self.description, self.opener.as_ref(), keys.len())?;
+        for landed in &self.tensors {
+            let keys = self.description.keys_of(landed.tensor, place)?;
+            // Whatever may write there, the engine or the thread that checks, holds the claim.
+            let held = |part: &Span| match landed.claimed {
+                true => lend(part.clone(), Arc::clone(&self.claim)),
+                false => Ok(part.clone()),
+            };
+            let parts: Result<Vec<Span>> = landed.parts.iter().map(held).collect();
+            let chunks = cut(&parts?, self.description.chunk_bytes())?;
+            let checks = checks(landed.tensor, self.description, self.opener.as_ref(), keys.len())?;
             for ((key, parts), check) in keys.into_iter().zip(chunks).zip(checks) {
-                objects.push(Incoming { key, parts, check });
+                let staged = landed.staged;
+                objects.push(Incoming {
+                    key,
+                    parts,
+                    check,
+                    staged,
+                });
             }
         }
         Ok(objects)
     }
 
     pub(crate) fn tensors(self) -> Vec<TensorOut> {
-        let out = |(tensor, parts): (&DescribedTensor, Vec<Span>)| TensorOut {
-            spec: tensor.spec.clone(),
-            parts,
+        let out = |landed: Landed<'_>| TensorOut {
+            spec: landed.tensor.spec.clone(),
+            parts: landed.parts,
         };
         self.tensors.into_iter().map(out).collect()
     }
@@ -82,21 +120,40 @@ impl Inner {
         })?;
         let mut tensors = Vec::new();
         for (tensor, destination) in choose(description, wanted)? {
-            tensors.push((tensor, self.memory_for(tensor, destination, deadline).await?));
+            tensors.push((tensor, self.given(tensor, destination, deadline).await?));
         }
+        let given = tensors.iter().filter_map(|(_, given)| given.as_ref());
+        let ranges: Vec<_> = given.flatten().map(Span::range).collect();
+        let claim = self.claim(OPERATION, Access::Write, ranges, deadline).await?;
+        let wanting = tensors.iter().filter(|(_, given)| given.is_none());
+        let wanting: Vec<&DescribedTensor> = wanting.map(|(tensor, _)| *tensor).collect();
+        let mut made = self.memory_for(&wanting, description, deadline).await?.into_iter();
+        let land = |(tensor, given): (&'a DescribedTensor, Option<Vec<Span>>)| {
+            let claimed = given.is_some();
+            let parts = given.unwrap_or_else(|| made.next().into_iter().collect());
+            let private = parts.iter().any(|part| self.private.keeps_private(part));
+            Landed {
+                tensor,
+                staged: private && opener.is_none(),
+                parts,
+                claimed,
+            }
+        };
+        let tensors = tensors.into_iter().map(land).collect();
         Ok(Landing {
             store,
             reference,
             description,
             opener,
             tensors,
+            claim,
         })
     }
 
     /// Clears the memory of tensors that are not handed out (SS3 in module `sealed`). Nobody writes there any more: what
     /// the engine may still write is a stage.
     pub(crate) async fn clear(&self, landing: &Landing<'_>) {
-        let parts: Vec<Span> = landing.tensors.iter().flat_map(|(_, parts)| parts.clone()).collect();
+        let parts: Vec<Span> = landing.tensors.iter().flat_map(|landed| landed.parts.clone()).collect();
         let again = parts.clone();
         let deadline = self.deadline(self.config.call_within);
         let cleared = self.calls.run(OPERATION, deadline, move |_| wipe(&parts)).await;
@@ -107,25 +164,67 @@ impl Inner {
         }
     }
 
-    async fn memory_for(
+    /// The caller's memory; none if the store is to find some.
+    async fn given(
         &self,
         tensor: &DescribedTensor,
         destination: Destination,
         deadline: Deadline,
-    ) -> Result<Vec<Span>> {
-        let bytes = tensor.spec.bytes();
+    ) -> Result<Option<Vec<Span>>> {
         let source = match destination {
-            Destination::Pool if bytes == 0 => return Ok(Vec::new()),
-            Destination::Pool => {
-                let len = usize::try_from(bytes)
-                    .map_err(|_| Error::invalid(OPERATION, "this tensor is larger than an address space"))?;
-                return Ok(vec![self.pool.take(len, deadline).await?]);
-            }
+            Destination::Pool if tensor.spec.bytes() == 0 => return Ok(Some(Vec::new())),
+            Destination::Pool => return Ok(None),
             Destination::Spans(spans) => Source::Spans(spans),
             Destination::Lent(memory) => Source::Lent(memory),
         };
         check_length(OPERATION, &tensor.spec, source.bytes())?;
-        self.registered(source, deadline).await
+        match source {
+            Source::Spans(spans) => Ok(Some(spans)),
+            lent @ Source::Lent(_) => self.registered(lent, deadline).await.map(Some),
+        }
+    }
+
+    /// Memory for each of these tensors: of the pool, or of its own if together they are more than the pool can spare.
+    async fn memory_for(
+        &self,
+        tensors: &[&DescribedTensor],
+        description: &Description,
+        deadline: Deadline,
+    ) -> Result<Vec<Span>> {
+        let length = |bytes: u64| {
+            usize::try_from(bytes).map_err(|_| Error::invalid(OPERATION, "this tensor is larger than an address space"))
+        };
+        let lens: Result<Vec<usize>> = tensors.iter().map(|tensor| length(tensor.spec.bytes())).collect();
+        let lens = lens?;
+        if lens.is_empty() {
+            return Ok(Vec::new());
+        }
+        if !self.pool.is_large(&lens) {
+            return self.pool.take_all(&lens, deadline).await;
+        }
+        // It would wait for all others, and all others for it.
+        if let Some(spans) = self.pool.take_free(&lens, deadline).await? {
+            return Ok(spans);
+        }
+        let chunk = description.chunk_bytes();
+        let passes = |tensor: &&DescribedTensor| {
+            let object = match tensor.key {
+                Some(_) => tensor.spec.bytes(),
+                None => tensor.spec.bytes().min(chunk),
+            };
+            self.seals.is_some() || usize::try_from(object).is_ok_and(|len| self.incoming.ever_fits(len))
+        };
+        let backings = tensors.iter().map(|tensor| match passes(tensor) {
+            true => self.private.clone(),
+            false => self.backing.clone(),
+        });
+        let made: Vec<_> = lens.into_iter().zip(backings).collect();
+        let make = move |within| {
+            let one =
+                |(len, backing): (usize, Backing)| Ok(backing.region(HostMemory::allocate(len)?, within)?.whole());
+            made.into_iter().map(one).collect()
+        };
+        self.calls.run(OPERATION, deadline, make).await
     }
 }
 

@@ -104,6 +104,7 @@ mod backing;
 mod calls;
 mod check;
 mod checksum;
+mod claims;
 mod codec;
 mod commit;
 pub mod config;

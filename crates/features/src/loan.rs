@@ -62,6 +62,14 @@ pub(crate) fn lend(span: Span, guard: impl Any + Send + Sync) -> Result<Span> {
     Ok(Region::new(memory, lender).whole())
 }
 
+/// Memory that `span` keeps valid, to be registered by itself.
+pub(crate) fn lent_again(span: Span) -> Result<HostMemory> {
+    let base = std::ptr::with_exposed_provenance_mut::<u8>(span.address());
+    // SAFETY: the owner is the span, which keeps its memory valid for reads and writes; it is never handed out as a
+    // reference.
+    unsafe { HostMemory::lent(base, span.len(), span) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,14 +1,14 @@
 //! A sample before it is put: checked, its memory registered, on loan and cut into objects.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use holdfast_core::{Deadline, Digest, Error, Nonce, Result, SampleId, TensorName, TensorSpec};
 use holdfast_custody::Publication;
-use holdfast_engine::Span;
+use holdfast_engine::{Access, Claim, HostMemory, Span};
 
 use crate::codec::Encoding;
 use crate::description::{DescribedTensor, Description, chunks_of};
-use crate::loan::lend;
+use crate::loan::{lend, lent_again};
 use crate::pieces::cut;
 use crate::plan::{Plan, check_names};
 use crate::put::PutItem;
@@ -29,6 +29,14 @@ pub(crate) struct Prepared {
     pub(crate) plan: String,
     pub(crate) bytes: u64,
     pub(crate) witness: Arc<Witness>,
+    source: Arc<InUse>,
+}
+
+/// Held by the memory that a sample is put from, and so by the engine for as long as it may read it.
+struct InUse {
+    _witness: Arc<Witness>,
+    /// Nobody writes there meanwhile.
+    claim: OnceLock<Arc<Claim>>,
 }
 
 /// What was found out about a sample while it was written.
@@ -88,13 +96,17 @@ impl Inner {
             ));
         }
         let witness = Arc::new(Witness::new(Arc::clone(&self.frees)));
+        let source = Arc::new(InUse {
+            _witness: Arc::clone(&witness),
+            claim: OnceLock::new(),
+        });
         let chunk = self.object_bytes();
         let mut tensors = Vec::with_capacity(item.tensors.len());
         let mut planned: Vec<(TensorName, u64)> = Vec::with_capacity(item.tensors.len());
         let mut bytes = 0_u64;
-        for TensorIn { spec, bytes: source } in item.tensors {
-            let spans = self.registered(source, deadline).await?;
-            let lent: Result<Vec<Span>> = spans.into_iter().map(|span| lend(span, Arc::clone(&witness))).collect();
+        for TensorIn { spec, bytes: from } in item.tensors {
+            let spans = self.registered(from, deadline).await?;
+            let lent: Result<Vec<Span>> = spans.into_iter().map(|span| lend(span, Arc::clone(&source))).collect();
             let chunks = cut(&lent?, chunk)?;
             planned.push((spec.name().clone(), chunks_of(spec.bytes(), chunk)));
             bytes = bytes.saturating_add(self.stored_bytes(&spec));
@@ -108,7 +120,21 @@ impl Inner {
             tensors,
             bytes,
             witness,
+            source,
         })
+    }
+
+    /// Claims the memory of all samples of a put at once: from here on nobody writes there, neither another operation nor
+    /// a late call, until the put has ended and the engine has let go of it.
+    pub(crate) async fn claim_sources(&self, samples: &[(usize, Prepared)], deadline: Deadline) -> Result<()> {
+        let tensors = samples.iter().flat_map(|(_, sample)| &sample.tensors);
+        let spans = tensors.flat_map(|(_, chunks)| chunks).flatten();
+        let ranges = spans.map(Span::range).collect();
+        let claim = self.claim(OPERATION, Access::Read, ranges, deadline).await?;
+        for (_, sample) in samples {
+            sample.source.claim.get_or_init(|| Arc::clone(&claim));
+        }
+        Ok(())
     }
 
     /// How many bytes of a tensor are in one object.
@@ -125,14 +151,27 @@ impl Inner {
 
     /// Memory that is a region, or is from now on; registered with the engine in a plain store.
     pub(crate) async fn registered(&self, source: Source, deadline: Deadline) -> Result<Vec<Span>> {
-        match source {
-            Source::Spans(spans) => Ok(spans),
-            Source::Lent(memory) => {
-                let backing = self.backing.clone();
-                let call = move |within| backing.region(memory, within);
-                let region = self.calls.run("features.register", deadline, call).await?;
-                Ok(vec![region.whole()])
-            }
+        let spans = match source {
+            Source::Lent(memory) => return Ok(vec![self.region(memory, deadline).await?]),
+            Source::Spans(spans) => spans,
+        };
+        if self.seals.is_some() || !spans.iter().any(|span| self.private.keeps_private(span)) {
+            return Ok(spans);
         }
+        // What a get has returned in memory of its own: the engine gets to know it for the transfer.
+        let mut known = Vec::with_capacity(spans.len());
+        for span in spans {
+            known.push(match self.private.keeps_private(&span) {
+                true => self.region(lent_again(span)?, deadline).await?,
+                false => span,
+            });
+        }
+        Ok(known)
+    }
+
+    async fn region(&self, memory: HostMemory, deadline: Deadline) -> Result<Span> {
+        let backing = self.backing.clone();
+        let call = move |within| backing.region(memory, within);
+        Ok(self.calls.run("features.register", deadline, call).await?.whole())
     }
 }

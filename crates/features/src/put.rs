@@ -84,6 +84,11 @@ impl Inner {
                 Err(error) => results[at] = Some(Err(error)),
             }
         }
+        if let Err(error) = self.claim_sources(&prepared, deadline).await {
+            for (at, _) in prepared.drain(..) {
+                results[at] = Some(Err(error.clone()));
+            }
+        }
         // Begun before there is an answer from the index: the bytes are here.
         let digests = (self.config.checksum && self.seals.is_none())
             .then(|| self.digests(prepared.iter().map(|(_, ready)| ready.chunks()).collect(), deadline));

@@ -66,12 +66,10 @@ pub(crate) struct Seals {
     unit_bytes: u64,
     /// What puts send from.
     pub(crate) outgoing: BufferPool,
-    /// What gets receive into.
-    pub(crate) incoming: BufferPool,
 }
 
 impl Seals {
-    pub(crate) fn new(keyring: Keyring, config: &FeatureConfig, stage: impl Fn() -> BufferPool) -> Self {
+    pub(crate) fn new(keyring: Keyring, config: &FeatureConfig, outgoing: BufferPool) -> Self {
         let chunk_bytes = u32::try_from(config.chunk_bytes).map_or(DEFAULT_CHUNK_BYTES, |n| n.min(DEFAULT_CHUNK_BYTES));
         let whole = u64::from(chunk_bytes.max(1));
         Self {
@@ -80,8 +78,7 @@ impl Seals {
             chunk_bytes,
             object_bytes: config.chunk_bytes / whole * whole,
             unit_bytes: MOST_UNIT_BYTES.min(config.stage_bytes / 2),
-            outgoing: stage(),
-            incoming: stage(),
+            outgoing,
         }
     }
 

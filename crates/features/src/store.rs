@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result, Rng, SampleId, TensorSpec};
-use holdfast_engine::{Engine, HostMemory, Region};
+use holdfast_engine::{Engine, HostMemory, Region, Span};
 use holdfast_index::{Index, SampleRef};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
@@ -62,6 +62,10 @@ pub(crate) struct Inner {
     pub(crate) pool: BufferPool,
     /// What memory of tensors is: registered, or private in a sealed store.
     pub(crate) backing: Backing,
+    /// Private memory, for tensors that the pool has no room for.
+    pub(crate) private: Backing,
+    /// Stages that gets receive into what does not arrive where it goes: sealed objects, and those of private memory.
+    pub(crate) incoming: BufferPool,
     /// The keys of a sealed store, and what sealing needs.
     pub(crate) seals: Option<Seals>,
     pub(crate) checks: Checks,
@@ -100,16 +104,18 @@ impl FeatureStore {
         })?;
         let calls = Calls::new(config.max_in_flight, Arc::clone(&clock));
         let registered = Backing::Engine(Arc::clone(&engine));
+        let private = Backing::private();
         let backing = match &config.keyring {
-            Some(_) => Backing::private(),
+            Some(_) => private.clone(),
             None => registered.clone(),
         };
         let pool_of =
             |backing: &Backing, bytes| BufferPool::new(backing.clone(), calls.clone(), Arc::clone(&clock), bytes);
         let pool = pool_of(&backing, config.pool_bytes);
+        // It takes no memory before it is used.
         let stage = || pool_of(&registered, config.stage_bytes);
-        let keyring = config.keyring.clone();
-        let seals = keyring.map(|keyring| Seals::new(keyring, &config, stage));
+        let (keyring, incoming) = (config.keyring.clone(), stage());
+        let seals = keyring.map(|keyring| Seals::new(keyring, &config, stage()));
         let inner = Arc::new(Inner {
             sessions: Sessions::new(Arc::clone(&index), Arc::clone(&clock)),
             checks: Checks::new(Arc::clone(&index), Arc::clone(&clock)),
@@ -125,6 +131,8 @@ impl FeatureStore {
             calls,
             pool,
             backing,
+            private,
+            incoming,
             seals,
             config,
         });
@@ -190,6 +198,14 @@ impl FeatureStore {
     /// store the engine does not know it.
     pub fn pool(&self) -> &BufferPool {
         &self.inner().pool
+    }
+
+    /// Whether the bytes of a tensor that was got lie in memory that the store made for it alone, because the pool had no
+    /// room for it. Registered memory can be put from at any time by many at once; such memory is registered for each put,
+    /// one at a time.
+    pub fn is_private(&self, span: &Span) -> bool {
+        let inner = self.inner();
+        inner.seals.is_none() && inner.private.keeps_private(span)
     }
 
     /// Registers memory of the caller for many transfers. It stays registered until the region and all its spans are

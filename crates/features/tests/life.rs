@@ -365,11 +365,12 @@ async fn a_get_needs_room_in_the_pool() {
         ..world.config()
     };
     let store = world.open_on(world.cluster.connect(), world.kv.client(), config).await;
-    let stored = put(&store, item("run/1", &[30_000], 1)).await;
+    let stored = put(&store, item("run/1", &[16_000], 1)).await;
     let lease = read(&store, &stored.reference).await;
     let first = get_all(&store, &lease).await.expect("tensors");
+    let second = get_all(&store, &lease).await.expect("tensors");
     let error = store.get(&lease, Wanted::All, SOON).await.expect_err("no room");
     assert_eq!(error.kind(), ErrorKind::Capacity, "{error}");
-    drop(first);
+    drop((first, second));
     get_all(&store, &lease).await.expect("room again");
 }

@@ -14,9 +14,13 @@ use common::held_up::{HeldUp, Mode};
 use common::servers::*;
 use common::*;
 use holdfast_core::{Clock, Digest, ErrorKind, ObjectKey, SystemClock};
-use holdfast_engine::{EngineExt, PutOptions, PutOutcome};
-use holdfast_features::{AdoptedTensor, Announcement, FeatureStore, Wanted};
+use holdfast_engine::{EngineExt, HostMemory, PutOptions, PutOutcome};
+use holdfast_features::{AdoptedTensor, Announcement, FeatureConfig, FeatureStore, PutItem, TensorIn, Wanted};
+use holdfast_testkit::Cluster;
 use tokio::task::block_in_place;
+
+/// Gigabytes on a machine that does other things too.
+const LONG: Duration = Duration::from_secs(300);
 
 async fn until(what: &str, mut ready: impl FnMut() -> bool) {
     let clock = SystemClock::new();
@@ -105,6 +109,58 @@ async fn a_second_put_takes_the_place_of_the_first_under_its_reader() {
     );
     let lease = read(&consumer, &second.reference).await;
     check_tensors(&get_all(&consumer, &lease).await.expect("tensors"), &LENS, 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sample_of_1536_mib_comes_back_through_a_pool_of_256_mib() {
+    const BLOCKS: [usize; 3] = [1024, 511, 1];
+    let builder = Cluster::builder().p2p_metadata(true).segment_mib(2304).etcd_nodes(1);
+    let cluster = block_in_place(|| builder.start()).expect("a cluster");
+    let endpoints = cluster.endpoints();
+    let engine = connect(&endpoints);
+    let sizes = FeatureConfig {
+        pool_bytes: 256 * MIB as u64,
+        chunk_bytes: 16 * MIB as u64,
+        ..config()
+    };
+    let stage_bytes = sizes.stage_bytes;
+    let store = open_as(&endpoints, engine.clone(), sizes).await;
+    // A MiB of one pattern over and over, each with its number.
+    let mut block = pattern(MIB, 1);
+    let mut tensors = Vec::new();
+    for (n, blocks) in BLOCKS.into_iter().enumerate() {
+        let memory = HostMemory::allocate(blocks * MIB).expect("memory");
+        let spec = spec(&format!("t{n}"), blocks * MIB);
+        let region = store.register(memory, LONG).await.expect("registered");
+        for at in 0..blocks {
+            block[..8].copy_from_slice(&(n * 10_000 + at).to_le_bytes());
+            region.whole().write(at * MIB, &block).expect("fits");
+        }
+        tensors.push(TensorIn::new(spec, region.whole()));
+    }
+    let item = PutItem {
+        sample: id("run/large"),
+        tensors,
+        publication: publication(),
+    };
+    store.put(item, LONG).await.expect("put");
+    let lease = one(store.lease_next(&trainers(), 1, WITHIN).await.expect("a lease"));
+    let got = store.get(&lease, Wanted::All, LONG).await.expect("all of it");
+    let mut arrived = vec![0; MIB];
+    for (n, (blocks, tensor)) in BLOCKS.into_iter().zip(&got).enumerate() {
+        let [part] = &tensor.parts[..] else {
+            panic!("one piece: {tensor:?}")
+        };
+        for at in 0..blocks {
+            block[..8].copy_from_slice(&(n * 10_000 + at).to_le_bytes());
+            part.read(at * MIB, &mut arrived).expect("inside");
+            assert!(arrived == block, "MiB {at} of tensor {n} is another one");
+        }
+    }
+    until("nothing but pool and stages is registered", || {
+        engine.registrations().bytes <= 256 * MIB as u64 + stage_bytes
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -11,6 +11,11 @@
 //!   └ else wait for a block to come back, until the deadline: `Capacity`
 //! ```
 //!
+//! An operation asks for all its blocks at once, and operations are served in the order in which they asked: only the
+//! first in line takes anything. So none holds some blocks while it waits for others, and a large request is not starved
+//! by small ones that fit before it. What fits into an empty pool is had at the latest when everything else is back: then
+//! all slabs make way for one that holds the whole request.
+//!
 //! In a sealed store the memory is private instead of registered (module `backing`), and everything else is the same.
 //!
 //! A block is a loan (module `loan`): a call that ran out of time keeps a clone of its span until the engine has
@@ -18,10 +23,11 @@
 //!
 //! Invariants: PL1 … PL3 of the module `space`, and
 //! - PL4: the slabs, those being made included, never have more bytes than the budget.
+//! - PL5: blocks are lent in the order of the line, and all blocks of a request at once.
 
 mod space;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -50,8 +56,6 @@ struct Shared {
     clock: Arc<dyn Clock>,
     budget: usize,
     state: Mutex<State>,
-    /// Told whenever something came back or a slab came in.
-    changed: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -60,6 +64,29 @@ struct State {
     slabs: HashMap<u64, Region>,
     /// Bytes of slabs that are being made.
     coming: usize,
+    /// Requests in the order in which they came, each with what wakes it when it is the first and something came back.
+    line: VecDeque<Arc<Notify>>,
+}
+
+impl State {
+    /// The memory of each block.
+    fn with_slabs(&mut self, blocks: Vec<Option<Block>>) -> Result<Vec<(Span, Block)>> {
+        let of = |block: &Block| self.slabs.get(&block.slab).map(|slab| (slab.whole(), *block));
+        let found: Option<Vec<(Span, Block)>> = blocks.iter().map(|block| block.as_ref().and_then(of)).collect();
+        found.ok_or_else(|| {
+            for block in blocks.into_iter().flatten() {
+                self.space.give_back(block);
+            }
+            Error::internal(OPERATION, "a slab has no memory")
+        })
+    }
+
+    /// Something came back, or the first in line has changed.
+    fn tell_first(&self) {
+        if let Some(first) = self.line.front() {
+            first.notify_one();
+        }
+    }
 }
 
 /// How much of a pool is in use.
@@ -81,8 +108,9 @@ struct Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        self.pool.state.lock().space.give_back(self.block);
-        self.pool.changed.notify_waiters();
+        let mut state = self.pool.state.lock();
+        state.space.give_back(self.block);
+        state.tell_first();
     }
 }
 
@@ -94,14 +122,38 @@ struct Coming<'a> {
 
 impl Drop for Coming<'_> {
     fn drop(&mut self) {
-        self.pool.state.lock().coming -= self.len;
-        self.pool.changed.notify_waiters();
+        let mut state = self.pool.state.lock();
+        state.coming -= self.len;
+        state.tell_first();
     }
 }
 
-/// What is to be done for a block that is wanted.
+/// A request's place in line; dropped, the next one is first.
+struct InLine<'a> {
+    pool: &'a Shared,
+    told: Arc<Notify>,
+}
+
+impl<'a> InLine<'a> {
+    fn new(pool: &'a Shared) -> Self {
+        let told = Arc::new(Notify::new());
+        pool.state.lock().line.push_back(Arc::clone(&told));
+        Self { pool, told }
+    }
+}
+
+impl Drop for InLine<'_> {
+    fn drop(&mut self) {
+        let mut state = self.pool.state.lock();
+        state.line.retain(|other| !Arc::ptr_eq(other, &self.told));
+        state.tell_first();
+    }
+}
+
+/// What is to be done for blocks that are wanted.
 enum Next<'a> {
-    Have(Span, Block),
+    /// A block for each length, in order, each with its slab.
+    Have(Vec<(Span, Block)>),
     /// Make a slab; those that had to make way are dropped first.
     Make(Coming<'a>, Vec<Region>),
     Wait,
@@ -115,7 +167,6 @@ impl BufferPool {
             clock,
             budget: usize::try_from(budget).unwrap_or(usize::MAX),
             state: Mutex::default(),
-            changed: Notify::new(),
         }))
     }
 
@@ -156,46 +207,82 @@ impl BufferPool {
         }
     }
 
+    /// [`BufferPool::buffer`] for several at once: all of them, or none.
+    pub async fn buffers(&self, lens: &[usize], within: Duration) -> Result<Vec<Span>> {
+        self.take_all(lens, Deadline::after(&*self.0.clock, within)).await
+    }
+
+    /// [`BufferPool::buffers`] without waiting for memory to come back; none if that would take waiting.
+    pub async fn free_buffers(&self, lens: &[usize], within: Duration) -> Result<Option<Vec<Span>>> {
+        self.take_free(lens, Deadline::after(&*self.0.clock, within)).await
+    }
+
     pub(crate) async fn take(&self, len: usize, deadline: Deadline) -> Result<Span> {
+        let missing = || Error::internal(OPERATION, "a request for one buffer got none");
+        self.take_all(&[len], deadline).await?.pop().ok_or_else(missing)
+    }
+
+    pub(crate) async fn take_all(&self, lens: &[usize], deadline: Deadline) -> Result<Vec<Span>> {
+        let taken = self.take_if(lens, deadline, true).await?;
+        taken.ok_or_else(|| self.0.exhausted(lens))
+    }
+
+    /// Whether a buffer of this length fits into an empty pool.
+    pub(crate) fn ever_fits(&self, len: usize) -> bool {
+        self.0.wants(&[len]).is_ok()
+    }
+
+    /// Whether this is more than half of the pool.
+    pub(crate) fn is_large(&self, lens: &[usize]) -> bool {
+        let blocks = lens.iter().map(|len| rounded(*len).unwrap_or(usize::MAX));
+        blocks.fold(0, usize::saturating_add) > self.0.budget / 2
+    }
+
+    /// Memory that is there without waiting for others to give theirs back; none if it is not, or others wait.
+    pub(crate) async fn take_free(&self, lens: &[usize], deadline: Deadline) -> Result<Option<Vec<Span>>> {
+        self.take_if(lens, deadline, false).await
+    }
+
+    async fn take_if(&self, lens: &[usize], deadline: Deadline, patient: bool) -> Result<Option<Vec<Span>>> {
         let pool = &*self.0;
-        let want = rounded(len)
-            .filter(|want| len > 0 && *want <= pool.budget)
-            .ok_or_else(|| {
-                Error::new(
-                    ErrorKind::Capacity,
-                    OPERATION,
-                    "no buffer of this length fits into the pool; raise pool_bytes, or receive into memory of your own",
-                )
-                .with_retry(Retry::Never)
-                .with("len", len)
-                .with("pool_bytes", pool.budget)
-            })?;
+        let wants = match pool.wants(lens) {
+            Err(_never) if !patient => return Ok(None),
+            wants => wants?,
+        };
+        let place = InLine::new(pool);
         loop {
-            // Listen first, then look: what comes back in between is not missed.
-            let mut changed = std::pin::pin!(pool.changed.notified());
-            changed.as_mut().enable();
-            match pool.next(want)? {
-                Next::Have(slab, block) => {
-                    let from = block.at + slab.address() - slab.region().address();
-                    let span = slab.region().span(from..from + len)?;
-                    let back = Lent {
-                        pool: Arc::clone(&self.0),
-                        block,
-                    };
-                    return lend(span, back);
-                }
+            match pool.next(&wants, &place)? {
+                Next::Have(blocks) => return self.lent(lens, blocks).map(Some),
                 Next::Make(coming, make_way) => {
                     drop(make_way);
                     pool.make(coming, deadline).await?;
                 }
                 Next::Wait => {
                     let left = deadline.remaining(&*pool.clock);
-                    if left.is_zero() || tokio::time::timeout(left, changed).await.is_err() {
-                        return Err(pool.exhausted(len));
+                    let told = place.told.notified();
+                    if !patient || left.is_zero() || tokio::time::timeout(left, told).await.is_err() {
+                        return Ok(None);
                     }
                 }
             }
         }
+    }
+
+    /// Blocks as spans that give them back.
+    fn lent(&self, lens: &[usize], blocks: Vec<(Span, Block)>) -> Result<Vec<Span>> {
+        // Each gives its block back, whatever becomes of the others.
+        let guarded: Vec<(Span, Lent)> = blocks
+            .into_iter()
+            .map(|(slab, block)| {
+                let pool = Arc::clone(&self.0);
+                (slab, Lent { pool, block })
+            })
+            .collect();
+        let lend_one = |((slab, back), len): ((Span, Lent), &usize)| {
+            let from = back.block.at + slab.address() - slab.region().address();
+            lend(slab.region().span(from..from + len)?, back)
+        };
+        guarded.into_iter().zip(lens).map(lend_one).collect()
     }
 }
 
@@ -207,15 +294,65 @@ fn slab_len(want: usize, room: usize) -> Option<usize> {
 }
 
 impl Shared {
-    fn next(&self, want: usize) -> Result<Next<'_>> {
+    /// How long the blocks for these lengths are. `Capacity` if all together never fit.
+    fn wants(&self, lens: &[usize]) -> Result<Vec<usize>> {
+        let blocks: Option<Vec<usize>> = lens.iter().map(|len| rounded(*len).filter(|_| *len > 0)).collect();
+        let total = |blocks: &[usize]| blocks.iter().try_fold(0_usize, |sum, block| sum.checked_add(*block));
+        let fits = |blocks: &Vec<usize>| total(blocks).is_some_and(|total| total <= self.budget);
+        blocks.filter(fits).ok_or_else(|| {
+            Error::new(
+                ErrorKind::Capacity,
+                OPERATION,
+                "no buffer of this length fits into the pool; raise pool_bytes, or receive into memory of your own",
+            )
+            .with_retry(Retry::Never)
+            .with("len", lens.iter().fold(0_usize, |sum, len| sum.saturating_add(*len)))
+            .with("pool_bytes", self.budget)
+        })
+    }
+
+    fn next(&self, wants: &[usize], place: &InLine<'_>) -> Result<Next<'_>> {
         let mut state = self.state.lock();
-        if let Some(block) = state.space.take(want) {
-            let Some(slab) = state.slabs.get(&block.slab) else {
-                state.space.give_back(block);
-                return Err(Error::internal(OPERATION, "a slab has no memory"));
-            };
-            return Ok(Next::Have(slab.whole(), block));
+        if !state.line.front().is_some_and(|first| Arc::ptr_eq(first, &place.told)) {
+            return Ok(Next::Wait);
         }
+        let others = state.space.lent();
+        // The longest first: the shorter ones find room in what is left.
+        let mut order: Vec<usize> = (0..wants.len()).collect();
+        order.sort_by_key(|at| std::cmp::Reverse(wants[*at]));
+        let mut blocks: Vec<Option<Block>> = vec![None; wants.len()];
+        let mut missing = None;
+        for at in order {
+            blocks[at] = state.space.take(wants[at]);
+            if blocks[at].is_none() {
+                missing = Some(wants[at]);
+                break;
+            }
+        }
+        let Some(missing) = missing else {
+            return state.with_slabs(blocks).map(Next::Have);
+        };
+        // Slabs in which the others of these blocks lie are not idle: they do not make way.
+        let next = self.make_room(&mut state, missing);
+        for block in blocks.into_iter().flatten() {
+            state.space.give_back(block);
+        }
+        if let Some((len, make_way)) = next {
+            return Ok(Next::Make(Coming { pool: self, len }, make_way));
+        }
+        if others > 0 || state.coming > 0 {
+            return Ok(Next::Wait);
+        }
+        // Nothing is out, and it does not fit the slabs that are there: one for all of it takes their place.
+        let total: usize = wants.iter().sum();
+        let gone = state.space.drop_idle(usize::MAX);
+        let make_way = gone.iter().filter_map(|id| state.slabs.remove(id)).collect();
+        state.coming += total;
+        Ok(Next::Make(Coming { pool: self, len: total }, make_way))
+    }
+
+    /// Room for a slab with a block of `want` bytes, if it can be had; its length, and the slabs that make way.
+    fn make_room(&self, state: &mut State, want: usize) -> Option<(usize, Vec<Region>)> {
         let mut room = self.budget.saturating_sub(state.space.total() + state.coming);
         let mut make_way = Vec::new();
         if room < want && room + state.space.idle_bytes() >= want {
@@ -224,11 +361,9 @@ impl Shared {
             }
             room = self.budget.saturating_sub(state.space.total() + state.coming);
         }
-        let Some(len) = slab_len(want, room) else {
-            return Ok(Next::Wait);
-        };
+        let len = slab_len(want, room)?;
         state.coming += len;
-        Ok(Next::Make(Coming { pool: self, len }, make_way))
+        Some((len, make_way))
     }
 
     /// Makes a slab: takes memory, registers it, touches every page.
@@ -253,15 +388,19 @@ impl Shared {
         Ok(())
     }
 
-    fn exhausted(&self, len: usize) -> Error {
-        let lent = self.state.lock().space.lent();
+    fn exhausted(&self, lens: &[usize]) -> Error {
+        let (lent, waiting) = {
+            let state = self.state.lock();
+            (state.space.lent(), state.line.len())
+        };
         Error::new(
             ErrorKind::Capacity,
             OPERATION,
             "all buffers are lent out; drop tensors that are no longer needed, or raise pool_bytes",
         )
-        .with("len", len)
+        .with("len", lens.iter().sum::<usize>())
         .with("lent", lent)
+        .with("waiting", waiting)
         .with("pool_bytes", self.budget)
     }
 }

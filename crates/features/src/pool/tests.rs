@@ -114,3 +114,89 @@ async fn many_at_once_never_exceed_the_budget() {
     }
     assert_eq!(pool.usage().lent, 0);
 }
+
+#[tokio::test]
+async fn requests_are_served_in_turn_and_a_waiter_that_leaves_is_in_nobodys_way() {
+    let (pool, _engine) = pool(4 * MIB);
+    let held = pool.buffers(&[MIB, MIB, MIB], WITHIN).await.expect("buffers");
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let spawn = |name: &'static str, lens: Vec<usize>, within: Duration| {
+        let (pool, order) = (pool.clone(), Arc::clone(&order));
+        tokio::spawn(async move {
+            let got = pool.buffers(&lens, within).await;
+            order.lock().push((name, got.is_ok()));
+            got
+        })
+    };
+    let leaves = spawn("leaves", vec![4 * MIB], SOON);
+    tokio::task::yield_now().await;
+    let large = spawn("large", vec![2 * MIB, MIB], WITHIN);
+    tokio::task::yield_now().await;
+    // One MiB is free, and yet it waits: who came before it is larger.
+    let small = spawn("small", vec![MIB], WITHIN);
+    tokio::task::yield_now().await;
+    assert!(
+        pool.free_buffers(&[1], WITHIN).await.expect("an answer").is_none(),
+        "others wait"
+    );
+    assert_eq!(
+        leaves.await.expect("no panic").expect_err("no room").kind(),
+        ErrorKind::Capacity
+    );
+    assert!(!small.is_finished() && !large.is_finished());
+    drop(held);
+    let (large, small) = (large.await.expect("no panic"), small.await.expect("no panic"));
+    assert_eq!(*order.lock(), [("leaves", false), ("large", true), ("small", true)]);
+    assert_eq!(pool.usage().lent, 4 * MIB as u64);
+    drop((large, small));
+    assert_eq!(pool.usage().lent, 0);
+}
+
+#[tokio::test]
+async fn what_fits_an_empty_pool_is_had_however_the_slabs_were_cut() {
+    let (pool, _engine) = pool(180 * MIB);
+    // Two slabs of 64 MiB, and no room for a third one of 60.
+    let cut = pool.buffers(&[64 * MIB, 64 * MIB], WITHIN).await.expect("buffers");
+    drop(cut);
+    let three = pool
+        .buffers(&[60 * MIB; 3], WITHIN)
+        .await
+        .expect("one slab for all of it");
+    assert_eq!((three.len(), pool.usage().lent), (3, 180 * MIB as u64));
+    assert_eq!(pool.usage().taken, 180 * MIB as u64);
+    drop(three);
+    assert_eq!(pool.buffers(&[], WITHIN).await.expect("nothing").len(), 0);
+    let never = pool
+        .buffers(&[100 * MIB, 100 * MIB], WITHIN)
+        .await
+        .expect_err("never fits");
+    assert_eq!(never.retry(), Retry::Never);
+    let none = pool
+        .free_buffers(&[100 * MIB, 100 * MIB], WITHIN)
+        .await
+        .expect("an answer");
+    assert!(none.is_none());
+    assert!(pool.is_large(&[90 * MIB, 1]) && !pool.is_large(&[90 * MIB]));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_for_several_never_wait_for_each_other() {
+    let (pool, _engine) = pool(4 * MIB);
+    let tasks: Vec<_> = (0..32_usize)
+        .map(|n| {
+            let pool = pool.clone();
+            tokio::spawn(async move {
+                for round in 0..20 {
+                    let lens = vec![MIB / 2 + (n + round) % 3 * 4096; 4 + n % 3];
+                    let held = pool.buffers(&lens, WITHIN).await.expect("in turn");
+                    tokio::task::yield_now().await;
+                    drop(held);
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.expect("no panic");
+    }
+    assert_eq!(pool.usage().lent, 0);
+}

@@ -55,17 +55,21 @@ pub async fn open_on(endpoints: &Endpoints, engine: Arc<dyn Engine>) -> FeatureS
 }
 
 pub async fn open_with(endpoints: &Endpoints, engine: Arc<dyn Engine>, keyring: Option<Keyring>) -> FeatureStore {
+    open_as(endpoints, engine, FeatureConfig { keyring, ..config() }).await
+}
+
+pub async fn open_as(endpoints: &Endpoints, engine: Arc<dyn Engine>, config: FeatureConfig) -> FeatureStore {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let kv = EtcdKv::open(EtcdConfig::new(endpoints.etcd.clone()), Arc::clone(&clock), WITHIN)
         .await
         .expect("etcd");
     let settings = IndexConfig {
         session_ttl: Duration::from_secs(3),
-        tick: config().tick,
+        tick: config.tick,
         lost_ticks: 20,
         ..IndexConfig::default()
     };
-    let (store, rng) = (config().store, Arc::new(SystemRng));
+    let (store, rng) = (config.store.clone(), Arc::new(SystemRng));
     let index = KvIndex::new(
         Arc::new(kv),
         &store,
@@ -73,7 +77,6 @@ pub async fn open_with(endpoints: &Endpoints, engine: Arc<dyn Engine>, keyring: 
         Arc::clone(&clock),
         Arc::clone(&rng) as _,
     );
-    let config = FeatureConfig { keyring, ..config() };
     FeatureStore::open(engine, Arc::new(index), config, clock, rng)
         .await
         .expect("a store")
