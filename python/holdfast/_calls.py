@@ -170,12 +170,29 @@ class Calls(Generic[L]):
         return Pending(self._core().discard(announced, self.within(timeout)), to.same)
 
     def empty(self, shape: Iterable[int], dtype: object, timeout: float | None) -> Pending[Tensor]:
-        name, dims = _dtypes.name_of(dtype), tuple(shape)
-        nbytes = _holdfast.spec_bytes(name, dims)
-        if nbytes == 0:
+        given = (tuple(shape), dtype)
+        operation, made = self._buffers([given], timeout)
+        return Pending(operation, lambda memories: made(memories)[0])
+
+    def empty_many(
+        self, tensors: Iterable[tuple[Iterable[int], object]], timeout: float | None
+    ) -> Pending[list[Tensor]]:
+        operation, made = self._buffers([(tuple(shape), dtype) for shape, dtype in tensors], timeout)
+        return Pending(operation, made)
+
+    def _buffers(
+        self, tensors: list[tuple[tuple[int, ...], object]], timeout: float | None
+    ) -> tuple[_holdfast.Operation[list[_holdfast.Memory]], Callable[[list[_holdfast.Memory]], list[Tensor]]]:
+        specs = [(_dtypes.name_of(dtype), dims) for dims, dtype in tensors]
+        sizes = [_holdfast.spec_bytes(name, dims) for name, dims in specs]
+        if 0 in sizes:
             raise Invalid("a tensor without bytes needs no memory of the pool", operation="python.empty")
-        operation = self._core().buffer(nbytes, self.within(timeout))
-        return Pending(operation, lambda memory: Tensor("", name, dims, nbytes, memory))
+
+        def made(memories: list[_holdfast.Memory]) -> list[Tensor]:
+            each = zip(specs, sizes, memories)
+            return [Tensor("", name, dims, nbytes, memory) for (name, dims), nbytes, memory in each]
+
+        return self._core().buffers(sizes, self.within(timeout)), made
 
     def sweep(self, timeout: float | None) -> Pending[Swept]:
         return Pending(self._core().sweep(self.within(timeout)), to.to_swept)

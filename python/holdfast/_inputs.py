@@ -1,5 +1,15 @@
 """Tensors on their way in: what they are, and where their bytes lie. Nothing is copied.
 
+What is held until the engine has let go of the bytes is their owner, which need not be the object that was passed: a torch
+tensor can be given another storage (``t.data = ...``, ``t.set_(...)``), and the old one would be freed under the engine.
+
+| passed | held | so the bytes stay, unless |
+|---|---|---|
+| torch tensor | its storage | the storage itself is resized (``untyped_storage().resize_``, as some sharding code does) |
+| numpy array | a view of it, which holds the owner of the bytes | ``resize(..., refcheck=False)`` is called on the owner |
+| ``__dlpack__`` | what the capsule holds | its producer breaks DLPack's rule |
+| buffer (bytearray, memoryview, ``array``, mmap) | the exported buffer | never: its owner refuses to move or free it |
+
 Neither torch nor numpy is imported here: a program that passes their tensors has done so itself.
 """
 
@@ -74,7 +84,7 @@ def _of_torch(tensor: torch.Tensor, what: str) -> Input:
     if tensor.is_conj() or tensor.is_neg():
         raise _refusal("this tensor is a view that is yet to be computed; call .resolve_conj().resolve_neg() first", what)
     nbytes = tensor.numel() * tensor.element_size()
-    source = (tensor.data_ptr(), nbytes, tensor) if nbytes else None
+    source = (tensor.data_ptr(), nbytes, tensor.untyped_storage()) if nbytes else None
     return Input(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), source, True)
 
 
@@ -87,7 +97,15 @@ def _of_array(array: object, interface: dict[str, Any], what: str) -> Input:
     if not isinstance(interface.get("data"), tuple):
         raise _refusal("this object does not say where its bytes lie; call numpy.asarray first", what)
     address, read_only = interface["data"]
-    return Input(dtype, shape, (address, nbytes, array) if nbytes else None, not read_only)
+    return Input(dtype, shape, (address, nbytes, owner_of_array(array)) if nbytes else None, not read_only)
+
+
+def owner_of_array(array: object) -> object:
+    """What keeps the bytes of an array in place: a view of a numpy array, the object itself if it is another kind."""
+    numpy_module = sys.modules.get("numpy")
+    if numpy_module is not None and isinstance(array, numpy_module.ndarray):
+        return array.view()
+    return array
 
 
 def _is_dense(shape: Sequence[int], strides: Sequence[int], typestr: str) -> bool:

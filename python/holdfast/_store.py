@@ -343,6 +343,13 @@ class FeatureStore:
         """Memory of the pool to be filled and then put: it is registered, so putting it needs no more than the transfer."""
         return self._calls.empty(shape, dtype, timeout).wait()
 
+    def empty_many(
+        self, tensors: Iterable[tuple[Iterable[int], object]], *, timeout: float | None = None
+    ) -> list[Tensor]:
+        """:meth:`empty` for several, each a shape and an element type: all of them at once, or none. One after the other
+        they could wait for memory that another thread holds while it waits for the rest of its own."""
+        return self._calls.empty_many(tensors, timeout).wait()
+
     def sweep(self, *, timeout: float | None = None) -> Swept:
         """Takes back what has ended, of anybody, and frees what is to be freed."""
         return self._calls.sweep(timeout).wait()

@@ -23,6 +23,10 @@ class Tensor:
 
     It is seen without a copy as a torch tensor, a numpy array, a memoryview, or anything that takes DLPack. Its memory
     goes back to the store's pool when the last of these views is gone.
+
+    While an engine call may still write to it (a ``get`` into it is under way, or has ended at its deadline and its
+    transfer has not) it cannot be seen: :class:`~holdfast.errors.Unavailable`. A view that was taken before shows whatever
+    such a call writes.
     """
 
     __slots__ = ("__weakref__", "dtype", "memory", "name", "nbytes", "shape")
@@ -59,6 +63,7 @@ class Tensor:
         """Its bytes, flat and writable."""
         if self.memory is None:
             return memoryview(bytearray())
+        self.memory.check_settled()
         array: Any = (ctypes.c_ubyte * self.nbytes).from_address(self.memory.address)
         array.holdfast_memory = self.memory  # the view holds the array, the array holds the memory
         return memoryview(array).cast("B")

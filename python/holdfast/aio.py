@@ -353,6 +353,12 @@ class FeatureStore:
         """Memory of the pool to be filled and then put: it is registered, so putting it needs no more than the transfer."""
         return await self._calls.empty(shape, dtype, timeout)
 
+    async def empty_many(
+        self, tensors: Iterable[tuple[Iterable[int], object]], *, timeout: float | None = None
+    ) -> list[Tensor]:
+        """:meth:`empty` for several, each a shape and an element type: all of them at once, or none."""
+        return await self._calls.empty_many(tensors, timeout)
+
     async def sweep(self, *, timeout: float | None = None) -> Swept:
         """Takes back what has ended, of anybody, and frees what is to be freed."""
         return await self._calls.sweep(timeout)

@@ -18,7 +18,8 @@ and ``lhs``. They are visible together or not at all.
 ```
 
 A put returns when the tensors are copied into registered memory of the pool, so the caller may overwrite them. The pool
-is the limit of what is under way, in bytes; when it is full, or the store's budget is, putting waits. ``flush`` waits
+is the limit of what is under way, in bytes; when it is full, or the store's budget is, putting waits. A sample of more than
+half of the pool is not copied: its put returns when it has ended. ``flush`` waits
 for all of it and raises if any of it failed. If the process dies before that, what was not committed is removed by the
 others. Of several puts of one key the last call wins, and a removal sees those that are under way: one that has not begun is
 taken back, and one that has is waited for.
@@ -169,12 +170,15 @@ class EagleStore:
             "last_hidden_states": None if last_hidden_states is None else last_hidden_states.to(STORED_AS),
         }
         tensors = {name: tensor.detach() for name, tensor in given.items() if tensor is not None}
-        copied = {SUFFIXES[name]: self._copied(tensor) for name, tensor in tensors.items()}
+        large = 2 * sum(tensor.nbytes for tensor in tensors.values()) > self._store.settings.pool_bytes
+        given_to_put = self._as_they_are(tensors) if large else self._copied(tensors)
         with self._lock:
             before = [earlier for earlier, of in self._under_way.items() if of == key]
-            future = self._workers.submit(self._put, key, copied, before)
+            future = self._workers.submit(self._put, key, given_to_put, before)
             self._under_way[future] = key
         future.add_done_callback(self._ended)
+        if large:
+            wait([future])  # it has a deadline of its own; until then the tensors are in use
         return {
             "shapes": {name: tuple(tensor.shape) for name, tensor in tensors.items()},
             "dtypes": {name: tensor.dtype for name, tensor in tensors.items()},
@@ -262,12 +266,23 @@ class EagleStore:
     ) -> None:
         self.close()
 
-    def _copied(self, tensor: torch.Tensor) -> Tensor | torch.Tensor:
-        if tensor.numel() == 0:
-            return tensor.cpu().contiguous()
-        memory = self._store.empty(tuple(tensor.shape), tensor.dtype)
-        memory.torch().copy_(tensor)
-        return memory
+    def _copied(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Tensor | torch.Tensor]:
+        """In memory of the pool, taken for all of them at once."""
+        filled = [tensor for tensor in tensors.values() if tensor.numel()]
+        memories = iter(self._store.empty_many([(tensor.shape, tensor.dtype) for tensor in filled]))
+        copied: dict[str, Tensor | torch.Tensor] = {}
+        for name, tensor in tensors.items():
+            if not tensor.numel():
+                copied[SUFFIXES[name]] = tensor.cpu().contiguous()
+                continue
+            memory = next(memories)
+            memory.torch().copy_(tensor)
+            copied[SUFFIXES[name]] = memory
+        return copied
+
+    @staticmethod
+    def _as_they_are(tensors: Mapping[str, torch.Tensor]) -> dict[str, Tensor | torch.Tensor]:
+        return {SUFFIXES[name]: tensor.cpu().contiguous() for name, tensor in tensors.items()}
 
     def _put(self, key: str, tensors: dict[str, Any], before: list[Future[None]]) -> None:
         wait(before)  # they were begun before this one, by the order of the queue, and each has a deadline

@@ -416,14 +416,17 @@ impl Core {
         Operation::begin(within, work, |py, (), _late| Ok(py.None())).or_raise(py)
     }
 
-    /// Memory of the pool. Result: a `Memory`.
-    fn buffer(&self, py: Python<'_>, nbytes: usize, timeout: f64) -> PyResult<Operation> {
+    /// Memory of the pool, all at once. Result: a `Memory` for each length.
+    fn buffers(&self, py: Python<'_>, nbytes: Vec<usize>, timeout: f64) -> PyResult<Operation> {
         let (parts, within) = self.begin(py, timeout)?;
         let work = async move {
-            let span = parts.store.pool().buffer(nbytes, within).await?;
-            Ok((span, parts))
+            let spans = parts.store.pool().buffers(&nbytes, within).await?;
+            Ok((spans, parts))
         };
-        let deliver = |py: Python<'_>, (span, parts), _late| memory(span, &parts).into_py_any(py);
+        let deliver = |py: Python<'_>, (spans, parts): (Vec<_>, Parts), _late| {
+            let all = spans.into_iter().map(|span| Py::new(py, memory(span, &parts)));
+            all.collect::<PyResult<Vec<_>>>()?.into_py_any(py)
+        };
         Operation::begin(within, work, deliver).or_raise(py)
     }
 

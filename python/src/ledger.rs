@@ -1,4 +1,4 @@
-//! Whose memory is in use, and by whom: memory lent by Python objects, and memory of the pool that Python objects see.
+//! Which memory an engine knows: memory lent by Python objects, and registered memory that Python objects see.
 //!
 //! An engine knows each byte at most once, and forgets it some time after the transfer. But one tensor may stand in a
 //! sample under two names, be put again at once, or be a view of what a get has returned. So:
@@ -6,12 +6,16 @@
 //! - LG2: the ranges of one call that overlap are lent as one.
 //! - LG3: a range that overlaps one lent by an earlier call waits until the engine has forgotten that.
 //!
+//! What a transfer does to memory, and whether a late one may still do it, is another question, and is asked for every
+//! memory alike: of the process's table of memory in use ([`holdfast_engine::busy`]). LG3 is a table of the same kind, of
+//! what one engine knows.
+//!
 //! ```text
 //! range ── inside a live output? ─▶ a span of it
 //!       └─ else, free of others' ──▶ lent: registered, spans of it ── last span gone, forgotten ─▶ owner dropped, range free
 //!               └ not free: wait, until the deadline
 //! ```
-//! All ranges of a call are taken at once, so two calls never wait for each other.
+//! All ranges of a call are taken at once and in turn, so two calls never wait for each other.
 
 #![expect(unsafe_code, reason = "the FFI edge: memory of Python objects, named by its address")]
 
@@ -20,12 +24,11 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result, SystemClock};
-use holdfast_engine::{Engine, HostMemory, Span};
+use holdfast_core::{Deadline, Error, Result, SystemClock};
+use holdfast_engine::{Access, Busy, Claim, Engine, HostMemory, Span};
 use holdfast_features::FeatureStore;
 use parking_lot::Mutex;
 use pyo3::prelude::*;
-use tokio::sync::Notify;
 
 use crate::process;
 
@@ -55,21 +58,29 @@ impl Drop for Keeper {
 #[derive(Debug)]
 pub(crate) struct Output {
     span: Span,
-    ledger: Arc<Ledger>,
+    /// Where it stands if the engine knows it; memory that the pool had no room for is lent like anybody's.
+    ledger: Option<Arc<Ledger>>,
     /// Dropped after the span.
     _keeper: Arc<Keeper>,
 }
 
 impl Output {
-    pub(crate) fn new(span: Span, ledger: &Arc<Ledger>, keeper: &Arc<Keeper>) -> Arc<Self> {
+    /// `known`: whether its memory can be put from and got into as it is.
+    pub(crate) fn new(span: Span, known: bool, ledger: &Arc<Ledger>, keeper: &Arc<Keeper>) -> Arc<Self> {
         let output = Arc::new(Self {
             span,
-            ledger: Arc::clone(ledger),
+            ledger: known.then(|| Arc::clone(ledger)),
             _keeper: Arc::clone(keeper),
         });
-        let entry = (output.span.len(), Arc::downgrade(&output));
-        ledger.table.lock().outputs.insert(output.span.address(), entry);
+        if known {
+            let entry = (output.span.len(), Arc::downgrade(&output));
+            ledger.outputs.lock().insert(output.span.address(), entry);
+        }
         output
+    }
+
+    pub(crate) fn is_known(&self) -> bool {
+        self.ledger.is_some()
     }
 
     pub(crate) fn span(&self) -> &Span {
@@ -79,7 +90,9 @@ impl Output {
 
 impl Drop for Output {
     fn drop(&mut self) {
-        self.ledger.table.lock().outputs.remove(&self.span.address());
+        if let Some(ledger) = &self.ledger {
+            ledger.outputs.lock().remove(&self.span.address());
+        }
     }
 }
 
@@ -97,30 +110,25 @@ impl Piece {
     }
 }
 
-#[derive(Debug, Default)]
-struct Table {
-    outputs: BTreeMap<usize, (usize, Weak<Output>)>,
-    lent: BTreeMap<usize, usize>,
-}
+/// Outputs by their address, with their length.
+type Outputs = BTreeMap<usize, (usize, Weak<Output>)>;
 
-/// The memory in use by one store. See the module's story.
+/// The memory that one store's engine knows. See the module's story.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
-    table: Mutex<Table>,
-    freed: Notify,
+    outputs: Mutex<Outputs>,
+    lent: Busy,
 }
 
 /// What keeps lent memory alive; dropped by the engine when it has forgotten it.
 struct Lent {
-    ledger: Arc<Ledger>,
-    address: usize,
+    claim: Option<Arc<Claim>>,
     owners: Option<Vec<Py<PyAny>>>,
 }
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        self.ledger.table.lock().lent.remove(&self.address);
-        self.ledger.freed.notify_waiters();
+        drop(self.claim.take());
         let mut owners = self.owners.take();
         // At the end of the interpreter they cannot be dropped any more, and need not.
         if Python::try_attach(|_| drop(owners.take())).is_none() {
@@ -156,23 +164,16 @@ fn unions(pieces: &[Piece], which: Vec<usize>) -> Vec<Union> {
     unions
 }
 
-impl Table {
-    /// The span of a live output that the piece lies in (LG1).
-    fn inside(&self, piece: &Piece) -> Option<Result<Span>> {
-        let (address, (len, output)) = self.outputs.range(..=piece.address).next_back()?;
-        if piece.end() > address + len {
-            return None;
-        }
-        let output = output.upgrade()?;
-        let region = output.span.region();
-        let from = piece.address.checked_sub(region.address())?;
-        Some(region.span(from..from + piece.len))
+/// The span of a live output that the piece lies in (LG1).
+fn inside(outputs: &Outputs, piece: &Piece) -> Option<Result<Span>> {
+    let (address, (len, output)) = outputs.range(..=piece.address).next_back()?;
+    if piece.end() > address + len {
+        return None;
     }
-
-    fn is_free(&self, range: &Range<usize>) -> bool {
-        let before = self.lent.range(..range.end).next_back();
-        before.is_none_or(|(address, len)| address + len <= range.start)
-    }
+    let output = output.upgrade()?;
+    let region = output.span.region();
+    let from = piece.address.checked_sub(region.address())?;
+    Some(region.span(from..from + piece.len))
 }
 
 impl Ledger {
@@ -188,16 +189,16 @@ impl Ledger {
         let mut spans: Vec<Option<Span>> = (0..pieces.len()).map(|_| None).collect();
         let mut strangers = Vec::new();
         {
-            let table = self.table.lock();
+            let outputs = self.outputs.lock();
             for (at, piece) in pieces.iter().enumerate() {
-                match table.inside(piece) {
+                match inside(&outputs, piece) {
                     Some(span) => spans[at] = Some(span?),
                     None => strangers.push(at),
                 }
             }
         }
         let unions = unions(&pieces, strangers);
-        self.take(&unions, &clock, deadline).await?;
+        let claim = Arc::new(self.take(&unions, deadline.remaining(&clock)).await?);
         let mut owners: Vec<Option<Py<PyAny>>> = Vec::with_capacity(pieces.len());
         let mut places = Vec::with_capacity(pieces.len());
         for piece in pieces {
@@ -208,8 +209,7 @@ impl Ledger {
         let mut memories = Vec::with_capacity(unions.len());
         for union in &unions {
             let lent = Lent {
-                ledger: Arc::clone(self),
-                address: union.range.start,
+                claim: Some(Arc::clone(&claim)),
                 owners: Some(union.members.iter().filter_map(|at| owners[*at].take()).collect()),
             };
             let base = std::ptr::with_exposed_provenance_mut::<u8>(union.range.start);
@@ -230,29 +230,17 @@ impl Ledger {
         spans.into_iter().map(|span| span.ok_or_else(forgotten)).collect()
     }
 
-    /// Enters all ranges at once, as soon as none of them overlaps one that is lent (LG3).
-    async fn take(&self, unions: &[Union], clock: &SystemClock, deadline: Deadline) -> Result<()> {
-        loop {
-            let mut freed = std::pin::pin!(self.freed.notified());
-            freed.as_mut().enable();
-            {
-                let mut table = self.table.lock();
-                if unions.iter().all(|union| table.is_free(&union.range)) {
-                    for union in unions {
-                        table.lent.insert(union.range.start, union.range.len());
-                    }
-                    return Ok(());
-                }
-            }
-            let left = deadline.remaining(clock as &dyn Clock);
-            if tokio::time::timeout(left, freed).await.is_err() {
-                return Err(Error::new(
-                    ErrorKind::Unavailable,
-                    "python.lend",
-                    "a tensor's memory is still in use by an earlier transfer; wait for that, or give a copy",
-                ));
-            }
-        }
+    /// Takes all ranges at once, as soon as none of them overlaps one that is lent (LG3).
+    async fn take(&self, unions: &[Union], within: Duration) -> Result<Claim> {
+        let ranges = unions.iter().map(|union| union.range.clone());
+        let mut waiting = self.lent.claim("python.lend", Access::Write, ranges)?;
+        tokio::time::timeout(within, &mut waiting).await.map_err(|_| {
+            Error::unavailable(
+                "python.lend",
+                "a tensor's memory is still in use by an earlier transfer, which the engine has not ended yet; wait for \
+                 that, or give a copy",
+            )
+        })
     }
 }
 

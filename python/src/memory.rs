@@ -1,7 +1,11 @@
-//! Memory of the pool, as a Python object sees it; the package builds its `Tensor` on it.
+//! Memory of a store, as a Python object sees it; the package builds its `Tensor` on it.
+//!
+//! It is not looked at while an engine call may still write there: a get into it that ended at its deadline, or one that
+//! is under way. What is seen would change by itself, also after a later get was verified.
 
 use std::sync::Arc;
 
+use holdfast_engine::Busy;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -46,8 +50,19 @@ impl Memory {
         self.len
     }
 
+    /// Raises if an engine call may still write there.
+    fn check_settled(&self, py: Python<'_>) -> PyResult<()> {
+        // In a forked child no engine writes, and the table is the parent's.
+        if self.output().is_err() {
+            return Ok(());
+        }
+        let range = self.address..self.address + self.len;
+        Busy::process().check_readable("python.view", range).or_raise(py)
+    }
+
     /// A copy of its bytes.
     fn tobytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        self.check_settled(py)?;
         let span = self.output().or_raise(py)?.span();
         PyBytes::new_with(py, self.len, |bytes| span.read(0, bytes).or_raise(py))
     }
@@ -62,6 +77,7 @@ impl Memory {
         versioned: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
         let this = slf.get();
+        this.check_settled(slf.py())?;
         let owner = slf.clone().into_any().unbind();
         dlpack::export(slf.py(), owner, this.address, code, bits, shape, versioned)
     }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_core::{DType, Error, Result, TensorName, TensorSpec};
-use holdfast_engine::Span;
+use holdfast_engine::{Access, Busy, Span};
 use holdfast_features::{Description, Destination, Source, TensorIn, TensorOut, Wanted};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
@@ -49,7 +49,15 @@ impl Place {
     pub(crate) fn of(bytes: Option<Bytes>) -> Result<Self> {
         Ok(match bytes {
             None => Self::Nowhere,
-            Some(Bytes::Own(memory)) => Self::Output(Arc::clone(memory.get().output()?)),
+            Some(Bytes::Own(memory)) => {
+                let output = memory.get().output()?;
+                if output.is_known() {
+                    return Ok(Self::Output(Arc::clone(output)));
+                }
+                let (address, len) = (output.span().address(), output.span().len());
+                let owner = memory.into_any();
+                Self::Piece(Piece { address, len, owner })
+            }
             Some(Bytes::Lent(_, 0, _)) => Self::Nowhere,
             Some(Bytes::Lent(address, len, owner)) => Self::Piece(Piece { address, len, owner }),
         })
@@ -80,23 +88,34 @@ impl Ready {
 /// What is copied into the pool instead of being registered, if there is room.
 const SMALL: usize = 128 << 10;
 
-/// A copy of a small piece in memory of the pool; none if it is not small, or the pool is in use.
-async fn copied(parts: &Parts, piece: &Piece, within: Duration) -> Option<Span> {
+/// Copies of small pieces in memory of the pool; none if that is in use: nobody waits for it, lending needs no room.
+async fn copied(parts: &Parts, pieces: &[&Piece], within: Duration) -> Result<Option<Vec<Span>>> {
     let usage = parts.store.pool().usage();
     let room = usage.budget.saturating_sub(usage.lent);
-    // Only if nobody has to wait for it: lending needs no room.
-    if piece.len > SMALL || room < 2 * SMALL as u64 {
-        return None;
+    if room < 2 * SMALL as u64 {
+        return Ok(None);
     }
-    let span = parts.store.pool().buffer(piece.len, within).await.ok()?;
-    let from = std::ptr::with_exposed_provenance::<u8>(piece.address);
-    let to = std::ptr::with_exposed_provenance_mut::<u8>(span.address());
-    // SAFETY: the piece's owner keeps its bytes alive, and the call's contract is that nobody changes them; the buffer
-    // has just been lent to us alone and is as long. No reference is made to either.
-    unsafe {
-        std::ptr::copy_nonoverlapping(from, to, piece.len);
+    // A late get may still write there.
+    let ranges = pieces.iter().map(|piece| piece.address..piece.address + piece.len);
+    let mut waiting = Busy::process().claim("python.put", Access::Read, ranges)?;
+    let Ok(_unchanged) = tokio::time::timeout(within, &mut waiting).await else {
+        return Err(waiting.refusal());
+    };
+    let lens: Vec<usize> = pieces.iter().map(|piece| piece.len).collect();
+    let Some(spans) = parts.store.pool().free_buffers(&lens, within).await? else {
+        return Ok(None);
+    };
+    for (piece, span) in pieces.iter().zip(&spans) {
+        let from = std::ptr::with_exposed_provenance::<u8>(piece.address);
+        let to = std::ptr::with_exposed_provenance_mut::<u8>(span.address());
+        // SAFETY: the piece's owner keeps its bytes alive, no engine writes to them while they are claimed, and the call's
+        // contract is that nobody else changes them; the buffer has just been lent to us alone and is as long. No
+        // reference is made to either.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from, to, piece.len);
+        }
     }
-    Some(span)
+    Ok(Some(spans))
 }
 
 /// Registered memory for each place, in order.
@@ -123,18 +142,28 @@ async fn registered(parts: &Parts, places: Vec<Place>, within: Duration) -> Resu
 }
 
 /// The same places, with small pieces moved into the pool.
-async fn small_copied(parts: &Parts, places: Vec<Place>, within: Duration) -> Vec<Place> {
-    let mut moved = Vec::with_capacity(places.len());
-    for place in places {
-        moved.push(match place {
-            Place::Piece(piece) => match copied(parts, &piece, within).await {
-                Some(span) => Place::Copied(span, piece),
-                None => Place::Piece(piece),
-            },
-            other => other,
-        });
+async fn small_copied(parts: &Parts, places: Vec<Place>, within: Duration) -> Result<Vec<Place>> {
+    let small = |place: &Place| matches!(place, Place::Piece(piece) if piece.len <= SMALL);
+    let pieces = places.iter().filter_map(|place| match place {
+        Place::Piece(piece) if small(place) => Some(piece),
+        _ => None,
+    });
+    let pieces: Vec<&Piece> = pieces.collect();
+    if pieces.is_empty() {
+        return Ok(places);
     }
-    moved
+    let Some(spans) = copied(parts, &pieces, within).await? else {
+        return Ok(places);
+    };
+    let mut spans = spans.into_iter();
+    let moved = |place: Place| match place {
+        Place::Piece(piece) if piece.len <= SMALL => match spans.next() {
+            Some(span) => Place::Copied(span, piece),
+            None => Place::Piece(piece),
+        },
+        other => other,
+    };
+    Ok(places.into_iter().map(moved).collect())
 }
 
 /// Tensors as the store wants them, for several samples at once: overlapping memory is lent only once.
@@ -149,9 +178,8 @@ pub(crate) async fn sources(parts: &Parts, samples: Vec<Vec<Ready>>, within: Dur
         }
         specs.push(of_sample);
     }
-    let mut spans = registered(parts, small_copied(parts, places, within).await, within)
-        .await?
-        .into_iter();
+    let places = small_copied(parts, places, within).await?;
+    let mut spans = registered(parts, places, within).await?.into_iter();
     let tensor = |spec: TensorSpec, spans: Option<Vec<Span>>| TensorIn {
         spec,
         bytes: Source::Spans(spans.unwrap_or_default()),
@@ -254,7 +282,8 @@ impl Got {
     }
 }
 
-/// Memory of the pool, as a Python object.
+/// Memory of the pool, or of its own, as a Python object.
 pub(crate) fn memory(span: Span, parts: &Parts) -> Memory {
-    Memory::new(Output::new(span, &parts.ledger, &parts.keeper))
+    let known = !parts.store.is_private(&span);
+    Memory::new(Output::new(span, known, &parts.ledger, &parts.keeper))
 }

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, NamedTuple, cast
 
 from holdfast import _events, _holdfast, _process
 from holdfast._holdfast import Settling as Settling
+from holdfast._inputs import owner_of_array
 from holdfast._settings import _durations, _usual_admin, addresses
 from holdfast.errors import HoldfastError, Invalid
 
@@ -33,11 +34,12 @@ class Memory(NamedTuple):
         if hasattr(array, "data_ptr"):
             if array.device.type != "cpu" or not array.is_contiguous():
                 raise Invalid("pages lie in contiguous host memory", operation="kv.memory")
-            return Memory(array.data_ptr(), array.numel() * array.element_size(), array)
+            # The storage, not the tensor: that can be given another one.
+            return Memory(array.data_ptr(), array.numel() * array.element_size(), array.untyped_storage())
         if hasattr(array, "__array_interface__"):
             if not array.flags["C_CONTIGUOUS"]:
                 raise Invalid("pages lie in contiguous host memory", operation="kv.memory")
-            return Memory(array.__array_interface__["data"][0], array.nbytes, array)
+            return Memory(array.__array_interface__["data"][0], array.nbytes, owner_of_array(array))
         import ctypes
 
         view = memoryview(array)
