@@ -91,6 +91,11 @@ impl Cluster {
         &nodes[index]
     }
 
+    /// All of its etcd, if it has one: to put it back to a snapshot, or to replace it.
+    pub fn etcd_cluster(&self) -> Option<&EtcdCluster> {
+        self.etcd.as_ref()
+    }
+
     /// The index of the master that leads and serves now, as itself says.
     ///
     /// # Errors

@@ -6,7 +6,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
+use crate::disaster::Rebuilt;
 use crate::http;
+use crate::install::Install;
 use crate::node::{Node, Ready};
 use crate::ports::with_other_ports_if_taken;
 use crate::site::{self, Site};
@@ -37,10 +39,22 @@ impl EtcdCluster {
     /// # Errors
     /// When one does not become ready; its log has been printed.
     pub fn start(nodes: usize) -> Result<Self> {
-        with_other_ports_if_taken(|| Self::start_at(&Arc::new(Site::temporary()?), nodes))
+        Self::start_with_quota(nodes, QUOTA_BYTES)
+    }
+
+    /// As [`EtcdCluster::start`], with another quota: a small one is soon used up.
+    ///
+    /// # Errors
+    /// As [`EtcdCluster::start`].
+    pub fn start_with_quota(nodes: usize, quota_bytes: u64) -> Result<Self> {
+        with_other_ports_if_taken(|| Self::start_in(&Arc::new(Site::temporary()?), nodes, quota_bytes))
     }
 
     pub(crate) fn start_at(site: &Arc<Site>, nodes: usize) -> Result<Self> {
+        Self::start_in(site, nodes, QUOTA_BYTES)
+    }
+
+    fn start_in(site: &Arc<Site>, nodes: usize, quota_bytes: u64) -> Result<Self> {
         if !matches!(nodes, 1 | 3) {
             bail!("an etcd cluster has 1 or 3 nodes here, not {nodes}");
         }
@@ -48,11 +62,7 @@ impl EtcdCluster {
         let members = (0..nodes)
             .map(|index| Member::new(site, index))
             .collect::<Result<Vec<_>>>()?;
-        let everyone = members
-            .iter()
-            .map(|m| format!("{}={}", m.name, m.peer_url))
-            .collect::<Vec<_>>()
-            .join(",");
+        let everyone = everyone(&members);
         let mut cluster = Self {
             nodes: Vec::new(),
             members,
@@ -60,7 +70,7 @@ impl EtcdCluster {
             site: site.clone(),
         };
         for member in &cluster.members {
-            let data = site.folder(&format!("{}-data", member.name))?;
+            let data = site.folder(&member.data())?;
             let spec = site.spec(&member.name, &program).args([
                 format!("--name={}", member.name),
                 format!("--data-dir={}", data.display()),
@@ -71,7 +81,7 @@ impl EtcdCluster {
                 format!("--initial-cluster={everyone}"),
                 "--auto-compaction-mode=revision".to_owned(),
                 "--auto-compaction-retention=1000".to_owned(),
-                format!("--quota-backend-bytes={QUOTA_BYTES}"),
+                format!("--quota-backend-bytes={quota_bytes}"),
             ]);
             let url = format!("{}/health", member.client_url);
             cluster.nodes.push(site.launch(
@@ -139,6 +149,31 @@ impl EtcdCluster {
         self.site.dir()
     }
 
+    /// The revision of the first node's data.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub fn revision(&self) -> Result<u64> {
+        let member = self.members.first().context("a cluster has a node")?;
+        let revision = member.status()?.header.revision;
+        revision
+            .parse()
+            .with_context(|| format!("etcd gave the revision {revision:?}"))
+    }
+
+    pub(crate) fn install(&self) -> &Install {
+        &self.site.install
+    }
+
+    pub(crate) fn rebuilt(&self) -> impl Iterator<Item = Rebuilt<'_>> {
+        self.members.iter().map(|member| Rebuilt {
+            name: &member.name,
+            peer_url: &member.peer_url,
+            everyone: everyone(&self.members),
+            data: self.dir().join(member.data()),
+        })
+    }
+
     pub(crate) fn take_nodes(&mut self) -> Vec<Node> {
         std::mem::take(&mut self.nodes)
     }
@@ -161,6 +196,14 @@ struct Status {
 #[derive(Deserialize)]
 struct Header {
     member_id: String,
+    #[serde(default)] // left out while it is zero
+    revision: String,
+}
+
+/// All members, as etcd's flags name them.
+fn everyone(members: &[Member]) -> String {
+    let named = members.iter().map(|m| format!("{}={}", m.name, m.peer_url));
+    named.collect::<Vec<_>>().join(",")
 }
 
 impl Member {
@@ -173,6 +216,11 @@ impl Member {
             peer_url,
             ports,
         })
+    }
+
+    /// The name of its data's folder.
+    fn data(&self) -> String {
+        format!("{}-data", self.name)
     }
 
     fn status(&self) -> Result<Status> {

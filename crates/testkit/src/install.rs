@@ -53,6 +53,22 @@ impl Install {
     pub fn etcd(&self) -> Result<PathBuf> {
         there(self.etcd_bin.join("etcd"))
     }
+
+    /// etcd's client.
+    ///
+    /// # Errors
+    /// When it is not there.
+    pub fn etcdctl(&self) -> Result<PathBuf> {
+        there(self.etcd_bin.join("etcdctl"))
+    }
+
+    /// etcd's tool for its files: it restores snapshots.
+    ///
+    /// # Errors
+    /// When it is not there.
+    pub fn etcdutl(&self) -> Result<PathBuf> {
+        there(self.etcd_bin.join("etcdutl"))
+    }
 }
 
 fn folder(variable: &str) -> Result<PathBuf> {

@@ -33,7 +33,7 @@
 //! | module | its job |
 //! |---|---|
 //! | `cluster`, `builder` | the composition: which processes, with which flags, in which order |
-//! | `etcd` | etcd alone |
+//! | `etcd`, `disaster` | etcd alone, and what befalls it: full, put back, replaced |
 //! | `node` | one process that can be killed, stopped, resumed, restarted |
 //! | `process`, `spawner`, `identity` | a child that cannot outlive us; is a pid still the process we mean? |
 //! | `site`, `ports`, `scratch` | where a cluster lives: folder, ports, what was launched |
@@ -42,6 +42,7 @@
 mod builder;
 mod cluster;
 mod detached;
+mod disaster;
 mod etcd;
 mod holder;
 mod http;
@@ -60,6 +61,7 @@ mod wait;
 pub use builder::ClusterBuilder;
 pub use cluster::{Cluster, Endpoints};
 pub use detached::{DetachedCluster, RecordedProcess};
+pub use disaster::Revisions;
 pub use etcd::EtcdCluster;
 pub use identity::ProcessIdentity;
 pub use install::Install;
