@@ -10,6 +10,7 @@ use holdfast_core::{Error, ErrorKind, Result};
 use holdfast_custody::{SessionId, Version};
 use holdfast_index::kv::{Applied, Change, Condition, Entry, Read, Snapshot, Transaction, Write};
 
+use crate::epoch::{self, Epoch};
 use crate::together::Answer;
 
 /// Where our keys lie in etcd.
@@ -70,41 +71,74 @@ impl Names {
         }
     }
 
-    /// A transaction, and what it reads, whether its conditions hold or not.
-    pub(crate) fn transaction(&self, transaction: &Transaction, reads: &[Read]) -> Txn {
-        let conditions: Vec<_> = transaction
-            .conditions
-            .iter()
-            .map(|condition| self.compare(condition))
-            .collect();
+    /// A transaction in an epoch, and what it reads, whether its conditions hold or not. If they do not, it reads the epoch
+    /// too, last, so that it is known whether that is why.
+    pub(crate) fn transaction(&self, transaction: &Transaction, reads: &[Read], epoch: &Epoch) -> Txn {
+        let conditions = self.conditions(transaction, epoch).chain(self.same_epoch(epoch));
         let reads = || {
             reads
                 .iter()
                 .map(|read| self.get(read))
                 .map(|(key, how)| TxnOp::get(key, how))
         };
-        let writes = transaction.writes.iter().map(|write| self.operation(write));
-        let held: Vec<_> = writes.chain(reads()).collect();
-        let transaction = Txn::new().when(conditions).and_then(held);
-        match reads().collect::<Vec<_>>() {
-            none if none.is_empty() => transaction,
-            reads => transaction.or_else(reads),
+        let held = self.writes(transaction).chain(reads());
+        let not_held = reads().chain(self.read_epoch(epoch));
+        Txn::new()
+            .when(conditions.collect::<Vec<_>>())
+            .and_then(held.collect::<Vec<_>>())
+            .or_else(not_held.collect::<Vec<_>>())
+    }
+
+    /// Several transactions of an epoch as one: first each with its own conditions, then what all of them read. In another
+    /// epoch, that one is all that is read.
+    pub(crate) fn together<'a>(
+        &self,
+        all: impl Iterator<Item = (&'a Transaction, &'a [Read])> + Clone,
+        epoch: &Epoch,
+    ) -> Txn {
+        let transactions = all.clone().map(|(transaction, _)| {
+            let conditions: Vec<_> = self.conditions(transaction, epoch).collect();
+            let writes: Vec<_> = self.writes(transaction).collect();
+            TxnOp::txn(Txn::new().when(conditions).and_then(writes))
+        });
+        let reads = all.flat_map(|(_, reads)| reads).map(|read| self.get(read));
+        let reads = reads.map(|(key, how)| TxnOp::get(key, how));
+        Txn::new()
+            .when(self.same_epoch(epoch).into_iter().collect::<Vec<_>>())
+            .and_then(transactions.chain(reads).collect::<Vec<_>>())
+            .or_else(self.read_epoch(epoch).into_iter().collect::<Vec<_>>())
+    }
+
+    /// That the index is in this epoch, to the byte.
+    fn same_epoch(&self, epoch: &Epoch) -> Option<Compare> {
+        let text = epoch.text()?;
+        Some(Compare::value(self.full(epoch::KEY), CompareOp::Equal, text))
+    }
+
+    fn read_epoch(&self, epoch: &Epoch) -> Option<TxnOp> {
+        epoch.text().map(|_| TxnOp::get(self.full(epoch::KEY), None))
+    }
+
+    fn conditions<'a>(&'a self, transaction: &'a Transaction, epoch: &'a Epoch) -> impl Iterator<Item = Compare> + 'a {
+        let conditions = transaction.conditions.iter();
+        conditions.map(move |condition| self.compare(condition, epoch))
+    }
+
+    fn writes<'a>(&'a self, transaction: &'a Transaction) -> impl Iterator<Item = TxnOp> + 'a {
+        transaction.writes.iter().map(|write| self.operation(write))
+    }
+
+    /// What a transaction that was not done read of the epoch.
+    pub(crate) fn epoch_read(response: &TxnResponse) -> Result<Option<Vec<u8>>> {
+        match response.op_responses().pop() {
+            Some(TxnOpResponse::Get(read)) => Ok(read.kvs().first().map(|kv| kv.value().to_vec())),
+            _ => Err(strange("another answer to a read of the epoch")),
         }
     }
 
-    /// Several transactions as one: first each with its own conditions, then what all of them read.
-    pub(crate) fn together<'a>(&self, all: impl Iterator<Item = (&'a Transaction, &'a [Read])> + Clone) -> Txn {
-        let transactions = all
-            .clone()
-            .map(|(transaction, _)| TxnOp::txn(self.transaction(transaction, &[])));
-        let reads = all.flat_map(|(_, reads)| reads).map(|read| self.get(read));
-        let reads = reads.map(|(key, how)| TxnOp::get(key, how));
-        Txn::new().and_then(transactions.chain(reads).collect::<Vec<_>>())
-    }
-
     /// What became of a transaction that read so much along.
-    pub(crate) fn answer(&self, response: TxnResponse, reads: usize) -> Result<Answer> {
-        let version = version(response.header())?;
+    pub(crate) fn answer(&self, response: TxnResponse, reads: usize, epoch: &Epoch) -> Result<Answer> {
+        let version = version(response.header(), epoch)?;
         let applied = if response.succeeded() {
             Applied::Yes(version)
         } else {
@@ -112,20 +146,28 @@ impl Names {
         };
         let snapshot = match reads {
             0 => None,
-            reads => Some(self.snapshot(&response, reads)?),
+            reads => {
+                let after = usize::from(!response.succeeded() && epoch.text().is_some());
+                Some(self.snapshot(&response, reads, after, epoch)?)
+            }
         };
         Ok((applied, snapshot))
     }
 
     /// What became of transactions that were sent as one, of which each read so much along.
-    pub(crate) fn answers(&self, response: TxnResponse, reads: impl Iterator<Item = usize>) -> Result<Vec<Answer>> {
-        let version = version(response.header())?;
+    pub(crate) fn answers(
+        &self,
+        response: TxnResponse,
+        reads: impl Iterator<Item = usize>,
+        epoch: &Epoch,
+    ) -> Result<Vec<Answer>> {
+        let version = version(response.header(), epoch)?;
         let (mut applied, mut read) = (Vec::new(), Vec::new());
         for answer in response.op_responses() {
             match answer {
                 TxnOpResponse::Txn(own) if own.succeeded() => applied.push(Applied::Yes(version)),
                 TxnOpResponse::Txn(_) => applied.push(Applied::No),
-                TxnOpResponse::Get(response) => read.push(self.entries(response)?),
+                TxnOpResponse::Get(response) => read.push(self.entries(response, epoch)?),
                 _ => return Err(strange("another answer to a transaction")),
             }
         }
@@ -137,26 +179,39 @@ impl Names {
         Ok(applied.into_iter().zip(reads).map(answer).collect())
     }
 
-    /// What the last so many operations of a transaction read.
-    pub(crate) fn snapshot(&self, response: &TxnResponse, reads: usize) -> Result<Snapshot> {
-        let version = version(response.header())?;
+    /// What so many operations of a transaction read, of which so many come after them.
+    pub(crate) fn snapshot(
+        &self,
+        response: &TxnResponse,
+        reads: usize,
+        after: usize,
+        epoch: &Epoch,
+    ) -> Result<Snapshot> {
+        let version = version(response.header(), epoch)?;
         let answers = response.op_responses();
-        let from = answers.len().checked_sub(reads);
+        let from = answers.len().checked_sub(reads + after);
         let from = from.ok_or_else(|| strange("another number of answers than of reads"))?;
-        let entries = answers.into_iter().skip(from).map(|response| match response {
-            TxnOpResponse::Get(response) => self.entries(response),
-            _ => Err(strange("another answer to a read")),
-        });
+        let entries = answers
+            .into_iter()
+            .skip(from)
+            .take(reads)
+            .map(|response| match response {
+                TxnOpResponse::Get(response) => self.entries(response, epoch),
+                _ => Err(strange("another answer to a read")),
+            });
         let entries = entries.collect::<Result<Vec<_>>>()?;
         Ok(Snapshot { version, entries })
     }
 
-    fn compare(&self, condition: &Condition) -> Compare {
+    fn compare(&self, condition: &Condition, epoch: &Epoch) -> Compare {
         match condition {
-            Condition::Unchanged(key, Version(version)) => {
-                // No revision is that large: the condition does not hold, as it should not.
-                let version = i64::try_from(*version).unwrap_or(i64::MAX);
-                Compare::mod_revision(self.full(key), CompareOp::Equal, version)
+            Condition::Unchanged(key, version) => {
+                // No revision is that large: the condition does not hold, as it should not. A version of a history that is
+                // gone is no revision's.
+                let revision = epoch
+                    .revision(*version)
+                    .and_then(|revision| i64::try_from(revision).ok());
+                Compare::mod_revision(self.full(key), CompareOp::Equal, revision.unwrap_or(i64::MAX))
             }
             Condition::Absent(key) => Compare::create_revision(self.full(key), CompareOp::Equal, 0),
             Condition::Present(key) => Compare::create_revision(self.full(key), CompareOp::Greater, 0),
@@ -177,12 +232,13 @@ impl Names {
         }
     }
 
-    pub(crate) fn entries(&self, mut response: GetResponse) -> Result<Vec<Entry>> {
-        response.take_kvs().into_iter().map(|kv| self.entry(kv)).collect()
+    pub(crate) fn entries(&self, mut response: GetResponse, epoch: &Epoch) -> Result<Vec<Entry>> {
+        let entries = response.take_kvs().into_iter();
+        entries.map(|kv| self.entry(kv, epoch)).collect()
     }
 
-    fn entry(&self, kv: KeyValue) -> Result<Entry> {
-        let version = revision(kv.mod_revision())?;
+    fn entry(&self, kv: KeyValue, epoch: &Epoch) -> Result<Entry> {
+        let version = revision(kv.mod_revision(), epoch)?;
         let (key, value) = kv.into_key_value();
         Ok(Entry {
             key: self.relative(key)?,
@@ -191,13 +247,13 @@ impl Names {
         })
     }
 
-    pub(crate) fn change(&self, kv: &KeyValue) -> Result<Change> {
+    pub(crate) fn change(&self, kv: &KeyValue, epoch: &Epoch) -> Result<Change> {
         // "A deletion resets the version to zero": that of the key, which counts its writes since it was created.
         let value = (kv.version() > 0).then(|| kv.value().to_vec());
         Ok(Change {
             key: self.relative(kv.key().to_vec())?,
             value,
-            version: revision(kv.mod_revision())?,
+            version: revision(kv.mod_revision(), epoch)?,
         })
     }
 
@@ -218,14 +274,15 @@ pub(crate) fn session(lease: i64) -> Result<SessionId> {
         .ok_or_else(|| strange("a lease that is not positive").with("lease", lease))
 }
 
-pub(crate) fn version(header: Option<&ResponseHeader>) -> Result<Version> {
-    revision(header.ok_or_else(|| strange("an answer without a header"))?.revision())
+pub(crate) fn version(header: Option<&ResponseHeader>, epoch: &Epoch) -> Result<Version> {
+    let header = header.ok_or_else(|| strange("an answer without a header"))?;
+    revision(header.revision(), epoch)
 }
 
-fn revision(revision: i64) -> Result<Version> {
-    let version = u64::try_from(revision).ok().filter(|version| *version > 0);
-    version
-        .map(Version)
+fn revision(revision: i64, epoch: &Epoch) -> Result<Version> {
+    let positive = u64::try_from(revision).ok().filter(|revision| *revision > 0);
+    positive
+        .map(|revision| epoch.version(revision))
         .ok_or_else(|| strange("a revision that is not positive").with("revision", revision))
 }
 

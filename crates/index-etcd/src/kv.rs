@@ -5,22 +5,27 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use etcd_client::{Txn, TxnOp};
-use holdfast_core::{Clock, Deadline, Error, Result};
+use etcd_client::{GetResponse, Txn, TxnOp};
+use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result, Retry, SystemRng};
 use holdfast_custody::Version;
-use holdfast_index::kv::{Applied, Kv, KvSession, Limits, Read, Snapshot, Transaction, Watch, check};
+use holdfast_index::kv::{
+    Applied, Condition, History, Kv, KvSession, Limits, Read, Snapshot, Transaction, Watch, Write, check,
+};
 use holdfast_index::schema;
 
 use crate::config::EtcdConfig;
 use crate::convert::{self, Names};
+use crate::dial::Link;
+use crate::epoch::{self, Epoch};
 use crate::pool::{Call, Nature, Pool};
 use crate::session::EtcdSession;
 use crate::together::Together;
 use crate::watch::EtcdWatch;
 
-/// etcd's defaults are 128 operations and 1.5 MiB; what is left of those is for the frame around keys and values.
+/// etcd's defaults are 128 operations and 1.5 MiB; what is left of those is for the epoch, and for the frame around keys
+/// and values.
 const LIMITS: Limits = Limits {
-    operations: 128,
+    operations: 127,
     bytes: 1_400_000,
 };
 
@@ -40,14 +45,97 @@ impl EtcdKv {
     /// `Invalid` for settings that cannot be, `Denied` if etcd does not let us in, `Unavailable` if no node answers in
     /// time, `Unsupported` if the index was written by a newer program.
     pub async fn open(config: EtcdConfig, clock: Arc<dyn Clock>, within: Duration) -> Result<Self> {
-        let names = Names::new(&config.root);
-        let pool = Arc::new(Pool::new(config, Arc::clone(&clock), names.full(schema::KEY))?);
-        let together = Together::new(Arc::clone(&pool), names.clone(), LIMITS);
-        let kv = Self {
-            pool,
-            names,
-            together: Arc::new(together),
+        let deadline = Deadline::after(clock.as_ref(), within);
+        let kv = Self::open_before_epochs(config, clock, within).await?;
+        kv.enter_epoch(deadline).await?;
+        Ok(kv)
+    }
+
+    /// Enters the epoch that the index is in; begins the first one if there is none: an empty index, or one that was written
+    /// before there were epochs.
+    async fn enter_epoch(&self, deadline: Deadline) -> Result<()> {
+        let clock = self.pool.clock.as_ref();
+        let first = Transaction {
+            conditions: vec![Condition::Absent(epoch::KEY.to_owned())],
+            writes: vec![Write::put(epoch::KEY, Epoch::first(&SystemRng)?)],
         };
+        let mut full = None;
+        loop {
+            let answer = self.read_epoch(deadline).await?;
+            if let Some(entry) = answer.kvs().first() {
+                self.pool.history.enter(Epoch::read(entry)?, &answer);
+                return Ok(());
+            }
+            // A full etcd has answered: what is not there now never will be.
+            if let Some(error) = full {
+                return Err(error);
+            }
+            match self.transact(&first, deadline.remaining(clock)).await {
+                Ok(_) => {}
+                Err(error) if error.retry() != Retry::Ambiguous => return Err(error),
+                Err(error) if error.kind() == ErrorKind::Capacity => full = Some(error.with_retry(Retry::Safe)),
+                Err(_lost) => {}
+            }
+        }
+    }
+
+    async fn read_epoch(&self, deadline: Deadline) -> Result<GetResponse> {
+        let key = self.names.full(epoch::KEY);
+        let call = self.call("index.open", deadline.remaining(self.pool.clock.as_ref()));
+        let request = |mut link: Link, _| {
+            let key = key.clone();
+            async move { link.kv.get(key, None).await }
+        };
+        Ok(self.pool.call(call, request).await?.0)
+    }
+
+    /// Begins another epoch; returns its name. See [`crate::restore_guard`].
+    pub(crate) async fn declare(&self, deadline: Deadline) -> Result<String> {
+        let clock = self.pool.clock.as_ref();
+        loop {
+            let answer = self.read_epoch(deadline).await?;
+            let last = answer.kvs().first();
+            let condition = match last {
+                Some(entry) => Condition::Unchanged(
+                    epoch::KEY.to_owned(),
+                    Version(u64::try_from(entry.mod_revision()).unwrap_or(0)),
+                ),
+                None => Condition::Absent(epoch::KEY.to_owned()),
+            };
+            let next = Epoch::next(last, &SystemRng)?;
+            let transaction = Transaction {
+                conditions: vec![condition],
+                writes: vec![Write::put(epoch::KEY, next.clone())],
+            };
+            let done = self.transact(&transaction, deadline.remaining(clock)).await;
+            match done {
+                Err(error) if error.retry() != Retry::Ambiguous => return Err(error),
+                // Done, or another guard was faster, or nobody knows: look.
+                _ => {}
+            }
+            let answer = self.read_epoch(deadline).await?;
+            match (answer.kvs().first(), done) {
+                (Some(entry), _) if entry.value() == next => {
+                    let epoch = Epoch::read(entry)?;
+                    self.pool.history.enter(epoch, &answer);
+                    return Ok(self.pool.history.told().epoch);
+                }
+                (_, Err(error)) if error.kind() == ErrorKind::Capacity => return Err(error.with_retry(Retry::Safe)),
+                _ => {}
+            }
+        }
+    }
+
+    /// A store that has not looked yet in which epoch it is. For the guard.
+    pub(crate) async fn open_before_epochs(
+        config: EtcdConfig,
+        clock: Arc<dyn Clock>,
+        within: Duration,
+    ) -> Result<Self> {
+        let names = Names::new(&config.root);
+        let pool = Arc::new(Pool::new(config, Arc::clone(&clock), names.full(epoch::KEY))?);
+        let together = Arc::new(Together::new(Arc::clone(&pool), names.clone(), LIMITS));
+        let kv = Self { pool, names, together };
         schema::check(&kv, clock.as_ref(), within).await?;
         Ok(kv)
     }
@@ -63,15 +151,15 @@ impl EtcdKv {
 
     async fn read_one(&self, read: &Read, call: Call) -> Result<Snapshot> {
         let (key, options) = self.names.get(read);
-        let request = |mut link: crate::dial::Link| {
+        let request = |mut link: Link, _| {
             let (key, options) = (key.clone(), options.clone());
             async move { link.kv.get(key, options).await }
         };
-        let response = self.pool.call(call, request).await?;
-        let version = convert::version(response.header())?;
+        let (response, since) = self.pool.call(call, request).await?;
+        let version = convert::version(response.header(), &since.epoch)?;
         Ok(Snapshot {
             version,
-            entries: vec![self.names.entries(response)?],
+            entries: vec![self.names.entries(response, &since.epoch)?],
         })
     }
 
@@ -82,12 +170,12 @@ impl EtcdKv {
             .map(|read| self.names.get(read))
             .map(|(key, options)| TxnOp::get(key, options));
         let transaction = Txn::new().and_then(operations.collect::<Vec<_>>());
-        let request = |mut link: crate::dial::Link| {
+        let request = |mut link: Link, _| {
             let transaction = transaction.clone();
             async move { link.kv.txn(transaction).await }
         };
-        let response = self.pool.call(call, request).await?;
-        self.names.snapshot(&response, reads.len())
+        let (response, since) = self.pool.call(call, request).await?;
+        self.names.snapshot(&response, reads.len(), 0, &since.epoch)
     }
 }
 
@@ -95,6 +183,10 @@ impl EtcdKv {
 impl Kv for EtcdKv {
     fn limits(&self) -> Limits {
         LIMITS
+    }
+
+    fn history(&self) -> History {
+        self.pool.history.told()
     }
 
     async fn read(&self, reads: &[Read], within: Duration) -> Result<Snapshot> {

@@ -34,6 +34,7 @@
 //! |---|---|---|
 //! | no connection, or etcd said that it took nothing in | next node | next node |
 //! | silence, a broken connection, "request timed out" | next node | **`Ambiguous`**, to the caller, at once |
+//! | "database space exceeded" (NOSPACE) | to the caller, `Capacity` | **`Ambiguous`**, `Capacity`: done or not, a read tells |
 //! | refusal (too large, no such session, not allowed) | to the caller | to the caller |
 //!
 //! # Invariants
@@ -41,6 +42,8 @@
 //! - A session says that it is alive only while etcd cannot have ended it for want of a keep-alive: it counts from the
 //!   moment at which the last successful one was *sent*, on our monotonic clock.
 //! - A watch goes on from the version after the last that it told, or ends with an error. It never skips.
+//! - A version is given out once, also over a restore: see `epoch`. An etcd that went back, or was replaced, is noticed
+//!   (`history`) and refused until its operator has run the [`restore_guard`].
 //! - Every wait is bounded by its caller's deadline, or by a setting of [`EtcdConfig`].
 //! - Every task has an owner: a session's keeper ends with the session, the carrier of transactions with the last clone of
 //!   its store; watches have no task.
@@ -54,6 +57,7 @@
 //! | [`config`], [`secret`] | the settings, and passwords and keys in them |
 //! | `pool`, `dial` | connections, and which one is used |
 //! | `outcome` | what a failure proves |
+//! | `history`, `epoch`, `guard` | whether it is still the etcd that we know; which history a version belongs to |
 //! | `together`, `group` | which transactions are sent as one request |
 //! | `convert` | our transactions in etcd's words, and back |
 //! | `kv`, `session`, `watch` | the store, its sessions, its watches |
@@ -61,7 +65,10 @@
 pub mod config;
 mod convert;
 mod dial;
+mod epoch;
 mod group;
+mod guard;
+mod history;
 mod kv;
 mod outcome;
 mod pool;
@@ -71,5 +78,6 @@ mod together;
 mod watch;
 
 pub use config::{EtcdConfig, TlsConfig};
+pub use guard::restore_guard;
 pub use kv::EtcdKv;
 pub use secret::{Pem, Secret};

@@ -18,6 +18,9 @@ pub(crate) enum Failure {
     Unknown(Error),
     /// It was not applied, and would not be anywhere.
     Refused(Error),
+    /// etcd has answered that its quota is used up. It says so before it takes a request in, or when it has applied it:
+    /// nothing is under way any more, and whether it was applied is to be seen.
+    Full(Error),
 }
 
 impl Failure {
@@ -29,12 +32,19 @@ impl Failure {
         }
     }
 
+    /// The error alone.
+    pub(crate) fn into_error(self) -> Error {
+        match self {
+            Self::NotDone(error) | Self::Unknown(error) | Self::Refused(error) | Self::Full(error) => error,
+        }
+    }
+
     /// Whether the connection itself is in doubt, or the identity that it was made with.
     pub(crate) fn spoils_connection(&self) -> bool {
         match self {
             Self::NotDone(error) => error.fact("reconnect").is_some(),
             Self::Unknown(_) => true,
-            Self::Refused(_) => false,
+            Self::Refused(_) | Self::Full(_) => false,
         }
     }
 }
@@ -122,7 +132,7 @@ fn judge_status(operation: &'static str, endpoint: &str, status: Status) -> Fail
             Failure::Refused(new(ErrorKind::Fenced, "the session has ended"))
         }
         Code::OutOfRange if says(&["required revision has been compacted"]) => Failure::Refused(forgotten(operation)),
-        Code::ResourceExhausted if says(&["database space exceeded"]) => Failure::Refused(new(
+        Code::ResourceExhausted if says(&["database space exceeded"]) => Failure::Full(new(
             ErrorKind::Capacity,
             "etcd's quota is used up: compact and defragment it, clear its NOSPACE alarm, or raise the quota",
         )),
@@ -179,7 +189,14 @@ mod tests {
             Failure::NotDone(error) => ("not done", error.kind()),
             Failure::Unknown(error) => ("unknown", error.kind()),
             Failure::Refused(error) => ("refused", error.kind()),
+            Failure::Full(error) => ("full", error.kind()),
         }
+    }
+
+    #[test]
+    fn a_full_etcd_may_have_applied_what_it_refuses() {
+        let full = verdict(Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded");
+        assert_eq!(full, ("full", ErrorKind::Capacity));
     }
 
     #[test]
@@ -254,11 +271,6 @@ mod tests {
                 Code::InvalidArgument,
                 "etcdserver: request is too large",
                 ErrorKind::Invalid,
-            ),
-            (
-                Code::ResourceExhausted,
-                "etcdserver: mvcc: database space exceeded",
-                ErrorKind::Capacity,
             ),
             (
                 Code::OutOfRange,

@@ -7,6 +7,7 @@
 //!   try ──ok──▶ done
 //!    ▲ │
 //!    │ ├─ refused ───────────────────▶ error
+//!    │ ├─ full ──────────────────────▶ error, Ambiguous if it must be once
 //!    │ ├─ unknown, must be once ─────▶ error, Ambiguous
 //!    │ └─ not done / unknown ──▶ next node ──(a whole round failed: pause, more patience)──┐
 //!    └────────────────────────────────────────────────────────────────────── time left? ◀──┘
@@ -16,6 +17,8 @@
 //! proposal on to nobody, and the caller waits for an answer that never comes: ambiguous, for nothing. So after trouble
 //! (and once per connection) a node must first answer a linearizable read, which it can only with a leader that lives,
 //! and which may be asked again.
+//!
+//! **Nor to an etcd that is not the one we know**: that read, like every answer, shows whether it is ([`crate::history`]).
 //!
 //! A connection that is in doubt is forgotten, so that whoever comes next makes a new one; calls under way on it are not
 //! disturbed. One caller at a time connects to a node; the others wait for it, each within its own time.
@@ -34,6 +37,8 @@ use parking_lot::Mutex;
 
 use crate::config::EtcdConfig;
 use crate::dial::{self, Link};
+use crate::epoch::Epoch;
+use crate::history::{Headed, History, Since};
 use crate::outcome::{Failure, judge};
 
 /// The first pause after all nodes failed; it doubles, up to the longest.
@@ -64,10 +69,11 @@ pub(crate) struct Pool {
     pub(crate) clock: Arc<dyn Clock>,
     nodes: Vec<Node>,
     current: AtomicUsize,
-    /// A key that we may read.
-    some_key: Vec<u8>,
     /// Whether some node has let us in. From then on, that one does not is perhaps a rotation that is under way.
     let_in: AtomicBool,
+    /// Where the epoch stands: a key that we may read.
+    epoch_key: Vec<u8>,
+    pub(crate) history: History,
 }
 
 struct Node {
@@ -78,7 +84,7 @@ struct Node {
 
 impl Pool {
     /// Checks the settings. Connects to nobody yet.
-    pub(crate) fn new(config: EtcdConfig, clock: Arc<dyn Clock>, some_key: Vec<u8>) -> Result<Self> {
+    pub(crate) fn new(config: EtcdConfig, clock: Arc<dyn Clock>, epoch_key: Vec<u8>) -> Result<Self> {
         config.check()?;
         let node = |url: &String| {
             // Only to say at once what is wrong with them; each connection reads them again.
@@ -99,31 +105,48 @@ impl Pool {
             clock,
             nodes,
             current,
-            some_key,
             let_in: AtomicBool::new(false),
+            epoch_key,
+            history: History::new(),
         })
     }
 
-    /// Makes a request of the current node, and of the next ones if that fails, as long as its nature allows.
-    pub(crate) async fn call<T, F, A>(&self, call: Call, request: F) -> Result<T>
+    /// Makes a request of the current node, and of the next ones if that fails, as long as its nature allows. Returns the
+    /// history that the answer belongs to, too.
+    pub(crate) async fn call<T, F, A>(&self, call: Call, request: F) -> Result<(T, Since)>
     where
-        F: Fn(Link) -> A,
+        T: Headed,
+        F: Fn(Link, Since) -> A,
         A: Future<Output = Result<T, etcd_client::Error>>,
     {
+        let since = match self.history.begin(call.operation) {
+            Ok(since) => since,
+            Err(refused) => self.ask_again(&call, refused).await?,
+        };
         let mut failed: usize = 0;
         let mut last = None;
         while !call.deadline.passed(self.clock.as_ref()) {
             let round = u32::try_from(failed / self.nodes.len()).unwrap_or(u32::MAX).min(6);
             let node = self.current.load(Ordering::Acquire);
             let failure = match self
-                .attempt(node, &call, call.patience * 2_u32.pow(round), &request)
+                .attempt(node, &call, call.patience * 2_u32.pow(round), &since, &request)
                 .await
             {
-                Ok(answer) => return Ok(answer),
+                Ok(answer) => {
+                    let trusted = self.history.saw(call.operation, &since, &answer);
+                    return match trusted {
+                        Ok(()) => Ok((answer, since)),
+                        // It was applied, to whatever is there now.
+                        Err(error) if call.nature == Nature::Once => Err(error.with_retry(Retry::Ambiguous)),
+                        Err(error) => Err(error),
+                    };
+                }
                 Err(failure) => failure,
             };
             match failure {
                 Failure::Refused(error) => return Err(error),
+                Failure::Full(error) if call.nature == Nature::Once => return Err(error.with_retry(Retry::Ambiguous)),
+                Failure::Full(error) => return Err(error),
                 Failure::Unknown(error) if call.nature == Nature::Once => {
                     self.leave(node, &error);
                     return Err(error.with_retry(Retry::Ambiguous));
@@ -147,10 +170,66 @@ impl Pool {
         })
     }
 
+    /// What is under the epoch key, if that is still our epoch.
+    pub(crate) async fn look_at_epoch(&self, call: Call) -> Result<()> {
+        let key = || self.epoch_key.clone();
+        let (answer, since) = self
+            .call(call, |mut link, _| async move { link.kv.get(key(), None).await })
+            .await?;
+        let value = answer.kvs().first().map(etcd_client::KeyValue::value);
+        self.history.saw_epoch(call.operation, &since, value)
+    }
+
+    /// Everything is refused: asks etcd whether its operator has declared another epoch, and goes on in it then.
+    async fn ask_again(&self, call: &Call, refused: Error) -> Result<Since> {
+        let left = call.deadline.remaining(self.clock.as_ref());
+        let Ok(_one_asks) = tokio::time::timeout(left, self.history.asking.lock()).await else {
+            return Err(refused);
+        };
+        if let Ok(since) = self.history.begin(call.operation) {
+            return Ok(since);
+        }
+        let at = self.current.load(Ordering::Acquire);
+        let asked = async {
+            let link = tokio::time::timeout(left, self.link(at)).await;
+            let mut link = link.unwrap_or_else(|_| {
+                let error = silent(call.operation, &self.nodes[at], left);
+                Err(Failure::NotDone(error))
+            })?;
+            let serial = link.serial;
+            let answer = link.kv.get(self.epoch_key.clone(), None);
+            let answer = self.wait_for(at, call, self.config.try_timeout, answer).await;
+            answer.inspect_err(|_| self.forget(at, serial))
+        };
+        let answer = match asked.await {
+            Ok(answer) => answer,
+            Err(failure) => {
+                let why = failure.into_error();
+                self.leave(at, &why);
+                return Err(refused.caused_by(why));
+            }
+        };
+        let declared = answer.kvs().first().map(Epoch::read).transpose()?;
+        match declared {
+            Some(epoch) if epoch.is_after(&self.history.epoch()) => {
+                self.history.enter(epoch, &answer);
+                self.history.begin(call.operation)
+            }
+            _ => Err(refused),
+        }
+    }
+
     /// One try at one node.
-    async fn attempt<T, F, A>(&self, at: usize, call: &Call, patience: Duration, request: &F) -> Result<T, Failure>
+    async fn attempt<T, F, A>(
+        &self,
+        at: usize,
+        call: &Call,
+        patience: Duration,
+        since: &Since,
+        request: &F,
+    ) -> Result<T, Failure>
     where
-        F: Fn(Link) -> A,
+        F: Fn(Link, Since) -> A,
         A: Future<Output = Result<T, etcd_client::Error>>,
     {
         let node = &self.nodes[at];
@@ -165,12 +244,14 @@ impl Pool {
             if call.nature == Nature::Once && !proven.load(Ordering::Acquire) {
                 let mut kv = link.kv.clone();
                 let options = GetOptions::new().with_count_only();
-                let asked = kv.get(self.some_key.clone(), Some(options));
+                let asked = kv.get(self.epoch_key.clone(), Some(options));
                 let answer = self.wait_for(at, call, self.config.try_timeout, asked).await;
-                answer.map_err(Failure::before_sending)?;
+                let answer = answer.map_err(Failure::before_sending)?;
+                let known = self.history.saw(call.operation, since, &answer);
+                known.map_err(Failure::Refused)?;
                 proven.store(true, Ordering::Release);
             }
-            self.wait_for(at, call, patience, request(link)).await
+            self.wait_for(at, call, patience, request(link, since.clone())).await
         };
         outcome.await.inspect_err(|failure| {
             if failure.spoils_connection() {

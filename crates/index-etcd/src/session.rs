@@ -18,6 +18,9 @@
 //! it is answered or the time is over. Each is a stream of its own: there is no state that could be left over from a
 //! node that is gone. Its owner is the session: dropping the session aborts it, closing it waits for its end.
 //!
+//! Each beat looks at the epoch too ([`crate::history`]): also a process that does nothing learns within a third of a time
+//! to live that etcd was put back or replaced. Its sessions end at once then.
+//!
 //! A grant may be sent twice, if its first answer is lost: the lease that nobody knows of dies by itself.
 
 use std::sync::Arc;
@@ -32,6 +35,7 @@ use tokio::task::JoinHandle;
 
 use crate::convert;
 use crate::dial::Link;
+use crate::history::{Plain, Since};
 use crate::pool::{Call, Nature, Pool};
 
 /// How many keep-alives a time to live has room for.
@@ -51,6 +55,8 @@ struct Life {
     id: SessionId,
     lease: i64,
     time_to_live: Duration,
+    /// The history that it is a session of.
+    since: Since,
     /// When the last keep-alive that was answered had been sent.
     heard: Mutex<Timestamp>,
     over: tokio::sync::watch::Sender<bool>,
@@ -58,11 +64,14 @@ struct Life {
 
 impl EtcdSession {
     pub(crate) async fn open(pool: Arc<Pool>, time_to_live: Duration, call: Call) -> Result<Self> {
-        let request = |mut link: Link| {
-            let sent = pool.clock.now();
-            async move { Ok((sent, link.lease.grant(whole_seconds(time_to_live), None).await?)) }
+        let sent = Mutex::new(pool.clock.now());
+        let request = |mut link: Link, _| {
+            *sent.lock() = pool.clock.now();
+            async move { link.lease.grant(whole_seconds(time_to_live), None).await }
         };
-        let (sent, granted) = pool.call(call, request).await?;
+        let (granted, since) = pool.call(call, request).await?;
+        // That of the last try, which is the one that was answered.
+        let sent = *sent.lock();
         let seconds = u64::try_from(granted.ttl()).map_err(|_| convert::strange("a negative time to live"))?;
         let life = Arc::new(Life {
             id: convert::session(granted.id())?,
@@ -70,6 +79,7 @@ impl EtcdSession {
             time_to_live: Duration::from_secs(seconds),
             heard: Mutex::new(sent),
             over: tokio::sync::watch::Sender::new(false),
+            since,
             pool,
         });
         let keeper = tokio::spawn(Arc::clone(&life).keep());
@@ -98,7 +108,7 @@ impl Life {
     }
 
     fn is_alive(&self) -> bool {
-        !*self.over.borrow() && !self.left().is_zero()
+        !*self.over.borrow() && !self.left().is_zero() && self.pool.history.is_since(&self.since)
     }
 
     fn end(&self, why: &str) {
@@ -110,11 +120,20 @@ impl Life {
     /// The keeper.
     async fn keep(self: Arc<Self>) {
         let beat = self.time_to_live / BEATS;
+        let mut cuts = self.pool.history.cuts();
         loop {
             let since = self.clock().now().since(*self.heard.lock());
-            tokio::time::sleep(beat.saturating_sub(since)).await;
+            tokio::time::timeout(beat.saturating_sub(since), cuts.changed())
+                .await
+                .ok();
+            if !self.pool.history.is_since(&self.since) {
+                return self.end("etcd was put back or replaced");
+            }
             match self.keep_alive(beat).await {
-                Ok(sent) => *self.heard.lock() = sent,
+                Ok(sent) => {
+                    *self.heard.lock() = sent;
+                    self.look_at_epoch(beat).await;
+                }
                 Err(error) if error.kind() == ErrorKind::Unavailable => return self.end("no node answered in time"),
                 Err(error) if error.kind() == ErrorKind::Fenced => return self.end("etcd has ended it"),
                 Err(error) => {
@@ -122,6 +141,20 @@ impl Life {
                     return self.end("etcd refuses to keep it");
                 }
             }
+        }
+    }
+
+    /// Finds out whether etcd is still in our epoch. What cannot be found out now is at the next beat.
+    async fn look_at_epoch(&self, patience: Duration) {
+        let patience = patience.min(self.pool.config.try_timeout);
+        let call = Call {
+            operation: "etcd.epoch",
+            nature: Nature::Repeatable,
+            deadline: Deadline::after(self.clock(), patience / 2),
+            patience: patience / 2,
+        };
+        if let Err(error) = self.pool.look_at_epoch(call).await {
+            tracing::debug!(session = %self.id, %error, "the epoch was not read");
         }
     }
 
@@ -133,11 +166,12 @@ impl Life {
             deadline: Deadline::after(self.clock(), self.left()),
             patience: patience.min(self.pool.config.try_timeout),
         };
-        let request = |mut link: Link| {
+        let request = |mut link: Link, _| {
             let sent = self.clock().now();
-            async move { link.lease.keep_alive(self.lease).await.map(|_stream| sent) }
+            async move { link.lease.keep_alive(self.lease).await.map(|_stream| Plain(sent)) }
         };
-        self.pool.call(call, request).await
+        let (Plain(sent), _) = self.pool.call(call, request).await?;
+        Ok(sent)
     }
 }
 
@@ -149,9 +183,15 @@ impl KvSession for EtcdSession {
 
     async fn ended(&self) {
         let mut over = self.life.over.subscribe();
+        let mut cuts = self.life.pool.history.cuts();
         while self.life.is_alive() {
             // Either way, look again: the clock ends it even if its keeper no longer runs.
-            let told = over.wait_for(|over| *over);
+            let told = async {
+                tokio::select! {
+                    _ = over.wait_for(|over| *over) => {}
+                    _ = cuts.changed() => {}
+                }
+            };
             tokio::time::timeout(self.life.left(), told).await.ok();
         }
     }
@@ -178,7 +218,7 @@ impl KvSession for EtcdSession {
             deadline,
             patience: life.pool.config.try_timeout,
         };
-        let request = |mut link: Link| async move { link.lease.revoke(life.lease).await };
+        let request = |mut link: Link, _| async move { link.lease.revoke(life.lease).await };
         match life.pool.call(call, request).await {
             Err(error) if error.kind() != ErrorKind::Fenced => Err(error),
             _ended_now_or_before => Ok(()),

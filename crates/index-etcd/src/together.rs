@@ -28,6 +28,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use etcd_client::TxnResponse;
 use futures_util::future::join_all;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use holdfast_core::{Deadline, Error, ErrorKind, Result, Retry};
@@ -39,6 +40,7 @@ use tokio::task::JoinHandle;
 use crate::convert::Names;
 use crate::dial::Link;
 use crate::group::Group;
+use crate::history::Since;
 use crate::pool::{Call, Nature, Pool};
 
 const OPERATION: &str = "kv.transact";
@@ -251,12 +253,22 @@ impl Desk {
 
     async fn send_alone(&self, transaction: &Transaction, reads: &[Read], deadline: Deadline) -> Result<Answer> {
         // Made anew for each try, of which there is hardly ever a second.
-        let request = |mut link: Link| {
-            let transaction = self.names.transaction(transaction, reads);
+        let request = |mut link: Link, since: Since| {
+            let transaction = self.names.transaction(transaction, reads, &since.epoch);
             async move { link.kv.txn(transaction).await }
         };
-        let response = self.pool.call(self.call(deadline), request).await?;
-        self.names.answer(response, reads.len())
+        let (response, since) = self.pool.call(self.call(deadline), request).await?;
+        self.same_epoch(&response, &since)?;
+        self.names.answer(response, reads.len(), &since.epoch)
+    }
+
+    /// Whether a transaction was not done because etcd is in another epoch. It never will be, then.
+    fn same_epoch(&self, response: &TxnResponse, since: &Since) -> Result<()> {
+        if response.succeeded() || since.epoch.text().is_none() {
+            return Ok(());
+        }
+        let seen = Names::epoch_read(response)?;
+        self.pool.history.saw_epoch(OPERATION, since, seen.as_deref())
     }
 
     async fn send_together(&self, jobs: Vec<Job>) {
@@ -268,14 +280,16 @@ impl Desk {
         let (Some(latest), [_, _, ..]) = (latest, &*jobs) else {
             return self.send_each(jobs).await;
         };
-        let request = |mut link: Link| {
-            let transaction = self
-                .names
-                .together(jobs.iter().map(|job| (&job.transaction, &*job.reads)));
+        let request = |mut link: Link, since: Since| {
+            let jobs = jobs.iter().map(|job| (&job.transaction, &*job.reads));
+            let transaction = self.names.together(jobs, &since.epoch);
             async move { link.kv.txn(transaction).await }
         };
         let answers = match self.pool.call(self.call(latest), request).await {
-            Ok(response) => self.names.answers(response, jobs.iter().map(|job| job.reads.len())),
+            Ok((response, since)) => self.same_epoch(&response, &since).and_then(|()| {
+                let reads = jobs.iter().map(|job| job.reads.len());
+                self.names.answers(response, reads, &since.epoch)
+            }),
             Err(error) if error.retry() != Retry::Ambiguous && error.kind() != ErrorKind::Unavailable => {
                 return self.send_each(jobs).await;
             }

@@ -28,6 +28,7 @@ use holdfast_index::kv::{Change, Watch};
 
 use crate::convert::Names;
 use crate::dial::Link;
+use crate::history::{Plain, Since};
 use crate::outcome::{Failure, forgotten, judge};
 use crate::pool::{Call, Nature, Pool};
 
@@ -38,6 +39,9 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub(crate) struct EtcdWatch {
     pool: Arc<Pool>,
     names: Names,
+    /// The history that it tells of.
+    since: Since,
+    cuts: tokio::sync::watch::Receiver<u64>,
     keys: Range<Vec<u8>>,
     /// The first revision that has not been told yet.
     next: i64,
@@ -65,10 +69,16 @@ impl EtcdWatch {
         call: Call,
     ) -> Result<Self> {
         let keys = names.range(keys);
-        let next = i64::try_from(after.0).unwrap_or(i64::MAX).saturating_add(1);
+        let cuts = pool.history.cuts();
+        let since = pool.history.begin(OPERATION)?;
+        // What follows a version of a history that is gone, nobody can tell.
+        let after = since.epoch.revision(after).and_then(|after| i64::try_from(after).ok());
+        let next = after.ok_or_else(|| forgotten(OPERATION))?.saturating_add(1);
         let mut watch = Self {
             pool,
             names,
+            since,
+            cuts,
             keys,
             next,
             live: None,
@@ -84,11 +94,17 @@ impl EtcdWatch {
             .with_range(self.keys.end.clone())
             .with_start_revision(self.next)
             .with_progress_notify();
-        let request = |mut link: Link| {
+        let request = |mut link: Link, _| {
             let (key, options) = (self.keys.start.clone(), options.clone());
-            async move { Ok((link.node, link.serial, link.watch.watch(key, Some(options)).await?)) }
+            async move {
+                Ok(Plain((
+                    link.node,
+                    link.serial,
+                    link.watch.watch(key, Some(options)).await?,
+                )))
+            }
         };
-        let (node, serial, stream) = self.pool.call(call, request).await?;
+        let (Plain((node, serial, stream)), _) = self.pool.call(call, request).await?;
         Ok(Live {
             stream,
             node,
@@ -158,7 +174,7 @@ impl EtcdWatch {
         let events = response.events().iter().filter_map(etcd_client::Event::kv);
         let new = events.clone().filter(|kv| kv.mod_revision() >= self.next);
         let changes = new
-            .map(|kv| self.names.change(kv))
+            .map(|kv| self.names.change(kv, &self.since.epoch))
             .collect::<Result<Vec<_>>>()
             .map_err(Failure::Refused)?;
         let last = events.map(etcd_client::KeyValue::mod_revision).max().unwrap_or(0);
@@ -172,6 +188,11 @@ impl EtcdWatch {
 impl Watch for EtcdWatch {
     async fn next(&mut self) -> Result<Vec<Change>> {
         loop {
+            if !self.pool.history.is_since(&self.since) {
+                self.live = None;
+                let message = "etcd was put back or replaced: read again and watch from there";
+                return Err(Error::unavailable(OPERATION, message));
+            }
             let Some(live) = &mut self.live else {
                 self.reopen().await?;
                 continue;
@@ -180,7 +201,12 @@ impl Watch for EtcdWatch {
             // Nobody may have listened for long. What has come meanwhile is there at once; silence counts against the
             // node only after it was asked.
             let silent = self.pool.clock.now().since(live.asked.unwrap_or(live.heard));
-            let message = tokio::time::timeout(probe.saturating_sub(silent), live.stream.message()).await;
+            let message = tokio::select! {
+                biased;
+                // A cut since the last look is seen at once: the receiver was made before the stream.
+                Ok(()) = self.cuts.changed() => continue,
+                message = tokio::time::timeout(probe.saturating_sub(silent), live.stream.message()) => message,
+            };
             let failure = match message {
                 Ok(Ok(Some(response))) => {
                     live.heard = self.pool.clock.now();
@@ -203,7 +229,7 @@ impl Watch for EtcdWatch {
                 Err(_) => Failure::Unknown(Error::unavailable(OPERATION, "a watch's node gave no sign of life")),
             };
             match failure {
-                Failure::Refused(error) => {
+                Failure::Refused(error) | Failure::Full(error) => {
                     self.live = None;
                     return Err(error);
                 }

@@ -1,5 +1,6 @@
 //! The contract suite of `Index` on a real etcd of one node per case.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,8 +9,9 @@ use holdfast_core::{Clock, Error, Result, StoreId, SystemClock};
 use holdfast_index::kv::Kv;
 use holdfast_index::testing::{Backend, Harness};
 use holdfast_index::{IndexConfig, Session};
-use holdfast_index_etcd::{EtcdConfig, EtcdKv};
-use holdfast_testkit::EtcdCluster;
+use holdfast_index_etcd::{EtcdConfig, EtcdKv, restore_guard};
+use holdfast_testkit::{EtcdCluster, Revisions};
+use parking_lot::Mutex;
 
 /// How long a start may take on a machine that compiles beside it.
 const START: Duration = Duration::from_secs(30);
@@ -20,6 +22,7 @@ struct OnEtcd {
     cluster: EtcdCluster,
     store: StoreId,
     clock: SystemClock,
+    saved: Mutex<Option<PathBuf>>,
 }
 
 fn strange(error: impl std::fmt::Display) -> Error {
@@ -37,6 +40,7 @@ impl Backend for EtcdBackend {
             cluster,
             store: StoreId::new("contract/etcd")?,
             clock: SystemClock::new(),
+            saved: Mutex::default(),
         }))
     }
 
@@ -76,6 +80,23 @@ impl Harness for OnEtcd {
             .await
             .map_err(strange)?;
         operator.lease_client().revoke(lease).await.map_err(strange)?;
+        Ok(())
+    }
+
+    async fn save(&self) -> Result<()> {
+        let saved = tokio::task::block_in_place(|| self.cluster.snapshot()).map_err(strange)?;
+        *self.saved.lock() = Some(saved);
+        Ok(())
+    }
+
+    async fn put_back(&self) -> Result<()> {
+        let saved = self.saved.lock().clone().ok_or_else(|| strange("nothing was saved"))?;
+        tokio::task::block_in_place(|| self.cluster.restore(&saved, Revisions::Repeat)).map_err(strange)
+    }
+
+    async fn declare(&self) -> Result<()> {
+        let config = EtcdConfig::new(self.cluster.endpoints());
+        restore_guard(config, Arc::new(SystemClock::new()), Duration::from_secs(30)).await?;
         Ok(())
     }
 

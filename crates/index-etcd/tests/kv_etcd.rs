@@ -1,6 +1,7 @@
 //! The contract suite of `Kv` on a real etcd of one node per case.
 #![allow(clippy::expect_used, reason = "a test says what it expects")]
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,13 +11,15 @@ use holdfast_core::{Error, Result, SystemClock};
 use holdfast_custody::{SessionId, Version};
 use holdfast_index::kv::Kv;
 use holdfast_index::kv::testing::{Backend, Harness};
-use holdfast_index_etcd::{EtcdConfig, EtcdKv};
-use holdfast_testkit::EtcdCluster;
+use holdfast_index_etcd::{EtcdConfig, EtcdKv, restore_guard};
+use holdfast_testkit::{EtcdCluster, Revisions};
+use parking_lot::Mutex;
 
 struct EtcdBackend;
 
 struct OnEtcd {
     cluster: EtcdCluster,
+    saved: Mutex<Option<PathBuf>>,
 }
 
 fn strange(error: impl std::fmt::Display) -> Error {
@@ -30,7 +33,10 @@ impl Backend for EtcdBackend {
             .await
             .map_err(strange)?
             .map_err(strange)?;
-        Ok(Box::new(OnEtcd { cluster }))
+        Ok(Box::new(OnEtcd {
+            cluster,
+            saved: Mutex::default(),
+        }))
     }
 
     fn parallel(&self) -> bool {
@@ -77,6 +83,23 @@ impl Harness for OnEtcd {
             .await
             .map_err(strange)?;
         Ok(true)
+    }
+
+    async fn save(&self) -> Result<()> {
+        let saved = tokio::task::block_in_place(|| self.cluster.snapshot()).map_err(strange)?;
+        *self.saved.lock() = Some(saved);
+        Ok(())
+    }
+
+    async fn put_back(&self) -> Result<()> {
+        let saved = self.saved.lock().clone().ok_or_else(|| strange("nothing was saved"))?;
+        tokio::task::block_in_place(|| self.cluster.restore(&saved, Revisions::Repeat)).map_err(strange)
+    }
+
+    async fn declare(&self) -> Result<()> {
+        let config = EtcdConfig::new(self.cluster.endpoints());
+        restore_guard(config, Arc::new(SystemClock::new()), Duration::from_secs(30)).await?;
+        Ok(())
     }
 }
 

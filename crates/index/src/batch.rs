@@ -224,7 +224,7 @@ impl KvIndex {
                 return Err(session.fenced(intent.operation));
             }
             if let Some(clock) = snapshot.entries.pop() {
-                self.note_tick(clock.first())?;
+                self.note_tick(clock.first(), snapshot.version)?;
             }
             entries.extend(
                 snapshot

@@ -16,7 +16,7 @@ use crate::kv::{Applied, Condition, Entry, Kv, Read, Transaction, Write};
 use crate::lanes::ReadyList;
 use crate::layout::Layout;
 use crate::record::decode;
-use crate::session::{Sender, Session};
+use crate::session::{Sender, Session, is_full};
 
 /// How a store's index behaves. Everybody who uses a store uses the same settings.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,12 +62,17 @@ pub struct KvIndex {
 }
 
 /// The shared clock as it was last seen here.
+///
+/// What was seen later counts, by the version of the store at which it was seen, not of the clock: in a store that was put
+/// back to an earlier state the clock is older than the one that was seen before, or there is none.
 #[derive(Debug, Default)]
 struct SeenClock {
     tick: Tick,
     version: Option<Version>,
     /// When this tick was first seen, by our own clock.
     since: Option<Timestamp>,
+    /// The version of the store at which it was last seen.
+    at: Version,
 }
 
 impl KvIndex {
@@ -169,21 +174,28 @@ impl KvIndex {
                 Err(error) if error.kind() == ErrorKind::Unavailable && !deadline.passed(self.clock()) => {
                     tracing::debug!(OPERATION, %error, "trying again");
                 }
+                // Even if it was made: nobody keeps it, so it dies by its time to live, and a sweep clears up after it.
+                Err(error) if is_full(&error) => return Err(error.with_retry(Retry::Safe)),
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Takes in what was read of the shared clock.
-    pub(crate) fn note_tick(&self, entry: Option<&Entry>) -> Result<()> {
-        let Some(entry) = entry else { return Ok(()) };
-        let tick: Tick = decode(entry)?;
+    /// Takes in what was read of the shared clock when the store was at version `at`.
+    pub(crate) fn note_tick(&self, entry: Option<&Entry>, at: Version) -> Result<()> {
+        let tick = entry.map(decode).transpose()?;
+        let version = entry.map(|entry| entry.version);
         let mut seen = self.seen.lock();
-        if seen.version.is_none_or(|version| version < entry.version) {
+        if at < seen.at {
+            return Ok(());
+        }
+        seen.at = at;
+        if seen.version != version {
             *seen = SeenClock {
-                tick,
-                version: Some(entry.version),
-                since: Some(self.clock().now()),
+                tick: tick.unwrap_or_default(),
+                version,
+                since: version.map(|_| self.clock().now()),
+                at,
             };
         }
         Ok(())
@@ -209,8 +221,8 @@ impl KvIndex {
                 .read(&[Read::Key(key.clone())], deadline.remaining(self.clock()))
                 .await?;
             let entry = snapshot.entries.into_iter().flatten().next();
+            self.note_tick(entry.as_ref(), snapshot.version)?;
             if entry.is_some() {
-                self.note_tick(entry.as_ref())?;
                 continue;
             }
             self.write_tick(Condition::Absent(key), Tick(1), deadline).await?;
@@ -225,7 +237,7 @@ impl KvIndex {
             .kv()
             .read(&[Read::Key(key.clone())], deadline.remaining(self.clock()))
             .await?;
-        self.note_tick(snapshot.entries.iter().flatten().next())?;
+        self.note_tick(snapshot.entries.iter().flatten().next(), snapshot.version)?;
         self.known_clock(deadline).await?;
         let due = {
             let seen = self.seen.lock();
@@ -253,15 +265,23 @@ impl KvIndex {
         };
         let answer = self.kv().transact(&transaction, deadline.remaining(self.clock())).await;
         match answer {
-            Ok(Applied::Yes(version)) => self.note_tick(Some(&Entry { key, value, version })),
+            Ok(Applied::Yes(version)) => self.note_tick(Some(&Entry { key, value, version }), version),
             Err(error) if error.retry() != Retry::Ambiguous => Err(error),
             // Somebody else did, or nobody knows: look.
-            Ok(Applied::No) | Err(_) => {
+            other => {
+                let before = self.seen.lock().version;
                 let snapshot = self
                     .kv()
                     .read(&[Read::Key(key)], deadline.remaining(self.clock()))
                     .await?;
-                self.note_tick(snapshot.entries.iter().flatten().next())
+                self.note_tick(snapshot.entries.iter().flatten().next(), snapshot.version)?;
+                match other {
+                    // A full store has answered: what is not there now never will be.
+                    Err(error) if is_full(&error) && self.seen.lock().version == before => {
+                        Err(error.with_retry(Retry::Safe))
+                    }
+                    _ => Ok(()),
+                }
             }
         }
     }

@@ -48,6 +48,7 @@ use holdfast_core::{Generation, ObjectKey, Result, SampleId};
 use holdfast_custody::{GroupName, Reason, Tick, Version};
 
 pub use index::{IndexConfig, KvIndex};
+pub use kv::History;
 use lanes::Found;
 pub use session::Session;
 pub use types::{Answered, Commit, FreeTask, Held, MOST_CLAIMS, Reserve, SampleRef, SweepReport, Versioned, View};
@@ -61,6 +62,13 @@ pub use types::{Answered, Commit, FreeTask, Held, MOST_CLAIMS, Reserve, SampleRe
 ///
 /// **Deadlines.** Every call returns within its time. An error with [`holdfast_core::Retry::Ambiguous`] means that the
 /// deadline passed before it was known whether the change was made: read back. Every other error means that it was not.
+///
+/// **Full.** An index that is full refuses with `Capacity`: reservations and everything else that writes. Reads, checks and
+/// what is held stay good. When there is room again, the same sessions go on.
+///
+/// **History.** An index that was put back to an earlier state, or replaced, fences every process that had used it before:
+/// its sessions have ended and every call is `Fenced`, until the index's operator has said that this is the index from now
+/// on. Then they go on by themselves, in new sessions. Tokens and generations of what is gone are never given out again.
 ///
 /// **Sessions.** Whatever is done in the name of a session that has ended is refused as `Fenced`, at once and for ever,
 /// also by an index that does not know yet that it has. What it held is taken back by the next sweeps.
@@ -173,6 +181,11 @@ pub trait Index: Send + Sync + Debug {
 
     /// Their objects could not be removed now.
     async fn free_failed(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>>;
+
+    /// Whether the store under it was put back or replaced, and what is to be done about it.
+    fn history(&self) -> History {
+        History::default()
+    }
 }
 
 #[async_trait]
@@ -287,5 +300,9 @@ impl Index for KvIndex {
 
     async fn free_failed(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
         self.do_free_failed(session, items, self.deadline(within)).await
+    }
+
+    fn history(&self) -> History {
+        self.kv().history()
     }
 }

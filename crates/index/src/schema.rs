@@ -15,6 +15,7 @@ use std::time::Duration;
 use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result, Retry};
 
 use crate::kv::{Applied, Condition, Entry, Kv, Read, Transaction, Write};
+use crate::session::is_full;
 
 /// Where the version stands, relative to the store's root.
 pub const KEY: &str = "schema";
@@ -29,10 +30,15 @@ const OPERATION: &str = "index.open";
 /// `Unsupported` if the layout is newer, `Corrupt` if it is none, and what the store says. Safe to call again.
 pub async fn check(kv: &dyn Kv, clock: &dyn Clock, within: Duration) -> Result<()> {
     let deadline = Deadline::after(clock, within);
+    let mut full = None;
     loop {
         let snapshot = kv.read(&[Read::Key(KEY.to_owned())], deadline.remaining(clock)).await?;
         if let Some(entry) = snapshot.entries.first().and_then(|entries| entries.first()) {
             return known(entry);
+        }
+        // A full store has answered: what is not there now never will be.
+        if let Some(error) = full {
+            return Err(error);
         }
         let first = Transaction {
             conditions: vec![Condition::Absent(KEY.to_owned())],
@@ -42,6 +48,7 @@ pub async fn check(kv: &dyn Kv, clock: &dyn Clock, within: Duration) -> Result<(
             Ok(Applied::Yes(_)) => return Ok(()),
             // Somebody else was first, or we were and do not know it: look again.
             Ok(Applied::No) => {}
+            Err(error) if is_full(&error) => full = Some(error.with_retry(Retry::Safe)),
             Err(error) if error.retry() == Retry::Ambiguous && !deadline.passed(clock) => {}
             Err(error) => return Err(error),
         }

@@ -14,6 +14,21 @@
 //! ```
 //! If the deadline passes in `Unclear`, the caller is told so and the slot is never used again. Slots vanish with the
 //! session; what was unclear then stays so, but the session is fenced anyway.
+//!
+//! # A store that is full
+//! A store that says that it is full has answered: the transaction was applied (etcd notices only while it applies one that
+//! the quota is used up) or it never will be. Nothing is under way, so no fence is needed, and a full store would refuse
+//! it: the slot is read. It shows the transaction's mark: applied. It is as it was: refused, `Capacity`, and the slot is
+//! good for the next one.
+//!
+//! If the reply was lost *and* the fence met a full store, the fence has been answered and the transaction has not: as long
+//! as the slot is as it was, it is unclear, and the fence is tried again until the deadline (`Capacity`, `Ambiguous`; that
+//! slot is retired).
+//!
+//! # A slot that is not as it was left
+//! Only its session writes a slot. If one refuses transactions several times in a row, it is looked at: as it was left, the
+//! other conditions did not hold. Otherwise the index has lost what this session wrote (it was put back to an earlier state),
+//! and the session is over: it is fenced, here and for good.
 
 use std::fmt;
 use std::sync::Arc;
@@ -45,6 +60,8 @@ pub struct Session {
     pub(crate) purse: Purse,
     /// Who waits, as was read along with what this session has just done.
     pub(crate) read_along: ReadAlong,
+    /// Whether the index has lost what it wrote.
+    lost: tokio::sync::watch::Sender<bool>,
 }
 
 impl fmt::Debug for Session {
@@ -63,6 +80,8 @@ impl fmt::Debug for Session {
 struct Slot {
     number: u64,
     version: Option<Version>,
+    /// How many transactions in a row it was for that were not applied.
+    refusals: u32,
 }
 
 impl Session {
@@ -77,6 +96,7 @@ impl Session {
             turn: tokio::sync::Mutex::default(),
             purse: Purse::default(),
             read_along: ReadAlong::default(),
+            lost: tokio::sync::watch::Sender::new(false),
         }
     }
 
@@ -87,12 +107,17 @@ impl Session {
 
     /// Whether, as far as is known here, it is alive.
     pub fn is_alive(&self) -> bool {
-        self.kv.is_alive()
+        self.kv.is_alive() && !*self.lost.borrow()
     }
 
     /// Pends until it has ended: from then on everything done in its name is refused.
     pub async fn ended(&self) {
-        self.kv.ended().await;
+        let mut lost = self.lost.subscribe();
+        tokio::select! {
+            () = self.kv.ended() => {}
+            // Its sender is ours, so this is no error.
+            _ = lost.wait_for(|lost| *lost) => {}
+        }
     }
 
     /// Ends it now. Leases and reservations that it holds are taken back by the next sweep.
@@ -113,6 +138,7 @@ impl Session {
         used.unwrap_or_else(|| Slot {
             number: self.next.fetch_add(1, Ordering::Relaxed),
             version: None,
+            refusals: 0,
         })
     }
 
@@ -195,89 +221,116 @@ impl Sender {
             self.kv.transact_and_read(&transaction, reads, within).await
         };
         let mut read = None;
-        let applied = match answer {
+        let outcome = match answer {
             Err(error) if error.retry() == Retry::Ambiguous => {
-                self.find_out(operation, session, &key, unchanged, &mark, deadline, error)
-                    .await?
+                let sent = Sent {
+                    session,
+                    key: &key,
+                    before: slot.version,
+                    mark: &mark,
+                };
+                // If it stays unclear, the slot is gone with this: nobody uses it again.
+                self.find_out(operation, &sent, unchanged, deadline, error).await?
             }
-            Err(error) => {
-                // It was not applied and never will be, so the slot is as it was.
+            // It was not applied and never will be, so the slot is as it was.
+            Err(error) => Outcome::Refused(error),
+            Ok((applied, snapshot)) => {
+                read = snapshot;
+                Outcome::Known(applied)
+            }
+        };
+        let applied = match outcome {
+            Outcome::Refused(error) => {
                 session.free.lock().push(slot);
                 return Err(error);
             }
-            Ok((applied, snapshot)) => {
-                read = snapshot;
-                Outcome { applied, slot: None }
+            Outcome::FencedAt(version) => {
+                slot.version = Some(version);
+                Applied::No
             }
-        };
-        slot.version = match applied {
-            Outcome {
-                slot: Some(version), ..
+            Outcome::Known(Applied::Yes(version)) => {
+                slot.version = Some(version);
+                slot.refusals = 0;
+                Applied::Yes(version)
             }
-            | Outcome {
-                applied: Applied::Yes(version),
-                ..
-            } => Some(version),
-            Outcome {
-                applied: Applied::No,
-                slot: None,
-            } => slot.version,
+            Outcome::Known(Applied::No) => {
+                slot.refusals = slot.refusals.saturating_add(1);
+                if slot.refusals >= SUSPICIOUS && slot.refusals.is_power_of_two() {
+                    let sent = Sent {
+                        session,
+                        key: &key,
+                        before: slot.version,
+                        mark: &mark,
+                    };
+                    self.is_as_left(operation, &sent, deadline).await?;
+                }
+                Applied::No
+            }
         };
         session.free.lock().push(slot);
-        Ok((applied.applied, read))
+        Ok((applied, read))
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the whole story of one transaction")]
     async fn find_out(
         &self,
         operation: &'static str,
-        session: &Session,
-        key: &str,
+        sent: &Sent<'_>,
         unchanged: Condition,
-        mark: &[u8],
         deadline: Deadline,
         mut last: Error,
     ) -> Result<Outcome> {
         let fence = Transaction {
-            conditions: vec![unchanged, Condition::Present(self.layout.alive(session.id()))],
+            conditions: vec![unchanged, Condition::Present(self.layout.alive(sent.session.id()))],
             writes: vec![Write::Put {
-                key: key.to_owned(),
+                key: sent.key.to_owned(),
                 value: Vec::new(),
-                session: Some(session.id()),
+                session: Some(sent.session.id()),
             }],
         };
+        let ended = || sent.session.fenced(operation).with_retry(Retry::Ambiguous);
+        // A store that says that it is full has answered: see above.
+        let refused_as_full = is_full(&last).then(|| last.clone());
+        let mut pause = FIRST_PAUSE;
         while !deadline.passed(&*self.clock) {
-            match self.kv.transact(&fence, deadline.remaining(&*self.clock)).await {
-                Ok(Applied::Yes(version)) => {
-                    return Ok(Outcome {
-                        applied: Applied::No,
-                        slot: Some(version),
-                    });
+            let fenced = match &refused_as_full {
+                Some(_) => None,
+                None => Some(self.kv.transact(&fence, deadline.remaining(&*self.clock)).await),
+            };
+            let fence_is_full = match fenced {
+                Some(Ok(Applied::Yes(version))) => return Ok(Outcome::FencedAt(version)),
+                Some(Err(error)) if error.kind() == ErrorKind::Fenced => return Err(ended()),
+                Some(Err(error)) if !is_full(&error) => {
+                    last = error;
+                    continue;
                 }
-                Ok(Applied::No) => match self.read_slot(session, key, deadline).await {
-                    Ok(Some((value, version))) if value == mark => {
-                        return Ok(Outcome {
-                            applied: Applied::Yes(version),
-                            slot: None,
-                        });
-                    }
-                    // A fence of ours whose reply was lost as well.
-                    Ok(Some((value, version))) if value.is_empty() => {
-                        return Ok(Outcome {
-                            applied: Applied::No,
-                            slot: Some(version),
-                        });
-                    }
-                    Ok(_) => return Err(session.fenced(operation).with_retry(Retry::Ambiguous)),
-                    Err(error) => last = error,
+                Some(Err(error)) => {
+                    last = error;
+                    true
+                }
+                Some(Ok(Applied::No)) | None => false,
+            };
+            match self.look_at(sent, deadline).await {
+                Ok(Shown::Mark(version)) => return Ok(Outcome::Known(Applied::Yes(version))),
+                // A fence of ours whose reply was lost as well, or that was told that the store is full.
+                Ok(Shown::Fence(version)) => return Ok(Outcome::FencedAt(version)),
+                Ok(Shown::AsBefore) => match &refused_as_full {
+                    Some(error) => return Ok(Outcome::Refused(error.clone().with_retry(Retry::Safe))),
+                    None if fence_is_full => {}
+                    None => return Err(ended()),
                 },
-                Err(error) if error.kind() == ErrorKind::Fenced => {
-                    return Err(session.fenced(operation).with_retry(Retry::Ambiguous));
-                }
+                Ok(Shown::Gone) => return Err(ended()),
                 Err(error) => last = error,
             }
+            tokio::time::sleep(pause.min(deadline.remaining(&*self.clock))).await;
+            pause = (2 * pause).min(LONGEST_PAUSE);
         }
-        Err(Error::unavailable(
+        let kind = if is_full(&last) || refused_as_full.is_some() {
+            ErrorKind::Capacity
+        } else {
+            ErrorKind::Unavailable
+        };
+        Err(Error::new(
+            kind,
             operation,
             "the index did not say within the deadline whether the change was made; read back",
         )
@@ -285,17 +338,76 @@ impl Sender {
         .caused_by(last))
     }
 
-    async fn read_slot(&self, session: &Session, key: &str, deadline: Deadline) -> Result<Option<(Vec<u8>, Version)>> {
-        let reads = [Read::Key(key.to_owned()), Read::Key(self.layout.alive(session.id()))];
+    /// Makes sure that a slot is as this session left it. If it is not, the session is over.
+    async fn is_as_left(&self, operation: &'static str, sent: &Sent<'_>, deadline: Deadline) -> Result<()> {
+        if matches!(self.look_at(sent, deadline).await?, Shown::AsBefore) {
+            return Ok(());
+        }
+        if sent.session.is_alive() {
+            sent.session.lost.send_replace(true);
+            tracing::error!(session = %sent.session.id(), "the index has lost what this session wrote: was it restored?");
+        }
+        let message = "the index has lost what this session wrote: it was put back to an earlier state, or the session has \
+                       ended; open another one";
+        Err(Error::new(ErrorKind::Fenced, operation, message).with("session", sent.session.id()))
+    }
+
+    /// What the slot of a transaction shows of it.
+    async fn look_at(&self, sent: &Sent<'_>, deadline: Deadline) -> Result<Shown> {
+        let alive = self.layout.alive(sent.session.id());
+        let reads = [Read::Key(sent.key.to_owned()), Read::Key(alive)];
         let snapshot = self.kv.read(&reads, deadline.remaining(&*self.clock)).await?;
-        let mut entries = snapshot.entries.into_iter();
-        let slot = entries.next().and_then(|entries| entries.into_iter().next());
-        Ok(slot.map(|entry| (entry.value, entry.version)))
+        let mut entries = snapshot.entries.into_iter().map(|entries| entries.into_iter().next());
+        let (slot, alive) = (entries.next().flatten(), entries.next().flatten());
+        Ok(match slot {
+            Some(entry) if entry.value == sent.mark => Shown::Mark(entry.version),
+            _ if alive.is_none() => Shown::Gone,
+            slot if slot.as_ref().map(|entry| entry.version) == sent.before => Shown::AsBefore,
+            Some(entry) if entry.value.is_empty() => Shown::Fence(entry.version),
+            _ => Shown::Gone,
+        })
     }
 }
 
-/// How a transaction ended, and the version of its slot if that is another than the transaction's.
-struct Outcome {
-    applied: Applied,
-    slot: Option<Version>,
+/// Whether a store has answered that it is full. See the contract of [`Kv`].
+pub(crate) fn is_full(error: &Error) -> bool {
+    error.kind() == ErrorKind::Capacity && error.retry() == Retry::Ambiguous
+}
+
+/// After so many refusals in a row a slot is looked at, and then each time that their number has doubled.
+const SUSPICIOUS: u32 = 4;
+
+/// The pauses between looks at what stays unclear.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+
+/// A transaction that was sent, to those who find out what became of it.
+struct Sent<'a> {
+    session: &'a Session,
+    /// Its slot, and the version of that before.
+    key: &'a str,
+    before: Option<Version>,
+    mark: &'a [u8],
+}
+
+/// What a slot shows.
+enum Shown {
+    /// The transaction: it was applied at this version.
+    Mark(Version),
+    /// A fence, written at this version: the transaction never will be applied.
+    Fence(Version),
+    /// What it showed before.
+    AsBefore,
+    /// Nothing that explains it: the session has ended.
+    Gone,
+}
+
+/// How a transaction ended.
+enum Outcome {
+    /// The store said so.
+    Known(Applied),
+    /// It was not applied and never will be, because its slot was written at this version.
+    FencedAt(Version),
+    /// It was not applied and never will be, for this reason.
+    Refused(Error),
 }

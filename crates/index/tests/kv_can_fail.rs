@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use holdfast_core::{ManualClock, Result};
 use holdfast_custody::{SessionId, Version};
-use holdfast_index::kv::memory::MemoryKv;
+use holdfast_index::kv::memory::{MemoryKv, Saved};
 use holdfast_index::kv::testing::{Backend, Harness, cases, run};
 use holdfast_index::kv::{
     Applied, Change, Condition, Kv, KvSession, Limits, Read, Snapshot, Transaction, Watch, Write,
@@ -161,6 +161,7 @@ struct BrokenBackend(Defect);
 struct OnBroken {
     clock: Arc<ManualClock>,
     broken: Broken,
+    saved: parking_lot::Mutex<Option<Saved>>,
 }
 
 #[async_trait]
@@ -171,6 +172,7 @@ impl Backend for BrokenBackend {
         Ok(Box::new(OnBroken {
             clock,
             broken: Broken { kv, defect: self.0 },
+            saved: parking_lot::Mutex::default(),
         }))
     }
 }
@@ -194,6 +196,23 @@ impl Harness for OnBroken {
     async fn compact(&self, version: Version) -> Result<bool> {
         self.broken.kv.compact(version);
         Ok(true)
+    }
+
+    async fn save(&self) -> Result<()> {
+        *self.saved.lock() = Some(self.broken.kv.save());
+        Ok(())
+    }
+
+    async fn put_back(&self) -> Result<()> {
+        if let Some(saved) = &*self.saved.lock() {
+            self.broken.kv.put_back(saved);
+        }
+        Ok(())
+    }
+
+    async fn declare(&self) -> Result<()> {
+        self.broken.kv.declare();
+        Ok(())
     }
 }
 

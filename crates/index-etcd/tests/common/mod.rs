@@ -4,9 +4,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock, SystemClock};
-use holdfast_custody::Version;
+use holdfast_core::{Clock, Nonce, SampleId, StoreId, SystemClock, SystemRng};
+use holdfast_custody::{GroupName, Publication, Version};
 use holdfast_index::kv::{Applied, Entry, Kv, Read, Transaction, Write};
+use holdfast_index::{Commit, IndexConfig, KvIndex, Reserve, SampleRef};
 use holdfast_index_etcd::{EtcdConfig, EtcdKv};
 
 /// How long a call may take while nodes die: what an index would give it.
@@ -57,4 +58,40 @@ pub(crate) async fn raw(endpoint: &str) -> etcd_client::Client {
     etcd_client::Client::connect([endpoint], None)
         .await
         .expect("a raw client")
+}
+
+/// An index on a real etcd, as a process of its own has it.
+pub(crate) async fn index(endpoints: &[String], store: &str, session_ttl: Duration) -> Arc<KvIndex> {
+    let kv = Arc::new(open(endpoints, 0).await);
+    let store = StoreId::new(store).expect("a name");
+    let settings = IndexConfig {
+        session_ttl,
+        tick: Duration::from_millis(200),
+        ..IndexConfig::default()
+    };
+    Arc::new(KvIndex::new(kv, &store, settings, clock(), Arc::new(SystemRng)))
+}
+
+/// A sample to be reserved, with a plan of so many bytes.
+pub(crate) fn wish(name: &str, plan: usize) -> Reserve {
+    Reserve {
+        sample: SampleId::new(name).expect("a name"),
+        nonce: Nonce::draw(&SystemRng),
+        bytes: 1,
+        plan: "x".repeat(plan),
+        claims: Vec::new(),
+    }
+}
+
+/// The commit of a sample for one group.
+pub(crate) fn commit(sample: &SampleRef, group: &GroupName) -> Commit {
+    Commit {
+        sample: sample.clone(),
+        publication: Publication {
+            groups: vec![group.clone()],
+            max_attempts: 3,
+            retain: false,
+        },
+        description: b"as it was written".to_vec(),
+    }
 }

@@ -117,7 +117,7 @@ impl KvIndex {
         reads.push(Read::Key(self.layout().clock()));
         let mut snapshot = self.kv().read(&reads, deadline.remaining(self.clock())).await?;
         if let Some(clock) = snapshot.entries.pop() {
-            self.note_tick(clock.first())?;
+            self.note_tick(clock.first(), snapshot.version)?;
         }
         Ok(snapshot)
     }

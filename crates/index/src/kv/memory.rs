@@ -49,20 +49,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::{Clock, Error, Result, Retry};
+use holdfast_core::{Clock, Error, ErrorKind, Result, Retry};
 use holdfast_custody::{SessionId, Version};
 use parking_lot::Mutex;
 
 use self::session::MemorySession;
 use self::state::State;
 use self::watch::MemoryWatch;
-use super::{Applied, Entry, Kv, KvSession, Limits, Read, Snapshot, Transaction, Watch, check};
+use super::{Applied, Entry, History, Kv, KvSession, Limits, Read, Snapshot, Transaction, Watch, check};
 
 pub use self::faults::{Fate, Faults};
+pub use self::state::Saved;
 
-/// What etcd takes, so that nothing passes here and fails there.
+/// What a store on etcd takes, so that nothing passes here and fails there.
 const LIMITS: Limits = Limits {
-    operations: 128,
+    operations: 127,
     bytes: 1_400_000,
 };
 /// How often a waiter looks whether the clock has moved: a clock tells nobody that it did.
@@ -162,6 +163,22 @@ impl MemoryKv {
         applied.count()
     }
 
+    /// The store as it is now, to be put back later.
+    pub fn save(&self) -> Saved {
+        self.shared.at_once(|state| state.save())
+    }
+
+    /// Puts the store back to what was saved, as restoring a snapshot does: what came after is gone, all sessions have
+    /// ended, and every client is fenced until [`MemoryKv::declare`].
+    pub fn put_back(&self, saved: &Saved) {
+        self.shared.at_once(|state| state.put_back(saved));
+    }
+
+    /// Says that this is the store from now on.
+    pub fn declare(&self) {
+        self.shared.at_once(State::declare);
+    }
+
     /// Everything that is in the store, in the order of the keys.
     pub fn dump(&self) -> Vec<Entry> {
         self.shared.at_once(|state| state.dump())
@@ -189,7 +206,10 @@ impl MemoryKv {
                 "the store does not answer (an outage that was asked for)",
             ));
         }
-        Ok(())
+        match self.shared.state.lock().refuses() {
+            Some(why) => Err(Error::new(ErrorKind::Fenced, operation, why)),
+            None => Ok(()),
+        }
     }
 }
 
@@ -197,6 +217,10 @@ impl MemoryKv {
 impl Kv for MemoryKv {
     fn limits(&self) -> Limits {
         LIMITS
+    }
+
+    fn history(&self) -> History {
+        self.shared.at_once(|state| state.told_history())
     }
 
     async fn read(&self, reads: &[Read], within: Duration) -> Result<Snapshot> {
@@ -232,6 +256,12 @@ impl Kv for MemoryKv {
                 Err(lost())
             }
             Some(Fate::NotApplied) => Err(lost()),
+            Some(Fate::Full { applied }) => {
+                if applied {
+                    self.shared.at_once(|state| state.transact(transaction)).ok();
+                }
+                Err(Fate::full("kv.transact"))
+            }
             Some(Fate::Later) => {
                 self.faults.add_late(transaction.clone());
                 Err(lost())

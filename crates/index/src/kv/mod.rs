@@ -8,7 +8,7 @@
 //!   began; all keys that it writes carry that version. Some that are under way at the same time may share one, if no key
 //!   is written by two of them. One that changes nothing (no writes, or only deletes of keys that are not there) gets the
 //!   store's version at that moment. Versions never go back, also not over a restart or a change of leader, and none is
-//!   zero.
+//!   zero. A version is given out once: also not again by a store that was put back to an earlier state.
 //! - **Reads** are linearizable: they see every write that was acknowledged before the read began. All reads of one call
 //!   see one moment.
 //! - **Transactions** are atomic: all conditions are checked and all writes are done at one moment, or nothing is. Those of
@@ -17,6 +17,8 @@
 //!   zero and one on a range that has no room. All of them fail with `Invalid`, and [`check`] is where they are found.
 //! - **Ambiguity.** An error with [`holdfast_core::Retry::Ambiguous`] means that the transaction may have been applied,
 //!   may not have been, or may be later. Any other error means that it was not and never will be.
+//! - **Full.** An error of kind `Capacity` that is `Ambiguous` is the answer of a store that is full: the transaction has
+//!   been applied, or never will be; a read that begins after it shows which. Reads go on in a full store.
 //! - **Sessions.** Keys that are written with a session vanish when it ends; it ends when it is closed, or when its
 //!   keeper has not been heard of for the time to live. A session's id is never given out again. A transaction whose
 //!   conditions hold and that writes a key with a session that has ended fails with `Fenced`. A holder learns of its
@@ -25,6 +27,11 @@
 //! - **Watches** tell every change of a key in their range after a version, in order of versions, at least once, and end
 //!   with an error if they cannot: `NotFound` if the changes are no longer kept, `Unavailable` if the connection is lost
 //!   for good. A watcher reads again then. Changes of one version are told together.
+//! - **History.** A store may be put back to an earlier state (restored from a snapshot) or replaced by another: what it
+//!   acknowledged meanwhile is gone. A client that finds that out is fenced: its sessions have ended, its watches end with an
+//!   error, and every call fails with `Fenced` until the store's operator has said that this is the store from now on. Then
+//!   it goes on by itself. [`Kv::history`] tells whether it is fenced. A transaction that was sent before and is applied
+//!   after that changes nothing.
 //! - **Deadlines.** Every call returns within its time. Reconnects and leader changes happen inside it. A call whose
 //!   time is over before anything was sent fails with `Unavailable` and had no effect.
 
@@ -203,6 +210,17 @@ pub trait KvSession: Send + Sync + Debug {
     async fn close(&self, within: Duration) -> Result<()>;
 }
 
+/// What a client knows of its store's history.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct History {
+    /// Which history of the store it is in; empty for a store that tells none.
+    pub epoch: String,
+    /// How often it found that the store was put back or replaced.
+    pub cuts: u64,
+    /// Why every call is refused, and what to do, while that is so.
+    pub refuses: Option<String>,
+}
+
 /// The most that one transaction or read may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -217,6 +235,11 @@ pub struct Limits {
 pub trait Kv: Send + Sync + Debug {
     /// How much fits into one call.
     fn limits(&self) -> Limits;
+
+    /// What is known of the store's history. A store that cannot be put back says nothing.
+    fn history(&self) -> History {
+        History::default()
+    }
 
     /// Reads, all at one moment.
     async fn read(&self, reads: &[Read], within: Duration) -> Result<Snapshot>;

@@ -35,6 +35,10 @@ cases! {
         "Every error that is not `Ambiguous` means that the change was not made, and never will be.";
     two_lost_replies_in_a_row
         "A lost reply is found out about, also when the question about it is lost too.";
+    a_full_index_says_no_only_if_nothing_was_done
+        "Every error that is not `Ambiguous` means that the change was not made, also of an index that is full.";
+    a_full_index_that_cannot_be_asked_stays_unclear_and_the_session_goes_on
+        "When there is room again, the same sessions go on.";
     when_the_session_ends_meanwhile_it_stays_open
         "An error with `Ambiguous` means that it was not found out whether the change was made: read back.";
 }
@@ -71,6 +75,35 @@ async fn a_reservation(context: &Context) -> CaseResult {
     }
     ensure_eq!(context.free_list().await?, [], "to be freed");
     Ok(())
+}
+
+async fn a_full_index_says_no_only_if_nothing_was_done(context: &Context) -> CaseResult {
+    let (kv, client) = lossy(context).await?;
+    kv.plan([Some(Fate::Full { applied: true })]);
+    let sample = client.reserve("made").await?;
+    client.commit(&sample, &["a"]).await?;
+    for at in 0..3 {
+        kv.plan([Some(Fate::Full { applied: false })]);
+        let answer = client.try_reserve("refused").await;
+        let retry = answer.as_ref().err().map(holdfast_core::Error::retry);
+        ensure_eq!(retry, Some(Retry::Safe), "{answer:?}, time {at}");
+        refused(answer, ErrorKind::Capacity, "a reservation in a full index")?;
+    }
+    client.reserve("refused").await?;
+    all_is_well(context, &kv, 4).await
+}
+
+async fn a_full_index_that_cannot_be_asked_stays_unclear_and_the_session_goes_on(context: &Context) -> CaseResult {
+    let (kv, client) = lossy(context).await?;
+    // The reply is lost, and every fence meets a full index until the deadline.
+    let mut fates = vec![Some(Fate::NotApplied)];
+    fates.extend([Some(Fate::Full { applied: false }); 4]);
+    kv.plan(fates);
+    client.reserve("resolved").await?;
+    ensure!(kv.is_done(), "the fence was tried until it went through");
+    kv.plan([Some(Fate::Later), Some(Fate::Full { applied: true })]);
+    client.reserve("fenced").await?;
+    all_is_well(context, &kv, 7).await
 }
 
 async fn a_commit(context: &Context) -> CaseResult {

@@ -11,7 +11,7 @@ use holdfast_custody::Version;
 use parking_lot::Mutex;
 
 use crate::kv::memory::Fate;
-use crate::kv::{Applied, Kv, KvSession, Limits, Read, Snapshot, Transaction, Watch};
+use crate::kv::{Applied, History, Kv, KvSession, Limits, Read, Snapshot, Transaction, Watch};
 
 /// A store of keys whose replies to transactions can be lost, one by one, in the order in which they are sent.
 #[derive(Debug)]
@@ -77,6 +77,10 @@ impl Kv for LossyKv {
         self.inner.limits()
     }
 
+    fn history(&self) -> History {
+        self.inner.history()
+    }
+
     async fn read(&self, reads: &[Read], within: Duration) -> Result<Snapshot> {
         self.inner.read(reads, within).await
     }
@@ -93,6 +97,13 @@ impl Kv for LossyKv {
                 self.inner.transact(transaction, within).await?;
             }
             Some(Fate::NotApplied) => {}
+            Some(Fate::Full { applied }) => {
+                if applied {
+                    self.inner.transact(transaction, within).await?;
+                }
+                self.plan.lock().lost += 1;
+                return Err(Fate::full("kv.transact"));
+            }
             Some(Fate::Later) => self.plan.lock().late.push(transaction.clone()),
         }
         self.plan.lock().lost += 1;
@@ -144,6 +155,10 @@ impl EndsAfterLoss {
 impl Kv for EndsAfterLoss {
     fn limits(&self) -> Limits {
         self.inner.limits()
+    }
+
+    fn history(&self) -> History {
+        self.inner.history()
     }
 
     async fn read(&self, reads: &[Read], within: Duration) -> Result<Snapshot> {

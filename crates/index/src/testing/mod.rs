@@ -47,6 +47,7 @@ mod commit;
 mod concurrency;
 mod expiry;
 mod free;
+mod history;
 mod layout;
 mod lease;
 mod nack;
@@ -123,6 +124,15 @@ pub trait Harness: Send + Sync {
     /// of it.
     async fn kill_session(&self, session: &Session) -> Result<()>;
 
+    /// Saves the state of the index.
+    async fn save(&self) -> Result<()>;
+
+    /// Puts the index back to what was saved last, as restoring a snapshot does, behind the backs of its processes.
+    async fn put_back(&self) -> Result<()>;
+
+    /// Says, as the index's operator, that what is there is the index from now on.
+    async fn declare(&self) -> Result<()>;
+
     /// Another connection to the store of keys under the index. Asked for only if [`Backend::over_keys`].
     async fn kv(&self) -> Result<Arc<dyn Kv>>;
 
@@ -184,6 +194,7 @@ pub fn cases() -> Vec<Case> {
         free::CASES,
         time::CASES,
         concurrency::CASES,
+        history::CASES,
         ambiguity::CASES,
         layout::CASES,
     ]

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use holdfast_core::{Clock, Error, ManualClock, Result, StoreId};
+use parking_lot::Mutex;
 
 use super::{Backend, Harness};
 use crate::kv::Kv;
-use crate::kv::memory::MemoryKv;
+use crate::kv::memory::{MemoryKv, Saved};
 use crate::{IndexConfig, Session};
 
 /// An index in memory.
@@ -21,6 +22,7 @@ pub struct MemoryHarness {
     store: StoreId,
     clock: Arc<ManualClock>,
     kv: MemoryKv,
+    saved: Mutex<Option<Saved>>,
 }
 
 impl MemoryHarness {
@@ -31,6 +33,7 @@ impl MemoryHarness {
             store: StoreId::new("contract/memory")?,
             kv: MemoryKv::new(Arc::clone(&clock) as Arc<dyn Clock>),
             clock,
+            saved: Mutex::default(),
         })
     }
 }
@@ -70,6 +73,23 @@ impl Harness for MemoryHarness {
         if !self.kv.expire(session.id()) {
             return Err(Error::invalid("testing.kill_session", "there is no such session"));
         }
+        Ok(())
+    }
+
+    async fn save(&self) -> Result<()> {
+        *self.saved.lock() = Some(self.kv.save());
+        Ok(())
+    }
+
+    async fn put_back(&self) -> Result<()> {
+        let saved = self.saved.lock().clone();
+        let nothing = || Error::invalid("testing.put_back", "nothing was saved");
+        self.kv.put_back(&saved.ok_or_else(nothing)?);
+        Ok(())
+    }
+
+    async fn declare(&self) -> Result<()> {
+        self.kv.declare();
         Ok(())
     }
 

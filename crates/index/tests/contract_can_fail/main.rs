@@ -54,6 +54,18 @@ impl Harness for FlawedHarness {
         self.sound.kill_session(session).await
     }
 
+    async fn save(&self) -> Result<()> {
+        self.sound.save().await
+    }
+
+    async fn put_back(&self) -> Result<()> {
+        self.sound.put_back().await
+    }
+
+    async fn declare(&self) -> Result<()> {
+        self.sound.declare().await
+    }
+
     async fn kv(&self) -> Result<Arc<dyn Kv>> {
         self.sound.kv().await
     }

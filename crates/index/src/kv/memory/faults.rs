@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use holdfast_core::{Error, ErrorKind, Retry};
 use parking_lot::Mutex;
 
 use crate::kv::Transaction;
@@ -16,6 +17,19 @@ pub enum Fate {
     NotApplied,
     /// It is still under way: it is applied, if its conditions hold then, by [`MemoryKv::land`](super::MemoryKv::land).
     Later,
+    /// The store answers that it is full, whether it applied it or not.
+    Full {
+        /// Whether it did.
+        applied: bool,
+    },
+}
+
+impl Fate {
+    /// What a store says that is full.
+    pub(crate) fn full(operation: &'static str) -> Error {
+        let message = "the store is full (a fault that was asked for)";
+        Error::new(ErrorKind::Capacity, operation, message).with_retry(Retry::Ambiguous)
+    }
 }
 
 /// The faults of one client. All are off at first; each is used up by the calls that it is for.

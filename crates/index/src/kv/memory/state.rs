@@ -7,7 +7,7 @@ use std::time::Duration;
 use holdfast_core::{Error, ErrorKind, Result, Timestamp};
 use holdfast_custody::{SessionId, Version};
 
-use crate::kv::{Applied, Change, Condition, Entry, Read, Snapshot, Transaction, Write};
+use crate::kv::{Applied, Change, Condition, Entry, History, Read, Snapshot, Transaction, Write};
 
 /// How many changes are kept for watches; older ones are forgotten, as a store with compaction does.
 const HISTORY: usize = 100_000;
@@ -20,6 +20,18 @@ pub(super) struct State {
     last_session: u64,
     history: VecDeque<Change>,
     compacted: u64,
+    /// The largest version that was ever given out, and how often the store was put back.
+    largest: u64,
+    cuts: u64,
+    /// Whether it was put back and nobody has said yet that this is the store from now on.
+    is_cut: bool,
+}
+
+/// A store as it was once.
+#[derive(Clone, Debug)]
+pub struct Saved {
+    version: u64,
+    entries: BTreeMap<String, Stored>,
 }
 
 #[derive(Clone, Debug)]
@@ -252,6 +264,45 @@ impl State {
             && let Some(last) = self.history.get(over - 1)
         {
             self.compact(last.version);
+        }
+    }
+
+    pub(super) fn save(&self) -> Saved {
+        Saved {
+            version: self.version,
+            entries: self.entries.clone(),
+        }
+    }
+
+    /// Versions go back too: what is written before [`State::declare`] would get the same ones again.
+    pub(super) fn put_back(&mut self, saved: &Saved) {
+        self.largest = self.largest.max(self.version);
+        self.version = saved.version;
+        self.entries = saved.entries.clone();
+        self.entries.retain(|_, stored| stored.session.is_none());
+        self.sessions.clear();
+        self.history.clear();
+        self.cuts += 1;
+        self.is_cut = true;
+    }
+
+    pub(super) fn declare(&mut self) {
+        self.version = self.largest.max(self.version) + 1;
+        self.compacted = self.version;
+        self.is_cut = false;
+    }
+
+    /// Why everything is refused, if it is.
+    pub(super) fn refuses(&self) -> Option<&'static str> {
+        let why = "the store was put back to an earlier state, and nobody has said yet that this is it from now on";
+        self.is_cut.then_some(why)
+    }
+
+    pub(super) fn told_history(&self) -> History {
+        History {
+            epoch: self.cuts.to_string(),
+            cuts: self.cuts,
+            refuses: self.refuses().map(str::to_owned),
         }
     }
 

@@ -36,6 +36,7 @@ mod context;
 mod concurrency;
 mod conditions;
 mod deadlines;
+mod history;
 mod on_memory;
 mod ranges;
 mod reads;
@@ -88,6 +89,15 @@ pub trait Harness: Send + Sync {
     /// Makes the store forget the history of changes up to `version`. Whether it can.
     async fn compact(&self, version: Version) -> Result<bool>;
 
+    /// Saves the state of the store.
+    async fn save(&self) -> Result<()>;
+
+    /// Puts the store back to what was saved last, as restoring a snapshot does, behind the backs of its clients.
+    async fn put_back(&self) -> Result<()>;
+
+    /// Says, as the store's operator, that what is there is the store from now on.
+    async fn declare(&self) -> Result<()>;
+
     /// The shortest time to live that the store does not lengthen. Default: 2 s.
     fn shortest_time_to_live(&self) -> Duration {
         Duration::from_secs(2)
@@ -122,6 +132,7 @@ pub fn cases() -> Vec<Case> {
         conditions::CASES,
         sessions::CASES,
         watches::CASES,
+        history::CASES,
         deadlines::CASES,
         concurrency::CASES,
     ]

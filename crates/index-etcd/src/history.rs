@@ -1,0 +1,246 @@
+//! Whether it is still the etcd that this process knows.
+//!
+//! Every answer tells etcd's cluster and revision. A linearizable one (a read, a transaction) has a revision no smaller
+//! than that of any answer that had come before it was asked for; if it has, etcd was put back to an earlier state or
+//! another one is in its place. So has another cluster id, and so have other bytes under the epoch key (see
+//! [`crate::epoch`]), which transactions compare and every session's keeper reads at each keep-alive.
+//!
+//! ```text
+//!             revision went back · another cluster · another epoch
+//!   trusted ──────────────────────────────────────────────────────▶ cut: every call is refused, sessions and watches end
+//!      ▲                                                              │
+//!      └── the next call reads the epoch key: a later epoch than ours ┘      (one call at a time asks; the others wait)
+//! ```
+//!
+//! What is refused is refused until the guard has been run, also if an older state comes back: an epoch that is not later
+//! than ours proves nothing. The first connection of a process has nothing to compare with.
+//!
+//! # What if
+//! - *an answer comes late*, begun before the cut: it belongs to no history that can be named, so it is an error; of a
+//!   transaction an ambiguous one.
+//! - *etcd was put back and has overtaken the revision that was seen, before this process asked again*: the revision does
+//!   not tell, the epoch does once the guard was run.
+
+use etcd_client::{GetResponse, LeaseGrantResponse, LeaseRevokeResponse, ResponseHeader, TxnResponse};
+use holdfast_core::{Error, ErrorKind};
+use holdfast_index::History as Told;
+use parking_lot::Mutex;
+
+use crate::epoch::Epoch;
+
+const WHAT_TO_DO: &str = "nothing is read or changed until its operator has run Holdfast's restore guard; then this \
+                          process goes on by itself, in new sessions";
+
+/// An answer, to the one who watches.
+pub(crate) trait Headed {
+    /// Its header, if it has one.
+    fn header(&self) -> Option<&ResponseHeader>;
+    /// Whether its revision is at least that of all answers before.
+    const LINEARIZABLE: bool;
+}
+
+impl Headed for GetResponse {
+    fn header(&self) -> Option<&ResponseHeader> {
+        self.header()
+    }
+    const LINEARIZABLE: bool = true;
+}
+
+impl Headed for TxnResponse {
+    fn header(&self) -> Option<&ResponseHeader> {
+        self.header()
+    }
+    const LINEARIZABLE: bool = true;
+}
+
+impl Headed for LeaseGrantResponse {
+    fn header(&self) -> Option<&ResponseHeader> {
+        self.header()
+    }
+    const LINEARIZABLE: bool = false;
+}
+
+impl Headed for LeaseRevokeResponse {
+    fn header(&self) -> Option<&ResponseHeader> {
+        self.header()
+    }
+    const LINEARIZABLE: bool = false;
+}
+
+/// An answer whose header is not known, or not needed.
+pub(crate) struct Plain<T>(pub(crate) T);
+
+impl<T> Headed for Plain<T> {
+    fn header(&self) -> Option<&ResponseHeader> {
+        None
+    }
+    const LINEARIZABLE: bool = false;
+}
+
+/// What is known of etcd's history.
+#[derive(Debug)]
+pub(crate) struct History {
+    state: Mutex<State>,
+    /// One at a time asks whether the guard was run.
+    pub(crate) asking: tokio::sync::Mutex<()>,
+    /// How often it was cut, for those who wait for that.
+    cuts: tokio::sync::watch::Sender<u64>,
+}
+
+#[derive(Debug)]
+struct State {
+    cluster: Option<u64>,
+    largest: i64,
+    epoch: Epoch,
+    cuts: u64,
+    /// Why everything is refused.
+    refuses: Option<String>,
+}
+
+/// The history that a call began in.
+#[derive(Clone, Debug)]
+pub(crate) struct Since {
+    pub(crate) epoch: Epoch,
+    largest: i64,
+    cuts: u64,
+}
+
+impl History {
+    pub(crate) fn new() -> Self {
+        Self {
+            state: Mutex::new(State {
+                cluster: None,
+                largest: 0,
+                epoch: Epoch::unknown(),
+                cuts: 0,
+                refuses: None,
+            }),
+            asking: tokio::sync::Mutex::default(),
+            cuts: tokio::sync::watch::Sender::new(0),
+        }
+    }
+
+    /// What a call goes by, unless everything is refused.
+    pub(crate) fn begin(&self, operation: &'static str) -> Result<Since, Error> {
+        let state = self.state.lock();
+        match &state.refuses {
+            Some(why) => Err(fenced(operation, why)),
+            None => Ok(state.since()),
+        }
+    }
+
+    /// Whether nothing was cut since.
+    pub(crate) fn is_since(&self, since: &Since) -> bool {
+        self.state.lock().cuts == since.cuts
+    }
+
+    /// For those who wait for the next cut.
+    pub(crate) fn cuts(&self) -> tokio::sync::watch::Receiver<u64> {
+        self.cuts.subscribe()
+    }
+
+    /// Takes in what an answer tells. An error if it is not to be trusted.
+    pub(crate) fn saw<T: Headed>(&self, operation: &'static str, since: &Since, answer: &T) -> Result<(), Error> {
+        let mut state = self.state.lock();
+        if state.cuts != since.cuts {
+            let why = "etcd was put back or replaced while this was under way";
+            return Err(fenced(operation, state.refuses.as_deref().unwrap_or(why)));
+        }
+        let Some(header) = answer.header() else { return Ok(()) };
+        let (cluster, revision) = (header.cluster_id(), header.revision());
+        let why = if state.cluster.is_some_and(|known| known != cluster) {
+            Some(format!("another etcd cluster answers where ours did: {WHAT_TO_DO}"))
+        } else if T::LINEARIZABLE && revision < since.largest {
+            let seen = since.largest;
+            Some(format!(
+                "etcd went back from revision {seen} to {revision}: it was restored from a snapshot, or replaced; {WHAT_TO_DO}"
+            ))
+        } else {
+            None
+        };
+        if let Some(why) = why {
+            return Err(self.cut(operation, &mut state, why));
+        }
+        state.cluster = Some(cluster);
+        if T::LINEARIZABLE {
+            state.largest = state.largest.max(revision);
+        }
+        Ok(())
+    }
+
+    /// Takes in what is under the epoch key. An error if it is not the epoch that the call began in.
+    pub(crate) fn saw_epoch(&self, operation: &'static str, since: &Since, value: Option<&[u8]>) -> Result<(), Error> {
+        if since.epoch.is(value) {
+            return Ok(());
+        }
+        let mut state = self.state.lock();
+        let why = match value {
+            Some(_) => {
+                format!("etcd is in another epoch than this process knows: it was restored or replaced; {WHAT_TO_DO}")
+            }
+            None => {
+                format!("etcd has lost the index's epoch: another one, or an empty one, is in its place; {WHAT_TO_DO}")
+            }
+        };
+        if state.cuts != since.cuts {
+            return Err(fenced(operation, &why));
+        }
+        Err(self.cut(operation, &mut state, why))
+    }
+
+    fn cut(&self, operation: &'static str, state: &mut State, why: String) -> Error {
+        state.cuts += 1;
+        state.refuses = Some(why.clone());
+        tracing::error!(operation, epoch = state.epoch.name(), cuts = state.cuts, "{why}");
+        self.cuts.send_replace(state.cuts);
+        fenced(operation, &why)
+    }
+
+    /// The epoch that this process is in, or was when it was cut off.
+    pub(crate) fn epoch(&self) -> Epoch {
+        self.state.lock().epoch.clone()
+    }
+
+    /// Is in this epoch from now on, as an answer showed it.
+    pub(crate) fn enter(&self, epoch: Epoch, answer: &GetResponse) {
+        let mut state = self.state.lock();
+        let was_cut = state.refuses.take().is_some();
+        if was_cut {
+            tracing::warn!(
+                epoch = epoch.name(),
+                "etcd's operator has declared another epoch: going on in it"
+            );
+            state.largest = 0;
+            state.cluster = None;
+        }
+        if let Some(header) = answer.header() {
+            state.cluster = Some(header.cluster_id());
+            state.largest = state.largest.max(header.revision());
+        }
+        state.epoch = epoch;
+    }
+
+    /// For people.
+    pub(crate) fn told(&self) -> Told {
+        let state = self.state.lock();
+        Told {
+            epoch: state.epoch.name(),
+            cuts: state.cuts,
+            refuses: state.refuses.clone(),
+        }
+    }
+}
+
+impl State {
+    fn since(&self) -> Since {
+        Since {
+            epoch: self.epoch.clone(),
+            largest: self.largest,
+            cuts: self.cuts,
+        }
+    }
+}
+
+fn fenced(operation: &'static str, why: &str) -> Error {
+    Error::new(ErrorKind::Fenced, operation, why)
+}
