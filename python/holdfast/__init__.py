@@ -20,6 +20,7 @@ from __future__ import annotations
 from holdfast import errors
 from holdfast._holdfast import Announced, version
 from holdfast._opening import open
+from holdfast._restoring import restore_guard
 from holdfast._secrets import Secret
 from holdfast._settings import Settings
 from holdfast._store import FeatureStore, Lease
@@ -72,6 +73,7 @@ __all__ = [
     "__version__",
     "errors",
     "open",
+    "restore_guard",
     "version",
 ]
 

@@ -153,6 +153,9 @@ pub(crate) fn health(py: Python<'_>, health: &Health) -> PyResult<Py<PyAny>> {
     let dict = PyDict::new(py);
     dict.set_item("session", health.session.map(|session| session.0))?;
     dict.set_item("sessions_opened", health.sessions_opened)?;
+    dict.set_item("index_epoch", &health.index.epoch)?;
+    dict.set_item("index_cuts", health.index.cuts)?;
+    dict.set_item("index_refuses", health.index.refuses.as_deref())?;
     dict.set_item("operations", health.operations)?;
     dict.set_item("calls", health.calls)?;
     dict.set_item("pool", pool)?;

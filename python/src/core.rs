@@ -15,7 +15,7 @@ use crate::convert::{self, each, publication, sample_ref, seconds};
 use crate::errors::OrRaise;
 use crate::keys::Keys;
 use crate::lease::{PyAnnounced, PyLease};
-use crate::opening::{Opened, Parts, Settings, open};
+use crate::opening::{Opened, Parts, Settings, guard, open};
 use crate::operation::Operation;
 use crate::process::AtHome;
 use crate::tensors::{Given, Got, Ready, Wish, memory, sources, spec};
@@ -55,6 +55,21 @@ pub(crate) fn open_store(
     let work = async move { open(settings, client, within).await };
     let deliver = |py: Python<'_>, opened: Opened, _late| Core(AtHome::new(Arc::new(opened))).into_py_any(py);
     Operation::begin(within, work, deliver).or_raise(py)
+}
+
+/// Begins to run the restore guard; the operation's result is the name of the new epoch.
+#[pyfunction]
+#[pyo3(signature = (settings, timeout, secrets=Vec::new()))]
+pub(crate) fn restore_guard(
+    py: Python<'_>,
+    settings: &str,
+    timeout: f64,
+    secrets: Vec<(String, String)>,
+) -> PyResult<Operation> {
+    let settings = Settings::read(settings, None, secrets).or_raise(py)?;
+    let within = seconds(timeout).or_raise(py)?;
+    let work = async move { guard(settings, within).await };
+    Operation::begin(within, work, |py, epoch: String, _late| epoch.into_py_any(py)).or_raise(py)
 }
 
 fn nothing(py: Python<'_>, (): ()) -> PyResult<Py<PyAny>> {

@@ -57,7 +57,7 @@ mod _holdfast {
     #[pymodule_export]
     use super::{finish, spec_bytes, version};
     #[pymodule_export]
-    use crate::core::{Core, open_store};
+    use crate::core::{Core, open_store, restore_guard};
     #[pymodule_export]
     use crate::dlpack::{Imported, import_dlpack};
     #[pymodule_export]

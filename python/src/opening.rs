@@ -19,7 +19,7 @@ use holdfast_engine_mooncake::{MooncakeConfig, MooncakeEngine};
 use holdfast_features::seal::Keyring;
 use holdfast_features::{FeatureConfig, FeatureStore};
 use holdfast_index::{Index, IndexConfig, KvIndex};
-use holdfast_index_etcd::{EtcdConfig, EtcdKv};
+use holdfast_index_etcd::{EtcdConfig, EtcdKv, restore_guard};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use serde::Deserialize;
@@ -187,6 +187,11 @@ pub(crate) async fn open(settings: Settings, client: Option<Py<PyAny>>, within: 
         ledger: Arc::default(),
     };
     Ok(Opened(Mutex::new(Some(parts))))
+}
+
+/// Declares that what is in etcd now is the index from now on. Returns the name of the epoch that begins with it.
+pub(crate) async fn guard(settings: Settings, within: Duration) -> Result<String> {
+    restore_guard(settings.etcd, Arc::new(SystemClock::new()), within).await
 }
 
 /// Whether anybody listens where the master should.

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use holdfast_custody::SessionId;
 use holdfast_engine::{Registrations, Usage};
+use holdfast_index::History;
 
 use crate::pool::PoolUse;
 
@@ -81,6 +82,8 @@ pub struct Health {
     pub session: Option<SessionId>,
     /// How many sessions were opened; more than one means that this process was cut off.
     pub sessions_opened: u64,
+    /// Whether the index was put back to an earlier state or replaced under this process, and what is to be done.
+    pub index: History,
     /// Operations under way.
     pub operations: usize,
     /// Engine calls and checksums under way.

@@ -268,6 +268,7 @@ impl FeatureStore {
         Health {
             session: inner.sessions.known().map(|session| session.id()),
             sessions_opened: inner.sessions.opened(),
+            index: inner.index.history(),
             operations: inner.tasks.running(),
             calls: inner.calls.under_way(),
             pool: inner.pool.usage(),

@@ -20,6 +20,10 @@ pub(crate) struct HookedIndex {
 
 #[async_trait]
 impl Index for HookedIndex {
+    fn history(&self) -> holdfast_index::History {
+        self.inner.history()
+    }
+
     async fn open_session(&self, within: Duration) -> Result<Session> {
         self.inner.open_session(within).await
     }

@@ -55,6 +55,10 @@ fn silent() -> Error {
 
 #[async_trait]
 impl Index for Unclear {
+    fn history(&self) -> holdfast_index::History {
+        self.inner.history()
+    }
+
     async fn open_session(&self, within: Duration) -> Result<Session> {
         self.inner.open_session(within).await
     }

@@ -1,0 +1,28 @@
+"""What an operator runs when etcd was restored from a snapshot, or replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from holdfast import _holdfast
+from holdfast._settings import Settings, addresses
+
+__all__ = ["restore_guard"]
+
+
+def restore_guard(
+    *,
+    etcd: str | Sequence[str] = "http://127.0.0.1:2379",
+    etcd_options: Mapping[str, Any] | None = None,
+    timeout: float = 30.0,
+) -> str:
+    """Declares that what is in etcd now is the index from now on: begins another epoch, and returns its name.
+
+    Run it once after etcd was restored from a snapshot or replaced, before new processes are started. Every process that used
+    the index before is fenced by it and goes on by itself: its sessions, leases and reservations have ended, and what the
+    snapshot does not have is gone. Running it twice, or without need, costs all processes their sessions and nothing else. If
+    it fails, run it again. See ``docs/etcd-restore.md``.
+    """
+    settings = Settings(store="restore-guard", etcd=addresses(etcd), etcd_options=dict(etcd_options or {}))
+    return _holdfast.restore_guard(settings.to_json(), float(timeout), settings.native_secrets()).wait()
