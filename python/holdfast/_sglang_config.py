@@ -55,6 +55,9 @@ class Options:
     """Whether SGLang calls ``batch_get_v1`` and ``batch_set_v1``. Set it: the older calls copy every page once more."""
     extra_backend_tag: str | None = None
     """A prefix of all names: who has another one shares no page."""
+    key: str | None = field(default=None, repr=False)
+    """The tier's key, the same for all: ``env:NAME``, ``file:PATH``, or its base64 or hex. Pages are then encrypted and
+    authenticated, and their names tell nothing. SGLang shows its options in logs: give a reference."""
     environment: dict[str, str] = field(default_factory=dict)
     """Variables that Mooncake's library reads when it is loaded (``MC_...``)."""
     engine: dict[str, Any] = field(default_factory=dict)
@@ -88,6 +91,7 @@ class Options:
             frames=self.frames,
             frame_bytes=self.frame_bytes,
             timeout=self.connect_timeout,
+            key=self.key,
             environment=self.environment,
             engine={"devices": self.devices, **self.engine},
             pages={

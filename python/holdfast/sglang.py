@@ -358,7 +358,12 @@ class HoldfastHiCacheStorage(HiCacheStorage):  # type: ignore[misc]  # published
     # The rest.
 
     def clear(self) -> None:
-        """Removes the pages of this model, tag and rank that the master knows. Others on the cluster keep theirs."""
+        """Removes the pages of this model, tag and rank that the master knows. Others on the cluster keep theirs.
+
+        With a key, names do not tell whose pages they are: nothing is removed, and the engine evicts them in time."""
+        if self.options.key is not None:
+            log.warning("pages of a tier with a key are not cleared: their names tell nothing; use another key or tag")
+            return
         mine = [pool.names for pool in self._pools.values()] + ([self._flat] if self._flat else [])
         for address in self._admin():
             try:

@@ -91,11 +91,13 @@ class HoldfastTierManager(SecondaryTierManager):
         exists_timeout: float = 2.0,
         load_timeout: float = 10.0,
         store_timeout: float = 20.0,
+        key: str | None = None,
         environment: dict[str, str] | None = None,
         engine: dict[str, Any] | None = None,
     ) -> None:
         """``tag`` is a prefix of all names; ``weights_version`` goes into them. More than ``most_jobs`` open jobs, and the
-        next one fails at once. ``frame_bytes`` is at least one chunk; by default the larger of 8 MiB and that."""
+        next one fails at once. ``key`` (``env:NAME``, ``file:PATH``, or its text; the same for all) has chunks encrypted,
+        authenticated and hidden by their names. ``frame_bytes`` is at least one chunk; by default the larger of 8 MiB and that."""
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         if frames < 1:
             raise Invalid("frames must be at least 1", operation="vllm.options")
@@ -112,6 +114,7 @@ class HoldfastTierManager(SecondaryTierManager):
             frames=frames,
             frame_bytes=max(8 << 20, chunk) if frame_bytes is None else frame_bytes,
             timeout=connect_timeout,
+            key=key,
             environment=environment,
             engine=engine,
         )

@@ -1,16 +1,17 @@
-//! The keys of a sealed store, on their way from Python: bytes, text, or where one of these is.
+//! The keys of a sealed store, or of a KV tier, on their way from Python: bytes, text, or where one of these is.
 //!
 //! They come beside the settings, never in them. What is copied here is wiped; what Python holds is Python's. No error
 //! repeats what was given.
 
 use holdfast_core::{Error, Result};
 use holdfast_features::seal::{KeyId, Keyring, StoreKey};
+use holdfast_kv::tier::PageSeal;
 use pyo3::prelude::*;
 use zeroize::Zeroizing;
 
-/// One key, as Python has it.
+/// One key, as Python has it: of a store, or of a KV tier.
 #[derive(FromPyObject)]
-enum Secret {
+pub(crate) enum Secret {
     #[pyo3(transparent)]
     Text(String),
     #[pyo3(transparent)]
@@ -35,6 +36,11 @@ fn key_id(text: &str) -> Result<KeyId> {
 }
 
 impl Secret {
+    /// The seal of a KV tier with this key.
+    pub(crate) fn page_seal(self) -> Result<PageSeal> {
+        PageSeal::new(self.key("tier".to_owned())?.expose())
+    }
+
     fn key(self, id: String) -> Result<StoreKey> {
         let id = key_id(&id)?;
         match self {

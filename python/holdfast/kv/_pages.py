@@ -11,6 +11,8 @@ from typing import Any, Final, Literal, NamedTuple, cast
 from holdfast import _events, _holdfast, _process
 from holdfast._holdfast import Settling as Settling
 from holdfast._inputs import owner_of_array
+from holdfast._keys import OneKey
+from holdfast._secrets import Secret
 from holdfast._settings import _durations, _usual_admin, addresses
 from holdfast.errors import HoldfastError, Invalid
 
@@ -125,9 +127,13 @@ class PageStore:
         environment: Mapping[str, str] | None = None,
         engine: Mapping[str, Any] | None = None,
         pages: Mapping[str, Any] | None = None,
+        key: OneKey | None = None,
     ) -> None:
         """Opens a page store. ``engine`` are further settings of the engine, ``pages`` of the store: ``replicas``,
-        ``call_pages``, ``lanes``, ``streams``, ``footer_slots``, ``full_retries``, ``call_parts``, ``direct_put_bytes``."""
+        ``call_pages``, ``lanes``, ``streams``, ``footer_slots``, ``full_retries``, ``call_parts``, ``direct_put_bytes``.
+
+        With ``key`` (32 bytes, their base64 or hex, ``env:NAME`` or ``file:PATH``; the same for all members) pages are
+        encrypted and authenticated, and lie under names that tell nothing. It needs ``frames``."""
         settings = {
             "engine": _durations(
                 {
@@ -146,7 +152,8 @@ class PageStore:
         self.frame_bytes = frame_bytes
         self.timeout = timeout
         _events.start()
-        self._native = _holdfast.open_pages(json.dumps(settings), client, timeout).wait()
+        secret = None if key is None else Secret(key).native()
+        self._native = _holdfast.open_pages(json.dumps(settings), client, timeout, secret).wait()
         _process.remember(self)
 
     @property

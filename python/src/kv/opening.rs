@@ -6,7 +6,7 @@ use std::time::Duration;
 use holdfast_core::{Clock, Deadline, Error, Result, SystemClock};
 use holdfast_engine::{Engine, Pin, PutOptions};
 use holdfast_engine_mooncake::{MooncakeConfig, MooncakeEngine};
-use holdfast_kv::tier::{PageStore, StoreConfig};
+use holdfast_kv::tier::{PageSeal, PageStore, StoreConfig};
 use pyo3::prelude::*;
 use serde::Deserialize;
 
@@ -23,6 +23,8 @@ const OPERATION: &str = "kv.open";
 pub(super) struct Settings {
     engine: MooncakeConfig,
     pages: PageSettings,
+    #[serde(skip)]
+    seal: Option<PageSeal>,
 }
 
 /// The settings of the page store; what each is for stands at [`StoreConfig`].
@@ -82,8 +84,10 @@ impl PageSettings {
 }
 
 impl Settings {
-    pub(super) fn read(text: &str) -> Result<Self> {
-        let settings: Self = read_json(OPERATION, text)?;
+    /// Reads settings. The seal comes by itself: what is text may be shown.
+    pub(super) fn read(text: &str, seal: Option<PageSeal>) -> Result<Self> {
+        let mut settings: Self = read_json(OPERATION, text)?;
+        settings.seal = seal;
         settings.engine.validate()?;
         Ok(settings)
     }
@@ -108,7 +112,11 @@ impl Opened {
 pub(super) async fn open(settings: Settings, client: Option<Py<PyAny>>, within: Duration) -> Result<Opened> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let deadline = Deadline::after(&*clock, within);
-    let Settings { mut engine, pages } = settings;
+    let Settings {
+        mut engine,
+        pages,
+        seal,
+    } = settings;
     if client.is_none() {
         // The engine's own attempt at a dead master takes minutes, and holds the interpreter's lock all that time.
         master_listens(OPERATION, &engine.master, deadline.remaining(&*clock)).await?;
@@ -121,7 +129,12 @@ pub(super) async fn open(settings: Settings, client: Option<Py<PyAny>>, within: 
             None => MooncakeEngine::connect(engine)?,
         });
         let keeper = Keeper::new(Arc::clone(&engine));
-        let config = pages.config();
+        let mut config = pages.config();
+        if seal.is_some() {
+            // What the engine gets to know, others can read: no plaintext.
+            config.direct_put_bytes = None;
+        }
+        config.seal = seal;
         let ranges = Ranges::new(config.staging_frames > 0, config.direct_put_bytes);
         let left = deadline.remaining(&*clock);
         let store = Arc::new(PageStore::new(engine, config, clock, left)?);

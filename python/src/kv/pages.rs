@@ -21,6 +21,7 @@ use pyo3::types::IntoPyDict;
 use super::opening::{Opened, Settings, open};
 use crate::convert::seconds;
 use crate::errors::{OrRaise, exception};
+use crate::keys::Secret;
 use crate::operation::Operation;
 use crate::process::AtHome;
 
@@ -32,13 +33,16 @@ pub(crate) struct Pages(AtHome<Mutex<Option<Arc<Opened>>>>);
 
 /// Begins to open a page store; the operation's result is a `Pages`.
 #[pyfunction]
+#[pyo3(signature = (settings, client, timeout, key=None))]
 pub(crate) fn open_pages(
     py: Python<'_>,
     settings: &str,
     client: Option<Py<PyAny>>,
     timeout: f64,
+    key: Option<Secret>,
 ) -> PyResult<Operation> {
-    let settings = Settings::read(settings).or_raise(py)?;
+    let seal = key.map(Secret::page_seal).transpose().or_raise(py)?;
+    let settings = Settings::read(settings, seal).or_raise(py)?;
     let within = seconds(timeout).or_raise(py)?;
     let work = async move { open(settings, client, within).await };
     let deliver =
@@ -233,6 +237,7 @@ impl Pages {
         let removed = py.detach(|| {
             let engine = opened.store.engine();
             let most = engine.capabilities().max_batch.max(1);
+            let keys = opened.store.object_names(&keys)?;
             let each = keys.chunks(most).map(|batch| engine.remove(batch, within));
             each.collect::<Result<Vec<_>>>()
         });

@@ -178,6 +178,11 @@ impl StoreKey {
         &self.id
     }
 
+    /// The secret bytes, for a key of something else than samples: nothing here uses the same bytes for both.
+    pub fn expose(&self) -> &[u8; KEY_BYTES] {
+        &self.secret
+    }
+
     pub(super) fn secret(&self) -> &Secret {
         &self.secret
     }

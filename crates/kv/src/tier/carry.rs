@@ -14,6 +14,7 @@ use holdfast_engine::{Access, Busy, Claim, GetOutcome, PutOutcome, Span, Transfe
 use super::footer::{FOOTER_BYTES, Flaw, flaw_of, footer_of, gather, scatter};
 use super::page::{Page, PageGot, PagePut, Stop};
 use super::pipeline::{self, Then};
+use super::seal::PageSeal;
 use super::settle::{Loans, Settling};
 use super::staging::Staging;
 use super::store::{Call, GET, PUT, PageStore, other_count, out_of_time, panicked, refusal};
@@ -39,6 +40,9 @@ impl PageStore {
         let (Some(least), true) = (self.config.direct_put_bytes, self.staging.is_some()) else {
             return false;
         };
+        if self.config.seal.is_some() {
+            return false;
+        }
         let engine = self.slab.engine();
         let fits = |part: &Span| part.len() >= least && part.region().engine() == engine;
         pages.iter().all(|page| page.parts.iter().all(fits))
@@ -57,6 +61,7 @@ impl PageStore {
         };
         let prepared = match staged {
             Some((staging, places)) => self.frame(pages, staging, places, call.deadline),
+            None if self.config.seal.is_some() => Err(too_large()),
             None => self.loans(pages, call.settling, None),
         };
         let prepared = match prepared {
@@ -64,7 +69,9 @@ impl PageStore {
             Err(error) => return fail(error),
         };
         let sealed = each(pages, &prepared.own, call.hashers, |page, own| {
-            if prepared.staged {
+            if let Some(seal) = &self.config.seal {
+                seal.seal(page, own)
+            } else if prepared.staged {
                 gather(&page.key, &page.parts, own)
             } else {
                 own.write(0, &footer_of(&page.key, &page.parts)?)
@@ -108,6 +115,7 @@ impl PageStore {
         };
         let prepared = match self.staged(pages) {
             Some((staging, places)) => self.frame(pages, staging, places, call.deadline),
+            None if self.config.seal.is_some() => Err(too_large()),
             None => self.loans(pages, call.settling, Some(Arc::clone(&claim))),
         };
         // What a footer held before must not pass for what the engine brought.
@@ -137,7 +145,8 @@ impl PageStore {
             .collect();
         let checked = pipeline::run(loaded.len(), call.hashers, &Stop::default(), |n| {
             let at = loaded[n];
-            (check(&pages[at], &prepared.own[at], prepared.staged), Then::GoOn)
+            let seal = self.config.seal.as_ref();
+            (check(&pages[at], &prepared.own[at], prepared.staged, seal), Then::GoOn)
         });
         let mut checked = checked.into_iter();
         outcomes
@@ -235,9 +244,18 @@ fn each<T: Send>(
     })
 }
 
+fn too_large() -> Error {
+    Error::invalid(
+        "kv.staging",
+        "a sealed page is larger than a frame; raise call_bytes (frame_bytes)",
+    )
+}
+
 /// Whether what the engine says it loaded is the page (KV16).
-fn check(page: &Page, own: &Span, staged: bool) -> PageGot {
-    let flaw: Result<Option<Flaw>> = if staged {
+fn check(page: &Page, own: &Span, staged: bool, seal: Option<&PageSeal>) -> PageGot {
+    let flaw: Result<Option<Flaw>> = if let Some(seal) = seal {
+        seal.open(page, own)
+    } else if staged {
         scatter(&page.key, own, &page.parts)
     } else {
         let mut footer = [0; FOOTER_BYTES];

@@ -13,7 +13,8 @@
 //! | 56 | 8 | zero |
 //!
 //! The checksum takes in the key, so a good page under another page's key is refused like any other wrong page.
-//! It is a defence against accidents, not against an attacker: whoever can write to the engine can forge it.
+//! It is a defence against accidents, not against an attacker: whoever can write to the engine can forge it. Against that
+//! there are sealed pages (module `seal`), whose footer is version 2.
 //!
 //! Registered memory is shared with code outside of Rust, and peers may write to it at any time, a frame's too. So no
 //! reference into it is made: it is copied, a piece at a time, into a small buffer in the processor's nearest cache and
@@ -28,10 +29,10 @@ use holdfast_engine::Span;
 /// The bytes of a footer.
 pub const FOOTER_BYTES: usize = 64;
 
-const MAGIC: [u8; 8] = *b"HFKVPAGE";
+pub(super) const MAGIC: [u8; 8] = *b"HFKVPAGE";
 const VERSION: u32 = 1;
 /// Where the checksum stands: it covers what is before it.
-const CHECKSUM_AT: usize = 40;
+pub(super) const CHECKSUM_AT: usize = 40;
 /// Fits the nearest cache beside the hasher's state.
 const PIECE: usize = 16 << 10;
 
@@ -44,6 +45,8 @@ pub enum Flaw {
     OtherKey,
     /// Its bytes are not those that were put: torn, flipped, or of several pages.
     Bytes,
+    /// In a sealed store: it was not sealed under this name with the tier's key. Planted, altered, or another page.
+    Seal,
 }
 
 impl fmt::Display for Flaw {
@@ -52,6 +55,7 @@ impl fmt::Display for Flaw {
             Self::NotAPage => "not a page",
             Self::OtherKey => "the page of another key",
             Self::Bytes => "the bytes do not match their checksum",
+            Self::Seal => "not sealed under this name with the tier's key",
         })
     }
 }

@@ -22,6 +22,9 @@
 //! | does not answer | `Failed` at the deadline; the memory is in quarantine until the engine lets go of it |
 //! | loses a reply, a holder, its master | `Failed`; a put that failed never counts as persisted (KV23) |
 //!
+//! Against a store that lies on purpose (a planted page, a forged checksum) there are sealed pages (`seal`): with a tier's
+//! key, what is not authentic under its name is `Corrupt`, and names tell nothing.
+//!
 //! A page that is wrong is removed by force. Another process may read it at that moment, and get a torn page; its
 //! checksum refuses it. Two processes may find the same wrong page, and the second remove what the first has put anew:
 //! one more page to recompute.
@@ -64,6 +67,7 @@ mod page;
 mod pipeline;
 mod ranks;
 mod run;
+mod seal;
 mod settle;
 mod slab;
 mod staging;
@@ -77,6 +81,7 @@ pub use footer::{FOOTER_BYTES, Flaw};
 pub use host::{HostMemoryMap, PartLayout};
 pub use page::{CallOptions, GetReport, Hint, Page, PageGot, PagePut, PutReport, Stop, StoreConfig};
 pub use ranks::{JoinOrder, RankBarrier, agree};
+pub use seal::{PageSeal, TIER_KEY_BYTES};
 pub use settle::Settling;
 pub use stats::StoreStats;
 pub use store::PageStore;

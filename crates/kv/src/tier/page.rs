@@ -8,6 +8,7 @@ use holdfast_core::{Error, ObjectKey};
 use holdfast_engine::{Pin, PutOptions, Span};
 
 use super::footer::{FOOTER_BYTES, Flaw, length_of};
+use super::seal::PageSeal;
 use super::settle::Settling;
 
 /// One page: its name in the engine, and the registered memory that its bytes come from or go to, in order.
@@ -219,6 +220,9 @@ pub struct StoreConfig {
     pub full_pause: Duration,
     /// How long the removal of a wrong page may take. Default: 1 s.
     pub remove_within: Duration,
+    /// The seal of a tier whose pages are encrypted and authenticated, under names that tell nothing; it needs frames, and
+    /// no page goes past them. The same for all members. Default: none.
+    pub seal: Option<PageSeal>,
 }
 
 impl Default for StoreConfig {
@@ -240,6 +244,7 @@ impl Default for StoreConfig {
             full_retries: 3,
             full_pause: Duration::from_millis(10),
             remove_within: Duration::from_secs(1),
+            seal: None,
         }
     }
 }

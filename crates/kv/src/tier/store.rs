@@ -1,5 +1,6 @@
 //! Content-addressed pages over an engine. See the module's story in [`super`].
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
@@ -61,6 +62,13 @@ impl PageStore {
                 "call_pages must be at least one, and footer_slots at least as many",
             ));
         }
+        if config.seal.is_some() && config.staging_frames == 0 {
+            return Err(Error::invalid(
+                "kv.store",
+                "sealed pages pass through frames, so that no plaintext is in memory that others can reach; \
+                 set staging_frames",
+            ));
+        }
         let slab = FooterSlab::new(&*engine, config.footer_slots, within)?;
         let staging = match config.staging_frames {
             0 => None,
@@ -109,9 +117,31 @@ impl PageStore {
         }
     }
 
+    /// The names of these pages' objects: their own, or in a sealed store others.
+    pub fn object_names<'a>(&self, keys: &'a [ObjectKey]) -> Result<Cow<'a, [ObjectKey]>> {
+        match &self.config.seal {
+            None => Ok(Cow::Borrowed(keys)),
+            Some(seal) => keys
+                .iter()
+                .map(|key| seal.name(key))
+                .collect::<Result<_>>()
+                .map(Cow::Owned),
+        }
+    }
+
+    /// The same pages under the names of their objects.
+    fn under_object_names<'a>(&self, pages: &'a [Page]) -> Result<Cow<'a, [Page]>> {
+        let Some(seal) = &self.config.seal else {
+            return Ok(Cow::Borrowed(pages));
+        };
+        let named = |page: &Page| Ok(Page::new(seal.name(&page.key)?, page.parts.clone()));
+        pages.iter().map(named).collect::<Result<_>>().map(Cow::Owned)
+    }
+
     /// What is known about these pages, without side effects and without reading them. `Unsupported` if the engine
     /// cannot say (Mooncake needs its admin address for that).
     pub fn exists(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<Hint>> {
+        let keys = &*self.object_names(keys)?;
         let deadline = Deadline::after(&*self.clock, within);
         let mut hints = Vec::with_capacity(keys.len());
         for batch in keys.chunks(self.engine.capabilities().max_batch.max(1)) {
@@ -122,6 +152,7 @@ impl PageStore {
 
     /// How many of these pages from the start are there without a gap; with `bytes`, pages of that length.
     pub fn prefix_hits(&self, keys: &[ObjectKey], bytes: Option<u64>, within: Duration) -> Result<usize> {
+        let keys = &*self.object_names(keys)?;
         let deadline = Deadline::after(&*self.clock, within);
         let mut hits = 0;
         for batch in keys.chunks(self.engine.capabilities().max_batch.max(1)) {
@@ -165,6 +196,11 @@ impl PageStore {
     }
 
     pub(super) fn put_settling(&self, pages: &[Page], options: &CallOptions, settling: &Settling) -> Vec<PagePut> {
+        let pages = match self.under_object_names(pages) {
+            Ok(named) => named,
+            Err(error) => return pages.iter().map(|_| PagePut::Failed(error.clone())).collect(),
+        };
+        let pages = &*pages;
         let deadline = Deadline::after(&*self.clock, options.within);
         let mut first: HashMap<&ObjectKey, usize> = HashMap::with_capacity(pages.len());
         let once: Vec<usize> = pages
@@ -249,6 +285,11 @@ impl PageStore {
     }
 
     pub(super) fn get_settling(&self, pages: &[Page], options: &CallOptions, settling: &Settling) -> Vec<PageGot> {
+        let pages = match self.under_object_names(pages) {
+            Ok(named) => named,
+            Err(error) => return pages.iter().map(|_| PageGot::Failed(error.clone())).collect(),
+        };
+        let pages = &*pages;
         let deadline = Deadline::after(&*self.clock, options.within);
         let units: Vec<Range<usize>> = pipeline::units(pages, self.most(self.staging.is_some()));
         let call = Call {

@@ -6,4 +6,5 @@ mod direct;
 mod operations;
 mod pages;
 mod random;
+mod sealed_pages;
 mod wrong_pages;
