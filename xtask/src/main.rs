@@ -11,6 +11,7 @@ mod cargo;
 mod cluster;
 mod compare;
 mod features;
+mod fresh;
 mod kv;
 mod readme;
 
@@ -41,6 +42,8 @@ enum Task {
     Docs,
     /// Runs the README's commands as they are printed
     Readme,
+    /// Sets up, builds and quickly tests HEAD in a bare Debian root (needs root; half an hour, 20 GB)
+    Fresh(fresh::Fresh),
 }
 
 fn main() -> Result<()> {
@@ -52,6 +55,7 @@ fn main() -> Result<()> {
         Task::Prove(options) => cargo::prove(&options),
         Task::Docs => cargo::docs(),
         Task::Readme => readme::run(),
+        Task::Fresh(options) => fresh::run(&options),
     }
 }
 
