@@ -139,7 +139,8 @@ def _xtask() -> Path:
     """Our front door, built once per session; cargo says where it put it. ``HOLDFAST_XTASK`` names one that is built."""
     if built_before := os.environ.get("HOLDFAST_XTASK"):
         return Path(built_before)
-    command = [os.environ.get("CARGO", "cargo"), "build", "--quiet", "--package=xtask", "--message-format=json"]
+    build = ["build", "--locked", "--quiet", "--package=xtask", "--message-format=json"]
+    command = [os.environ.get("CARGO", "cargo"), *build]
     built = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=BUILD_WITHIN_S)
     if built.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} failed:\n{built.stderr}")

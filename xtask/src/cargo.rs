@@ -32,7 +32,7 @@ pub(crate) struct Test {
 }
 
 pub(crate) fn test(options: &Test) -> Result<()> {
-    let mut arguments = vec!["nextest", "run", "--workspace", "--all-features"];
+    let mut arguments = vec!["nextest", "run", "--locked", "--workspace", "--all-features"];
     let quick;
     if options.quick {
         arguments.extend(["--exclude", "holdfast-testkit", "--exclude", "xtask"]);
@@ -43,7 +43,10 @@ pub(crate) fn test(options: &Test) -> Result<()> {
     }
     arguments.extend(options.rest.iter().map(String::as_str));
     cargo(arguments, &[])?;
-    cargo(["test", "--doc", "--workspace", "--all-features", "--quiet"], &[])
+    cargo(
+        ["test", "--locked", "--doc", "--workspace", "--all-features", "--quiet"],
+        &[],
+    )
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -71,7 +74,7 @@ pub(crate) struct Bench {
 }
 
 pub(crate) fn bench(options: &Bench) -> Result<()> {
-    let mut arguments = vec!["run", "--quiet", "--release", "--package"];
+    let mut arguments = vec!["run", "--locked", "--quiet", "--release", "--package"];
     arguments.extend(match options.subject {
         Subject::Engine => [
             "holdfast-engine-mooncake",
@@ -107,7 +110,14 @@ pub(crate) struct Prove {
 }
 
 pub(crate) fn prove(options: &Prove) -> Result<()> {
-    let mut arguments = vec!["run", "--quiet", "--release", "--package", "holdfast-features"];
+    let mut arguments = vec![
+        "run",
+        "--locked",
+        "--quiet",
+        "--release",
+        "--package",
+        "holdfast-features",
+    ];
     arguments.extend(["--all-features", "--example", "feature_proofs", "--", &options.proof]);
     arguments.extend(options.quick.then_some("--quick"));
     arguments.extend(options.json.then_some("--json"));
@@ -118,7 +128,14 @@ pub(crate) fn prove(options: &Prove) -> Result<()> {
 pub(crate) fn docs() -> Result<()> {
     let strict = [("RUSTDOCFLAGS", "-D warnings")];
     cargo(
-        ["doc", "--workspace", "--all-features", "--no-deps", "--quiet"],
+        [
+            "doc",
+            "--locked",
+            "--workspace",
+            "--all-features",
+            "--no-deps",
+            "--quiet",
+        ],
         &strict,
     )?;
     println!("the documentation is in {}", crate::target_dir().join("doc").display());

@@ -74,6 +74,7 @@ fn proof_command(proof: &str) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     let package = [
         "run",
+        "--locked",
         "--quiet",
         "--release",
         "--package",

@@ -35,6 +35,7 @@ fn plan_bench() -> Command {
     command
         .args([
             "run",
+            "--locked",
             "--quiet",
             "--release",
             "--package",

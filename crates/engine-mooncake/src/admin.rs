@@ -151,19 +151,7 @@ impl Admin {
         let metrics = self.ask(OPERATION, "/metrics", deadline)?;
         let master = self.leader.load(Ordering::Relaxed);
         let restarts = self.incarnation.lock().saw(master, counted(&metrics));
-        Ok(Usage {
-            holders: answer.segments.len() as u64,
-            restarts,
-            dram_capacity: answer
-                .segments
-                .iter()
-                .map(|segment| segment.allocator_capacity_bytes)
-                .sum(),
-            dram_used: answer.segments.iter().map(|segment| segment.allocator_used_bytes).sum(),
-            ssd_capacity: gauge(&metrics, "master_total_file_capacity_bytes"),
-            ssd_used: gauge(&metrics, "master_allocated_file_size_bytes"),
-            objects: gauge(&metrics, "master_key_count"),
-        })
+        Ok(answer.usage(&metrics, restarts))
     }
 
     /// Asks the masters in turn, beginning with the one that answered last time.
@@ -223,6 +211,22 @@ impl Admin {
             );
         }
         Ok(body)
+    }
+}
+
+impl SegmentsAnswer {
+    fn usage(&self, metrics: &str, restarts: u64) -> Usage {
+        // The master's numbers are taken as they are, and may be nonsense: a sum must not overflow.
+        let sum = |of: fn(&Segment) -> u64| self.segments.iter().map(of).fold(0, u64::saturating_add);
+        Usage {
+            holders: self.segments.len() as u64,
+            restarts,
+            dram_capacity: sum(|segment| segment.allocator_capacity_bytes),
+            dram_used: sum(|segment| segment.allocator_used_bytes),
+            ssd_capacity: gauge(metrics, "master_total_file_capacity_bytes"),
+            ssd_used: gauge(metrics, "master_allocated_file_size_bytes"),
+            objects: gauge(metrics, "master_key_count"),
+        }
     }
 }
 
@@ -308,6 +312,22 @@ fn gauge(metrics: &str, name: &str) -> u64 {
         .unwrap_or(0)
 }
 
+/// The master's answers, for the fuzzer (folder `fuzz/`): whatever it says is understood or refused.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn fuzz(text: &str) {
+    if let Ok(answer) = parse::<QueryAnswer>("fuzz", text) {
+        for (name, mut entry) in answer.data {
+            let Ok(key) = ObjectKey::new(name) else { continue };
+            if let Ok(Presence::Present { dram, ssd, .. }) = entry.presence(&key) {
+                assert!(dram > 0 || ssd > 0, "an object without a copy");
+            }
+            assert_eq!(queries(&[key]).len(), 1);
+        }
+    }
+    let answer = parse::<SegmentsAnswer>("fuzz", text);
+    answer.unwrap_or(SegmentsAnswer { segments: Vec::new() }).usage(text, counted(text));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -384,6 +404,14 @@ mod tests {
         assert_eq!((saw(0, 7), saw(0, 7), saw(0, 9)), (0, 0, 0));
         assert_eq!((saw(0, 2), saw(0, 3)), (1, 1), "the same master, begun anew");
         assert_eq!((saw(1, 99), saw(1, 100), saw(0, 101)), (2, 2, 3), "another master");
+    }
+
+    #[test]
+    fn a_master_that_claims_more_memory_than_there_is_does_no_harm() {
+        let segment = r#"{"allocator_used_bytes":18446744073709551615,"allocator_capacity_bytes":1}"#;
+        let text = format!(r#"{{"segments":[{segment},{segment}]}}"#);
+        let usage = parse::<SegmentsAnswer>("test", &text).expect("reads").usage("", 0);
+        assert_eq!((usage.dram_used, usage.dram_capacity), (u64::MAX, 2));
     }
 
     #[test]

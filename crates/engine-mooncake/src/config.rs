@@ -42,6 +42,9 @@ pub struct MooncakeConfig {
     /// Environment variables that the engine reads when it is loaded (`MC_…`, `GLOG_…`, `MOONCAKE_…`). They are set for
     /// the whole process, before the first engine in it is made. Default: none.
     pub environment: BTreeMap<String, String>,
+    /// Open the engine with a release of Mooncake that was never tried with this one of Holdfast, too. The environment
+    /// variable `HOLDFAST_UNTESTED_MOONCAKE=1` does the same. Default: no.
+    pub untested_release: bool,
     /// The most calls under way at once, those that hang included. Default: 128.
     pub max_calls: usize,
     /// How long connecting may take. Default: 30 s.
@@ -65,6 +68,7 @@ impl Default for MooncakeConfig {
             tenant: Self::DEFAULT_TENANT.to_owned(),
             client_http_port: None,
             environment: BTreeMap::new(),
+            untested_release: false,
             max_calls: 128,
             connect_within: Duration::from_secs(30),
             close_within: Duration::from_secs(10),

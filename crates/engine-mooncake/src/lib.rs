@@ -49,6 +49,7 @@ mod courtesy;
 mod embed;
 mod priority;
 mod regions;
+mod release;
 mod store;
 
 use std::sync::Arc;
@@ -68,6 +69,18 @@ pub use config::MooncakeConfig;
 use courtesy::Courtesy;
 use regions::Regions;
 use store::Store;
+
+/// The decoders of the master's answers, for the fuzzer (folder `fuzz/`). No part of the interface.
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing {
+    /// Answers of the admin port.
+    pub fn answer(bytes: &[u8]) {
+        if let Ok(text) = std::str::from_utf8(bytes) {
+            crate::admin::fuzz(text);
+        }
+    }
+}
 
 /// The most objects in one batch.
 const MAX_BATCH: usize = 1024;
@@ -112,8 +125,9 @@ impl MooncakeEngine {
     pub fn adopt(store: Py<PyAny>, config: MooncakeConfig) -> Result<Self> {
         config.validate()?;
         let calls = CallPool::new(config.max_calls);
+        let untested = config.untested_release;
         let store = calls.run("mooncake.adopt", Effect::Repeatable, config.connect_within, move || {
-            Store::adopt(store)
+            Store::adopt(store, untested)
         })??;
         Ok(Self::new(config, calls, store, false))
     }

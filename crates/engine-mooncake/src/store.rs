@@ -27,9 +27,10 @@ fn raised(operation: &'static str, message: &'static str) -> impl Fn(PyErr) -> E
     move |exception| Error::internal(operation, message).with("exception", exception)
 }
 
-fn module(py: Python<'_>) -> Result<Bound<'_, PyModule>> {
+fn module(py: Python<'_>, untested_release: bool) -> Result<Bound<'_, PyModule>> {
     #[cfg(feature = "embed")]
     crate::embed::prepare(py)?;
+    crate::release::check(py, untested_release)?;
     py.import(MODULE).map_err(|exception| {
         Error::new(
             holdfast_core::ErrorKind::Unsupported,
@@ -48,7 +49,7 @@ impl Store {
         let odd = raised(OPERATION, "setting up the engine's client raised an exception");
         Python::attach(|py| {
             set_environment(py, config).map_err(&odd)?;
-            let module = module(py)?;
+            let module = module(py, config.untested_release)?;
             let object = module
                 .getattr("MooncakeDistributedStore")
                 .and_then(|class| class.call0())
@@ -69,9 +70,10 @@ impl Store {
     }
 
     /// Takes over the use, not the ownership, of a store that somebody else has connected.
-    pub(crate) fn adopt(object: Py<PyAny>) -> Result<Self> {
+    pub(crate) fn adopt(object: Py<PyAny>, untested_release: bool) -> Result<Self> {
         Python::attach(|py| {
-            Self::new(&module(py)?, object).map_err(raised("mooncake.adopt", "the engine's module lacks a class"))
+            Self::new(&module(py, untested_release)?, object)
+                .map_err(raised("mooncake.adopt", "the engine's module lacks a class"))
         })
     }
 

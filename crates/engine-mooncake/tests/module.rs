@@ -222,3 +222,41 @@ fn a_cluster_with_two_masters_goes_on_when_the_leader_dies() {
     assert!(matches!(outcome, GetOutcome::Loaded), "{outcome:?}");
     assert_eq!(into.whole().to_vec(), from.whole().to_vec());
 }
+
+#[test]
+fn a_release_that_was_never_tried_is_refused_unless_the_user_says_so() {
+    let cluster = plain().segment_mib(64).start().expect("a cluster");
+    let settings = config(&cluster.endpoints());
+    drop(connect(&cluster)); // the installed release is a known one
+    // Whatever is installed: Python looks into this folder first.
+    let folder = tempfile::tempdir().expect("a folder");
+    let info = folder.path().join("mooncake_transfer_engine_non_cuda-9.9.dist-info");
+    std::fs::create_dir(&info).expect("a folder");
+    let text = "Metadata-Version: 2.1\nName: mooncake-transfer-engine-non-cuda\nVersion: 9.9\n";
+    std::fs::write(info.join("METADATA"), text).expect("written");
+    Python::attach(|py| {
+        let path = py.import("sys")?.getattr("path")?;
+        path.call_method1("insert", (0, folder.path())).map(drop)
+    })
+    .expect("a path");
+
+    let refused = MooncakeEngine::connect(settings.clone()).expect_err("nobody has tried 9.9");
+    assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
+    assert_eq!(refused.fact("release"), Some("9.9"));
+    assert!(
+        refused.to_string().contains("HOLDFAST_UNTESTED_MOONCAKE=1"),
+        "{refused}"
+    );
+    let nothing = Python::attach(|py| py.None());
+    assert!(MooncakeEngine::adopt(nothing, settings.clone()).is_err());
+
+    let engine = MooncakeEngine::connect(MooncakeConfig {
+        untested_release: true,
+        ..settings
+    })
+    .expect("at the user's own risk");
+    assert_eq!(
+        engine.probe_one(&key("x"), WITHIN).expect("an answer"),
+        Presence::Absent
+    );
+}
