@@ -12,8 +12,11 @@ mod cluster;
 mod compare;
 mod features;
 mod fresh;
+mod fuzz;
+mod instrumented;
 mod kv;
 mod readme;
+mod sanitize;
 
 use std::path::PathBuf;
 
@@ -44,6 +47,10 @@ enum Task {
     Readme,
     /// Sets up, builds and quickly tests HEAD in a bare Debian root (needs root; half an hour, 20 GB)
     Fresh(fresh::Fresh),
+    /// Fuzzes every decoder of foreign bytes, guided by coverage
+    Fuzz(fuzz::Fuzz),
+    /// The tests over the memory engine, under AddressSanitizer
+    Sanitize(sanitize::Sanitize),
 }
 
 fn main() -> Result<()> {
@@ -56,6 +63,8 @@ fn main() -> Result<()> {
         Task::Docs => cargo::docs(),
         Task::Readme => readme::run(),
         Task::Fresh(options) => fresh::run(&options),
+        Task::Fuzz(options) => fuzz::run(&options),
+        Task::Sanitize(options) => sanitize::run(&options),
     }
 }
 

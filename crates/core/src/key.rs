@@ -238,6 +238,9 @@ pub fn escape_into(text: &mut String, name: &str) {
 
 /// The name behind a segment made by [`escape`]; `None` for any other text.
 pub fn unescape(text: &str) -> Option<String> {
+    if text.bytes().all(is_plain) {
+        return Some(text.to_owned());
+    }
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((&first, tail)) = rest.split_first() {
@@ -250,13 +253,23 @@ pub fn unescape(text: &str) -> Option<String> {
             rest = tail;
         }
     }
-    String::from_utf8(bytes).ok()
+    let name = String::from_utf8(bytes).ok()?;
+    // One name, one text: what was escaped in another way, or not at all, is not a segment of ours.
+    (escape(&name) == text).then_some(name)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_segment_that_escape_would_not_make_names_nothing() {
+        assert_eq!(unescape("run%2F3").as_deref(), Some("run/3"));
+        for other in ["a b", "a,b", "%2f", "%41", "%+1", "%", "%2", "%FF", "é"] {
+            assert_eq!(unescape(other), None, "{other}");
+        }
+    }
 
     fn name() -> impl Strategy<Value = String> {
         prop_oneof![

@@ -325,7 +325,9 @@ pub(crate) fn fuzz(text: &str) {
         }
     }
     let answer = parse::<SegmentsAnswer>("fuzz", text);
-    answer.unwrap_or(SegmentsAnswer { segments: Vec::new() }).usage(text, counted(text));
+    answer
+        .unwrap_or(SegmentsAnswer { segments: Vec::new() })
+        .usage(text, counted(text));
 }
 
 #[cfg(test)]

@@ -111,6 +111,9 @@ pub mod config;
 pub mod description;
 mod fetch;
 mod free;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod get;
 mod health;
 mod landing;

@@ -20,6 +20,9 @@ mod answers;
 mod batch;
 mod credits;
 mod decision;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod index;
 mod intents;
 mod kept;

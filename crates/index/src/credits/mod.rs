@@ -278,3 +278,10 @@ impl KvIndex {
 pub(crate) fn generation_of(version: Version) -> Result<Generation> {
     Generation::new(version.0).ok_or_else(|| Error::internal(RESERVE, "the index gave out version zero"))
 }
+
+/// What a process that waits writes, and what it is told: see [`crate::fuzzing`].
+#[cfg(feature = "fuzzing")]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    crate::fuzzing::stable::<want::Want>(bytes);
+    crate::fuzzing::stable::<want::Told>(bytes);
+}

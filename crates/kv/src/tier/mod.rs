@@ -62,6 +62,9 @@ mod carry;
 mod copier;
 mod executor;
 mod footer;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod host;
 mod page;
 mod pipeline;

@@ -1,0 +1,110 @@
+//! Pages as they come from the engine, for the fuzzer (feature `fuzzing`, folder `fuzz/`). No part of the interface.
+//!
+//! A page that was changed is told from the one that was put, by both ways of reading it, and they agree.
+#![allow(
+    clippy::expect_used,
+    missing_docs,
+    reason = "a broken property is a panic: that is how the fuzzer learns of it"
+)]
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use holdfast_core::{ObjectKey, SystemClock};
+use holdfast_engine::{EngineExt, MemoryCluster, MemoryConfig, MemoryEngine, Region, Span};
+
+use super::footer::{FOOTER_BYTES, Flaw, flaw_of, footer_of, gather, scatter};
+
+/// The longest page that is tried.
+const MOST: usize = 4096;
+
+struct Memory {
+    _engine: Arc<MemoryEngine>,
+    put: Region,
+    got: Region,
+    frame: Region,
+}
+
+fn memory() -> &'static Memory {
+    static MEMORY: OnceLock<Memory> = OnceLock::new();
+    MEMORY.get_or_init(|| {
+        let engine = MemoryCluster::new(MemoryConfig::default(), Arc::new(SystemClock::new())).connect();
+        let allocate = || {
+            engine
+                .allocate(MOST + FOOTER_BYTES, Duration::from_secs(1))
+                .expect("memory")
+        };
+        Memory {
+            put: allocate(),
+            got: allocate(),
+            frame: allocate(),
+            _engine: engine,
+        }
+    })
+}
+
+/// A page in two parts.
+fn parts(region: &Region, length: usize) -> Vec<Span> {
+    let cut = length / 3;
+    [0..cut, cut..length]
+        .into_iter()
+        .filter(|range| !range.is_empty())
+        .map(|range| region.span(range).expect("inside"))
+        .collect()
+}
+
+/// The piece that an object of this length lies in.
+fn frame(length: usize) -> Span {
+    memory().frame.span(0..length).expect("inside")
+}
+
+/// The object of the page in `parts`.
+fn gathered(key: &ObjectKey, parts: &[Span], length: usize) -> Vec<u8> {
+    let object = frame(length + FOOTER_BYTES);
+    gather(key, parts, &object).expect("it fits");
+    object.to_vec()
+}
+
+/// What both ways of reading say of an object.
+fn flaw(key: &ObjectKey, object: &[u8], length: usize) -> Option<Flaw> {
+    let parts = parts(&memory().got, length);
+    let piece = frame(object.len());
+    piece.write(0, object).expect("it fits");
+    let scattered = scatter(key, &piece, &parts).expect("the lengths fit");
+    if scattered.is_none_or(|flaw| flaw == Flaw::Bytes) {
+        // Then its bytes are in the parts, as they are after a transfer without a copy.
+        let mut footer = [0; FOOTER_BYTES];
+        footer.copy_from_slice(&object[length..]);
+        assert_eq!(flaw_of(key, &parts, &footer).expect("readable"), scattered);
+    }
+    scattered
+}
+
+/// Any object of the right length under a page's key; and a good page with changes. The first byte says how long the page
+/// is that is put, the next ones are its bytes; then come changes of three bytes each, a place and what is flipped there.
+pub fn page(bytes: &[u8]) {
+    let key = ObjectKey::new("kv/page").expect("a key");
+    if (FOOTER_BYTES..MOST).contains(&bytes.len()) {
+        let length = bytes.len() - FOOTER_BYTES;
+        if flaw(&key, bytes, length).is_none() {
+            let again = gathered(&key, &parts(&memory().got, length), length);
+            assert_eq!(again, bytes, "a good page is what would be put");
+        }
+    }
+    let [length, rest @ ..] = bytes else { return };
+    let length = usize::from(*length).min(rest.len());
+    let (page, changes) = rest.split_at(length);
+    memory().put.whole().write(0, page).expect("it fits");
+    let put = parts(&memory().put, length);
+    let object = gathered(&key, &put, length);
+    assert_eq!(object[length..], footer_of(&key, &put).expect("readable"));
+    assert_eq!(flaw(&key, &object, length), None);
+    let other = ObjectKey::new("kv/other").expect("a key");
+    assert_eq!(flaw(&other, &object, length), Some(Flaw::OtherKey));
+    let mut changed = object.clone();
+    for &[low, high, flip] in changes.as_chunks::<3>().0 {
+        let at = usize::from(u16::from_le_bytes([low, high])) % changed.len();
+        changed[at] ^= flip;
+    }
+    assert_eq!(flaw(&key, &changed, length).is_some(), changed != object);
+}

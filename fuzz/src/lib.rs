@@ -1,0 +1,81 @@
+//! The targets of the fuzzer: every decoder of bytes that another process, another release or an enemy may have written.
+//!
+//! A target takes any bytes and panics if a property of its decoder does not hold: what is read can be written and read
+//! back without a change, what follows from it (keys, decisions) can be worked out, and what was changed under a seal or a
+//! checksum is not taken for what was put. That a decoder takes no more memory than its input justifies is checked for all
+//! of them, by [`meter`].
+//!
+//! `cargo xtask fuzz` builds `src/main.rs` with libFuzzer and the compiler's coverage instrumentation and lets it grow the
+//! corpora; `tests/corpora.rs` replays them as ordinary tests, on any toolchain. A crash becomes a file in
+//! `regressions/<target>`, which is replayed as well.
+
+pub mod meter;
+
+use holdfast_core::key::{escape, unescape};
+use holdfast_core::{DType, Digest, ObjectKey, SampleKey, TensorSpec};
+
+/// One decoder, or a few that read the same kind of bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// Also the name of the folders with its inputs.
+    pub name: &'static str,
+    /// Panics if a property does not hold.
+    pub run: fn(&[u8]),
+}
+
+/// All of them.
+pub const TARGETS: &[Target] = &[
+    target("record", holdfast_index::fuzzing::record),
+    target("note", holdfast_index::fuzzing::note),
+    target("index_key", holdfast_index::fuzzing::key),
+    target("object_key", object_key),
+    target("description", holdfast_features::fuzzing::description),
+    target("plan", holdfast_features::fuzzing::plan),
+    target("seal_header", holdfast_features::fuzzing::seal_header),
+    target("sealed_bytes", holdfast_features::fuzzing::sealed_bytes),
+    target("page", holdfast_kv::tier::fuzzing::page),
+    target("master_answer", holdfast_engine_mooncake::fuzzing::answer),
+];
+
+const fn target(name: &'static str, run: fn(&[u8])) -> Target {
+    Target { name, run }
+}
+
+/// The target with this name.
+pub fn find(name: &str) -> Option<Target> {
+    TARGETS.iter().copied().find(|target| target.name == name)
+}
+
+impl Target {
+    /// Runs it once, and checks how much memory it took.
+    pub fn try_input(self, bytes: &[u8]) {
+        meter::measured(bytes.len(), || (self.run)(bytes));
+    }
+}
+
+/// Keys, names, tensor specs and digests: what every record is made of.
+fn object_key(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    if let Some(name) = unescape(text) {
+        assert_eq!(escape(&name), text, "one name, one text");
+    }
+    if let Ok(key) = ObjectKey::new(text)
+        && let Ok(parts) = SampleKey::parse(&key)
+    {
+        assert_eq!(parts.to_object_key(), key);
+        assert!(
+            ObjectKey::new(parts.to_object_key().as_str()).is_ok(),
+            "a key of our own that no engine takes"
+        );
+    }
+    if let Ok(digest) = text.parse::<Digest>() {
+        assert_eq!(digest.to_string(), text);
+    }
+    if let Ok(dtype) = text.parse::<DType>() {
+        assert_eq!(dtype.to_string(), text);
+    }
+    if let Ok(spec) = serde_json::from_str::<TensorSpec>(text) {
+        let written = serde_json::to_string(&spec).unwrap_or_default();
+        assert_eq!(serde_json::from_str::<TensorSpec>(&written).ok(), Some(spec));
+    }
+}
