@@ -1,6 +1,7 @@
 //! A sample that is on its way out.
 
 use holdfast_core::{Generation, Nonce, ObjectKey, Result};
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 use crate::credit::is_zero;
@@ -8,7 +9,10 @@ use crate::id::{SessionId, Tick, Token, Version};
 use crate::lease::Lease;
 
 /// Why a generation was retired.
+///
+/// A release that does not know a reason reads [`Reason::Other`]: nothing is decided by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(from = "ReasonText")]
 pub enum Reason {
     /// Every group has acknowledged it.
     Consumed,
@@ -22,6 +26,33 @@ pub enum Reason {
     DeadLetter,
     /// Its objects are gone from the engine.
     Lost,
+    /// One that a later release has.
+    Other,
+}
+
+/// A reason as it is written: a name, or whatever a later release writes.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum ReasonText {
+    Name(String),
+    More(IgnoredAny),
+}
+
+impl From<ReasonText> for Reason {
+    fn from(text: ReasonText) -> Self {
+        let ReasonText::Name(name) = text else {
+            return Self::Other;
+        };
+        match name.as_str() {
+            "Consumed" => Self::Consumed,
+            "Aborted" => Self::Aborted,
+            "Abandoned" => Self::Abandoned,
+            "Superseded" => Self::Superseded,
+            "DeadLetter" => Self::DeadLetter,
+            "Lost" => Self::Lost,
+            _ => Self::Other,
+        }
+    }
 }
 
 /// A generation that no new reader gets at. Its objects may be removed once [`Retired::may_be_freed`] holds.

@@ -3,11 +3,17 @@
 //! It lies in the index beside the sample's record and is handed to every reader as it is. It is JSON, so that a person
 //! can read it, with a version: a reader ignores fields that it does not know, and refuses a version or an encoding that
 //! it does not know. So a field that may be ignored is simply added; anything else raises the version.
+//!
+//! What lies in the index was perhaps not written by us, or by a later release. A description with a higher version, an
+//! unknown encoding or an unknown element type is of a *later* release (`Unsupported`): it is left to processes that know
+//! it. One that makes no sense, or is over the limits of a sample ([`crate::limits`]), is *unreadable* (`Corrupt`), and its
+//! sample goes into quarantine.
 
-use holdfast_core::{Digest, Error, ErrorKind, Nonce, ObjectKey, Result, TensorName, TensorSpec};
+use holdfast_core::{DType, Digest, Error, ErrorKind, Nonce, ObjectKey, Result, TensorName, TensorSpec};
 use serde::{Deserialize, Serialize};
 
 use crate::codec::Encoding;
+use crate::limits::{MOST_BYTES, MOST_TENSORS, check_length, objects};
 use crate::ownership::refuse_own_making;
 use crate::plan::Place;
 use crate::seal::{Record, RecordTag};
@@ -62,8 +68,50 @@ pub(crate) fn chunks_of(bytes: u64, chunk_bytes: u64) -> u64 {
     bytes.div_ceil(chunk_bytes.max(1))
 }
 
+const OPERATION: &str = "features.description";
+
 fn unreadable(why: impl Into<String>) -> Error {
-    Error::internal("features.description", why)
+    Error::new(ErrorKind::Corrupt, OPERATION, why)
+}
+
+/// Whether an error of reading a description says that no release can use it: it makes no sense, or names objects that no
+/// sample may own.
+pub(crate) fn is_unreadable(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Denied)
+}
+
+fn of_a_later_release() -> Error {
+    let message = "this sample was put by a later release; upgrade this reader";
+    Error::new(ErrorKind::Unsupported, OPERATION, message)
+}
+
+/// Whether a description that cannot be read has an encoding or an element type that a later release may know.
+fn names_what_is_unknown(bytes: &[u8]) -> bool {
+    #[derive(Deserialize)]
+    struct Loose {
+        #[serde(default)]
+        encoding: Option<serde_json::Value>,
+        tensors: Vec<LooseTensor>,
+    }
+    #[derive(Deserialize)]
+    struct LooseTensor {
+        spec: LooseSpec,
+    }
+    #[derive(Deserialize)]
+    struct LooseSpec {
+        dtype: String,
+    }
+    let Ok(loose) = serde_json::from_slice::<Loose>(bytes) else {
+        return false;
+    };
+    let encoding = match loose.encoding {
+        Some(serde_json::Value::String(name)) => Some(name),
+        Some(serde_json::Value::Object(parts)) if parts.len() == 1 => parts.keys().next().cloned(),
+        _ => None,
+    };
+    let unknown = |dtype: &str| dtype.parse::<DType>().is_err();
+    encoding.is_some_and(|name| !["plain", "sealed"].contains(&name.as_str()))
+        || loose.tensors.iter().any(|tensor| unknown(&tensor.spec.dtype))
 }
 
 impl Description {
@@ -109,8 +157,15 @@ impl Description {
         }
     }
 
+    /// What is written into the index.
+    ///
+    /// # Errors
+    /// `Invalid` if it is longer than the index takes.
     pub(crate) fn to_bytes(&self) -> Result<Vec<u8>> {
-        serde_json::to_vec(self).map_err(|error| unreadable("a description cannot be written").caused_by(error))
+        let bytes = serde_json::to_vec(self)
+            .map_err(|error| Error::internal(OPERATION, "a description cannot be written").caused_by(error))?;
+        check_length(OPERATION, bytes.len())?;
+        Ok(bytes)
     }
 
     /// Reads a description and checks that it makes sense.
@@ -119,18 +174,21 @@ impl Description {
         struct Head {
             v: u32,
         }
+        if bytes.len() > MOST_BYTES {
+            return Err(unreadable("a description is longer than any").with("bytes", bytes.len()));
+        }
         let head: Head = serde_json::from_slice(bytes)
             .map_err(|error| unreadable("the description of a sample is not ours").caused_by(error))?;
         if head.v > VERSION {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                "features.description",
-                "this sample was put by a later release; upgrade this reader",
-            )
-            .with("version", head.v));
+            return Err(of_a_later_release().with("version", head.v));
         }
-        let description: Self = serde_json::from_slice(bytes)
-            .map_err(|error| unreadable("the description of a sample cannot be read").caused_by(error))?;
+        let description: Self = serde_json::from_slice(bytes).map_err(|error| {
+            if names_what_is_unknown(bytes) {
+                of_a_later_release().caused_by(error)
+            } else {
+                unreadable("the description of a sample cannot be read").caused_by(error)
+            }
+        })?;
         description.check()?;
         Ok(description)
     }
@@ -138,6 +196,12 @@ impl Description {
     fn check(&self) -> Result<()> {
         if self.chunk_bytes == 0 {
             return Err(unreadable("a description has chunks without bytes"));
+        }
+        let chunks = self.tensors.iter().map(|tensor| tensor.chunks(self.chunk_bytes));
+        if self.tensors.len() > MOST_TENSORS || objects(chunks).is_none() {
+            return Err(unreadable(
+                "a description has more tensors or objects than a sample may have",
+            ));
         }
         let sealed = self.encoding.seal();
         if let Some(header) = sealed
@@ -157,6 +221,14 @@ impl Description {
             }
             if let Some(key) = &tensor.key {
                 refuse_own_making("features.description", key)?;
+            }
+            // Its bytes would be cut off after the first chunk: there is one object, and one key.
+            if tensor.key.is_some() && tensor.spec.bytes() > self.chunk_bytes {
+                return Err(
+                    unreadable("a tensor with a key of its own is longer than an object of this sample")
+                        .with("tensor", &tensor.spec)
+                        .with("chunk_bytes", self.chunk_bytes),
+                );
             }
             let chunks = tensor.chunks(self.chunk_bytes);
             let digests = tensor.digests.len() as u64;
@@ -231,7 +303,7 @@ impl Description {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use holdfast_core::{DType, Generation, SampleId, StoreId};
+    use holdfast_core::{Generation, SampleId, StoreId};
     use holdfast_index::SampleRef;
 
     fn tensor(name: &str, bytes: u64, digests: usize) -> DescribedTensor {
@@ -274,15 +346,26 @@ mod tests {
     #[test]
     fn what_cannot_be_understood_is_refused() {
         let kind = |text: &str| Description::from_bytes(text.as_bytes()).expect_err(text).kind();
-        assert_eq!(kind(r#"{"v":2,"anything":1}"#), ErrorKind::Unsupported);
+        for later in [
+            r#"{"v":2,"anything":1}"#,
+            r#"{"v":1,"nonce":1,"chunk_bytes":1,"encoding":"later","tensors":[]}"#,
+            r#"{"v":1,"nonce":1,"chunk_bytes":1,"encoding":{"later":{"by":"zstd"}},"tensors":[]}"#,
+            r#"{"v":1,"nonce":1,"chunk_bytes":9,"tensors":[{"spec":{"name":"a","dtype":"float3","shape":[2]}}]}"#,
+        ] {
+            assert_eq!(kind(later), ErrorKind::Unsupported, "{later}");
+        }
+        let foreign = r#"{"spec":{"name":"a","dtype":"uint8","shape":[10]},"key":"theirs"}"#;
         for text in [
             "",
             "{}",
             r#"{"v":1,"nonce":1,"chunk_bytes":0,"tensors":[]}"#,
-            r#"{"v":1,"nonce":1,"chunk_bytes":1,"encoding":"later","tensors":[]}"#,
+            r#"{"v":1,"nonce":1,"chunk_bytes":1,"encoding":7,"tensors":[]}"#,
+            r#"{"v":1,"nonce":1,"chunk_bytes":1,"tensors":[{"spec":{"name":"a","dtype":"uint8","shape":[1000000000]}}]}"#,
+            r#"{"v":1,"nonce":1,"chunk_bytes":1,"tensors":[{"spec":{"name":"a","dtype":"uint8","shape":[18446744073709551615,9]}}]}"#,
+            &format!(r#"{{"v":1,"chunk_bytes":9,"tensors":[{foreign}]}}"#),
             r#"{"v":1,"chunk_bytes":9,"tensors":[{"spec":{"name":"a","dtype":"uint8","shape":[2]}}]}"#,
         ] {
-            assert_eq!(kind(text), ErrorKind::Internal, "{text}");
+            assert_eq!(kind(text), ErrorKind::Corrupt, "{text}");
         }
         let bytes = sample(vec![tensor("a", 250, 2)]).to_bytes().expect("JSON");
         assert!(

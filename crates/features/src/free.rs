@@ -11,19 +11,30 @@
 //!                                                                             after some tries left to sweeps
 //! ```
 //!
-//! Two workers do it, for many samples in one call: one removes and speaks to the engine only, the other does all that
-//! needs the index: it lets go of leases, gives up reservations, says what is freed, and looks for what else is to be. So
-//! no removal waits for the index. Nobody waits for either but [`crate::FeatureStore::drain`] and `close`. What they do
-//! not get done is not lost: the index lists it until somebody says that it is freed.
+//! Workers do it, for many samples in one call, each with deadlines of its own, so that none waits for what another waits
+//! for: an engine that hangs holds up removals and nothing else.
+//!
+//! | worker | speaks to | does |
+//! |---|---|---|
+//! | remover | the engine | removes objects |
+//! | teller | the index | says what is freed, lets go of leases, gives up reservations |
+//! | collector | both | removes what the index lists, whoever retired it: after a put or a release, and after each sweep |
+//! | sweeper | the index | moves the shared clock on, takes back what has ended, wakes the collector |
+//!
+//! Nobody waits for them but [`crate::FeatureStore::drain`] and `close`. What they do not get done is not lost: the index
+//! lists it until it is told that it is freed. The collector walks that list in parts and goes on where it ended
+//! ([`crate::collect`]).
 //!
 //! Invariants:
 //! - FR1: objects are removed only when the index has said that the generation is retired and without readers, or that
 //!   its reservation is given up, or when its commit was refused for good. Never while a commit may still be applied.
 //! - FR2: `freed` is said only after every object of the generation was seen removed or absent.
 //! - FR3: removing twice and saying `freed` twice are harmless, so any number of processes may do the same work.
-//! - FR4: what waits here is bounded; what finds no place is found again by a collect.
+//! - FR4: what waits here is bounded; what finds no place is found again by a collect. Reservations to be given up always
+//!   find a place, since no list shows them until their time has run out: there are never more than reservations that this
+//!   process has made, and each is tried for as long as its session lives.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -63,7 +74,12 @@ struct Pending {
 
 impl Pending {
     fn is_due(&self, now: Timestamp) -> bool {
-        self.due <= now && self.tries < MOST_TRIES
+        self.due <= now && !self.is_left_to_sweeps()
+    }
+
+    /// Whether it was tried often enough: the index lists it. A reservation it does not list.
+    fn is_left_to_sweeps(&self) -> bool {
+        self.tries >= MOST_TRIES && self.job.abort.is_none()
     }
 
     /// Whether it is the remover's turn; else it is the teller's.
@@ -96,6 +112,8 @@ pub(crate) struct Frees {
     pub(crate) wake_remover: Notify,
     /// Tells the one who speaks to the index that there is.
     pub(crate) wake_teller: Notify,
+    /// Tells the one who asks the index for more.
+    pub(crate) wake_collector: Notify,
     /// Tells those who drain that something was done.
     done: Notify,
 }
@@ -120,6 +138,7 @@ impl Frees {
             collect: AtomicBool::new(false),
             wake_remover: Notify::new(),
             wake_teller: Notify::new(),
+            wake_collector: Notify::new(),
             done: Notify::new(),
         }
     }
@@ -127,7 +146,7 @@ impl Frees {
     /// Takes a job. False if there is no place; then a collect will find it.
     pub(crate) fn push(&self, job: Job) -> bool {
         let mut state = self.state.lock();
-        let place = state.pending.len() < self.most;
+        let place = job.abort.is_some() || state.pending.len() < self.most;
         if place {
             let pending = Pending {
                 due: self.clock.now(),
@@ -137,11 +156,12 @@ impl Frees {
                 job,
             };
             state.pending.entry(pending.job.sample.clone()).or_insert(pending);
-        } else {
-            self.collect.store(true, Ordering::Release);
         }
         drop(state);
         self.wake();
+        if !place {
+            self.collect_soon();
+        }
         place
     }
 
@@ -160,7 +180,7 @@ impl Frees {
     /// Something may have been retired without our being told what: look soon.
     pub(crate) fn collect_soon(&self) {
         if !self.collect.swap(true, Ordering::AcqRel) {
-            self.wake_teller.notify_one();
+            self.wake_collector.notify_one();
         }
     }
 
@@ -188,6 +208,11 @@ impl Frees {
     fn wake(&self) {
         self.wake_remover.notify_one();
         self.wake_teller.notify_one();
+    }
+
+    /// The collector begins. Until [`Frees::finished`], it counts as not done.
+    pub(crate) fn begin(&self) {
+        self.state.lock().working += 1;
     }
 
     /// What is to be removed now. Until [`Frees::finished`], it counts as not done.
@@ -244,7 +269,7 @@ impl Frees {
     }
 
     fn until(&self, state: &State, to_remove: bool) -> Option<Duration> {
-        let pending = state.pending.values().filter(|pending| pending.tries < MOST_TRIES);
+        let pending = state.pending.values().filter(|pending| !pending.is_left_to_sweeps());
         let pending = pending.filter(|pending| pending.is_to_remove() == to_remove);
         let due = pending.map(|pending| pending.due).min()?;
         Some(due.since(self.clock.now()))
@@ -257,8 +282,18 @@ impl Frees {
 
     /// The reservation of a sample is given up; only its objects are left to remove.
     pub(crate) fn aborted(&self, sample: &SampleRef) {
-        if let Some(pending) = self.state.lock().pending.get_mut(sample) {
-            pending.job.abort = None;
+        let mut state = self.state.lock();
+        let is_more_than_wait = state.pending.len() > self.most;
+        if let Some(pending) = state.pending.get_mut(sample) {
+            (pending.job.abort, pending.tries) = (None, 0);
+        }
+        // The index lists it from now on.
+        if is_more_than_wait {
+            state.pending.remove(sample);
+        }
+        drop(state);
+        if is_more_than_wait {
+            self.collect_soon();
         }
         self.wake_remover.notify_one();
     }
@@ -291,12 +326,19 @@ impl Frees {
         }
     }
 
-    /// Somebody else freed whatever was left to sweeps and is not listed any more.
-    pub(crate) fn forget_unlisted(&self, listed: &[Job]) {
+    /// What was tried often enough and is left to sweeps.
+    pub(crate) fn left_to_sweeps(&self) -> HashSet<SampleRef> {
+        let state = self.state.lock();
+        let left = state.pending.iter().filter(|(_, pending)| pending.is_left_to_sweeps());
+        left.map(|(sample, _)| sample.clone()).collect()
+    }
+
+    /// These were left to sweeps and are not listed any more: others have freed them.
+    pub(crate) fn forget(&self, unlisted: &HashSet<SampleRef>) {
         let mut state = self.state.lock();
         state
             .pending
-            .retain(|sample, pending| pending.tries < MOST_TRIES || listed.iter().any(|job| job.sample == *sample));
+            .retain(|sample, pending| !pending.is_left_to_sweeps() || !unlisted.contains(sample));
         drop(state);
         self.done.notify_waiters();
     }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use holdfast_custody::SessionId;
 use holdfast_engine::{Registrations, Usage};
-use holdfast_index::History;
+use holdfast_index::{History, PassedOver};
 
 use crate::pool::PoolUse;
 
@@ -94,6 +94,8 @@ pub struct Health {
     pub pending_frees: usize,
     /// Samples that the engine does not have now and that may be lost.
     pub suspected: usize,
+    /// Records that could not be read, or not by this release, and that this process has met.
+    pub passed_over: PassedOver,
     /// Memory that is registered with the engine.
     pub registrations: Registrations,
     /// Capacity and use of the engine; none if it did not say.

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use holdfast_core::{Deadline, Error, Result, SampleId};
 use holdfast_custody::{GroupName, Live, Token};
-use holdfast_index::{Held, SampleRef, Session};
+use holdfast_index::{Held, SampleRef, Session, Unreadable};
 use parking_lot::Mutex;
 
-use crate::description::Description;
+use crate::description::{Description, is_unreadable};
 use crate::free::Frees;
 use crate::store::{FeatureStore, Inner};
 
@@ -173,16 +173,28 @@ impl Inner {
                 held => held?,
             };
             let mut leases = Vec::with_capacity(held.len());
-            let mut unreadable = None;
+            let mut refused = None;
+            let mut unreadable = Vec::new();
             for held in held {
+                let sample = held.sample.clone();
                 match Lease::new(held, &session, &self.frees) {
                     Ok(lease) => leases.push(lease),
-                    Err(error) => unreadable = Some(error),
+                    Err(error) if is_unreadable(&error) => unreadable.push(Unreadable {
+                        sample,
+                        why: error.to_string(),
+                    }),
+                    Err(error) => refused = Some(error),
                 }
             }
+            let moved = match unreadable.is_empty() {
+                true => 0,
+                false => self.quarantine(&unreadable, deadline).await,
+            };
             // What was taken beside one that cannot be read must not be forgotten.
-            return match unreadable {
+            return match refused {
                 Some(error) if leases.is_empty() => Err(error),
+                // Nobody can use what is in quarantine: there may be others.
+                None if leases.is_empty() && moved > 0 && !deadline.passed(&*self.clock) => continue,
                 _ => Ok(leases),
             };
         }
@@ -219,14 +231,32 @@ impl FeatureStore {
 
     /// Looks samples up, without taking them; none for one that is not live.
     pub async fn find(&self, samples: &[SampleId], within: Duration) -> Result<Vec<Option<Found>>> {
-        let views = self.inner().index.look(samples, within).await?;
-        let found = |view: holdfast_index::View| {
-            Ok(Found {
-                reference: view.sample,
-                description: Arc::new(Description::from_bytes(&view.description)?),
-                record: view.record.record,
-            })
-        };
-        views.into_iter().map(|view| view.map(found).transpose()).collect()
+        let inner = self.inner();
+        let deadline = inner.deadline(within);
+        let mut all = Vec::with_capacity(samples.len());
+        for view in inner.index.look(samples, within).await? {
+            let Some(view) = view else {
+                all.push(None);
+                continue;
+            };
+            match Description::from_bytes(&view.description) {
+                Ok(description) => all.push(Some(Found {
+                    reference: view.sample,
+                    description: Arc::new(description),
+                    record: view.record.record,
+                })),
+                // What is in quarantine is not live; the others are looked up all the same.
+                Err(error) if is_unreadable(&error) => {
+                    let unreadable = Unreadable {
+                        sample: view.sample,
+                        why: error.to_string(),
+                    };
+                    inner.quarantine(&[unreadable], deadline).await;
+                    all.push(None);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(all)
     }
 }

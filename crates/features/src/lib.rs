@@ -88,12 +88,12 @@
 //!
 //! | module | its job |
 //! |---|---|
-//! | [`config`], `tensors`, [`description`], `plan` | settings; what goes in and out; what is recorded of a sample; which objects it is in |
+//! | [`config`], `tensors`, [`description`], `plan`, `limits` | settings; what goes in and out; what is recorded of a sample, within which limits; which objects it is in |
 //! | `put`, `prepare`, `writing`, `commit`, `get`, `unheld`, `lease`, `answer`, `adopt`, `abort` | the operations |
 //! | `loss` | when a sample whose bytes are missing is called lost |
 //! | `transfer`, `fetch`, `landing`, `calls`, `codec`, `checksum`, `pieces` | moving bytes: batches, threads, deadlines, checks |
 //! | [`pool`], `backing`, `loan` | memory that is used again, what it is, and when it may be |
-//! | `free`, `worker`, `ownership` | freeing, sweeping, and the tasks that do it; which objects are whose |
+//! | `free`, `worker`, `collect`, `ownership` | freeing, sweeping, and the tasks that do it; which objects are whose |
 //! | [`seal`], `sealed`, `send_sealed` | encryption and authentication of tensor bytes; what a store with keys does with it |
 //! | `sessions`, `tasks`, `check` | membership; operations that outlive their callers; asking whether tokens hold |
 
@@ -106,6 +106,7 @@ mod check;
 mod checksum;
 mod claims;
 mod codec;
+mod collect;
 mod commit;
 pub mod config;
 pub mod description;
@@ -118,6 +119,7 @@ mod get;
 mod health;
 mod landing;
 mod lease;
+mod limits;
 mod loan;
 mod loss;
 mod ownership;
@@ -152,4 +154,4 @@ pub use unheld::Glimpse;
 pub use worker::Swept;
 
 pub use holdfast_custody::{GroupName, Publication, Reason, Token};
-pub use holdfast_index::{Answered, SampleRef, SweepReport};
+pub use holdfast_index::{Answered, PassedOver, Quarantined, SampleRef, SweepReport};

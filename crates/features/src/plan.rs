@@ -9,15 +9,23 @@
 //! Escaped names hold no slash, so no tensor's key is another one's chunk.
 //!
 //! The [`Plan`] is written into the reservation *before* the first byte moves. Whoever finds the reservation of a writer
-//! that died rebuilds from it every key that may have been written, and removes them all.
+//! that died rebuilds from it every key that may have been written, and removes them all. What lies in the index was
+//! perhaps not written by us, so a plan is read within limits ([`crate::limits`]).
 
 use std::collections::HashSet;
 
-use holdfast_core::{Error, Nonce, ObjectKey, Result, SampleKey, StoreId, TensorName};
+use holdfast_core::{Error, ErrorKind, Nonce, ObjectKey, Result, SampleKey, StoreId, TensorName};
 use holdfast_index::SampleRef;
 use serde::{Deserialize, Serialize};
 
+use crate::limits::{MOST_BYTES, MOST_OBJECTS, objects};
 use crate::ownership::refuse_own_making;
+
+const OPERATION: &str = "features.plan";
+
+fn unreadable(why: &str) -> Error {
+    Error::new(ErrorKind::Corrupt, OPERATION, why)
+}
 
 /// The version of the plan's form that is written here.
 const VERSION: u32 = 1;
@@ -44,6 +52,11 @@ pub(crate) struct Place<'a> {
 impl Place<'_> {
     /// The keys of a tensor's objects, in order.
     pub(crate) fn keys(&self, nonce: Nonce, tensor: &TensorName, chunks: u64) -> Result<Vec<ObjectKey>> {
+        if chunks > MOST_OBJECTS {
+            return Err(
+                unreadable("a tensor is said to be in more objects than a sample may have").with("tensor", tensor),
+            );
+        }
         let whole = SampleKey {
             store: self.store.clone(),
             sample: self.sample.sample.clone(),
@@ -83,21 +96,33 @@ impl Plan {
             .map_err(|error| Error::internal("features.plan", "a plan cannot be written as JSON").caused_by(error))
     }
 
+    /// Reads a plan, within the limits of a sample.
+    ///
+    /// # Errors
+    /// `Unsupported` for one of a later release, `Corrupt` for what is none.
     pub(crate) fn from_text(text: &str) -> Result<Self> {
-        let plan: Self = serde_json::from_str(text).map_err(|error| {
-            Error::internal(
-                "features.plan",
-                "the plan of a reservation cannot be read; its objects stay until somebody who can read it sweeps",
-            )
-            .caused_by(error)
-        })?;
-        if plan.v > VERSION {
+        #[derive(Deserialize)]
+        struct Head {
+            v: u32,
+        }
+        if text.len() > MOST_BYTES {
+            return Err(unreadable("a plan is longer than any").with("bytes", text.len()));
+        }
+        let head: Head = serde_json::from_str(text)
+            .map_err(|error| unreadable("the plan of a reservation is not ours").caused_by(error))?;
+        if head.v > VERSION {
             return Err(Error::new(
-                holdfast_core::ErrorKind::Unsupported,
-                "features.plan",
-                "this reservation was made by a later release; upgrade whoever sweeps this store",
+                ErrorKind::Unsupported,
+                OPERATION,
+                "this reservation was made by a later release; upgrade the processes that sweep this store",
             )
-            .with("version", plan.v));
+            .with("version", head.v));
+        }
+        let plan: Self = serde_json::from_str(text)
+            .map_err(|error| unreadable("the plan of a reservation cannot be read").caused_by(error))?;
+        let chunks = plan.tensors.iter().map(|(_, chunks)| *chunks);
+        if objects(chunks.chain([plan.keys.len() as u64])).is_none() {
+            return Err(unreadable("a plan names more objects than a sample may have"));
         }
         plan.keys
             .iter()
@@ -132,7 +157,7 @@ pub(crate) fn check_names<'a>(operation: &'static str, names: impl IntoIterator<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use holdfast_core::{ErrorKind, Generation, SampleId};
+    use holdfast_core::{Generation, SampleId};
 
     fn name(text: &str) -> TensorName {
         TensorName::new(text).expect("a name")
@@ -183,8 +208,26 @@ mod tests {
         for text in ["", "{}", "[]", "free me"] {
             assert!(Plan::from_text(text).is_err(), "{text:?}");
         }
-        let later = Plan::from_text(r#"{"v":2}"#).expect_err("from the future");
-        assert_eq!(later.kind(), ErrorKind::Unsupported);
+        for later in [r#"{"v":2}"#, r#"{"v":2,"tensors":{"new":"form"}}"#] {
+            let error = Plan::from_text(later).expect_err("from the future");
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+        }
+    }
+
+    #[test]
+    fn a_plan_that_claims_more_objects_than_a_sample_may_have_is_none() {
+        let at_most = format!(r#"{{"v":1,"tensors":[["a",{}],["b",1]]}}"#, MOST_OBJECTS - 1);
+        assert!(Plan::from_text(&at_most).is_ok());
+        let long = format!(r#"{{"v":1,"keys":["{}"]}}"#, "x".repeat(MOST_BYTES));
+        for text in [
+            at_most.replace("\"b\",1", "\"b\",2"),
+            r#"{"v":1,"tensors":[["a",18446744073709551615],["b",18446744073709551615]]}"#.to_owned(),
+            r#"{"v":1,"tensors":[["a",1000000000]]}"#.to_owned(),
+            long,
+        ] {
+            let error = Plan::from_text(&text).expect_err("too much");
+            assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+        }
     }
 
     #[test]

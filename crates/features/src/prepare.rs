@@ -8,6 +8,7 @@ use holdfast_engine::{Access, Claim, HostMemory, Span};
 
 use crate::codec::Encoding;
 use crate::description::{DescribedTensor, Description, chunks_of};
+use crate::limits::{MOST_PUT_BYTES, check_length, check_objects};
 use crate::loan::{lend, lent_again};
 use crate::pieces::cut;
 use crate::plan::{Plan, check_names};
@@ -101,6 +102,7 @@ impl Inner {
             claim: OnceLock::new(),
         });
         let chunk = self.object_bytes();
+        self.check_size(&item, chunk)?;
         let mut tensors = Vec::with_capacity(item.tensors.len());
         let mut planned: Vec<(TensorName, u64)> = Vec::with_capacity(item.tensors.len());
         let mut bytes = 0_u64;
@@ -135,6 +137,39 @@ impl Inner {
             sample.source.claim.get_or_init(|| Arc::clone(&claim));
         }
         Ok(())
+    }
+
+    /// Refuses a sample whose record would be too large, before anything is registered, reserved or moved.
+    fn check_size(&self, item: &PutItem, chunk: u64) -> Result<()> {
+        /// Hardly any tensor's entry is longer, but for its name, its shape and its checksums.
+        const ENTRY: usize = 96;
+        const DIGEST: usize = 48;
+        /// What is said about the sample as a whole, a seal's header included.
+        const REST: usize = 4096;
+        let chunks = |tensor: &TensorIn| chunks_of(tensor.spec.bytes(), chunk);
+        check_objects(OPERATION, item.tensors.iter().map(chunks))?;
+        let digests = self.config.checksum && self.seals.is_none();
+        let count = |tensor: &TensorIn| usize::try_from(chunks(tensor)).unwrap_or(usize::MAX);
+        let digests_of = |tensor: &TensorIn| if digests { count(tensor) } else { 0 };
+        let about = item.tensors.iter().map(|tensor| {
+            // A character of a name takes six bytes at most when it is written.
+            let text = 6 * tensor.spec.name().as_str().len() + 21 * tensor.spec.shape().len();
+            ENTRY + text + DIGEST * digests_of(tensor)
+        });
+        if about.sum::<usize>() + REST <= MOST_PUT_BYTES {
+            return Ok(());
+        }
+        let described = |tensor: &TensorIn| DescribedTensor {
+            spec: tensor.spec.clone(),
+            key: None,
+            digests: vec![Digest::from_u128(0); digests_of(tensor)],
+        };
+        let tensors = item.tensors.iter().map(described).collect();
+        let as_written = Description::own(Nonce::from_u64(u64::MAX), chunk, Encoding::Plain, tensors).to_bytes();
+        let refused = |error: Error| error.with("tensors", item.tensors.len()).with("moved", "nothing");
+        as_written
+            .and_then(|bytes| check_length(OPERATION, bytes.len() + REST))
+            .map_err(refused)
     }
 
     /// How many bytes of a tensor are in one object.

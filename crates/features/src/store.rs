@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result, Rng, SampleId, TensorSpec};
 use holdfast_engine::{Engine, HostMemory, Region, Span};
-use holdfast_index::{Index, SampleRef};
+use holdfast_index::{Index, Quarantined, SampleRef};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -14,6 +14,7 @@ use tokio::task::JoinHandle;
 use crate::backing::Backing;
 use crate::calls::Calls;
 use crate::check::Checks;
+use crate::collect::{self, Walk};
 use crate::config::FeatureConfig;
 use crate::free::Frees;
 use crate::health::{Counting, Health};
@@ -71,6 +72,8 @@ pub(crate) struct Inner {
     pub(crate) checks: Checks,
     /// Shared with the leases and transfers that outlive an operation.
     pub(crate) frees: Arc<Frees>,
+    /// One collect of this process at a time.
+    pub(crate) walk: tokio::sync::Mutex<Walk>,
     pub(crate) writing: Writing,
     pub(crate) losses: Losses,
     pub(crate) count: Counting,
@@ -120,6 +123,7 @@ impl FeatureStore {
             sessions: Sessions::new(Arc::clone(&index), Arc::clone(&clock)),
             checks: Checks::new(Arc::clone(&index), Arc::clone(&clock)),
             frees: Arc::new(Frees::new(Arc::clone(&clock), config.free_queue)),
+            walk: tokio::sync::Mutex::default(),
             writing: Writing::default(),
             losses: Losses::new(Arc::clone(&clock)),
             count: Counting::default(),
@@ -146,6 +150,7 @@ impl FeatureStore {
             runtime.spawn(worker::remove(Arc::clone(&inner), stopped.clone())),
             runtime.spawn(worker::tell(Arc::clone(&inner), stopped.clone())),
             runtime.spawn(loss::watch(Arc::clone(&inner), stopped.clone())),
+            runtime.spawn(collect::collect(Arc::clone(&inner), stopped.clone())),
         ];
         if let Some(every) = inner.config.sweep_every {
             workers.push(runtime.spawn(worker::sweep(Arc::clone(&inner), every, stopped)));
@@ -276,8 +281,26 @@ impl FeatureStore {
             suspected: inner.losses.suspected(),
             registrations: inner.engine.registrations(),
             usage: usage.ok(),
+            passed_over: inner.index.passed_over(),
             counters: inner.count.read(),
         }
+    }
+
+    /// Records of this store that nobody could read, up to `limit`, in the order of their keys: after this one, or from the
+    /// start. They harm nothing; a person looks at them ([`FeatureStore::quarantined_bytes`]), and deletes them or puts
+    /// them back where they were.
+    pub async fn quarantined(
+        &self,
+        after: Option<&Quarantined>,
+        limit: usize,
+        within: Duration,
+    ) -> Result<Vec<Quarantined>> {
+        self.inner().index.quarantined(after, limit, within).await
+    }
+
+    /// The bytes of a record in quarantine, as they were.
+    pub async fn quarantined_bytes(&self, which: &Quarantined, within: Duration) -> Result<Vec<u8>> {
+        self.inner().index.quarantined_bytes(which, within).await
     }
 
     /// Ends this process's membership: takes no more operations, waits for those under way, frees what was retired here,

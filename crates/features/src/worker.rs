@@ -1,20 +1,18 @@
-//! The two workers that free, and the sweeper. See [`crate::free`] for the story.
+//! The workers that remove and tell, and the sweeper. See [`crate::free`] for the story.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_core::{Deadline, Error, ErrorKind, ObjectKey, Result, Retry};
 use holdfast_engine::RemoveOutcome;
-use holdfast_index::{FreeTask, SampleRef, SweepReport};
+use holdfast_index::{SampleRef, SweepReport};
 use tokio::sync::watch;
 
-use crate::description::Description;
-use crate::free::{GATHER, Job, by_session};
-use crate::plan::{Place, Plan};
+use crate::free::{Job, by_session};
 use crate::store::Inner;
 
-/// The most rounds of one sweep; what is left after them is for the next.
-const MOST_ROUNDS: usize = 64;
+/// The most rounds of one sweep, and the most parts of a list; what is left after them is for the next.
+pub(crate) const MOST_ROUNDS: usize = 64;
 /// How long the worker rests when nothing is due. It is woken when something is.
 const IDLE: Duration = Duration::from_secs(60);
 
@@ -27,6 +25,10 @@ pub struct Swept {
     pub freed: usize,
     /// Samples whose objects could not be removed now.
     pub failed: usize,
+    /// Records that could not be read and were moved into quarantine.
+    pub quarantined: usize,
+    /// Records of later releases, which were passed over.
+    pub later: usize,
 }
 
 /// Removes objects until it is told to stop.
@@ -42,15 +44,10 @@ pub(crate) async fn remove(inner: Arc<Inner>, mut stop: watch::Receiver<bool>) {
     }
 }
 
-/// Tells the index what is to be told, and asks it, until it is told to stop.
+/// Tells the index what is to be told, until it is told to stop.
 pub(crate) async fn tell(inner: Arc<Inner>, mut stop: watch::Receiver<bool>) {
     while !*stop.borrow() {
         let pause = inner.frees.until_telling().unwrap_or(IDLE);
-        let pause = if inner.frees.wants_collect() {
-            pause.min(GATHER)
-        } else {
-            pause
-        };
         tokio::select! {
             _ = stop.changed() => {}
             () = inner.frees.wake_teller.notified() => {}
@@ -71,9 +68,11 @@ pub(crate) async fn sweep(inner: Arc<Inner>, every: Duration, mut stop: watch::R
             () = tokio::time::sleep(pause) => {}
         }
         let deadline = Deadline::after(&*inner.clock, inner.config.call_within);
-        if let Err(error) = inner.sweep(deadline).await {
+        if let Err(error) = inner.take_back(deadline).await {
             tracing::warn!(%error, "a sweep did not end; the next one goes on");
         }
+        // What it retired, and what others left behind.
+        inner.frees.wake_collector.notify_one();
     }
 }
 
@@ -109,21 +108,13 @@ impl Inner {
         }
         self.give_up(tell.reservations).await;
         self.say_failed(tell.stayed).await;
-        if self.frees.wants_collect() {
-            tokio::time::sleep(GATHER).await;
-            self.frees.take_collect();
-            let deadline = Deadline::after(&*self.clock, self.config.call_within);
-            if let Err(error) = self.collect(deadline).await {
-                tracing::warn!(%error, "what is to be freed could not be listed; a sweep will");
-            }
-        }
         self.frees.finished();
     }
 
-    /// Takes back what has ended, and frees what is to be freed.
-    pub(crate) async fn sweep(&self, deadline: Deadline) -> Result<Swept> {
+    /// Takes back what has ended: the index alone, so that no engine holds up the shared clock.
+    pub(crate) async fn take_back(&self, deadline: Deadline) -> Result<SweepReport> {
         const OPERATION: &str = "features.sweep";
-        let mut swept = Swept::default();
+        let mut sum = SweepReport::default();
         for _ in 0..MOST_ROUNDS {
             let session = self.sessions.current(OPERATION, deadline).await?;
             let left = deadline.remaining(&*self.clock);
@@ -131,93 +122,33 @@ impl Inner {
                 Err(error) if self.sessions.refused(&session, &error) => continue,
                 report => report?,
             };
-            swept.taken_back.looked_at += report.looked_at;
-            swept.taken_back.abandoned += report.abandoned;
-            swept.taken_back.taken_back += report.taken_back;
-            swept.taken_back.retired += report.retired;
-            swept.taken_back.sessions_cleared += report.sessions_cleared;
-            swept.taken_back.more = report.more;
-            if !report.more {
+            sum.looked_at += report.looked_at;
+            sum.abandoned += report.abandoned;
+            sum.taken_back += report.taken_back;
+            sum.retired += report.retired;
+            sum.sessions_cleared += report.sessions_cleared;
+            sum.quarantined += report.quarantined;
+            sum.later += report.later;
+            sum.more = report.more;
+            if !report.more || deadline.passed(&*self.clock) {
                 break;
             }
         }
-        (swept.freed, swept.failed) = self.collect(deadline).await?;
         self.count.sweeps.one();
-        Ok(swept)
+        Ok(sum)
     }
 
-    /// Frees what the index lists. Returns how many samples were freed, and how many were not.
-    async fn collect(&self, deadline: Deadline) -> Result<(usize, usize)> {
-        let (mut freed, mut failed) = (0, 0);
-        for _ in 0..MOST_ROUNDS {
-            let limit = self.config.sweep_limit;
-            let tasks = self.index.to_free(limit, deadline.remaining(&*self.clock)).await?;
-            let more = tasks.len() == limit;
-            let mut jobs = Vec::with_capacity(tasks.len());
-            let mut unreadable = Vec::new();
-            for task in tasks {
-                match self.job_of(&task) {
-                    Ok(job) => jobs.push(job),
-                    Err(error) => {
-                        tracing::error!(%error, sample = %task.sample.sample, "it is not known which objects to remove");
-                        unreadable.push(task.sample);
-                    }
-                }
-            }
-            if !more {
-                self.frees.forget_unlisted(&jobs);
-            }
-            failed += unreadable.len();
-            self.say_failed(unreadable).await;
-            if jobs.is_empty() {
-                break;
-            }
-            let (done, not_done) = self.free_listed(jobs).await;
-            (freed, failed) = (freed + done, failed + not_done);
-            // What could not be freed is at the head of the list again: the next sweep tries it.
-            if !more || not_done > 0 || deadline.passed(&*self.clock) {
-                break;
-            }
-        }
-        Ok((freed, failed))
-    }
-
-    /// What to remove for a retired sample: what it said when it was committed, or what was planned before.
-    fn job_of(&self, task: &FreeTask) -> Result<Job> {
-        let place = Place {
-            store: &self.config.store,
-            sample: &task.sample,
-        };
-        let keys = match &task.description {
-            Some(description) => Description::from_bytes(description)?.object_keys(place)?,
-            None => Plan::from_text(&task.record.record.plan)?.object_keys(place, task.record.record.nonce)?,
-        };
-        Ok(Job {
-            sample: task.sample.clone(),
-            keys,
-            abort: None,
+    /// Takes back what has ended, and frees what is to be freed.
+    pub(crate) async fn sweep(&self, deadline: Deadline) -> Result<Swept> {
+        let taken_back = self.take_back(deadline).await?;
+        let collected = self.collect(deadline).await?;
+        Ok(Swept {
+            freed: collected.freed,
+            failed: collected.failed,
+            quarantined: taken_back.quarantined + collected.quarantined,
+            later: taken_back.later + collected.later,
+            taken_back,
         })
-    }
-
-    /// Frees what the index has listed. Returns how many samples were, and how many were not.
-    async fn free_listed(&self, jobs: Vec<Job>) -> (usize, usize) {
-        let all = jobs.len();
-        let mut gone = Vec::new();
-        let mut stayed = Vec::new();
-        let outcomes = self.remove_all(&jobs).await;
-        for (job, outcome) in jobs.into_iter().zip(outcomes) {
-            match outcome {
-                Ok(()) => gone.push(job.sample),
-                Err(error) => {
-                    tracing::debug!(%error, sample = %job.sample.sample, "objects stay; they are tried again");
-                    self.frees.failed(&job.sample, error);
-                    stayed.push(job.sample);
-                }
-            }
-        }
-        let freed = self.say_freed(&gone).await;
-        self.say_failed(stayed).await;
-        (freed, all - freed)
     }
 
     /// Gives up the reservations of jobs, so that their objects may be removed.
@@ -257,7 +188,7 @@ impl Inner {
     }
 
     /// Removes the objects of all jobs. Says of each job whether all its objects are gone.
-    async fn remove_all(&self, jobs: &[Job]) -> Vec<Result<()>> {
+    pub(crate) async fn remove_all(&self, jobs: &[Job]) -> Vec<Result<()>> {
         let mut results: Vec<Result<()>> = Vec::with_capacity(jobs.len());
         let mut objects: Vec<(usize, ObjectKey)> = Vec::new();
         for (at, removable) in self.removable(jobs).await.into_iter().enumerate() {
@@ -293,7 +224,7 @@ impl Inner {
     }
 
     /// Tells the index which samples are freed. Returns how many it took note of.
-    async fn say_freed(&self, samples: &[SampleRef]) -> usize {
+    pub(crate) async fn say_freed(&self, samples: &[SampleRef]) -> usize {
         const OPERATION: &str = "features.free";
         if samples.is_empty() {
             return 0;
@@ -318,7 +249,7 @@ impl Inner {
     }
 
     /// Tells the index which samples could not be freed. That is a record for people; nothing depends on it.
-    async fn say_failed(&self, samples: Vec<SampleRef>) {
+    pub(crate) async fn say_failed(&self, samples: Vec<SampleRef>) {
         if samples.is_empty() {
             return;
         }

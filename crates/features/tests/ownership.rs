@@ -220,6 +220,11 @@ async fn a_record_that_names_another_stores_object_removes_nothing() {
     let aborted = one(store.abort(&[id("run/2")], WITHIN).await);
     store.sweep(WITHIN).await.expect("swept");
     assert!(world.cluster.objects().contains(&key(&victim)), "{aborted:?}");
-    assert!(store.health(WITHIN).await.counters.failed_frees > 0, "it is counted");
+    assert_eq!(store.health(WITHIN).await.passed_over.quarantined, 1, "it is counted");
+    let listed = store.quarantined(None, 10, WITHIN).await.expect("a list");
+    assert!(
+        listed.len() == 1 && listed[0].key.starts_with("s/f/run%2F2/"),
+        "{listed:?}"
+    );
     assert_readable(&neighbour, &theirs, 3).await;
 }

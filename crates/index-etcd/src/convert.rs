@@ -41,7 +41,8 @@ impl Names {
             return Err(foreign(&key));
         }
         key.drain(..self.root.len());
-        String::from_utf8(key).map_err(|error| foreign(error.as_bytes()))
+        // Bytes that are no text are not ours. A list with such a key in it is read all the same.
+        Ok(String::from_utf8(key).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
     }
 
     /// A read, as one operation of etcd: its key, and how.
@@ -310,7 +311,8 @@ mod tests {
         assert_eq!(names.full("c"), b"/a/b/c");
         assert_eq!(names.relative(b"/a/b/c".to_vec()).expect("ours"), "c");
         assert_eq!(names.relative(b"/a/b/".to_vec()).expect("ours"), "");
-        for foreign in [b"/a/bc".as_slice(), b"", b"/a/b/\xff"] {
+        assert_eq!(names.relative(b"/a/b/c\xff".to_vec()).expect("shown"), "c\u{fffd}");
+        for foreign in [b"/a/bc".as_slice(), b""] {
             let error = names.relative(foreign.to_vec()).expect_err("foreign");
             assert_eq!(error.kind(), ErrorKind::Corrupt);
         }

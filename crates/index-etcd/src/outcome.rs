@@ -144,6 +144,10 @@ fn judge_status(operation: &'static str, endpoint: &str, status: Status) -> Fail
         Code::OutOfRange if says(&["etcdserver: "]) => {
             Failure::Refused(new(ErrorKind::Invalid, "etcd refuses the request"))
         }
+        Code::OutOfRange if says(&["message length too large"]) => Failure::Refused(new(
+            ErrorKind::Capacity,
+            "etcd's answer is larger than is taken in: ask for less at once",
+        )),
         Code::InvalidArgument => Failure::Refused(new(ErrorKind::Invalid, "etcd refuses the request")),
         Code::Unimplemented => Failure::Refused(new(ErrorKind::Unsupported, "this etcd cannot do that")),
         Code::DataLoss => Failure::Refused(new(

@@ -89,7 +89,7 @@ async fn live(index: &KvIndex) {
     assert_eq!(index.check(&session, &held, CALL).await.expect("an answer"), [true]);
     only(index.ack(&session, &held, CALL).await).expect("acknowledged");
     index.sweep(&session, 100, CALL).await.expect("swept");
-    let tasks = index.to_free(10, CALL).await.expect("tasks");
+    let tasks = index.to_free(None, 10, CALL).await.expect("tasks").tasks;
     assert_eq!(tasks.len(), 1);
     only(index.freed(&session, std::slice::from_ref(&sample), CALL).await).expect("freed");
     let gone = index

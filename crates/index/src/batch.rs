@@ -13,7 +13,8 @@ use holdfast_custody::{Tick, Version};
 use crate::decision::Decision;
 use crate::index::KvIndex;
 use crate::kv::{Condition, Entry, Read, Snapshot, Write};
-use crate::record::{Settle, decode_versioned};
+use crate::quarantine::{SetAside, told};
+use crate::record::{Settle, decode_versioned, unreadable_key};
 use crate::session::Session;
 use crate::types::Versioned;
 
@@ -176,14 +177,39 @@ impl KvIndex {
                     break;
                 }
             };
-            self.round(session, items, &open, &intent, &loaded, &mut results, deadline)
+            let refused = self
+                .round(session, items, &open, &intent, &loaded, &mut results, deadline)
                 .await;
+            self.set_refused_aside(refused, &loaded, &mut results, deadline).await;
         }
         let missing = || Err(Error::internal(intent.operation, "an item was left without a result"));
         results
             .into_iter()
             .map(|result| result.unwrap_or_else(missing))
             .collect()
+    }
+
+    /// Items that a record stands in the way of which cannot be read: it is set aside, and they are decided anew.
+    async fn set_refused_aside<T>(
+        &self,
+        refused: Vec<(usize, Error)>,
+        loaded: &Loaded,
+        results: &mut [Option<Result<T>>],
+        deadline: Deadline,
+    ) {
+        for (at, error) in refused {
+            let entry = unreadable_key(&error).and_then(|key| loaded.entry(key));
+            let aside = match entry {
+                Some(entry) => self.set_aside(entry, &told(&error), Vec::new(), deadline).await,
+                None => Ok(SetAside::InPlace),
+            };
+            match aside {
+                // Another item of the batch may have met the same record: it has changed by then.
+                Ok(SetAside::Moved | SetAside::Changed) => {}
+                Ok(SetAside::InPlace) => results[at] = Some(Err(error)),
+                Err(failed) => results[at] = Some(Err(failed)),
+            }
+        }
     }
 
     async fn load<Item, T>(

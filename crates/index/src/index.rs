@@ -15,6 +15,7 @@ use crate::credits::{Hints, House};
 use crate::kv::{Applied, Condition, Entry, Kv, Read, Transaction, Write};
 use crate::lanes::ReadyList;
 use crate::layout::Layout;
+use crate::quarantine::PassedOver;
 use crate::record::decode;
 use crate::session::{Sender, Session, is_full};
 
@@ -59,6 +60,9 @@ pub struct KvIndex {
     ready: Mutex<HashMap<GroupName, Arc<ReadyList>>>,
     hints: Hints,
     house: Arc<House>,
+    passed_over: PassedOver,
+    /// The note at which the last sweep of this process ended, if there was more.
+    pub(crate) swept_to: Mutex<Option<String>>,
 }
 
 /// The shared clock as it was last seen here.
@@ -96,6 +100,8 @@ impl KvIndex {
             ready: Mutex::default(),
             hints: Hints::default(),
             house: Arc::default(),
+            passed_over: PassedOver::default(),
+            swept_to: Mutex::default(),
         }
     }
 
@@ -126,6 +132,10 @@ impl KvIndex {
 
     pub(crate) fn house(&self) -> &Arc<House> {
         &self.house
+    }
+
+    pub(crate) fn passed_over(&self) -> &PassedOver {
+        &self.passed_over
     }
 
     pub(crate) fn sender(&self) -> &Sender {

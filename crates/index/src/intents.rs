@@ -16,6 +16,7 @@ use crate::lanes::Found;
 use crate::layout::Layout;
 use crate::memory::Remembered;
 use crate::notes::{Given, Holding};
+use crate::record::unreadable;
 use crate::session::Session;
 use crate::types::{Commit, Held, MOST_CLAIMS, Reserve, SampleRef, Versioned};
 
@@ -65,12 +66,12 @@ pub(crate) fn owned(sample: &SampleId, key: &ObjectKey, owner: &SampleRef) -> Er
 
 /// The owner that a claim names. It was written with the reservation, so its version is the generation.
 pub(crate) fn owner(claim: &Entry) -> Result<SampleRef> {
-    let unreadable = || Error::internal("index.claim", "a claim cannot be read").with("key", &claim.key);
+    let no_name = || unreadable(&claim.key, "this is no claim: it names no sample");
     let sample = std::str::from_utf8(&claim.value)
         .ok()
         .and_then(|name| SampleId::new(name).ok());
     Ok(SampleRef {
-        sample: sample.ok_or_else(unreadable)?,
+        sample: sample.ok_or_else(no_name)?,
         generation: generation_of(claim.version)?,
     })
 }
@@ -155,7 +156,11 @@ impl KvIndex {
         let keys = |item: &Reserve| self.layout().in_its_way(&item.sample, &item.claims).collect();
         let decide = |item: &Reserve, loaded: &Loaded| {
             check_claims(item)?;
-            if loaded.entry(&self.layout().pending(&item.sample)).is_some() {
+            // One that cannot be read would block the sample's name for ever.
+            if loaded
+                .record::<Reserved>(&self.layout().pending(&item.sample))?
+                .is_some()
+            {
                 return Err(being_written(&item.sample));
             }
             for key in &item.claims {

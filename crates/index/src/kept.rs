@@ -6,7 +6,7 @@
 //! of its objects at once; a sweep moves the record to the list (`f/`) when its time is over, and whoever frees it removes
 //! them a second time.
 
-use holdfast_core::{Deadline, Error, Result};
+use holdfast_core::{Deadline, Result};
 use holdfast_custody::{Retired, Tick};
 
 use crate::batch::{Intent, Loaded};
@@ -14,6 +14,7 @@ use crate::decision::Decision;
 use crate::index::KvIndex;
 use crate::kv::Read;
 use crate::layout::Layout;
+use crate::record::unreadable;
 use crate::session::Session;
 use crate::types::Versioned;
 
@@ -45,7 +46,7 @@ impl KvIndex {
             };
             let (sample, _) = Layout::parse_retired(key)
                 .filter(|(sample, _)| self.layout().retired_home(sample, &kept.record).ok().as_ref() == Some(key))
-                .ok_or_else(|| Error::internal(OPERATION, "a kept record is not where it belongs").with("key", key))?;
+                .ok_or_else(|| unreadable(key, "this record is not the one that belongs under its key"))?;
             let after = kept.record.clone().kept_no_longer();
             self.drain(&sample, &kept, &after, ())
         };

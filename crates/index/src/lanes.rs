@@ -14,7 +14,7 @@
 //! is looked into from its start once in a while ([`FROM_THE_START`]), after something that was seen in it was given up, and
 //! always before somebody concludes that there is nothing.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,6 +44,12 @@ const FROM_THE_START: Duration = Duration::from_secs(1);
 /// For how many looks a lane that had nothing is passed over. After that it is looked into again, whatever the others
 /// have, so that nothing in it is left behind.
 const PASSED_OVER: u64 = 2 * LANES;
+
+/// For how long a sample is passed over that cannot be taken here.
+const PASSED_BY: Duration = Duration::from_secs(10);
+
+/// How many samples are remembered as doubtful, or as passed over.
+const MOST_REMEMBERED: usize = 65_536;
 
 /// A sample that was seen in the ready list, or that is known by name only.
 #[derive(Clone, Debug)]
@@ -89,6 +95,10 @@ struct Known {
     appetite: usize,
     /// Into how many lanes one look goes: the less there is in a lane, the more.
     width: usize,
+    /// What was in the list and could not be had, once.
+    doubted: HashSet<SampleRef>,
+    /// What cannot be taken by this process, and since when.
+    passed_over: HashMap<SampleRef, Timestamp>,
 }
 
 /// Where one look goes, and how many it wants to see of each lane.
@@ -147,6 +157,38 @@ impl ReadyList {
             .filter(|found| known.known.insert(found.sample.clone()));
         known.found.extend(new.map(|found| (found, now)));
         known.found.len() - before
+    }
+
+    /// A sample that was in the list could not be had. True if that is so for the second time.
+    pub(crate) fn doubt(&self, sample: &SampleRef) -> bool {
+        let mut known = self.known.lock();
+        if known.doubted.remove(sample) {
+            return true;
+        }
+        if known.doubted.len() >= MOST_REMEMBERED {
+            known.doubted.clear();
+        }
+        known.doubted.insert(sample.clone());
+        false
+    }
+
+    /// A sample cannot be taken by this process: for a while, looks pass it.
+    pub(crate) fn pass_over(&self, sample: &SampleRef, now: Timestamp) {
+        let mut known = self.known.lock();
+        if known.passed_over.len() >= MOST_REMEMBERED {
+            known.passed_over.clear();
+        }
+        known.passed_over.insert(sample.clone(), now);
+    }
+
+    /// Leaves out what cannot be taken by this process.
+    pub(crate) fn without_passed_over(&self, found: &mut Vec<Found>, now: Timestamp) {
+        let mut known = self.known.lock();
+        if known.passed_over.is_empty() {
+            return;
+        }
+        known.passed_over.retain(|_, since| now.since(*since) <= PASSED_BY);
+        found.retain(|found| !known.passed_over.contains_key(&found.sample));
     }
 
     /// Reaches for these, whoever else of this process does: there was nothing else to see.

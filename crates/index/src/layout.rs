@@ -23,6 +23,8 @@
 //! | `q/{group}/{lane}/{order}/{sample}` | ready for a group | follows from `s` |
 //! | `h/{session}/{until}/{by}-{number}` | what one transaction gave a session until a tick | notes, sweep |
 //! | `k/{object key}` | which sample owns an object that another writer named; its generation is this entry's version | reserve, freed |
+//! | `x/i/{key}/{version}` | why a record is in quarantine | see [`crate::quarantine`] |
+//! | `x/o/{key}/{version}` | its bytes, as they were | as above |
 //! | `t` | the shared clock | tick |
 //! | `b/budget` | the store's budget in bytes; no such key, no budget | set once |
 //! | `b/free` | bytes of the budget that are nobody's | reserve, freed, sweep: see [`crate::credits`] |
@@ -36,7 +38,7 @@ use std::ops::Range;
 
 use holdfast_core::key::{escape, escape_into, unescape};
 use holdfast_core::{Digest, Error, Generation, ObjectKey, Result, SampleId, StoreId};
-use holdfast_custody::{GroupName, GroupState, Live, Progress, Reserved, Retired, SessionId, Tick};
+use holdfast_custody::{GroupName, GroupState, Live, Progress, Reserved, Retired, SessionId, Tick, Version};
 
 use crate::kv::{Write, prefix};
 use crate::record::{Description, encode, encode_described};
@@ -48,6 +50,13 @@ pub(crate) const LANES: u64 = 32;
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     root: String,
+}
+
+/// Where a record goes that cannot be read.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Aside {
+    pub(crate) info: String,
+    pub(crate) bytes: String,
 }
 
 /// Hardly any change of a record takes more writes.
@@ -91,6 +100,28 @@ impl Layout {
         let name = sample.as_str();
         let length = self.root.len() + kind.len() + name.len() + NUMBERS_AND_SLASHES;
         Key(String::with_capacity(length)).text(&self.root).text(kind)
+    }
+
+    /// Where the record under a key goes if it cannot be read; none for a key of another store.
+    pub(crate) fn aside(&self, key: &str, version: Version) -> Option<Aside> {
+        let rest = key.strip_prefix(&self.root)?;
+        let place = |kind: &str| format!("{}x/{kind}/{rest}/{:016x}", self.root, version.0);
+        Some(Aside {
+            info: place("i"),
+            bytes: place("o"),
+        })
+    }
+
+    pub(crate) fn all_aside(&self) -> Range<String> {
+        prefix(self.key(format_args!("x/i/")))
+    }
+
+    /// The key and version that a record in quarantine had.
+    pub(crate) fn parse_aside(&self, info: &str) -> Option<(String, Version)> {
+        let rest = info.strip_prefix(&self.root)?.strip_prefix("x/i/")?;
+        let (key, version) = rest.rsplit_once('/')?;
+        let version = u64::from_str_radix(version, 16).ok()?;
+        Some((format!("{}{key}", self.root), Version(version)))
     }
 
     fn key(&self, rest: std::fmt::Arguments<'_>) -> String {
@@ -210,6 +241,15 @@ impl Layout {
         prefix(self.key(format_args!("q/{group}/{lane:02x}/")))
     }
 
+    /// From a key of a lane up to its end.
+    pub(crate) fn rest_of_lane(&self, from: &str) -> Option<Range<String>> {
+        let in_list = from.strip_prefix(&self.root)?.strip_prefix("q/")?;
+        let (group, rest) = in_list.split_once('/')?;
+        let (lane, _) = rest.split_once('/')?;
+        let lane = prefix(self.key(format_args!("q/{group}/{lane}/")));
+        Some(from.to_owned()..lane.end)
+    }
+
     pub(crate) fn ready(&self, group: &GroupName) -> Range<String> {
         prefix(self.key(format_args!("q/{group}/")))
     }
@@ -251,7 +291,7 @@ impl Layout {
     }
 
     /// The entry of a ready list, if a sample of this generation waits for the group.
-    fn ready_entry(&self, sample: &SampleId, generation: Generation, group: &GroupName) -> String {
+    pub(crate) fn ready_entry(&self, sample: &SampleId, generation: Generation, group: &GroupName) -> String {
         let key = self.of_sample("q/", sample).text(group.as_str()).text("/");
         let key = key.number([lane_of(sample)]).text("/");
         let key = key.number(generation.get().to_be_bytes()).text("/");
@@ -343,7 +383,16 @@ fn unescaped(segment: &str) -> Option<SampleId> {
     }
 }
 
-fn waits_for(record: &Live, group: &GroupName) -> bool {
+/// From where on a list is read whose last key seen was this one. A store of keys shows bytes that are no text as `U+FFFD`,
+/// which is not where they stand in its order; keys of ours are ASCII, so what begins alike is passed.
+pub(crate) fn after(key: &str) -> String {
+    match key.split_once(char::REPLACEMENT_CHARACTER) {
+        Some((before, _)) => prefix(before).end,
+        None => format!("{key}\0"),
+    }
+}
+
+pub(crate) fn waits_for(record: &Live, group: &GroupName) -> bool {
     let waits = |state: &GroupState| state.group == *group && state.progress == Progress::Waiting;
     record.groups.iter().any(waits)
 }

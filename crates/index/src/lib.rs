@@ -14,6 +14,7 @@
 //! | `notes` | what was given to whom, so that it can be taken back |
 //! | `memory` | records that a session has just written, so that it need not read them |
 //! | `lanes` | what a process knows about the ready lists |
+//! | `quarantine`, `pages` | what cannot be read harms nothing else; lists are read in parts |
 //! | `intents`, `answers`, `ready`, `look`, `sweep` | the intents themselves |
 
 mod answers;
@@ -33,6 +34,8 @@ mod look;
 mod memory;
 mod moves;
 mod notes;
+mod pages;
+mod quarantine;
 mod ready;
 mod record;
 mod round;
@@ -54,7 +57,10 @@ pub use index::{IndexConfig, KvIndex};
 pub use kv::History;
 use lanes::Found;
 pub use session::Session;
-pub use types::{Answered, Commit, FreeTask, Held, MOST_CLAIMS, Reserve, SampleRef, SweepReport, Versioned, View};
+pub use types::{
+    Answered, Commit, FreeList, FreeTask, Held, ListPlace, MOST_CLAIMS, PassedOver, Quarantined, Reserve, SampleRef,
+    SweepReport, Unreadable, Versioned, View,
+};
 
 /// The custody records of one store, shared by all processes that use it.
 ///
@@ -94,6 +100,9 @@ pub use types::{Answered, Commit, FreeTask, Held, MOST_CLAIMS, Reserve, SampleRe
 ///
 /// **Retired** samples are given out by **to_free** when no lease on them is left; **freed** forgets them. Freed twice is
 /// freed once. A **lost** one (`Reason::Lost`) is given out only after some ticks more: its objects may come back until then.
+///
+/// **Records that cannot be read** harm nothing but themselves: whoever meets one moves it into quarantine, and goes on.
+/// Records of a later release are passed over and left alone; asked for by name they are `Unsupported`.
 ///
 /// **Sweep** moves the shared clock on and takes back what has ended. Any process may, at any time, several at once.
 #[async_trait]
@@ -170,14 +179,16 @@ pub trait Index: Send + Sync + Debug {
     /// Who owns objects that other writers named, by their claims; none for one that no sample of this store claims.
     async fn owners(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<Option<SampleRef>>>;
 
-    /// Takes back what has ended; looks at no more than `limit` records.
+    /// Takes back what has ended; looks at no more than `limit` records, and goes on where the last sweep of this index
+    /// ended if there was more.
     async fn sweep(&self, session: &Session, limit: usize, within: Duration) -> Result<SweepReport>;
 
     /// The shared clock, as of the last sweep or lease here.
     async fn tick(&self, within: Duration) -> Result<Tick>;
 
-    /// Retired samples whose objects may be removed now.
-    async fn to_free(&self, limit: usize, within: Duration) -> Result<Vec<FreeTask>>;
+    /// Retired samples whose objects may be removed now: the part of the list after a place in it, no more than `limit`
+    /// and no more bytes than are read well at once.
+    async fn to_free(&self, after: Option<&ListPlace>, limit: usize, within: Duration) -> Result<FreeList>;
 
     /// Their objects are gone.
     async fn freed(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>>;
@@ -189,6 +200,24 @@ pub trait Index: Send + Sync + Debug {
     fn history(&self) -> History {
         History::default()
     }
+
+    /// Moves samples into quarantine whose record can be read, and what their producer said about them cannot. False for
+    /// one that has changed, or has gone, meanwhile.
+    async fn quarantine(&self, items: &[Unreadable], within: Duration) -> Vec<Result<bool>>;
+
+    /// What is in quarantine, in the order of keys: after this one, up to `limit`.
+    async fn quarantined(
+        &self,
+        after: Option<&Quarantined>,
+        limit: usize,
+        within: Duration,
+    ) -> Result<Vec<Quarantined>>;
+
+    /// The bytes of a record in quarantine, as they were.
+    async fn quarantined_bytes(&self, which: &Quarantined, within: Duration) -> Result<Vec<u8>>;
+
+    /// What this process has passed over so far.
+    fn passed_over(&self) -> PassedOver;
 }
 
 #[async_trait]
@@ -293,8 +322,8 @@ impl Index for KvIndex {
         self.known_tick(self.deadline(within)).await
     }
 
-    async fn to_free(&self, limit: usize, within: Duration) -> Result<Vec<FreeTask>> {
-        self.do_to_free(limit, self.deadline(within)).await
+    async fn to_free(&self, after: Option<&ListPlace>, limit: usize, within: Duration) -> Result<FreeList> {
+        self.do_to_free(after, limit, self.deadline(within)).await
     }
 
     async fn freed(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
@@ -307,5 +336,27 @@ impl Index for KvIndex {
 
     fn history(&self) -> History {
         self.kv().history()
+    }
+
+    async fn quarantine(&self, items: &[Unreadable], within: Duration) -> Vec<Result<bool>> {
+        self.do_quarantine(items, self.deadline(within)).await
+    }
+
+    async fn quarantined(
+        &self,
+        after: Option<&Quarantined>,
+        limit: usize,
+        within: Duration,
+    ) -> Result<Vec<Quarantined>> {
+        self.do_quarantined(after, limit, self.deadline(within)).await
+    }
+
+    async fn quarantined_bytes(&self, which: &Quarantined, within: Duration) -> Result<Vec<u8>> {
+        self.do_quarantined_bytes(which, self.deadline(within)).await
+    }
+
+    fn passed_over(&self) -> PassedOver {
+        let (quarantined, later) = Self::passed_over(self).counts();
+        PassedOver { quarantined, later }
     }
 }

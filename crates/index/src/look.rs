@@ -6,7 +6,7 @@ use holdfast_custody::Live;
 use crate::index::KvIndex;
 use crate::intents::owner;
 use crate::kv::{Entry, Read};
-use crate::record::decode_versioned;
+use crate::record::{decode_versioned, unreadable_key};
 use crate::session::Session;
 use crate::types::{Held, SampleRef, Versioned, View};
 
@@ -23,7 +23,11 @@ impl KvIndex {
             let mut snapshot = self.kv().read(&reads, deadline.remaining(self.clock())).await?;
             let alive = snapshot.entries.pop().is_some_and(|entries| !entries.is_empty());
             for (item, entries) in chunk.iter().zip(&snapshot.entries) {
-                let live: Option<Versioned<Live>> = entries.first().map(decode_versioned).transpose()?;
+                let live: Option<Versioned<Live>> = match entries.first().map(decode_versioned).transpose() {
+                    // Nobody holds what cannot be read.
+                    Err(error) if unreadable_key(&error).is_some() => None,
+                    live => live?,
+                };
                 let holds = live.is_some_and(|live| {
                     live.record.generation == item.sample.generation && live.record.holds(item.token)
                 });
@@ -42,7 +46,15 @@ impl KvIndex {
                 .collect();
             let snapshot = self.kv().read(&reads, deadline.remaining(self.clock())).await?;
             for (sample, entries) in chunk.iter().zip(snapshot.entries) {
-                views.push(entries.first().map(|entry| view(sample, entry)).transpose()?);
+                let found = entries.first().map(|entry| view(sample, entry)).transpose();
+                views.push(match found {
+                    // What is in quarantine is not live. What is of a later release may be: that is not for us to say.
+                    Err(error) if unreadable_key(&error).is_some() => {
+                        self.sort_out(entries, |entry| view(sample, entry), deadline).await?;
+                        None
+                    }
+                    found => found?,
+                });
             }
         }
         Ok(views)
@@ -57,7 +69,9 @@ impl KvIndex {
             let reads: Vec<Read> = chunk.iter().map(|key| Read::Key(self.layout().claim(key))).collect();
             let snapshot = self.kv().read(&reads, deadline.remaining(self.clock())).await?;
             for entries in snapshot.entries {
-                owners.push(entries.first().map(owner).transpose()?);
+                // A claim that cannot be read is nobody's, and goes into quarantine.
+                let mut read = self.sort_out(entries, owner, deadline).await?;
+                owners.push(read.good.pop());
             }
         }
         Ok(owners)

@@ -8,15 +8,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_core::{Deadline, Error, ErrorKind, Generation, Result, Retry};
-use holdfast_custody::{GroupName, Version};
+use holdfast_custody::{GroupName, Live, Version};
 
 use crate::index::KvIndex;
 use crate::kv::{Entry, Read, Snapshot};
 use crate::lanes::{Found, Lane, Look, Reached, ReadyList, Saw};
-use crate::layout::{LANES, Layout};
-use crate::record::decode_versioned;
+use crate::layout::{LANES, Layout, after, waits_for};
+use crate::record::{decode_versioned, unreadable};
 use crate::session::Session;
-use crate::types::{Held, SampleRef};
+use crate::sweep::is_about_one_record;
+use crate::types::{Held, SampleRef, Versioned};
 
 /// How close to its deadline a call that was cut short by it ends: clocks and timers round.
 const CUT_SHORT: Duration = Duration::from_millis(10);
@@ -101,16 +102,41 @@ impl KvIndex {
         }
         let mut held = Vec::with_capacity(ready.len());
         let mut failed = None;
+        let (list, now) = (self.ready_list(group), self.clock().now());
+        let mut strays = Vec::new();
         // What was copied to the ready list is good for a first try without a look.
-        for result in self.do_lease(session, &ready, Some(group), ticks, deadline).await {
-            match result {
-                Ok(lease) => held.push(lease),
-                // Somebody else was faster, or the sample went away in between.
-                Err(error) if matches!(error.kind(), ErrorKind::Conflict | ErrorKind::NotFound) => {}
-                Err(error)
-                    if error.kind() == ErrorKind::Fenced && session.is_alive() && error.fact("session").is_none() => {}
-                Err(error) => failed = Some(error),
+        let results = self.do_lease(session, &ready, Some(group), ticks, deadline).await;
+        for (found, result) in ready.iter().zip(results) {
+            let error = match result {
+                Ok(lease) => {
+                    held.push(lease);
+                    continue;
+                }
+                Err(error) => error,
+            };
+            let is_gone = match error.kind() {
+                ErrorKind::Conflict | ErrorKind::NotFound => true,
+                ErrorKind::Fenced => session.is_alive() && error.fact("session").is_none(),
+                _ => false,
+            };
+            if is_gone {
+                // Somebody else was faster, or the sample went away in between. If that is so again, it may be a stray.
+                if list.doubt(&found.sample) {
+                    strays.push(found.sample.clone());
+                }
+            } else if is_about_one_record(&error) {
+                // Of a later release, or in the way of everything: others are taken meanwhile.
+                tracing::debug!(%error, sample = %found.sample.sample, "a sample is passed over");
+                list.pass_over(&found.sample, now);
+            } else {
+                failed = Some(error);
             }
+        }
+        drop(ready);
+        if !strays.is_empty()
+            && let Err(error) = self.set_strays_aside(group, &strays, deadline).await
+        {
+            tracing::debug!(%error, "strays in a ready list stay for now");
         }
         // What was taken beside an error must not be forgotten.
         match failed {
@@ -168,8 +194,8 @@ impl KvIndex {
     ) -> Result<()> {
         let begun = self.clock().now();
         let reads: Vec<Read> = lanes.iter().map(|lane| self.lane(group, lane, of_each)).collect();
-        let snapshot = self.kv().read(&reads, deadline.remaining(self.clock())).await?;
-        let found: Vec<Found> = snapshot.entries.iter().flatten().map(parse).collect::<Result<_>>()?;
+        let snapshot = self.read_lanes(&reads, deadline).await?;
+        let found = self.found_in(group, &snapshot, list, deadline).await?;
         let (seen, wanted) = (found.len(), of_each * lanes.len());
         let saw = lanes.into_iter().zip(saw(&snapshot, of_each)).collect();
         list.leave(found, self.clock().now());
@@ -192,11 +218,14 @@ impl KvIndex {
         let mut reads: Vec<Read> = lanes.iter().map(|lane| self.lane(group, lane, each)).collect();
         // Who has nothing to take learns here that its session has ended; the others do when they take it.
         reads.push(Read::Key(self.layout().alive(session.id())));
-        let mut snapshot = self.kv().read(&reads, deadline.remaining(self.clock())).await?;
+        let mut snapshot = self.read_lanes(&reads, deadline).await?;
         if snapshot.entries.pop().is_none_or(|alive| alive.is_empty()) {
             return Err(session.fenced("index.lease_next"));
         }
-        let mut found: Vec<Found> = snapshot.entries.iter().flatten().map(parse).collect::<Result<_>>()?;
+        let mut found = self.found_in(group, &snapshot, list, deadline).await?;
+        if found.is_empty() {
+            found = self.look_behind(group, &snapshot, each, list, deadline).await?;
+        }
         let (seen, wanted) = (found.len(), each * lanes.len());
         let saw = lanes.into_iter().zip(saw(&snapshot, each)).collect();
         list.saw(saw, (seen, wanted), begun);
@@ -215,11 +244,137 @@ impl KvIndex {
         })
     }
 
+    /// Reads lanes. If the answer would be too large, as one of whole records may be, their first entries only.
+    async fn read_lanes(&self, reads: &[Read], deadline: Deadline) -> Result<Snapshot> {
+        let left = || deadline.remaining(self.clock());
+        let mut reads = reads.to_vec();
+        loop {
+            match self.kv().read(&reads, left()).await {
+                Err(error) if error.kind() == ErrorKind::Capacity && fewer(&mut reads) => {}
+                answer => return answer,
+            }
+        }
+    }
+
+    /// The samples in lanes that were read. What cannot be read is set aside; what a later release wrote is passed over.
+    async fn found_in(
+        &self,
+        group: &GroupName,
+        snapshot: &Snapshot,
+        list: &ReadyList,
+        deadline: Deadline,
+    ) -> Result<Vec<Found>> {
+        let mut found = Vec::new();
+        let mut bad = Vec::new();
+        for entry in snapshot.entries.iter().flatten() {
+            match self.parse(group, entry) {
+                Ok(ready) => found.push(ready),
+                Err(_) => bad.push(entry.clone()),
+            }
+        }
+        if !bad.is_empty() {
+            let parse = |entry: &Entry| self.parse(group, entry);
+            found.extend(self.sort_out(bad, parse, deadline).await?.good);
+        }
+        list.without_passed_over(&mut found, self.clock().now());
+        Ok(found)
+    }
+
+    /// Looks further into lanes of which nothing that was seen can be taken.
+    async fn look_behind(
+        &self,
+        group: &GroupName,
+        snapshot: &Snapshot,
+        each: usize,
+        list: &ReadyList,
+        deadline: Deadline,
+    ) -> Result<Vec<Found>> {
+        let full = |entries: &Vec<Entry>| {
+            entries
+                .last()
+                .filter(|_| entries.len() >= each)
+                .map(|last| after(&last.key))
+        };
+        let end = self.layout().ready(group).end;
+        let mut from: Vec<String> = snapshot.entries.iter().filter_map(full).collect();
+        while !from.is_empty() && !deadline.passed(self.clock()) {
+            let ranges = from.drain(..).map(|start| Read::Range {
+                keys: self
+                    .layout()
+                    .rest_of_lane(&start)
+                    .unwrap_or_else(|| start.clone()..end.clone()),
+                limit: each,
+                keys_only: false,
+            });
+            let reads: Vec<Read> = ranges.collect();
+            let snapshot = self.read_lanes(&reads, deadline).await?;
+            let found = self.found_in(group, &snapshot, list, deadline).await?;
+            if !found.is_empty() {
+                return Ok(found);
+            }
+            from = snapshot.entries.iter().filter_map(full).collect();
+        }
+        Ok(Vec::new())
+    }
+
+    /// Entries of the ready list that no live record calls for, out of those that were found so twice. What is not put
+    /// right by the process that takes or retires the sample is a stray, and would be reached for for ever.
+    async fn set_strays_aside(&self, group: &GroupName, samples: &[SampleRef], deadline: Deadline) -> Result<()> {
+        for SampleRef { sample, generation } in samples {
+            let reads = [
+                Read::Key(self.layout().ready_entry(sample, *generation, group)),
+                Read::Key(self.layout().live(sample)),
+            ];
+            let snapshot = self.kv().read(&reads, deadline.remaining(self.clock())).await?;
+            let mut entries = snapshot.entries.into_iter().map(|entries| entries.into_iter().next());
+            let (Some(Some(stray)), live) = (entries.next(), entries.next().flatten()) else {
+                continue;
+            };
+            let live: Option<Versioned<Live>> = match live.as_ref().map(decode_versioned).transpose() {
+                Ok(live) => live,
+                // Only a process that can read the record can tell.
+                Err(_) => continue,
+            };
+            let is_called_for =
+                |live: Versioned<Live>| live.record.generation == *generation && waits_for(&live.record, group);
+            if !live.is_some_and(is_called_for) {
+                let why = "no live sample of this generation waits for this group";
+                self.set_aside(&stray, why, Vec::new(), deadline).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What an entry of the ready list tells.
+    fn parse(&self, group: &GroupName, entry: &Entry) -> Result<Found> {
+        let key = &entry.key;
+        let order = key
+            .rsplit('/')
+            .nth(1)
+            .and_then(|order| u64::from_str_radix(order, 16).ok());
+        let parsed = order.and_then(Generation::new).zip(Layout::ready_sample(key));
+        // Under another key it would not be found again, nor deleted.
+        let parsed =
+            parsed.filter(|(generation, sample)| self.layout().ready_entry(sample, *generation, group) == *key);
+        let (generation, sample) =
+            parsed.ok_or_else(|| unreadable(key, "this is no key of a sample that waits for a group"))?;
+        let copied: Option<Versioned<Live>> = (!entry.value.is_empty()).then(|| decode_versioned(entry)).transpose()?;
+        if copied
+            .as_ref()
+            .is_some_and(|copied| copied.record.generation != generation)
+        {
+            return Err(unreadable(key, "this is a copy of another sample's record"));
+        }
+        Ok(Found {
+            sample: SampleRef { sample, generation },
+            copied,
+        })
+    }
+
     fn lane(&self, group: &GroupName, lane: &Lane, limit: usize) -> Read {
         let mut keys = self.layout().ready_lane(group, lane.number);
         if let Some(seen) = &lane.after {
-            // The first key after that one.
-            keys.start = format!("{}\0", seen.key);
+            keys.start = after(&seen.key);
         }
         Read::Range {
             keys,
@@ -277,19 +432,16 @@ fn saw(snapshot: &Snapshot, limit: usize) -> impl Iterator<Item = Saw> {
     })
 }
 
-/// What an entry of the ready list tells.
-fn parse(entry: &Entry) -> Result<Found> {
-    let key = &entry.key;
-    let order = key
-        .rsplit('/')
-        .nth(1)
-        .and_then(|order| u64::from_str_radix(order, 16).ok());
-    let parsed = order.and_then(Generation::new).zip(Layout::ready_sample(key));
-    let (generation, sample) = parsed
-        .ok_or_else(|| Error::internal("index.ready", "an entry of the ready list cannot be read").with("key", key))?;
-    let copied = (!entry.value.is_empty()).then(|| decode_versioned(entry)).transpose()?;
-    Ok(Found {
-        sample: SampleRef { sample, generation },
-        copied,
-    })
+/// Asks for half as much of each range. False if there is nothing left to halve.
+fn fewer(reads: &mut [Read]) -> bool {
+    let mut halved = false;
+    for read in reads {
+        if let Read::Range { limit, .. } = read
+            && *limit > 1
+        {
+            *limit = limit.div_ceil(2);
+            halved = true;
+        }
+    }
+    halved
 }

@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use holdfast_core::{Error, Result};
+use holdfast_core::{Error, ErrorKind, Result};
 use holdfast_custody::{Live, Reserved, Retired, Version};
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use crate::kv::Entry;
 use crate::types::Versioned;
@@ -56,20 +56,64 @@ fn encode_into(value: &mut Vec<u8>, record: &impl Serialize) -> Result<()> {
         .map_err(|error| Error::internal("index.encode", "a record cannot be written as JSON").caused_by(error))
 }
 
+/// The latest form of a record that is read here. A record says its form as `"v"`; one that says none is of the first.
+/// What an older release may ignore is added without a new form; what it must not touch raises it.
+pub(crate) const RECORD_VERSION: u64 = 1;
+
+/// No record is longer, whatever the store of keys can hold: etcd takes 1.5 MiB in one request unless it is told to take
+/// more, and the plan of the largest sample is far from that.
+pub(crate) const MOST_RECORD: usize = 2 << 20;
+
+const DECODE: &str = "index.decode";
+
+/// What cannot be a record: it is set aside ([`crate::quarantine`]).
+pub(crate) fn unreadable(key: &str, why: &str) -> Error {
+    Error::new(ErrorKind::Corrupt, DECODE, why).with("key", key)
+}
+
+/// The key of the record that this error says cannot be read.
+pub(crate) fn unreadable_key(error: &Error) -> Option<&str> {
+    let is_ours = error.kind() == ErrorKind::Corrupt && error.operation() == DECODE;
+    error.fact("key").filter(|_| is_ours)
+}
+
 /// Reads a record. Fields that a later release added are passed over, so that releases can work side by side.
+///
+/// # Errors
+/// `Corrupt` if it is no record, `Unsupported` if it says that it is of a later form: see [`crate::quarantine`].
 pub(crate) fn decode<T: DeserializeOwned>(entry: &Entry) -> Result<T> {
     decode_record(&entry.key, cut(&entry.value).0)
 }
 
 fn decode_record<T: DeserializeOwned>(key: &str, record: &[u8]) -> Result<T> {
-    serde_json::from_slice(record).map_err(|error| {
-        Error::internal(
-            "index.decode",
-            "a record cannot be read; was it written by something else?",
-        )
-        .with("key", key)
-        .caused_by(error)
-    })
+    if record.len() > MOST_RECORD {
+        return Err(unreadable(key, "this is longer than any record"));
+    }
+    let read = serde_json::from_slice(record);
+    if read.is_ok() && !says_its_form(record) {
+        return read.map_err(|error| unreadable(key, "this is no record").caused_by(error));
+    }
+    if let Some(form) = form_of(record).filter(|form| *form > RECORD_VERSION) {
+        let message = "this record was written by a later release; upgrade this process";
+        let error = Error::new(ErrorKind::Unsupported, DECODE, message);
+        return Err(error.with("key", key).with("form", form));
+    }
+    read.map_err(|error| unreadable(key, "this is no record; what wrote it?").caused_by(error))
+}
+
+/// Whether it may say its form: a quote inside a string is escaped, so this is a name, if perhaps one further inside.
+fn says_its_form(record: &[u8]) -> bool {
+    record.windows(4).any(|window| window == br#""v":"#)
+}
+
+/// The form that a record says it has.
+fn form_of(record: &[u8]) -> Option<u64> {
+    #[derive(Deserialize)]
+    struct Head {
+        v: Option<u64>,
+    }
+    let head: Head = serde_json::from_slice(record).ok()?;
+    head.v
 }
 
 /// A record that could not know some versions when it was written.
@@ -100,4 +144,70 @@ pub(crate) fn decode_versioned<T: Settle>(entry: &Entry) -> Result<Versioned<T>>
         version: entry.version,
         description: description.map(Arc::from),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use holdfast_custody::Reason;
+
+    const RETIRED: &str = r#""generation":3,"nonce":5,"producer":1,"bytes":1,"readers":[],"failed_frees":0"#;
+
+    fn read(record: &str) -> Result<Versioned<Retired>> {
+        decode_versioned(&Entry {
+            key: "s/f/a/3".to_owned(),
+            value: record.as_bytes().to_vec(),
+            version: Version(9),
+        })
+    }
+
+    #[test]
+    fn what_a_later_release_adds_is_passed_over() {
+        let reason = |text: &str| read(text).map(|read| read.record.reason);
+        let known = format!(r#"{{{RETIRED},"reason":"Aborted","new":{{"v":7}},"v":1}}"#);
+        assert_eq!(reason(&known).expect("a record"), Reason::Aborted);
+        for unknown in [r#""SomethingNew""#, r#"{"SomethingNew":{"since":7}}"#] {
+            let text = format!(r#"{{{RETIRED},"reason":{unknown}}}"#);
+            assert_eq!(reason(&text).expect("a record"), Reason::Other, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_of_a_later_form_is_not_taken_for_garbage() {
+        for text in [
+            format!(r#"{{{RETIRED},"reason":"Aborted","v":2}}"#),
+            r#"{"v":2,"all":"new"}"#.to_owned(),
+        ] {
+            let error = read(&text).expect_err("of a later release");
+            assert_eq!(
+                (error.kind(), unreadable_key(&error)),
+                (ErrorKind::Unsupported, None),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_no_record_says_which_it_is() {
+        let plan = r#"{\"v\":2}"#;
+        let planned = read(&format!(r#"{{{RETIRED},"reason":"Aborted","plan":"{plan}"}}"#));
+        assert!(planned.is_ok(), "the plan's version is not the record's: {planned:?}");
+        let long = format!(
+            r#"{{{RETIRED},"reason":"Aborted","plan":"{}"}}"#,
+            "x".repeat(MOST_RECORD)
+        );
+        for text in [
+            "",
+            "7",
+            "[]",
+            "{",
+            r#"{"generation":0}"#,
+            r#"{"v":1}"#,
+            r#"{"v":"2"}"#,
+            &long,
+        ] {
+            let error = read(text).expect_err("no record");
+            assert_eq!(unreadable_key(&error), Some("s/f/a/3"), "{error}");
+        }
+    }
 }

@@ -19,7 +19,7 @@ use crate::index::KvIndex;
 use crate::kv::{Applied, Condition, Write};
 use crate::memory::Remembered;
 use crate::notes::{Given, Holding, Line, Note, OpenNote};
-use crate::record::{encode, without_description};
+use crate::record::{encode, unreadable_key, without_description};
 use crate::session::{Sender, Session};
 
 /// Room in every transaction for what is not about its items: the slot, the session, the clock, credits.
@@ -35,7 +35,8 @@ impl KvIndex {
         self.kv().limits().operations - Sender::OVERHEAD - 1 - for_credits
     }
 
-    /// Decides every open item and sends what is to be changed. Items without a result are to be decided anew.
+    /// Decides every open item and sends what is to be changed. Items without a result are to be decided anew. Returns
+    /// those that a record stands in the way of which cannot be read.
     #[expect(clippy::too_many_arguments, reason = "one round of a batch")]
     pub(crate) async fn round<Item, T>(
         &self,
@@ -46,7 +47,8 @@ impl KvIndex {
         loaded: &Loaded,
         results: &mut [Option<Result<T>>],
         deadline: Deadline,
-    ) {
+    ) -> Vec<(usize, Error)> {
+        let mut refused = Vec::new();
         let most = self.room(intent);
         let most_bytes = self.kv().limits().bytes.saturating_sub(OTHER_BYTES);
         let mut decided: Vec<(usize, Decision<T>)> = Vec::with_capacity(open.len());
@@ -57,6 +59,7 @@ impl KvIndex {
             match (intent.decide)(&items[*at], loaded) {
                 // It follows from what was believed; what is there has yet to be looked at.
                 Err(_) if loaded.guess => {}
+                Err(error) if unreadable_key(&error).is_some() => refused.push((*at, error)),
                 Err(error) => results[*at] = Some(Err(error)),
                 Ok(decision) if decision.bytes() > most_bytes => {
                     results[*at] = Some(Err(Error::invalid(
@@ -120,6 +123,7 @@ impl KvIndex {
                 results[at] = Some(result);
             }
         }
+        refused
     }
 
     /// Sends what was decided for some items as one transaction. Items without a result are to be decided anew.

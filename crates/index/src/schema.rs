@@ -2,12 +2,16 @@
 //!
 //! A program that does not know a layout must not touch it: it would read records wrongly and, worse, write them. So
 //! the first who opens a store writes the version of its layout under [`KEY`], and everybody who opens it later checks.
+//! A later layout that programs of an older one may still use says so: `3 from 2` is version 3, which whoever knows
+//! version 2 may use as well. This program knows the versions from [`OLDEST`] to [`VERSION`].
 //!
 //! | what is there | what [`check`] does |
 //! |---|---|
 //! | nothing | writes [`VERSION`], on condition that nobody else did meanwhile |
-//! | [`VERSION`] | goes on |
-//! | a newer one | refuses with `Unsupported`: upgrade this program |
+//! | a version from [`OLDEST`] to [`VERSION`] | goes on, and leaves it as it is |
+//! | a newer one, `from` one that is known here | goes on |
+//! | any other newer one, whatever else it says | refuses with `Unsupported`: upgrade this program |
+//! | an older one | refuses with `Unsupported`: open it with a release in between first |
 //! | anything else | refuses with `Corrupt`: this root belongs to another program |
 
 use std::time::Duration;
@@ -21,6 +25,8 @@ use crate::session::is_full;
 pub const KEY: &str = "schema";
 /// The layout that this program reads and writes.
 pub const VERSION: u32 = 1;
+/// The oldest layout that this program reads and writes.
+pub const OLDEST: u32 = 1;
 
 const OPERATION: &str = "index.open";
 
@@ -57,22 +63,56 @@ pub async fn check(kv: &dyn Kv, clock: &dyn Clock, within: Duration) -> Result<(
 
 fn known(entry: &Entry) -> Result<()> {
     let text = String::from_utf8_lossy(&entry.value);
-    match text.parse::<u32>() {
-        Ok(VERSION) => Ok(()),
-        Ok(newer) if newer > VERSION => Err(Error::new(
+    let refuse = |kind, message: &str| {
+        let error = Error::new(kind, OPERATION, message).with("schema", text.escape_debug());
+        Err(error.with("known", format!("{OLDEST} to {VERSION}")))
+    };
+    match Schema::read(&text) {
+        Some(schema) if (OLDEST..=VERSION).contains(&schema.version) => Ok(()),
+        Some(schema) if schema.version > VERSION && schema.from.is_some_and(|from| from <= VERSION) => Ok(()),
+        Some(schema) if schema.version > VERSION => refuse(
             ErrorKind::Unsupported,
-            OPERATION,
             "the index was written by a newer Holdfast: upgrade this one, or use another root",
-        )
-        .with("schema", newer)
-        .with("known", VERSION)),
-        _ => Err(Error::new(
+        ),
+        Some(_) => refuse(
+            ErrorKind::Unsupported,
+            "the index was written by an older Holdfast than this one reads: open it with a release in between first",
+        ),
+        None => refuse(
             ErrorKind::Corrupt,
-            OPERATION,
             "what is under the schema key is no version: is the root used by another program?",
-        )
-        .with("schema", text.escape_debug())),
+        ),
     }
+}
+
+/// What the schema key says.
+#[derive(Debug, PartialEq, Eq)]
+struct Schema {
+    version: u32,
+    /// The oldest version whose programs may use it, if others than its own may.
+    from: Option<u32>,
+}
+
+impl Schema {
+    /// None if it does not begin with a version. What follows is for those who know that version.
+    fn read(text: &str) -> Option<Self> {
+        let mut words = text.split(' ');
+        let version = number(words.next()?)?;
+        let from = match (words.next(), words.next()) {
+            (None, _) => None,
+            (Some("from"), Some(from)) => number(from),
+            // Ours says nothing else; one that comes later may.
+            _ if version > VERSION => None,
+            _ => return None,
+        };
+        Some(Self { version, from })
+    }
+}
+
+/// A version: digits, and not zero.
+fn number(text: &str) -> Option<u32> {
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    text.parse().ok().filter(|number| digits && *number > 0)
 }
 
 #[cfg(test)]
@@ -126,17 +166,36 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_newer_one_is_refused_and_left_alone() {
-        let kv = store_with("2").await;
-        let error = open(&kv).await.expect_err("newer");
-        assert_eq!(error.kind(), ErrorKind::Unsupported);
-        assert_eq!((error.fact("schema"), error.fact("known")), (Some("2"), Some("1")));
-        assert_eq!(kv.dump()[0].value, b"2");
+    async fn a_store_of_the_first_version_is_opened_as_it_is() {
+        let kv = store_with("1").await;
+        let before = kv.dump();
+        open(&kv).await.expect("known");
+        assert_eq!(kv.dump(), before, "not marked anew: older programs may be using it");
+    }
+
+    #[tokio::test]
+    async fn a_newer_one_that_says_so_is_opened_and_left_as_it_is() {
+        for newer in ["2 from 1", "7 from 1", "7 from 1 and more"] {
+            let kv = store_with(newer).await;
+            open(&kv).await.expect(newer);
+            assert_eq!(kv.dump()[0].value, newer.as_bytes());
+        }
+    }
+
+    #[tokio::test]
+    async fn any_other_newer_one_is_refused_and_left_alone() {
+        for newer in ["2", "2 from 2", "9 from 3", "2 {\"form\":\"new\"}", "4294967295"] {
+            let kv = store_with(newer).await;
+            let error = open(&kv).await.expect_err(newer);
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+            assert_eq!(error.fact("known"), Some("1 to 1"));
+            assert_eq!(kv.dump()[0].value, newer.as_bytes());
+        }
     }
 
     #[tokio::test]
     async fn anything_else_is_refused() {
-        for other in ["", "0", "one", "1.0", "-1"] {
+        for other in ["", "0", "one", "1.0", "-1", "+1", "1 and more", " 1", "1\n", "from 1"] {
             let error = open(&store_with(other).await).await.expect_err(other);
             assert_eq!(error.kind(), ErrorKind::Corrupt, "{other:?}");
         }

@@ -3,21 +3,28 @@
 //! A sweep reads the list of sessions and, of each, only what is due: everything that a dead session holds, and what a
 //! live one has held for too long. Its cost follows from the number of sessions and of due records, not from how many
 //! samples there are. Any number of sweeps may run at once: each change requires that the record is as it was read.
+//!
+//! Lists are walked in parts: a sweep that does not get to the end of what is due is gone on with by the next one, from
+//! there on. So what cannot be taken back or freed now (a record of a later release, an object that the engine does not
+//! remove) never keeps a sweep from what lies behind it. What cannot be read at all goes into quarantine
+//! ([`crate::quarantine`]).
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
-use holdfast_core::{Deadline, Error, Result};
+use holdfast_core::{Deadline, Error, ErrorKind, Result};
 use holdfast_custody::{Acknowledged, Live, Reserved, Retired, SessionId, Sweep, Tick, Verdict};
 
 use crate::batch::{Intent, Loaded};
 use crate::decision::Decision;
 use crate::index::KvIndex;
 use crate::kv::{Applied, Condition, Entry, Read, Write};
-use crate::layout::Layout;
+use crate::layout::{Layout, after};
 use crate::notes::{Holding, Note};
-use crate::record::{decode_versioned, encode};
+use crate::pages::MOST_BYTES;
+use crate::record::{decode_versioned, encode, unreadable};
 use crate::session::{Sender, Session};
-use crate::types::{FreeTask, SampleRef, SweepReport, Versioned};
+use crate::types::{FreeList, FreeTask, ListPlace, SampleRef, SweepReport, Versioned};
 
 /// What became of one due record.
 enum Swept {
@@ -26,44 +33,62 @@ enum Swept {
     TakenBack { leases: usize, retired: bool },
 }
 
+/// What is due, as far as one sweep looks.
+struct Due {
+    /// Notes in order.
+    notes: Vec<Entry>,
+    /// Ended sessions of which there is no note.
+    cleared: Vec<SessionId>,
+    quarantined: usize,
+    later: usize,
+    /// The last note of these, if there are more.
+    ended_at: Option<String>,
+}
+
 impl KvIndex {
     pub(crate) async fn do_sweep(&self, session: &Session, limit: usize, deadline: Deadline) -> Result<SweepReport> {
         let tick = self.advance(deadline).await?;
         let (all, dead, has_budget) = self.sessions(session, deadline).await?;
-        let mut report = SweepReport::default();
-        let mut notes = Vec::new();
-        let mut cleared = Vec::new();
-        for chunk in all.chunks(self.kv().limits().operations) {
-            // One more than allowed, to know whether there is more.
-            let left = limit.saturating_add(1).saturating_sub(notes.len());
-            if left == 0 {
-                break;
-            }
-            let reads: Vec<Read> = chunk
-                .iter()
-                .map(|id| self.due_of(*id, dead.contains(id), tick, left))
-                .collect();
-            let snapshot = self.kv().read(&reads, deadline.remaining(self.clock())).await?;
-            for (id, entries) in chunk.iter().zip(snapshot.entries) {
-                if entries.is_empty() && dead.contains(id) {
-                    cleared.push(*id);
-                }
-                notes.extend(entries);
-            }
-        }
-        let (due, strike_out) = open_notes(notes, limit, &mut report)?;
-        for swept in self.sweep_holdings(session, &due, &dead, deadline).await {
-            match swept? {
-                Swept::Nothing => {}
-                Swept::Abandoned => report.abandoned += 1,
-                Swept::TakenBack { leases, retired } => {
+        let from = self.swept_to.lock().clone();
+        let due = self.due(&all, &dead, tick, from.as_deref(), limit, deadline).await?;
+        let mut report = SweepReport {
+            quarantined: due.quarantined,
+            later: due.later,
+            more: due.ended_at.is_some(),
+            ..SweepReport::default()
+        };
+        let mut opened = OpenedNotes::of(due.notes, limit)?;
+        report.looked_at = opened.due.len();
+        report.more |= opened.cut.is_some();
+        let before = self.passed_over().counts();
+        let swept = self.sweep_holdings(session, &opened.due, &dead, deadline).await;
+        for (at, swept) in swept.into_iter().enumerate() {
+            match swept {
+                Ok(Swept::Nothing) => {}
+                Ok(Swept::Abandoned) => report.abandoned += 1,
+                Ok(Swept::TakenBack { leases, retired }) => {
                     report.taken_back += leases;
                     report.retired += usize::from(retired);
                 }
+                Err(error) if is_about_one_record(&error) => {
+                    tracing::debug!(%error, "a record cannot be taken back here; it stays noted");
+                    report.later += usize::from(error.kind() == ErrorKind::Unsupported);
+                    opened.keep(at);
+                }
+                Err(error) => return Err(error),
             }
         }
+        let moved = self.passed_over().counts().0.saturating_sub(before.0);
+        report.quarantined += usize::try_from(moved).unwrap_or(usize::MAX);
+        let ended_at = match opened.ended_at() {
+            Some(at) => at.or(from),
+            None => due.ended_at,
+        };
         // Only now: what was not looked at, because we died before, is still noted.
-        for chunk in strike_out.chunks(self.kv().limits().operations - Sender::OVERHEAD) {
+        for chunk in opened
+            .strike_out()?
+            .chunks(self.kv().limits().operations - Sender::OVERHEAD)
+        {
             let unchanged = chunk.iter().map(|(condition, _)| condition.clone()).collect();
             let writes = chunk.iter().map(|(_, write)| write.clone()).collect();
             // If somebody else was faster with one of them, all of them stay for the next sweep.
@@ -71,28 +96,84 @@ impl KvIndex {
                 .transact("index.sweep", session, unchanged, writes, deadline)
                 .await?;
         }
+        // What stays noted must not keep the sweeps from what lies behind it.
+        *self.swept_to.lock() = ended_at;
         if has_budget {
+            report.quarantined += self.tidy_credits(deadline).await?;
             self.end_purses(session, &dead, deadline).await?;
             self.serve_line(session, deadline).await?;
         }
         report.more |= self.end_keeping(session, tick, limit, deadline).await?;
-        for id in cleared {
+        for id in due.cleared {
             report.sessions_cleared += usize::from(self.clear_session(session, id, deadline).await?);
         }
         Ok(report)
     }
 
-    fn due_of(&self, session: SessionId, dead: bool, tick: Tick, limit: usize) -> Read {
+    /// What is due of all sessions, after the note at which the last sweep ended: no more notes than `limit`.
+    async fn due(
+        &self,
+        all: &[SessionId],
+        dead: &BTreeSet<SessionId>,
+        tick: Tick,
+        from: Option<&str>,
+        limit: usize,
+        deadline: Deadline,
+    ) -> Result<Due> {
+        let mut keys = Vec::new();
+        let mut cleared = Vec::new();
+        // One more than allowed, to know whether there is more.
+        let wanted = limit.saturating_add(1);
+        let ranges: Vec<(SessionId, Range<String>, bool)> = all
+            .iter()
+            .map(|id| (*id, self.due_of(*id, dead.contains(id), tick)))
+            .filter(|(_, range)| from.is_none_or(|from| range.end.as_str() > from))
+            .map(|(id, range)| match from {
+                Some(from) if range.start.as_str() <= from => (id, after(from)..range.end, false),
+                _ => (id, range, true),
+            })
+            .collect();
+        for chunk in ranges.chunks(self.kv().limits().operations) {
+            let left = wanted.saturating_sub(keys.len());
+            if left == 0 {
+                break;
+            }
+            let found = self
+                .read_keys(chunk.iter().map(|(_, range, _)| range.clone()), left, deadline)
+                .await?;
+            for ((id, _, whole), found) in chunk.iter().zip(found) {
+                if found.is_empty() && *whole && dead.contains(id) {
+                    cleared.push(*id);
+                }
+                keys.extend(found);
+            }
+        }
+        let more = keys.len() > limit;
+        keys.truncate(limit);
+        let (entries, looked_at) = self.read_values(&keys, MOST_BYTES, deadline).await?;
+        let ended_at = if looked_at < keys.len() || more {
+            looked_at.checked_sub(1).map(|last| keys[last].clone())
+        } else {
+            None
+        };
+        let readable = |entry: &Entry| Note::read(entry).map(|_| entry.clone());
+        let sorted = self.sort_out(entries, readable, deadline).await?;
+        Ok(Due {
+            notes: sorted.good,
+            cleared,
+            quarantined: sorted.quarantined,
+            later: sorted.later,
+            ended_at,
+        })
+    }
+
+    fn due_of(&self, session: SessionId, dead: bool, tick: Tick) -> Range<String> {
         let before = if dead {
             None
         } else {
             Some(Tick(tick.0.saturating_sub(self.config().grace_ticks)))
         };
-        Read::Range {
-            keys: self.layout().held(session, before),
-            limit,
-            keys_only: false,
-        }
+        self.layout().held(session, before)
     }
 
     /// All sessions that are not cleared up yet, which of them have ended, and whether the store has a budget. Read at one
@@ -215,27 +296,28 @@ impl KvIndex {
         Ok(matches!(applied, Applied::Yes(_)))
     }
 
-    pub(crate) async fn do_to_free(&self, limit: usize, deadline: Deadline) -> Result<Vec<FreeTask>> {
-        let read = Read::Range {
-            keys: self.layout().all_to_free(),
-            limit,
-            keys_only: false,
-        };
-        let snapshot = self.kv().read(&[read], deadline.remaining(self.clock())).await?;
-        let mut tasks = Vec::new();
-        for entry in snapshot.entries.into_iter().flatten() {
-            let (sample, generation) = Layout::parse_retired(&entry.key).ok_or_else(|| {
-                Error::internal("index.to_free", "an entry of the list of what to free cannot be read")
-                    .with("key", &entry.key)
-            })?;
-            let record: Versioned<Retired> = decode_versioned(&entry)?;
-            tasks.push(FreeTask {
-                sample: SampleRef { sample, generation },
-                description: record.description.as_deref().map(<[u8]>::to_vec),
-                record,
-            });
+    pub(crate) async fn do_to_free(
+        &self,
+        from: Option<&ListPlace>,
+        limit: usize,
+        deadline: Deadline,
+    ) -> Result<FreeList> {
+        let mut range = self.layout().all_to_free();
+        if let Some(ListPlace(last)) = from {
+            range.start = after(last);
         }
-        Ok(tasks)
+        let mut keys = self.read_keys([range], limit, deadline).await?;
+        let keys = keys.pop().unwrap_or_default();
+        let (entries, looked_at) = self.read_values(&keys, MOST_BYTES, deadline).await?;
+        let is_all = looked_at == keys.len() && keys.len() < limit;
+        let last = looked_at.checked_sub(1).map(|last| ListPlace(keys[last].clone()));
+        let sorted = self.sort_out(entries, free_task, deadline).await?;
+        Ok(FreeList {
+            tasks: sorted.good,
+            next: last.filter(|_| !is_all),
+            quarantined: sorted.quarantined,
+            later: sorted.later,
+        })
     }
 
     /// Removing objects failed; that is recorded, and they are tried again.
@@ -265,26 +347,117 @@ fn nothing() -> Decision<Swept> {
     Decision::nothing(Swept::Nothing)
 }
 
+fn free_task(entry: &Entry) -> Result<FreeTask> {
+    let no_name = || unreadable(&entry.key, "this is no key of a sample that is to be freed");
+    let (sample, generation) = Layout::parse_retired(&entry.key).ok_or_else(no_name)?;
+    let record: Versioned<Retired> = decode_versioned(entry)?;
+    // Its home says which incarnation it is; a record that says another would free that one's bytes, and credits.
+    if record.record.generation != Some(generation) || !record.record.may_be_freed() {
+        return Err(unreadable(
+            &entry.key,
+            "this record is not the one that belongs under its key",
+        ));
+    }
+    Ok(FreeTask {
+        sample: SampleRef { sample, generation },
+        description: record.description.as_deref().map(<[u8]>::to_vec),
+        record,
+    })
+}
+
+/// Whether an error is about the record at hand, and not about the store or the session.
+pub(crate) fn is_about_one_record(error: &Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::Unsupported | ErrorKind::Corrupt | ErrorKind::Invalid | ErrorKind::Internal
+    )
+}
+
 /// A note that is as it was read is deleted, or rewritten without what has been looked at.
 type StrikeOut = (Condition, Write);
 
-/// What notes name, up to a limit, and how they are struck out once that has been looked at.
-fn open_notes(notes: Vec<Entry>, limit: usize, report: &mut SweepReport) -> Result<(Vec<Holding>, Vec<StrikeOut>)> {
-    let (mut due, mut strike_out) = (Vec::new(), Vec::new());
-    for entry in notes {
-        let mut named = Note::read(&entry)?;
-        let later = named.split_off(named.len().min(limit - due.len()));
-        report.more |= !later.is_empty();
-        let unchanged = Condition::Unchanged(entry.key.clone(), entry.version);
-        if later.is_empty() {
-            strike_out.push((unchanged, Write::Delete(entry.key)));
-        } else if !named.is_empty() {
-            let mut rest = Note::default();
-            later.into_iter().for_each(|holding| rest.add(holding));
-            strike_out.push((unchanged, Write::put(entry.key, encode(&rest)?)));
+/// What notes name, up to a limit.
+struct OpenedNotes {
+    due: Vec<Holding>,
+    notes: Vec<OpenedNote>,
+    /// The first note that names more than was left of the limit.
+    cut: Option<usize>,
+}
+
+struct OpenedNote {
+    key: String,
+    unchanged: Condition,
+    /// Where what it names lies among all that is due.
+    due: Range<usize>,
+    /// How much of that stays noted.
+    kept: usize,
+    /// What stays noted.
+    rest: Vec<Holding>,
+}
+
+impl OpenedNotes {
+    fn of(notes: Vec<Entry>, limit: usize) -> Result<Self> {
+        let mut opened = Self {
+            due: Vec::new(),
+            notes: Vec::new(),
+            cut: None,
+        };
+        for entry in notes {
+            let mut named = Note::read(&entry)?;
+            let rest = named.split_off(named.len().min(limit - opened.due.len()));
+            if !rest.is_empty() && opened.cut.is_none() {
+                opened.cut = Some(opened.notes.len());
+            }
+            let from = opened.due.len();
+            opened.due.extend(named);
+            opened.notes.push(OpenedNote {
+                unchanged: Condition::Unchanged(entry.key.clone(), entry.version),
+                key: entry.key,
+                due: from..opened.due.len(),
+                kept: 0,
+                rest,
+            });
         }
-        due.extend(named);
+        Ok(opened)
     }
-    report.looked_at = due.len();
-    Ok((due, strike_out))
+
+    /// What is at this place stays noted.
+    fn keep(&mut self, at: usize) {
+        let note = self.notes.iter_mut().find(|note| note.due.contains(&at));
+        if let Some(note) = note {
+            note.rest.push(self.due[at].clone());
+            note.kept += 1;
+        }
+    }
+
+    /// The note after which the next sweep goes on, if one was cut short; none of them if that was the first. One of which
+    /// nothing could be taken back is passed.
+    fn ended_at(&self) -> Option<Option<String>> {
+        let cut = self.cut?;
+        let note = &self.notes[cut];
+        let passed = !note.due.is_empty() && note.kept == note.due.len();
+        let last = if passed { Some(cut) } else { cut.checked_sub(1) };
+        Some(last.map(|last| self.notes[last].key.clone()))
+    }
+
+    fn strike_out(self) -> Result<Vec<StrikeOut>> {
+        let mut writes = Vec::with_capacity(self.notes.len());
+        for OpenedNote {
+            key,
+            unchanged,
+            due,
+            kept,
+            rest,
+        } in self.notes
+        {
+            if rest.is_empty() {
+                writes.push((unchanged, Write::Delete(key)));
+            } else if kept < due.len() || rest.len() > kept && kept > 0 {
+                let mut left = Note::default();
+                rest.into_iter().for_each(|holding| left.add(holding));
+                writes.push((unchanged, Write::put(key, encode(&left)?)));
+            }
+        }
+        Ok(writes)
+    }
 }

@@ -103,6 +103,56 @@ pub struct FreeTask {
     pub record: Versioned<Retired>,
 }
 
+/// A part of the list of what is to be freed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FreeList {
+    /// What is to be freed.
+    pub tasks: Vec<FreeTask>,
+    /// Where the list goes on; none at its end.
+    pub next: Option<ListPlace>,
+    /// Records that could not be read and were moved into quarantine.
+    pub quarantined: usize,
+    /// Records of later releases, which were passed over.
+    pub later: usize,
+}
+
+/// A place in a list: after the last record that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListPlace(pub(crate) String);
+
+/// A sample whose record can be read, while what its producer said about it cannot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unreadable {
+    /// The sample.
+    pub sample: SampleRef,
+    /// What is wrong with it, for people.
+    pub why: String,
+}
+
+/// A record in quarantine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Quarantined {
+    /// Where it was.
+    pub key: String,
+    /// When it had been written there.
+    pub version: Version,
+    /// What is wrong with it.
+    pub why: String,
+    /// How long it is.
+    pub bytes: u64,
+    /// Whether it is too long to be moved and stays where it was.
+    pub in_place: bool,
+}
+
+/// What a process has passed over since it opened the index.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PassedOver {
+    /// Records that could not be read and that it has moved into quarantine.
+    pub quarantined: u64,
+    /// Records of later releases that it has met.
+    pub later: u64,
+}
+
 /// What a sweep did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SweepReport {
@@ -116,6 +166,10 @@ pub struct SweepReport {
     pub retired: usize,
     /// Sessions that had ended and are cleared up.
     pub sessions_cleared: usize,
+    /// Records that could not be read and were moved into quarantine.
+    pub quarantined: usize,
+    /// Records that only a later release can take back: they were passed over.
+    pub later: usize,
     /// Whether there is more to do than the limit allowed.
     pub more: bool,
 }

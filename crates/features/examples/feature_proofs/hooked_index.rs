@@ -6,7 +6,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use holdfast_core::{Clock, Generation, ObjectKey, Result, SampleId};
 use holdfast_custody::{GroupName, Reason, Tick, Version};
-use holdfast_index::{Answered, Commit, FreeTask, Held, Index, Reserve, SampleRef, Session, SweepReport, View};
+use holdfast_index::{
+    Answered, Commit, FreeList, Held, Index, ListPlace, PassedOver, Quarantined, Reserve, SampleRef, Session,
+    SweepReport, Unreadable, View,
+};
 
 use crate::doom::Point;
 use crate::hooks::Hooks;
@@ -141,8 +144,8 @@ impl Index for HookedIndex {
         self.inner.tick(within).await
     }
 
-    async fn to_free(&self, limit: usize, within: Duration) -> Result<Vec<FreeTask>> {
-        self.inner.to_free(limit, within).await
+    async fn to_free(&self, after: Option<&ListPlace>, limit: usize, within: Duration) -> Result<FreeList> {
+        self.inner.to_free(after, limit, within).await
     }
 
     async fn freed(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
@@ -151,5 +154,26 @@ impl Index for HookedIndex {
 
     async fn free_failed(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
         self.inner.free_failed(session, items, within).await
+    }
+
+    async fn quarantine(&self, items: &[Unreadable], within: Duration) -> Vec<Result<bool>> {
+        self.inner.quarantine(items, within).await
+    }
+
+    async fn quarantined(
+        &self,
+        after: Option<&Quarantined>,
+        limit: usize,
+        within: Duration,
+    ) -> Result<Vec<Quarantined>> {
+        self.inner.quarantined(after, limit, within).await
+    }
+
+    async fn quarantined_bytes(&self, which: &Quarantined, within: Duration) -> Result<Vec<u8>> {
+        self.inner.quarantined_bytes(which, within).await
+    }
+
+    fn passed_over(&self) -> PassedOver {
+        self.inner.passed_over()
     }
 }

@@ -218,9 +218,9 @@ pub async fn clear_up(index: &KvIndex, session: &Session) {
         eprintln!("a sweep was cut short: {error}");
         return;
     }
-    match index.to_free(500, WITHIN).await {
-        Ok(tasks) => {
-            let samples: Vec<_> = tasks.into_iter().map(|task| task.sample).collect();
+    match index.to_free(None, 500, WITHIN).await {
+        Ok(list) => {
+            let samples: Vec<_> = list.tasks.into_iter().map(|task| task.sample).collect();
             for result in index.freed(session, &samples, WITHIN).await {
                 if let Err(error) = result {
                     eprintln!("not freed yet: {error}");

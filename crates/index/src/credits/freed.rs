@@ -132,7 +132,7 @@ impl Returning<'_> {
         let key = self.index.layout().purse(self.session.id());
         // A look has been taken in; what was written since then is remembered too.
         let purse = self.session.purse.remembered();
-        let bytes = bytes_in(purse.as_ref())? + back;
+        let bytes = bytes_in(purse.as_ref())?.saturating_add(back);
         let conditions = vec![
             as_read(&key, purse.as_ref()),
             Condition::NoneIn(self.index.layout().line()),

@@ -37,7 +37,7 @@ impl Look {
             version: snapshot.version,
             free: free.first().cloned(),
             own: own.first().cloned(),
-            line: line?.into_iter().flatten().collect(),
+            line: line?,
             rest: rest.to_vec(),
         })
     }

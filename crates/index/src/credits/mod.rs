@@ -73,7 +73,8 @@ use self::want::{Ending, Want};
 use crate::batch::Loaded;
 use crate::index::KvIndex;
 use crate::intents::being_written_or_owned;
-use crate::kv::{Applied, Condition, Transaction, Write};
+use crate::kv::{Applied, Condition, Read, Transaction, Write};
+use crate::record::decode;
 use crate::session::Session;
 use crate::types::Reserve;
 
@@ -125,11 +126,14 @@ impl KvIndex {
             .await?
         {
             Applied::Yes(_) => Ok(()),
-            Applied::No => Err(Error::new(
-                ErrorKind::Conflict,
-                OPERATION,
-                "this store has a budget already",
-            )),
+            Applied::No => {
+                let read = [Read::Key(self.layout().budget())];
+                let snapshot = self.kv().read(&read, deadline.remaining(self.clock())).await?;
+                let in_force: Option<u64> = snapshot.entries.iter().flatten().next().map(decode).transpose()?;
+                let message = "this store has a budget already; the first one that was set counts";
+                let error = Error::new(ErrorKind::Conflict, OPERATION, message).with("asked_for", bytes);
+                Err(in_force.map_or(error.clone(), |budget| error.with("budget", budget)))
+            }
         }
     }
 

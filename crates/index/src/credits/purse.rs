@@ -91,14 +91,14 @@ pub(super) fn take(need: u64, own: u64, free: u64, others: &[u64]) -> Option<Tak
         return Some(taking);
     }
     taking.from_free = free.min((need - own).max(free / SHARE));
-    taking.left += taking.from_free;
+    taking.left = taking.left.saturating_add(taking.from_free);
     let mut largest_first: Vec<usize> = (0..others.len()).collect();
     largest_first.sort_by_key(|place| std::cmp::Reverse(others[*place]));
     for place in largest_first {
         if taking.left >= need {
             break;
         }
-        taking.left += others[place];
+        taking.left = taking.left.saturating_add(others[place]);
         taking.emptied.push(place);
     }
     taking.left = taking.left.checked_sub(need)?;

@@ -26,8 +26,10 @@ use super::want::{Ending, Told, Waiter, Want};
 use crate::batch::{Moved, Room};
 use crate::index::KvIndex;
 use crate::kv::{Applied, Condition, Entry, Read, Write};
+use crate::layout::Layout;
 use crate::notes::{Holding, Note};
-use crate::record::encode;
+use crate::pages::MOST_BYTES;
+use crate::record::{encode, unreadable};
 use crate::session::{Sender, Session};
 
 const OPERATION: &str = "index.credits";
@@ -319,7 +321,7 @@ impl KvIndex {
         let mut conditions = vec![as_read(&free.key, Some(free))];
         let mut writes = Vec::with_capacity(purses.len() + 1);
         for purse in purses {
-            total += bytes_in(Some(purse))?;
+            total = total.saturating_add(bytes_in(Some(purse))?);
             conditions.push(as_read(&purse.key, Some(purse)));
             writes.push(Write::Delete(purse.key.clone()));
         }
@@ -329,6 +331,26 @@ impl KvIndex {
             .transact(OPERATION, session, conditions, writes, deadline)
             .await?;
         Ok(matches!(applied, Applied::Yes(_)))
+    }
+
+    /// Purses and wants that cannot be read are set aside: one of them would stand in the way of all who look. Returns how
+    /// many there were.
+    pub(crate) async fn tidy_credits(&self, deadline: Deadline) -> Result<usize> {
+        const MOST: usize = 10_000;
+        let ranges = [self.layout().all_purses(), self.layout().line()];
+        let keys = self.read_keys(ranges, MOST, deadline).await?.concat();
+        let (entries, _) = self.read_values(&keys, MOST_BYTES, deadline).await?;
+        let purses = self.layout().all_purses();
+        let read = |entry: &Entry| {
+            if purses.contains(&entry.key) {
+                let no_name = || unreadable(&entry.key, "this is no key of a session's purse");
+                Layout::session_of(&entry.key).ok_or_else(no_name)?;
+                bytes_in(Some(entry)).map(|_| ())
+            } else {
+                Waiter::read(entry).map(|_| ())
+            }
+        };
+        Ok(self.sort_out(entries, read, deadline).await?.quarantined)
     }
 
     /// Sessions have ended: what they had not spent is free.

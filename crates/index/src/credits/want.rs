@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::kv::Entry;
 use crate::layout::Layout;
-use crate::record::decode;
+use crate::record::{decode, unreadable};
 use crate::types::Reserve;
 
 /// What a session waits for: all of it at once. Its place in line is the version at which this was written.
@@ -81,17 +81,14 @@ pub(super) struct Waiter {
 }
 
 impl Waiter {
-    /// None for a key that names no session: it is not ours to serve.
-    pub(super) fn read(entry: &Entry) -> Result<Option<Self>> {
-        let Some(session) = Layout::session_of(&entry.key) else {
-            return Ok(None);
-        };
-        Ok(Some(Self {
-            session,
+    pub(super) fn read(entry: &Entry) -> Result<Self> {
+        let no_name = || unreadable(&entry.key, "this is no key of a session that waits");
+        Ok(Self {
+            session: Layout::session_of(&entry.key).ok_or_else(no_name)?,
             key: entry.key.clone(),
             since: entry.version,
             want: decode(entry)?,
-        }))
+        })
     }
 }
 

@@ -279,7 +279,16 @@ impl Client {
 
     /// What is to be freed.
     pub async fn to_free(&self) -> CaseResult<Vec<FreeTask>> {
-        Ok(self.index.to_free(ALL, CALL).await?)
+        let mut tasks = Vec::new();
+        let mut place = None;
+        loop {
+            let list = self.index.to_free(place.as_ref(), ALL, CALL).await?;
+            tasks.extend(list.tasks);
+            place = list.next;
+            if place.is_none() {
+                return Ok(tasks);
+            }
+        }
     }
 
     /// Which samples are to be freed, in order of their names.

@@ -170,7 +170,7 @@ async fn no_more_than_asked_for(context: &Context) -> CaseResult {
     }
     let mut left = samples.len();
     while left > 0 {
-        let tasks = context.index().to_free(5, CALL).await?;
+        let tasks = context.index().to_free(None, 5, CALL).await?.tasks;
         ensure_eq!(tasks.len(), left.min(5), "tasks, of {left}");
         let items: Vec<_> = tasks.into_iter().map(|task| task.sample).collect();
         for result in context.index().freed(context.session(), &items, CALL).await {

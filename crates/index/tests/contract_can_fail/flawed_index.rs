@@ -7,7 +7,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use holdfast_core::{Error, Generation, ObjectKey, Result, SampleId};
 use holdfast_custody::{GroupName, Reason, Tick, Version};
-use holdfast_index::{Answered, Commit, FreeTask, Held, Index, Reserve, SampleRef, Session, SweepReport, View};
+use holdfast_index::{
+    Answered, Commit, FreeList, FreeTask, Held, Index, ListPlace, PassedOver, Quarantined, Reserve, SampleRef, Session,
+    SweepReport, Unreadable, View,
+};
 use parking_lot::Mutex;
 
 use crate::flaw::Flaw;
@@ -178,8 +181,9 @@ impl Index for FlawedIndex {
         self.inner.tick(within).await
     }
 
-    async fn to_free(&self, limit: usize, within: Duration) -> Result<Vec<FreeTask>> {
-        let mut tasks = self.inner.to_free(limit, within).await?;
+    async fn to_free(&self, after: Option<&ListPlace>, limit: usize, within: Duration) -> Result<FreeList> {
+        let mut list = self.inner.to_free(after, limit, within).await?;
+        let tasks = &mut list.tasks;
         if self.flaw == Flaw::ForgetsReaders {
             // Whatever was retired, as if nobody had a lease on it.
             for sample in self.retired.lock().iter() {
@@ -193,7 +197,7 @@ impl Index for FlawedIndex {
                 }
             }
         }
-        Ok(tasks)
+        Ok(list)
     }
 
     async fn freed(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
@@ -216,5 +220,26 @@ impl Index for FlawedIndex {
             return items.iter().map(|_| Ok(())).collect();
         }
         self.inner.free_failed(session, items, within).await
+    }
+
+    async fn quarantine(&self, items: &[Unreadable], within: Duration) -> Vec<Result<bool>> {
+        self.inner.quarantine(items, within).await
+    }
+
+    async fn quarantined(
+        &self,
+        after: Option<&Quarantined>,
+        limit: usize,
+        within: Duration,
+    ) -> Result<Vec<Quarantined>> {
+        self.inner.quarantined(after, limit, within).await
+    }
+
+    async fn quarantined_bytes(&self, which: &Quarantined, within: Duration) -> Result<Vec<u8>> {
+        self.inner.quarantined_bytes(which, within).await
+    }
+
+    fn passed_over(&self) -> PassedOver {
+        self.inner.passed_over()
     }
 }

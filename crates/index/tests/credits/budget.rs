@@ -79,7 +79,7 @@ async fn a_dead_session_gives_back_what_it_had_not_spent_and_then_the_rest() {
     assert!(world.kv.expire(dead.session.id()));
     assert_eq!(sweeper.sweep().await.abandoned, 1);
     assert_eq!((world.books().free, world.books().purses), (12, 0));
-    let tasks = sweeper.index.to_free(10, WITHIN).await.expect("a list");
+    let tasks = sweeper.index.to_free(None, 10, WITHIN).await.expect("a list").tasks;
     assert_eq!(tasks.len(), 1);
     assert_eq!(tasks[0].record.record.reason, Reason::Abandoned);
     sweeper.freed(&tasks[0].sample).await.expect("freed");

@@ -142,7 +142,7 @@ async fn what_was_given_to_one_who_died_comes_back() {
         assert_eq!(kind(dead.commit(&sample).await), ErrorKind::Fenced);
     }
     assert_eq!(owner.sweep().await.abandoned, 1);
-    let tasks = owner.index.to_free(10, WITHIN).await.expect("a list");
+    let tasks = owner.index.to_free(None, 10, WITHIN).await.expect("a list").tasks;
     assert_eq!(tasks[0].record.record.plan, "plan of b");
     owner.freed(&tasks[0].sample).await.expect("freed");
     assert_eq!(world.books().paid, 0);

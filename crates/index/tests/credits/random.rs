@@ -34,7 +34,7 @@ fn sweeper(world: &Arc<World>, stop: &Arc<AtomicBool>) -> tokio::task::JoinHandl
         let client = world.join_drawing(99).await;
         while !stop.load(Ordering::Relaxed) {
             client.sweep().await;
-            for task in client.index.to_free(100, WITHIN).await.expect("a list") {
+            for task in client.index.to_free(None, 100, WITHIN).await.expect("a list").tasks {
                 client.freed(&task.sample).await.expect("freed");
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -156,7 +156,7 @@ async fn everybody_gets_through(seed: u64, budget: u64, most: u64) {
         }
     }
     last.sweep().await;
-    for task in last.index.to_free(100, WITHIN).await.expect("a list") {
+    for task in last.index.to_free(None, 100, WITHIN).await.expect("a list").tasks {
         last.freed(&task.sample).await.expect("freed");
     }
     last.sweep().await;
