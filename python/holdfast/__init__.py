@@ -25,7 +25,17 @@ from holdfast._secrets import Secret
 from holdfast._settings import Settings
 from holdfast._store import FeatureStore, Lease
 from holdfast._tensor import Tensor
-from holdfast._values import AdoptedTensor, Answered, Found, GroupProgress, PutItem, SampleRef, Swept, TensorSpec
+from holdfast._values import (
+    AdoptedTensor,
+    Answered,
+    Found,
+    GroupProgress,
+    PutItem,
+    Quarantined,
+    SampleRef,
+    Swept,
+    TensorSpec,
+)
 from holdfast.errors import (
     Capacity,
     Conflict,
@@ -61,6 +71,7 @@ __all__ = [
     "Lease",
     "NotFound",
     "PutItem",
+    "Quarantined",
     "SampleRef",
     "Secret",
     "Settings",

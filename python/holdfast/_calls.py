@@ -10,7 +10,7 @@ from holdfast import _convert as to
 from holdfast import _dtypes, _holdfast
 from holdfast._convert import View
 from holdfast._tensor import Tensor
-from holdfast._values import AdoptedTensor, Answered, Found, PutItem, SampleRef, Swept
+from holdfast._values import AdoptedTensor, Answered, Found, PutItem, Quarantined, SampleRef, Swept
 from holdfast.errors import HoldfastError, Invalid
 
 T = TypeVar("T")
@@ -196,6 +196,14 @@ class Calls(Generic[L]):
 
     def sweep(self, timeout: float | None) -> Pending[Swept]:
         return Pending(self._core().sweep(self.within(timeout)), to.to_swept)
+
+    def quarantined(self, after: Quarantined | None, limit: int, timeout: float | None) -> Pending[list[Quarantined]]:
+        place = None if after is None else (after.key, after.version)
+        return Pending(self._core().quarantined(place, limit, self.within(timeout)), to.to_quarantined)
+
+    def quarantined_bytes(self, which: Quarantined, timeout: float | None) -> Pending[bytes]:
+        operation = self._core().quarantined_bytes(which.key, which.version, which.in_place, self.within(timeout))
+        return Pending(operation, to.same)
 
     def drain(self, timeout: float | None) -> Pending[None]:
         return Pending(self._core().drain(self.within(timeout)), to.same)

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from holdfast import _holdfast
 from holdfast._inputs import take_apart
 from holdfast._tensor import Tensor
-from holdfast._values import AdoptedTensor, Answered, Found, GroupProgress, PutItem, SampleRef, Swept, TensorSpec
+from holdfast._values import (
+    AdoptedTensor,
+    Answered,
+    Found,
+    GroupProgress,
+    PutItem,
+    Quarantined,
+    SampleRef,
+    Swept,
+    TensorSpec,
+)
 from holdfast.errors import HoldfastError, Invalid
 
 if TYPE_CHECKING:
@@ -80,6 +90,11 @@ def to_found(found: dict[str, Any] | None) -> Found | None:
         retain=found["retain"],
         max_attempts=found["max_attempts"],
     )
+
+
+def to_quarantined(listed: Iterable[tuple[str, int, str, int, bool]]) -> list[Quarantined]:
+    """What is in quarantine, from the compiled half."""
+    return [Quarantined(*record) for record in listed]
 
 
 def to_swept(swept: dict[str, Any]) -> Swept:

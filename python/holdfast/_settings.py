@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -12,6 +13,17 @@ from holdfast._keys import Keys
 from holdfast.errors import Invalid
 
 __all__ = ["Settings"]
+
+
+def warn_about_budget(store: str, asked_for: int | None, in_force: int | None) -> None:
+    """Says that another budget counts than was asked for: the first one that was set."""
+    if asked_for is not None and in_force is not None and asked_for != in_force:
+        warnings.warn(
+            f"store {store!r} has a budget of {in_force} bytes already, and that one counts: the {asked_for} bytes that "
+            "were asked for here do not. Open it with the budget in force, or use another store",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
 _TIMES: Final = frozenset(
     "session_ttl tick sweep_every call_within loss_grace connect_within close_within connect_timeout try_timeout "

@@ -12,9 +12,9 @@ from holdfast._calls import Calls
 from holdfast._convert import View, checked, estimate
 from holdfast._held import Held
 from holdfast._holdfast import Announced
-from holdfast._settings import Settings
+from holdfast._settings import Settings, warn_about_budget
 from holdfast._tensor import Tensor
-from holdfast._values import AdoptedTensor, Answered, Found, PutItem, SampleRef, Swept, TensorSpec
+from holdfast._values import AdoptedTensor, Answered, Found, PutItem, Quarantined, SampleRef, Swept, TensorSpec
 from holdfast.errors import Fenced, HoldfastError, Unavailable
 
 if TYPE_CHECKING:
@@ -165,6 +165,7 @@ class FeatureStore:
             ).wait()
             self._pid = os.getpid()
             _process.remember(self)
+            warn_about_budget(self.name, settings.budget, self._native.budget())
             return self._native
 
     def put(
@@ -353,6 +354,19 @@ class FeatureStore:
     def sweep(self, *, timeout: float | None = None) -> Swept:
         """Takes back what has ended, of anybody, and frees what is to be freed."""
         return self._calls.sweep(timeout).wait()
+
+    def quarantined(
+        self, *, after: Quarantined | None = None, limit: int = 1000, timeout: float | None = None
+    ) -> list[Quarantined]:
+        """Records that nobody could read, in the order of their keys: at most ``limit``, after this one if one is given.
+
+        They harm nothing and stay until a person deletes them, or puts them back. See ``docs/custody.md``.
+        """
+        return self._calls.quarantined(after, limit, timeout).wait()
+
+    def quarantined_bytes(self, which: Quarantined, *, timeout: float | None = None) -> bytes:
+        """The bytes of a record in quarantine, as they were."""
+        return self._calls.quarantined_bytes(which, timeout).wait()
 
     def drain(self, *, timeout: float | None = None) -> None:
         """Waits until everything that was retired here is freed; :class:`Timeout` says what is left."""

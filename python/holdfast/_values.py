@@ -140,3 +140,23 @@ class Swept:
     """Samples whose objects were removed."""
     failed: int
     """Samples whose objects could not be removed yet; they stay recorded."""
+    quarantined: int = 0
+    """Records that could not be read and were moved into quarantine."""
+    later: int = 0
+    """Records of later releases, which were passed over."""
+
+
+@dataclass(frozen=True)
+class Quarantined:
+    """A record that nobody could read. It harms nothing; :meth:`FeatureStore.quarantined` lists them."""
+
+    key: str
+    """Where it was, below the root in etcd."""
+    version: int
+    """When it had been written there: etcd's revision."""
+    why: str
+    """What is wrong with it."""
+    nbytes: int
+    """How long it is."""
+    in_place: bool
+    """Whether it is too long to be moved and stays where it was."""

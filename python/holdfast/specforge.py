@@ -194,10 +194,15 @@ class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no 
             self._external.removing()
 
     def abort(self, sample_id: str, *, reason: str = "aborted") -> None:
-        """Ends a sample, whoever put it and whoever reads it. Nothing happens if it has ended."""
+        """Ends a sample, whoever put it and whoever reads it. Nothing happens if it has ended.
+
+        If the index does not answer, the removal of a sample that this process knows is owed (``drain_pending_removals``);
+        of one that it does not know this raises, because what is live later may be another.
+        """
         known = self._known.pop(sample_id)
         ref, nbytes = (None, 0) if known is None else (known.ref, known.nbytes)
-        self._removals.abort(sample_id, ref, nbytes)
+        with refs.in_specforge_terms():
+            self._removals.abort(sample_id, ref, nbytes)
         with self._lock:
             readers = [lease for lease in self._leases.values() if lease.sample == sample_id]
         for lease in readers:

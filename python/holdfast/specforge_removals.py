@@ -36,8 +36,8 @@ class Owed:
     """A removal that is to be done."""
 
     sample: str
-    ref: SampleRef | None
-    """Exactly this incarnation; none: whichever is live."""
+    ref: SampleRef
+    """Exactly this incarnation: by the time that it is tried again, another one may be live."""
     nbytes: int
     lease: Lease | None = None
     """The reader that is done with it. Without one nobody is asked."""
@@ -60,7 +60,7 @@ class Removals:
     def refuse(self, ref: SampleRef) -> None:
         """Raises if this sample was given up here and the index does not know it yet."""
         with self._lock:
-            given_up = any(owed.sample == ref.sample and owed.ref in (None, ref) for owed in self._owed)
+            given_up = any(owed.ref == ref for owed in self._owed)
         if given_up:
             raise KeyError(f"sample {ref} was released or aborted here")
 
@@ -77,7 +77,11 @@ class Removals:
             return lease.ref not in self._watched
 
     def abort(self, sample: str, ref: SampleRef | None, nbytes: int) -> bool:
-        """Ends a sample. ``ref`` is what this process knows it as, should the index have to be told later."""
+        """Ends a sample: whichever incarnation is live now.
+
+        ``ref`` is what this process knows it as, should the index have to be told later. Without one nothing is owed when
+        the index does not answer, and the error says so: whatever is live by then may be another sample than was meant.
+        """
         try:
             self._store.abort(sample)
         except NotFound:
@@ -85,6 +89,8 @@ class Removals:
         except Denied:
             raise
         except HoldfastError as error:
+            if ref is None:
+                raise
             self._keep(Owed(sample, ref, nbytes), error)
             return False
         self.superseded(sample)
@@ -178,12 +184,7 @@ class Removals:
         return gone
 
     def _do(self, owed: Owed) -> None:
-        if owed.ref is None:
-            try:
-                self._store.abort(owed.sample)
-            except NotFound:
-                pass
-        elif owed.used_up:
+        if owed.used_up:
             self._use_up(owed, owed.ref)
         else:
             self._retire(owed.ref)
@@ -224,7 +225,7 @@ class Removals:
             pass
 
     def _keep(self, owed: Owed, error: HoldfastError) -> None:
-        log.warning("removing %s is tried again later: %s", owed.ref or owed.sample, error)
+        log.warning("removing %s is tried again later: %s", owed.ref, error)
         with self._lock:
             if not any(other is owed for other in self._owed):
                 self._owed.append(owed)

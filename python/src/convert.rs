@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use holdfast_core::{Error, Generation, Result, SampleId, TensorSpec};
 use holdfast_custody::Progress;
-use holdfast_features::{Answered, Found, GroupName, Health, Publication, Reason, SampleRef, Swept};
+use holdfast_features::{Answered, Found, GroupName, Health, Publication, Quarantined, Reason, SampleRef, Swept};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -89,6 +89,7 @@ const fn reason(reason: Reason) -> &'static str {
         Reason::Superseded => "superseded",
         Reason::DeadLetter => "dead-letter",
         Reason::Lost => "lost",
+        Reason::Other => "other",
     }
 }
 
@@ -138,7 +139,21 @@ pub(crate) fn swept(py: Python<'_>, swept: &Swept) -> PyResult<Py<PyAny>> {
     dict.set_item("more", swept.taken_back.more)?;
     dict.set_item("freed", swept.freed)?;
     dict.set_item("failed", swept.failed)?;
+    dict.set_item("quarantined", swept.quarantined)?;
+    dict.set_item("later", swept.later)?;
     dict.into_py_any(py)
+}
+
+/// Key, version, why, how long, whether it stays where it was.
+pub(crate) fn quarantined(py: Python<'_>, record: Quarantined) -> PyResult<Py<PyAny>> {
+    let Quarantined {
+        key,
+        version,
+        why,
+        bytes,
+        in_place,
+    } = record;
+    (key, version.0, why, bytes, in_place).into_py_any(py)
 }
 
 pub(crate) fn health(py: Python<'_>, health: &Health) -> PyResult<Py<PyAny>> {
@@ -161,6 +176,10 @@ pub(crate) fn health(py: Python<'_>, health: &Health) -> PyResult<Py<PyAny>> {
     dict.set_item("pool", pool)?;
     dict.set_item("pending_frees", health.pending_frees)?;
     dict.set_item("suspected", health.suspected)?;
+    let passed_over = PyDict::new(py);
+    passed_over.set_item("quarantined", health.passed_over.quarantined)?;
+    passed_over.set_item("later", health.passed_over.later)?;
+    dict.set_item("passed_over", passed_over)?;
     dict.set_item("registrations", registrations)?;
     dict.set_item("engine", usage(py, health)?)?;
     dict.set_item("counters", counters(py, health)?)?;

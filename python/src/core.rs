@@ -7,9 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_core::{Digest, Error, ErrorKind, ObjectKey, Result, SampleId};
-use holdfast_features::{AdoptedTensor, Announcement, FeatureStore, GroupName, Lease, Publication, PutItem, SampleRef};
+use holdfast_features::{
+    AdoptedTensor, Announcement, FeatureStore, GroupName, Lease, Publication, PutItem, Quarantined, SampleRef,
+};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
 use crate::convert::{self, each, publication, sample_ref, seconds};
 use crate::errors::OrRaise;
@@ -157,6 +160,16 @@ async fn read(
         .with("sample", sample)),
     };
     Ok(refs.into_iter().zip(&wanted).map(answer).collect())
+}
+
+fn quarantined_at(key: String, version: u64, in_place: bool) -> Quarantined {
+    Quarantined {
+        key,
+        version: holdfast_custody::Version(version),
+        why: String::new(),
+        bytes: 0,
+        in_place,
+    }
 }
 
 impl Core {
@@ -450,6 +463,45 @@ impl Core {
         let (parts, within) = self.begin(py, timeout)?;
         let work = async move { parts.store.sweep(within).await };
         Operation::begin(within, work, |py, swept, _late| convert::swept(py, &swept)).or_raise(py)
+    }
+
+    /// Records that nobody could read. Result: a list of tuples.
+    fn quarantined(
+        &self,
+        py: Python<'_>,
+        after: Option<(String, u64)>,
+        limit: usize,
+        timeout: f64,
+    ) -> PyResult<Operation> {
+        let (parts, within) = self.begin(py, timeout)?;
+        let after = after.map(|(key, version)| quarantined_at(key, version, false));
+        let work = async move {
+            let listed = parts.store.quarantined(after.as_ref(), limit, within).await?;
+            Ok(listed.into_iter().map(Ok).collect())
+        };
+        let deliver = |py: Python<'_>, listed, late| each(py, listed, late, convert::quarantined);
+        Operation::begin(within, work, deliver).or_raise(py)
+    }
+
+    /// The bytes of a record in quarantine.
+    fn quarantined_bytes(
+        &self,
+        py: Python<'_>,
+        key: String,
+        version: u64,
+        in_place: bool,
+        timeout: f64,
+    ) -> PyResult<Operation> {
+        let (parts, within) = self.begin(py, timeout)?;
+        let which = quarantined_at(key, version, in_place);
+        let work = async move { parts.store.quarantined_bytes(&which, within).await };
+        let deliver = |py: Python<'_>, bytes: Vec<u8>, _late| PyBytes::new(py, &bytes).into_py_any(py);
+        Operation::begin(within, work, deliver).or_raise(py)
+    }
+
+    /// The budget in force, if one was asked for.
+    fn budget(&self, py: Python<'_>) -> PyResult<Option<u64>> {
+        Ok(self.0.get("store").or_raise(py)?.parts().or_raise(py)?.budget)
     }
 
     /// Waits until everything retired here is freed.

@@ -89,6 +89,8 @@ pub(crate) struct Parts {
     pub(crate) store: FeatureStore,
     pub(crate) keeper: Arc<Keeper>,
     pub(crate) ledger: Arc<Ledger>,
+    /// The budget in force, if one was asked for.
+    pub(crate) budget: Option<u64>,
 }
 
 /// A store, open until it is closed.
@@ -160,10 +162,13 @@ pub(crate) async fn open(settings: Settings, client: Option<Py<PyAny>>, within: 
         Arc::clone(&clock),
         Arc::clone(&rng),
     );
+    let mut in_force = budget;
     if let Some(bytes) = budget {
         match index.set_budget(bytes, left()).await {
-            // The first one decides; everybody after that lives with it.
-            Err(error) if error.kind() == ErrorKind::Conflict => {}
+            // The first one decides; everybody after that lives with it, and is told so if it is another one.
+            Err(error) if error.kind() == ErrorKind::Conflict => {
+                in_force = error.fact("budget").and_then(|bytes| bytes.parse().ok());
+            }
             other => other?,
         }
     }
@@ -185,6 +190,7 @@ pub(crate) async fn open(settings: Settings, client: Option<Py<PyAny>>, within: 
         store,
         keeper,
         ledger: Arc::default(),
+        budget: in_force,
     };
     Ok(Opened(Mutex::new(Some(parts))))
 }
