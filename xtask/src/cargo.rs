@@ -96,7 +96,7 @@ pub(crate) fn bench(options: &Bench) -> Result<()> {
 
 #[derive(Args)]
 pub(crate) struct Prove {
-    /// What to show: ttl, torn, crash or backpressure
+    /// What to show: ttl, torn, crash, backpressure or poison
     proof: String,
     /// Smaller sizes, for CI
     #[arg(long)]

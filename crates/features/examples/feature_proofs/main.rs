@@ -9,6 +9,7 @@
 //! | `torn` | no get returns torn, stale or resurrected bytes |
 //! | `crash` | producers and consumers are killed at every point; nothing is lost, nothing is left |
 //! | `backpressure` | producers that are too fast wait their turn, and nothing fails |
+//! | `poison` | one bad record harms one record |
 //!
 //! Producers and consumers are processes of their own: this program, started again with a task in its environment
 //! (module `worker`). What they did is in their journals, which the conductor reads and judges.
@@ -31,6 +32,7 @@ mod hooked_index;
 mod hooks;
 mod journal;
 mod pattern;
+mod poison;
 mod report;
 mod rewrite;
 mod torn;
@@ -53,6 +55,8 @@ enum Proof {
     Crash,
     /// Producers that are too fast wait their turn
     Backpressure,
+    /// Records that cannot be read, or not yet, harm nothing but themselves
+    Poison,
 }
 
 #[derive(Parser)]
@@ -81,6 +85,7 @@ fn main() -> Result<ExitCode> {
         Proof::Torn => torn::run(options.quick)?,
         Proof::Crash => crash::run(options.quick, !options.without_budget)?,
         Proof::Backpressure => backpressure::run(options.quick)?,
+        Proof::Poison => poison::run(options.quick)?,
     };
     report.print(options.json, options.quick)?;
     Ok(if report.holds() {
