@@ -64,7 +64,7 @@ def test_another_budget_than_the_one_in_force_is_told(
     with pytest.warns(RuntimeWarning, match=f"{1 << 20} bytes already.* {2 << 20} bytes"):
         second = open_store(budget=2 << 20)
     first.put("a", {"x": torch.zeros(1 << 19, dtype=torch.uint8)})
-    with pytest.raises(holdfast.Invalid):
+    with pytest.raises(holdfast.Capacity, match="whole budget"):
         second.put("b", {"x": torch.zeros((1 << 20) + 1, dtype=torch.uint8)}, timeout=1)
 
     async def opened() -> None:
