@@ -18,7 +18,8 @@ L = TypeVar("L")
 
 
 class Pending(Generic[T]):
-    """A call under way. Whoever stops waiting stops nothing: the store brings it to its end."""
+    """A call under way. A caller that leaves (Ctrl-C, a cancelled task, a timeout, nobody has this any more) cancels it:
+    waits end, what is not committed is undone, and leases go back as if never taken."""
 
     __slots__ = ("_finish", "_operation")
 
@@ -48,7 +49,12 @@ class Pending(Generic[T]):
                 pass
 
         self._operation.on_done(tell)
-        await ended
+        try:
+            await ended
+        except BaseException:
+            # Cancelled; perhaps after it had ended, but before anybody was told.
+            self._operation.cancel()
+            raise
         return self._finish(self._operation.result())
 
 

@@ -30,7 +30,8 @@ class Lease(Held):
     """A sample that this process has taken, for a group or for reading only.
 
     While it holds, the sample's bytes stay. As a context manager it answers for itself: acknowledged at the end of the
-    block, handed back if the block raises. Dropped without an answer, it is let go of in the background.
+    block, handed back if the block raises. Dropped without an answer, it is let go of in the background; if nobody has
+    looked at it, as if it had never been taken.
     """
 
     __slots__ = ("_calls",)

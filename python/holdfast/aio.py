@@ -8,9 +8,10 @@
             async with lease:
                 train(await lease.get(as_="torch"))
 
-What each call does is said in :mod:`holdfast`. Cancelling an await stops nothing half-way: the store brings the call to
-its end by itself, lets go of leases that nobody got, and takes memory back. A store belongs to the process that opened
-it; it cannot be pickled, and in a forked child it is refused.
+What each call does is said in :mod:`holdfast`. Cancelling an await (``asyncio.wait_for``, ``asyncio.timeout``) leaves
+nothing half-way: a wait ends; a put that is not committed yet is undone, a committed one stands; a lease that did not
+reach its caller goes back as if it had never been taken; memory goes back to the pool. A store belongs to the process
+that opened it; it cannot be pickled, and in a forked child it is refused.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class Lease(Held):
     """A sample that this process has taken, for a group or for reading only.
 
     While it holds, the sample's bytes stay. As a context manager it answers for itself: acknowledged at the end of the
-    block, handed back if the block raises. Dropped without an answer, it is let go of in the background.
+    block, handed back if the block raises. Dropped without an answer, it is let go of in the background; if nobody has
+    looked at it, as if it had never been taken.
     """
 
     __slots__ = ("_calls",)

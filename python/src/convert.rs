@@ -211,6 +211,7 @@ fn counters(py: Python<'_>, health: &Health) -> PyResult<Py<PyAny>> {
         ("bytes_got", count.bytes_got),
         ("corrupt", count.corrupt),
         ("fenced", count.fenced),
+        ("unreadable", count.unreadable),
         ("lost", count.lost),
         ("acks", count.acks),
         ("nacks", count.nacks),

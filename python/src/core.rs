@@ -187,6 +187,9 @@ impl Core {
         let (parts, within) = self.begin(py, timeout)?;
         // What is wrong with one sample is its own result.
         let items: Vec<Result<Prepared>> = items.into_iter().map(prepared).collect();
+        let wanted = items.iter().filter_map(|item| item.as_ref().ok());
+        // From now on, whatever it waits for: a later call takes its place, and an abort gives it up.
+        let turn = parts.store.begin_put(wanted.map(|(sample, _, _)| sample));
         let work = async move {
             let mut refused = Vec::with_capacity(items.len());
             let mut samples = Vec::with_capacity(items.len());
@@ -210,7 +213,7 @@ impl Core {
                     tensors,
                     publication,
                 });
-            let mut put = parts.store.put_many(items.collect(), within).await.into_iter();
+            let mut put = parts.store.put_begun(turn, items.collect(), within).await.into_iter();
             let missing = || Err(Error::internal("python.put", "the store gave too few answers"));
             let each = refused.into_iter().map(|refused| match refused {
                 Some(error) => Err(error),
@@ -523,6 +526,6 @@ impl Core {
         let opened = Arc::clone(self.0.get("store").or_raise(py)?);
         let within = seconds(timeout).or_raise(py)?;
         let work = async move { opened.close(within).await };
-        Operation::begin(within, work, |py, (), _late| Ok(py.None())).or_raise(py)
+        Operation::begin_to_the_end(within, work, |py, (), _late| Ok(py.None())).or_raise(py)
     }
 }

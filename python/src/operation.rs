@@ -2,13 +2,21 @@
 //!
 //! ```text
 //! Python calls ─▶ Under way ────────────────▶ Done ──wait(), result()──▶ Taken
-//!                  │ Ctrl-C, cancelled          │ nobody came for it
-//!                  └─▶ goes on to its end ──────┴─▶ dropped: leases are let go of, memory goes back to the pool
+//!                  │ Ctrl-C, cancelled,         │ the same
+//!                  │ nobody has it any more     │
+//!                  └─▶ Cancelled ◀──────────────┘ the result, if there is one, is dropped here
 //! ```
 //!
 //! Both faces of the package are built on this: the plain one waits ([`Operation::wait`]), the asyncio one asks to be
-//! told ([`Operation::on_done`]). The store owns the operation itself, so that a waiter who leaves stops nothing
-//! half-way. Every operation has a deadline of its own; a waiter goes by it, with some patience for the last step.
+//! told ([`Operation::on_done`]). Every operation has a deadline of its own; a waiter goes by it, with some patience for
+//! the last step.
+//!
+//! # Callers that leave
+//! Cancelling drops the future that waits for the store; the store sees that its caller has left, and ends the operation
+//! in good order (crate `holdfast-features`, module `tasks`). A result goes to exactly one place, decided under one lock:
+//! to Python (*taken*), or it is dropped (*cancelled*) and undoes itself: leases go back as if never taken, memory goes
+//! back to the pool. What Python takes and loses before anybody looks at it (Ctrl-C between two byte codes) is undone the
+//! same way, because a lease that was never looked at does not count.
 //!
 //! Waiting is done without the interpreter's lock, in slices, so that signals are seen.
 
@@ -18,6 +26,7 @@ use std::time::Duration;
 use holdfast_core::{Deadline, Error, Result, SystemClock};
 use parking_lot::{Condvar, Mutex};
 use pyo3::prelude::*;
+use tokio::task::AbortHandle;
 
 use crate::errors::exception;
 use crate::process::{AtHome, runtime};
@@ -36,6 +45,7 @@ enum State {
     UnderWay,
     Done(Deliver, bool),
     Taken,
+    Cancelled,
 }
 
 struct Shared {
@@ -48,10 +58,37 @@ struct Shared {
     clock: SystemClock,
 }
 
-/// An operation under way.
+/// An operation under way. Dropped, it is cancelled.
 #[pyclass(frozen, module = "holdfast._holdfast")]
 pub(crate) struct Operation {
-    shared: AtHome<Arc<Shared>>,
+    begun: AtHome<Begun>,
+}
+
+struct Begun {
+    shared: Arc<Shared>,
+    task: AbortHandle,
+}
+
+impl Begun {
+    /// The caller has left. A result that was not taken is dropped; afterwards there is none.
+    fn cancel(&self) {
+        let left = {
+            let mut state = self.shared.state.lock();
+            match *state {
+                State::UnderWay | State::Done(..) => std::mem::replace(&mut *state, State::Cancelled),
+                State::Taken | State::Cancelled => return,
+            }
+        };
+        self.task.abort();
+        let listener = self.shared.listener.lock().take();
+        drop((left, listener));
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        self.cancel();
+    }
 }
 
 /// Ends the operation, with an error if it was not ended otherwise: its task panicked, or was dropped.
@@ -77,8 +114,15 @@ impl Drop for Ender {
 impl Shared {
     fn finish(self: Arc<Self>, deliver: Deliver) {
         let late = self.deadline.passed(&self.clock);
-        let old = std::mem::replace(&mut *self.state.lock(), State::Done(deliver, late));
-        drop(old);
+        {
+            let mut state = self.state.lock();
+            if !matches!(*state, State::UnderWay) {
+                // The caller has left: what comes of it is dropped, not under the lock.
+                drop(state);
+                return drop(deliver);
+            }
+            *state = State::Done(deliver, late);
+        }
         self.done.notify_all();
         let Some(listener) = self.listener.lock().take() else {
             return;
@@ -120,20 +164,35 @@ impl Operation {
             clock,
         });
         let ender = Ender(Some(Arc::clone(&shared)));
-        runtime()?.spawn(async move {
+        let task = runtime()?.spawn(async move {
             let result = work.await;
             ender.end(Box::new(move |py, late| match result {
                 Ok(value) => deliver(py, value, late),
                 Err(error) => Err(exception(py, &error, late)),
             }));
         });
+        let task = task.abort_handle();
         Ok(Self {
-            shared: AtHome::new(shared),
+            begun: AtHome::new(Begun { shared, task }),
         })
     }
 
-    fn shared(&self, py: Python<'_>) -> PyResult<&Arc<Shared>> {
-        self.shared
+    /// As [`Operation::begin`], for work that is brought to its end although nobody waits for it any more.
+    pub(crate) fn begin_to_the_end<T: Send + 'static>(
+        within: Duration,
+        work: impl Future<Output = Result<T>> + Send + 'static,
+        deliver: impl for<'py> FnOnce(Python<'py>, T, bool) -> PyResult<Py<PyAny>> + Send + 'static,
+    ) -> Result<Self> {
+        let task = runtime()?.spawn(work);
+        let work = async move {
+            let lost = |failure| Error::internal("python.operation", "an operation was lost").caused_by(failure);
+            task.await.map_err(lost)?
+        };
+        Self::begin(within, work, deliver)
+    }
+
+    fn begun(&self, py: Python<'_>) -> PyResult<&Begun> {
+        self.begun
             .get("operation")
             .map_err(|error| exception(py, &error, false))
     }
@@ -150,6 +209,7 @@ impl Operation {
             State::Done(deliver, late) => return deliver(py, late),
             State::UnderWay => "this operation has not ended yet",
             State::Taken => "the result of this operation was taken already",
+            State::Cancelled => "this operation was cancelled",
         };
         Err(exception(py, &Error::invalid("python.operation", misuse), false))
     }
@@ -159,7 +219,8 @@ impl Operation {
 impl Operation {
     /// Waits for the end and returns the result, once. Signals are handled meanwhile.
     fn wait(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let shared = self.shared(py)?;
+        let begun = self.begun(py)?;
+        let shared = &begun.shared;
         loop {
             let ended = py.detach(|| {
                 let mut state = shared.state.lock();
@@ -168,15 +229,20 @@ impl Operation {
                 }
                 !matches!(*state, State::UnderWay)
             });
+            // Before the result is taken: whoever is interrupted now does not get it.
+            if let Err(interrupt) = py.check_signals() {
+                begun.cancel();
+                return Err(interrupt);
+            }
             if ended {
                 return Self::take(shared, py);
             }
-            py.check_signals()?;
             if shared.patience.passed(&shared.clock) {
                 let error = Error::unavailable(
                     "python.operation",
-                    "an operation has not ended long after its deadline; it goes on in the background",
+                    "an operation has not ended long after its deadline; it is given up, and ends in the background",
                 );
+                begun.cancel();
                 return Err(exception(py, &error.with_retry(holdfast_core::Retry::Ambiguous), true));
             }
         }
@@ -184,12 +250,19 @@ impl Operation {
 
     /// The result of an operation that has ended, once.
     fn result(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        Self::take(self.shared(py)?, py)
+        Self::take(&self.begun(py)?.shared, py)
+    }
+
+    /// The caller has left: the store ends the operation, and undoes what nobody will get. Once is enough.
+    fn cancel(&self, py: Python<'_>) -> PyResult<()> {
+        let begun = self.begun(py)?;
+        py.detach(|| begun.cancel());
+        Ok(())
     }
 
     /// Has `listener` called, without arguments and on some thread, when the operation has ended. At most one.
     fn on_done(&self, py: Python<'_>, listener: Py<PyAny>) -> PyResult<()> {
-        let shared = self.shared(py)?;
+        let shared = &self.begun(py)?.shared;
         *shared.listener.lock() = Some(listener);
         // It may have ended before the listener was there to be seen.
         if !matches!(*shared.state.lock(), State::UnderWay)

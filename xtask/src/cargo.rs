@@ -96,7 +96,7 @@ pub(crate) fn bench(options: &Bench) -> Result<()> {
 
 #[derive(Args)]
 pub(crate) struct Prove {
-    /// What to show: ttl, torn, crash, backpressure or poison
+    /// What to show: ttl, torn, crash, backpressure, poison or storm
     proof: String,
     /// Smaller sizes, for CI
     #[arg(long)]
@@ -110,6 +110,9 @@ pub(crate) struct Prove {
 }
 
 pub(crate) fn prove(options: &Prove) -> Result<()> {
+    if options.proof == "storm" {
+        return crate::features::storm(options.quick, options.json, &options.rest);
+    }
     let mut arguments = vec![
         "run",
         "--locked",

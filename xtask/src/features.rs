@@ -70,6 +70,15 @@ pub(crate) fn python_bench(program: &str, quick: bool, json: bool) -> Result<Com
     Ok(bench)
 }
 
+/// `cargo xtask prove storm`: callers of both faces of the Python package that leave at random moments.
+pub(crate) fn storm(quick: bool, json: bool, rest: &[String]) -> Result<()> {
+    build_package()?;
+    let status = python_bench("storm.py", quick, json)?.args(rest).status();
+    let status = status.context("the storm could not be started")?;
+    ensure!(status.success(), "the storm ended with {status}");
+    Ok(())
+}
+
 fn proof_command(proof: &str) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     let package = [

@@ -39,7 +39,7 @@ enum Task {
     Bench(cargo::Bench),
     /// A benchmark here and at another revision, in turns: is this checkout as fast?
     Compare(compare::Compare),
-    /// A proof of what the feature store promises, on real servers: ttl, torn, crash, backpressure
+    /// A proof of what the feature store promises, on real servers: ttl, torn, crash, backpressure, storm
     Prove(cargo::Prove),
     /// The documentation of all crates, warnings denied
     Docs,

@@ -149,7 +149,8 @@ pub fn attempts_are_exact(live: &Live) -> bool {
     })
 }
 
-/// LC9, of a live record and how many leases were granted to each of its groups since it was committed or reopened.
+/// LC9, of a live record and how many leases were granted to each of its groups, and not undone, since it was committed or
+/// reopened.
 pub fn deliveries_are_counted(live: &Live, granted: impl Fn(&GroupState) -> u32) -> bool {
     live.groups.iter().all(|state| state.attempts == granted(state))
 }

@@ -55,7 +55,7 @@ pub enum Progress {
 pub struct GroupState {
     /// The group.
     pub group: GroupName,
-    /// How often it has taken the sample, the present time included. Exact: LC9.
+    /// How often it has taken the sample, the present time included; a take that was undone is none. Exact: LC9.
     pub attempts: u32,
     /// Where it stands.
     pub progress: Progress,
@@ -203,7 +203,9 @@ impl Live {
         Ok(self.retire_if_done())
     }
 
-    /// A group hands the sample back because the engine could not serve it: that was no attempt.
+    /// A group's take is undone: the sample goes back as if it had never been taken, with the attempt that it cost. For a
+    /// lease that did not reach the consumer that it was meant for, and for one whose sample the engine could not serve. It
+    /// takes the lease's own token, so a lease that was taken back meanwhile, and counted, stays so.
     pub fn give_back(mut self, group: &GroupName, token: Token) -> Result<Self> {
         let state = self.held("custody.give_back", group, token)?;
         state.attempts = state.attempts.saturating_sub(1);

@@ -47,6 +47,23 @@ fn a_lease_that_ran_out_is_delivered_again_and_its_first_holder_is_fenced() {
 }
 
 #[test]
+fn a_take_that_is_undone_costs_no_attempt_however_late_the_request_comes() {
+    let left = |left| Left {
+        untakes: 1,
+        failing_removes: 0,
+        sweeper_deaths: 0,
+        crashes: 0,
+        ..left
+    };
+    // With one attempt, whatever counts one too many makes a dead letter of a sample that nobody saw.
+    let mut scenario = runs::redelivery()
+        .with_left(left)
+        .reaching(&[Reach::Consumed, Reach::Undone]);
+    scenario.publication.max_attempts = 1;
+    assert_holds(scenario, None);
+}
+
+#[test]
 fn requests_that_come_late_twice_or_never_do_no_harm() {
     let left = |left| Left {
         ticks: 0,

@@ -22,6 +22,7 @@ enum Step {
     /// By group and one of the tokens ever given out.
     Ack(usize, usize),
     Nack(usize, usize),
+    Untake(usize, usize),
     Release(usize),
     Renew(usize),
     Reopen,
@@ -36,7 +37,8 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (group.clone(), who.clone()).prop_map(|(g, s)| Step::Lease(g, s)),
         2 => who.clone().prop_map(Step::Read),
         4 => (group.clone(), token.clone()).prop_map(|(g, t)| Step::Ack(g, t)),
-        3 => (group, token.clone()).prop_map(|(g, t)| Step::Nack(g, t)),
+        3 => (group.clone(), token.clone()).prop_map(|(g, t)| Step::Nack(g, t)),
+        2 => (group, token.clone()).prop_map(|(g, t)| Step::Untake(g, t)),
         2 => token.clone().prop_map(Step::Release),
         1 => token.prop_map(Step::Renew),
         1 => Just(Step::Reopen),
@@ -100,6 +102,7 @@ impl Life {
             Step::Read(s) => Acknowledged::Live(live.read(SessionId(s), until)),
             Step::Ack(g, t) => live.ack(&group(g), self.token(t))?,
             Step::Nack(g, t) => live.nack(&group(g), self.token(t))?,
+            Step::Untake(g, t) => Acknowledged::Live(live.give_back(&group(g), self.token(t))?),
             Step::Release(t) => Acknowledged::Live(live.release(self.token(t))?),
             Step::Renew(t) => Acknowledged::Live(live.renew(self.token(t), until)?),
             Step::Reopen => {
@@ -128,7 +131,9 @@ impl Life {
     /// Takes a step. What it retired, if it did.
     fn take(&mut self, step: &Step) -> Result<Option<Retired>, TestCaseError> {
         let shown = match *step {
-            Step::Ack(_, t) | Step::Nack(_, t) | Step::Release(t) | Step::Renew(t) => Some(self.token(t)),
+            Step::Ack(_, t) | Step::Nack(_, t) | Step::Untake(_, t) | Step::Release(t) | Step::Renew(t) => {
+                Some(self.token(t))
+            }
             _ => None,
         };
         let held = shown.is_none_or(|token| self.live.holds(token));
@@ -150,6 +155,9 @@ impl Life {
                 next.settle(Version(self.version));
                 if let Step::Lease(g, _) = *step {
                     *self.granted.entry(next.groups[g].group.clone()).or_default() += 1;
+                }
+                if let Step::Untake(g, _) = *step {
+                    *self.granted.entry(next.groups[g].group.clone()).or_default() -= 1;
                 }
                 if matches!(step, Step::Lease(..) | Step::Read(_)) {
                     self.tokens.insert(0, Token(self.version));

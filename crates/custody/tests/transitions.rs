@@ -217,6 +217,15 @@ fn attempts_are_counted_when_taken_and_the_last_one_makes_a_dead_letter() {
 }
 
 #[test]
+fn a_take_that_is_undone_leaves_the_sample_as_it_was() {
+    let before = live(&["a", "b"], false, 1);
+    let taken = leased(before.clone(), "a", 5);
+    assert_eq!(taken.clone().give_back(&group("a"), Token(5)).expect("held"), before);
+    assert_kind(taken.clone().give_back(&group("a"), Token(4)), ErrorKind::Fenced);
+    assert_kind(taken.give_back(&group("b"), Token(5)), ErrorKind::Fenced);
+}
+
+#[test]
 fn a_group_that_is_given_up_on_does_not_take_it_from_the_others() {
     let taken = leased(live(&["a", "b"], false, 1), "a", 11);
     let given_up = still_live(taken.nack(&group("a"), Token(11)).expect("handed back"));

@@ -18,7 +18,7 @@ impl Inner {
         let mut results = Vec::with_capacity(samples.len());
         for sample in samples {
             let left = deadline.remaining(&*self.clock);
-            // Whoever is committing it now does so first; then there is something to retire.
+            // A put that is committing does so first; then there is something to retire.
             let given_up = tokio::time::timeout(left, self.writing.give_up(sample)).await;
             let retired = self.abort_live(sample, deadline).await;
             results.push(match (given_up, retired) {

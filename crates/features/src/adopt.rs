@@ -295,6 +295,7 @@ impl Inner {
             sample: announced.reference.clone(),
             keys: announced.keys.as_ref().clone(),
             abort: Some(Arc::clone(&announced.session)),
+            put: None,
         });
     }
 }
@@ -388,6 +389,7 @@ impl FeatureStore {
                 sample: announced.reference.clone(),
                 keys: announced.keys.as_ref().clone(),
                 abort: None,
+                put: None,
             });
             Ok(())
         })

@@ -37,6 +37,7 @@ impl Inner {
                 sample: sample.clone(),
                 keys,
                 abort: None,
+                put: None,
             }),
             Err(error) => {
                 tracing::error!(%error, sample = %sample.sample, "it is not known which objects to remove");
@@ -77,7 +78,7 @@ impl Inner {
                 Err(error) if error.kind() == ErrorKind::Fenced && !lease.is_answered() => {
                     lease.set_answered();
                     if lease.session().is_alive() {
-                        self.frees.release(Arc::clone(lease.session()), lease.held());
+                        self.frees.release(Arc::clone(lease.session()), lease.held(), true);
                     }
                 }
                 Err(_) => {}

@@ -175,6 +175,7 @@ impl Inner {
             sample: task.sample.clone(),
             keys,
             abort: None,
+            put: None,
         })
     }
 

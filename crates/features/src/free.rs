@@ -45,6 +45,8 @@ use holdfast_index::{Held, SampleRef, Session};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use crate::writing::Begun;
+
 /// The pause after the first failed try; each later one is twice as long, up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -53,6 +55,11 @@ pub(crate) const MOST_TRIES: u32 = 10;
 /// How long requests to collect are gathered, so that many puts and releases cost one look.
 pub(crate) const GATHER: Duration = Duration::from_millis(10);
 
+/// The pause after so many failed tries.
+fn pause_after(tries: u32) -> Duration {
+    FIRST_PAUSE.saturating_mul(1 << tries.min(16)).min(LONGEST_PAUSE)
+}
+
 /// A sample whose objects are to be removed.
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
@@ -60,6 +67,8 @@ pub(crate) struct Job {
     pub(crate) keys: Vec<ObjectKey>,
     /// The session whose reservation is to be given up first.
     pub(crate) abort: Option<Arc<Session>>,
+    /// The put whose reservation it was: until that is given up, a later put of the sample waits.
+    pub(crate) put: Option<Arc<Begun>>,
 }
 
 #[derive(Clone, Debug)]
@@ -88,11 +97,22 @@ impl Pending {
     }
 }
 
+/// A lease that nobody holds any more.
+#[derive(Clone, Debug)]
+pub(crate) struct Release {
+    pub(crate) session: Arc<Session>,
+    pub(crate) held: Held,
+    /// Whether its attempt counts; else nobody has seen what was taken, and the take is undone.
+    pub(crate) counted: bool,
+    tries: u32,
+    due: Timestamp,
+}
+
 /// What the index is to be told or asked.
 #[derive(Debug, Default)]
 pub(crate) struct ToTell {
     /// Leases that nobody holds any more.
-    pub(crate) releases: Vec<(Arc<Session>, Held)>,
+    pub(crate) releases: Vec<Release>,
     /// Samples whose reservation is to be given up.
     pub(crate) reservations: Vec<Job>,
     /// Samples whose objects are gone.
@@ -123,7 +143,7 @@ struct State {
     pending: BTreeMap<SampleRef, Pending>,
     /// Samples that wait for the engine to let go of their memory.
     held_by_engine: usize,
-    releases: Vec<(Arc<Session>, Held)>,
+    releases: Vec<Release>,
     stayed: Vec<SampleRef>,
     /// How many of the two work.
     working: usize,
@@ -166,11 +186,28 @@ impl Frees {
     }
 
     /// Takes a lease that nobody holds any more. False if there is no place; then it runs out by its time.
-    pub(crate) fn release(&self, session: Arc<Session>, held: Held) -> bool {
+    pub(crate) fn release(&self, session: Arc<Session>, held: Held, counted: bool) -> bool {
+        self.push_release(Release {
+            session,
+            held,
+            counted,
+            tries: 0,
+            due: self.clock.now(),
+        })
+    }
+
+    /// The index did not answer: it is told again after a pause, while there is somebody to be told about.
+    pub(crate) fn release_again(&self, mut release: Release) -> bool {
+        release.due = self.clock.now().after(pause_after(release.tries));
+        release.tries += 1;
+        release.tries < MOST_TRIES && release.session.is_alive() && self.push_release(release)
+    }
+
+    fn push_release(&self, release: Release) -> bool {
         let mut state = self.state.lock();
         let place = state.releases.len() < self.most;
         if place {
-            state.releases.push((session, held));
+            state.releases.push(release);
         }
         drop(state);
         self.wake_teller.notify_one();
@@ -231,7 +268,7 @@ impl Frees {
         let mut state = self.state.lock();
         state.working += 1;
         let mut tell = ToTell {
-            releases: std::mem::take(&mut state.releases),
+            releases: state.releases.extract_if(.., |release| release.due <= now).collect(),
             stayed: std::mem::take(&mut state.stayed),
             ..ToTell::default()
         };
@@ -262,10 +299,12 @@ impl Frees {
     /// How long until the index is to be told something; none if nothing is.
     pub(crate) fn until_telling(&self) -> Option<Duration> {
         let state = self.state.lock();
-        if !state.releases.is_empty() || !state.stayed.is_empty() {
+        if !state.stayed.is_empty() {
             return Some(Duration::ZERO);
         }
-        self.until(&state, false)
+        let releases = state.releases.iter().map(|release| release.due).min();
+        let releases = releases.map(|due| due.since(self.clock.now()));
+        releases.into_iter().chain(self.until(&state, false)).min()
     }
 
     fn until(&self, state: &State, to_remove: bool) -> Option<Duration> {
@@ -285,7 +324,7 @@ impl Frees {
         let mut state = self.state.lock();
         let is_more_than_wait = state.pending.len() > self.most;
         if let Some(pending) = state.pending.get_mut(sample) {
-            (pending.job.abort, pending.tries) = (None, 0);
+            (pending.job.abort, pending.job.put, pending.tries) = (None, None, 0);
         }
         // The index lists it from now on.
         if is_more_than_wait {
@@ -317,11 +356,8 @@ impl Frees {
     pub(crate) fn failed(&self, sample: &SampleRef, why: Error) {
         let now = self.clock.now();
         if let Some(pending) = self.state.lock().pending.get_mut(sample) {
-            let pause = FIRST_PAUSE
-                .saturating_mul(1 << pending.tries.min(16))
-                .min(LONGEST_PAUSE);
+            pending.due = now.after(pause_after(pending.tries));
             pending.tries += 1;
-            pending.due = now.after(pause);
             pending.why = Some(why);
         }
     }

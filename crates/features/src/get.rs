@@ -31,15 +31,19 @@ use crate::fetch::Trouble;
 use crate::landing::Landing;
 use crate::lease::Lease;
 use crate::store::{FeatureStore, Inner};
+use crate::tasks::Caller;
 use crate::tensors::{TensorOut, Wanted};
 
 const OPERATION: &str = "features.get";
 
 impl Inner {
-    pub(crate) async fn get(&self, lease: &Lease, wanted: Wanted, deadline: Deadline) -> Result<Vec<TensorOut>> {
+    async fn get(&self, lease: &Lease, wanted: Wanted, caller: &Caller, deadline: Deadline) -> Result<Vec<TensorOut>> {
         let description = Arc::clone(lease.description());
         let reference = lease.reference();
-        let landing = self.landing(&reference, &description, wanted, deadline).await?;
+        let landing = tokio::select! {
+            landing = self.landing(&reference, &description, wanted, deadline) => landing?,
+            () = caller.left() => return Err(nobody_waits()),
+        };
         let arrived = self.arrive(lease, &landing, deadline).await;
         // An engine that says no, and not a deadline that was too short: if the sample is handed back for that, it was no
         // attempt.
@@ -116,6 +120,11 @@ impl Inner {
     }
 }
 
+/// For nobody: the caller has left while the get waited for memory.
+pub(crate) fn nobody_waits() -> Error {
+    Error::unavailable(OPERATION, "its caller has left")
+}
+
 fn no_longer_held(lease: &Lease) -> Error {
     let reference = lease.reference();
     Error::new(
@@ -138,8 +147,8 @@ impl FeatureStore {
     /// this store has a key, and the sample is not sealed.
     pub async fn get(&self, lease: &Lease, wanted: Wanted, within: Duration) -> Result<Vec<TensorOut>> {
         let lease = lease.clone();
-        self.run(OPERATION, |inner| async move {
-            inner.get(&lease, wanted, inner.deadline(within)).await
+        self.run_for(OPERATION, |inner, caller| async move {
+            inner.get(&lease, wanted, &caller, inner.deadline(within)).await
         })
         .await
     }

@@ -46,6 +46,8 @@ counters! {
     corrupt,
     /// Gets that were refused because the lease did not hold any more.
     fenced,
+    /// Samples that could not be read here and were left to others: a later release has put them.
+    unreadable,
     /// Samples found lost.
     lost,
     /// Samples acknowledged.

@@ -7,18 +7,22 @@ use std::time::Duration;
 
 use holdfast_core::{Deadline, Error, Result, SampleId};
 use holdfast_custody::{GroupName, Live, Token};
-use holdfast_index::{Held, SampleRef, Session, Unreadable};
+use holdfast_index::{Held, SampleRef, Session, Terms, Unreadable};
 use parking_lot::Mutex;
 
 use crate::description::{Description, is_unreadable};
 use crate::free::Frees;
 use crate::store::{FeatureStore, Inner};
+use crate::tasks::Caller;
+use crate::unreadable::Readable;
 
 /// A sample that this process has taken, for a group or for reading only. A clone is the same lease.
 ///
 /// While it holds, the sample's objects are not removed. Answer for it with [`FeatureStore::ack`],
 /// [`FeatureStore::nack`] or [`FeatureStore::release`]. If the last clone is dropped without that, it is let go of in
-/// the background: a group's sample then waits for another attempt, as after a nack.
+/// the background: a group's sample then waits for another attempt, as after a nack. One that its holder has not even
+/// looked at (asked for its sample, token or tensors, or used it) goes back as if it had never been taken, and costs the
+/// group no attempt: so does every lease whose caller left before it was there.
 #[derive(Clone)]
 pub struct Lease(Arc<Taken>);
 
@@ -26,6 +30,8 @@ struct Taken {
     held: Mutex<Held>,
     description: Arc<Description>,
     session: Arc<Session>,
+    /// Whether its holder has looked at it. Until then nobody knows what was taken.
+    seen: AtomicBool,
     answered: AtomicBool,
     frees: Arc<Frees>,
 }
@@ -33,8 +39,8 @@ struct Taken {
 impl Drop for Taken {
     fn drop(&mut self) {
         if !*self.answered.get_mut() && self.session.is_alive() {
-            self.frees
-                .release(Arc::clone(&self.session), self.held.get_mut().clone());
+            let (session, held) = (Arc::clone(&self.session), self.held.get_mut().clone());
+            self.frees.release(session, held, *self.seen.get_mut());
         }
     }
 }
@@ -48,21 +54,33 @@ impl fmt::Debug for Lease {
 }
 
 impl Lease {
-    fn new(mut held: Held, session: &Arc<Session>, frees: &Arc<Frees>) -> Result<Self> {
-        let description = Description::from_bytes(&std::mem::take(&mut held.description));
-        // Made before the description is looked at: if that cannot be read, the lease is let go of.
-        let taken = Taken {
-            description: Arc::new(description.clone().unwrap_or_else(|_| Description::adopted(Vec::new()))),
-            held: Mutex::new(held),
-            session: Arc::clone(session),
-            answered: AtomicBool::new(false),
-            frees: Arc::clone(frees),
-        };
-        description.map(|_| Self(Arc::new(taken)))
+    fn new(mut held: Held, readable: &Readable<'_>, session: &Arc<Session>, frees: &Arc<Frees>) -> Result<Self> {
+        let description = readable.take(&held.sample, &std::mem::take(&mut held.description));
+        let session = Arc::clone(session);
+        match description {
+            Ok(description) => Ok(Self(Arc::new(Taken {
+                description,
+                held: Mutex::new(held),
+                session,
+                seen: AtomicBool::new(false),
+                answered: AtomicBool::new(false),
+                frees: Arc::clone(frees),
+            }))),
+            // No release can read it: it is moved into quarantine, or refused.
+            Err(error) => {
+                frees.release(session, held, false);
+                Err(error)
+            }
+        }
+    }
+
+    fn look(&self) {
+        self.0.seen.store(true, Ordering::Release);
     }
 
     /// The sample's incarnation.
     pub fn reference(&self) -> SampleRef {
+        self.look();
         self.0.held.lock().sample.clone()
     }
 
@@ -73,11 +91,13 @@ impl Lease {
 
     /// The fencing token.
     pub fn token(&self) -> Token {
+        self.look();
         self.0.held.lock().token
     }
 
     /// What the sample says about itself: its tensors and their specs.
     pub fn description(&self) -> &Arc<Description> {
+        self.look();
         &self.0.description
     }
 
@@ -87,6 +107,7 @@ impl Lease {
     }
 
     pub(crate) fn held(&self) -> Held {
+        self.look();
         self.0.held.lock().clone()
     }
 
@@ -121,19 +142,27 @@ pub struct Found {
 
 impl Inner {
     /// Takes samples, in the current session; once more in another if that turns out to have ended.
-    async fn take(&self, group: Option<&GroupName>, samples: &[SampleRef], deadline: Deadline) -> Vec<Result<Lease>> {
+    async fn take(
+        &self,
+        group: Option<&GroupName>,
+        samples: &[SampleRef],
+        caller: &Caller,
+        deadline: Deadline,
+    ) -> Vec<Result<Lease>> {
         const OPERATION: &str = "features.lease";
         let ticks = self.config.lease_ticks;
+        let readable = Readable::new(self);
+        let terms = Terms {
+            cancelled: caller.token(),
+            usable: &|sample, description| readable.check(sample, description),
+        };
         for last in [false, true] {
             let session = match self.sessions.current(OPERATION, deadline).await {
                 Ok(session) => session,
                 Err(error) => return vec![Err(error); samples.len()],
             };
             let left = deadline.remaining(&*self.clock);
-            let held = match group {
-                Some(group) => self.index.lease(&session, group, samples, ticks, left).await,
-                None => self.index.read(&session, samples, ticks, left).await,
-            };
+            let held = self.index.take(&session, group, samples, ticks, terms, left).await;
             let ended = |result: &Result<Held>| {
                 let refused = result
                     .as_ref()
@@ -146,26 +175,39 @@ impl Inner {
             }
             return held
                 .into_iter()
-                .map(|held| Lease::new(held?, &session, &self.frees))
+                .map(|held| Lease::new(held?, &readable, &session, &self.frees))
                 .collect();
         }
         Vec::new()
     }
 
     /// Takes one sample for reading.
-    pub(crate) async fn take_one(&self, sample: &SampleRef, deadline: Deadline) -> Result<Lease> {
+    pub(crate) async fn take_one(&self, sample: &SampleRef, caller: &Caller, deadline: Deadline) -> Result<Lease> {
         let none = || Err(Error::internal("features.read", "a sample got no result"));
-        let mut leases = self.take(None, std::slice::from_ref(sample), deadline).await;
+        let samples = std::slice::from_ref(sample);
+        let mut leases = self.take(None, samples, caller, deadline).await;
         leases.pop().unwrap_or_else(none)
     }
 
-    async fn take_next(&self, group: &GroupName, count: usize, deadline: Deadline) -> Result<Vec<Lease>> {
+    async fn take_next(
+        &self,
+        group: &GroupName,
+        count: usize,
+        caller: &Caller,
+        deadline: Deadline,
+    ) -> Result<Vec<Lease>> {
         const OPERATION: &str = "features.lease_next";
+        let readable = Readable::new(self);
+        let terms = Terms {
+            cancelled: caller.token(),
+            usable: &|sample, description| readable.check(sample, description),
+        };
         let mut again = true;
         loop {
             let session = self.sessions.current(OPERATION, deadline).await?;
             let (ticks, left) = (self.config.lease_ticks, deadline.remaining(&*self.clock));
-            let held = match self.index.lease_next(&session, group, count, ticks, left).await {
+            let held = self.index.take_next(&session, group, count, ticks, terms, left).await;
+            let held = match held {
                 Err(error) if again && self.sessions.refused(&session, &error) => {
                     again = false;
                     continue;
@@ -177,7 +219,7 @@ impl Inner {
             let mut unreadable = Vec::new();
             for held in held {
                 let sample = held.sample.clone();
-                match Lease::new(held, &session, &self.frees) {
+                match Lease::new(held, &readable, &session, &self.frees) {
                     Ok(lease) => leases.push(lease),
                     Err(error) if is_unreadable(&error) => unreadable.push(Unreadable {
                         sample,
@@ -202,20 +244,23 @@ impl Inner {
 }
 
 impl FeatureStore {
-    /// Takes these samples for a group: each goes to one process of the group at a time.
+    /// Takes these samples for a group: each goes to one process of the group at a time. `Unsupported`: a later release has
+    /// put it, and it is left as it was.
     pub async fn lease(&self, group: &GroupName, samples: &[SampleRef], within: Duration) -> Vec<Result<Lease>> {
         let (group, samples) = (group.clone(), samples.to_vec());
-        self.run_batch("features.lease", samples.len(), |inner| async move {
-            inner.take(Some(&group), &samples, inner.deadline(within)).await
+        self.run_batch_for("features.lease", samples.len(), |inner, caller| async move {
+            let deadline = inner.deadline(within);
+            inner.take(Some(&group), &samples, &caller, deadline).await
         })
         .await
     }
 
-    /// Takes the next samples of a group, up to `count`. Waits for the first one; none at the deadline is not an error.
+    /// Takes the next samples of a group, up to `count`. Waits for the first one; none at the deadline is not an error. What
+    /// a later release has put and this one cannot read is passed over, for others.
     pub async fn lease_next(&self, group: &GroupName, count: usize, within: Duration) -> Result<Vec<Lease>> {
         let group = group.clone();
-        self.run("features.lease_next", |inner| async move {
-            inner.take_next(&group, count, inner.deadline(within)).await
+        self.run_for("features.lease_next", |inner, caller| async move {
+            inner.take_next(&group, count, &caller, inner.deadline(within)).await
         })
         .await
     }
@@ -223,8 +268,8 @@ impl FeatureStore {
     /// Takes samples for reading only, beside any number of others. Let go of with [`FeatureStore::release`].
     pub async fn read(&self, samples: &[SampleRef], within: Duration) -> Vec<Result<Lease>> {
         let samples = samples.to_vec();
-        self.run_batch("features.read", samples.len(), |inner| async move {
-            inner.take(None, &samples, inner.deadline(within)).await
+        self.run_batch_for("features.read", samples.len(), |inner, caller| async move {
+            inner.take(None, &samples, &caller, inner.deadline(within)).await
         })
         .await
     }

@@ -36,6 +36,9 @@
 //! - *…an engine call outlives its deadline?* The sample stays reserved until the engine has let go of the memory; only
 //!   then are its objects removed, so none can appear after that.
 //! - *…a consumer dies?* Its lease ends, the sample goes to another of its group.
+//! - *…a caller leaves (cancelled, timed out, Ctrl-C)?* Waits end. A put that is not committed yet is undone, a committed
+//!   one stands. A lease that did not reach its caller goes back as if it had never been taken.
+//! - *…a later release has put a sample that this one cannot read?* It is not taken, and stays for those who can.
 //! - *…this process was cut off, and its session ended?* What it held is fenced. New operations open a new session.
 //! - *…the engine does not have a sample's bytes?* A get says so (`Unavailable`); the sample is called lost only when they were
 //!   missing at every look for `loss_grace`, because holders may register late (module `loss`).
@@ -95,7 +98,7 @@
 //! | [`pool`], `backing`, `loan` | memory that is used again, what it is, and when it may be |
 //! | `free`, `worker`, `collect`, `ownership` | freeing, sweeping, and the tasks that do it; which objects are whose |
 //! | [`seal`], `sealed`, `send_sealed` | encryption and authentication of tensor bytes; what a store with keys does with it |
-//! | `sessions`, `tasks`, `check` | membership; operations that outlive their callers; asking whether tokens hold |
+//! | `sessions`, `tasks`, `check`, `unreadable` | membership; operations and their callers; asking whether tokens hold; samples of later releases |
 
 mod abort;
 mod adopt;
@@ -137,6 +140,7 @@ mod tasks;
 mod tensors;
 mod transfer;
 mod unheld;
+mod unreadable;
 mod worker;
 mod writing;
 
@@ -147,7 +151,7 @@ pub use description::{DescribedTensor, Description};
 pub use health::{Counters, Health};
 pub use lease::{Found, Lease};
 pub use pool::{BufferPool, PoolUse};
-pub use put::{PutItem, Stored};
+pub use put::{PutItem, PutTurn, Stored};
 pub use store::FeatureStore;
 pub use tensors::{Destination, Source, TensorIn, TensorOut, Wanted};
 pub use unheld::Glimpse;

@@ -4,12 +4,15 @@
 //!            reserve             all objects stored           commit: yes
 //! prepared ──────────▶ reserved ────────────────────▶ stored ────────────────────────────▶ live
 //!    │ refused            │ full until the deadline,     │ no, for good        ▲ it is there
-//!    ▼                    │ failed, aborted here         │                     │
+//!    ▼                    │ failed, given up             │                     │
 //!  error                  ▼                              ▼                  unclear ──read back, or give up the
 //!                      undone ◀──────────────────────────┘                     │      reservation─▶ undone
 //!                      (the engine lets go of the memory ─▶ reservation        ▼ the index does not answer
 //!                       given up ─▶ objects removed)                        error `Ambiguous`; a sweep settles it
 //! ```
+//!
+//! *Given up*, any time before the commit: its caller has left, the sample was aborted here, or a later call of this
+//! process puts it (module `writing`). Waits end then.
 //!
 //! *Undone* is a job for the worker (module `free`), set off by the last one to let go of the memory (module `loan`): a
 //! put call that outlived its deadline may still write, and what it writes must be found by the removal. Until then the
@@ -22,6 +25,7 @@ use holdfast_core::{Deadline, Digest, Error, ErrorKind, Generation, ObjectKey, R
 use holdfast_custody::{Publication, Version};
 use holdfast_engine::Transfer;
 use holdfast_index::{Commit, Reserve, SampleRef, Session};
+use tokio_util::sync::CancellationToken;
 
 use crate::commit::Committed;
 use crate::description::Description;
@@ -31,9 +35,12 @@ use crate::prepare::{Prepared, Record};
 use crate::sealed::Seals;
 use crate::send_sealed::{SampleToSeal, ToSeal};
 use crate::store::{FeatureStore, Inner};
+use crate::tasks::Caller;
 use crate::tensors::TensorIn;
 use crate::transfer::{Digests, Outgoing};
-use crate::writing::{Turn, Written};
+use crate::writing::Begun;
+
+pub use crate::writing::PutTurn;
 
 const OPERATION: &str = "features.put";
 
@@ -60,7 +67,7 @@ pub struct Stored {
 }
 
 /// A sample that is reserved.
-struct Reserved<'a> {
+struct Reserved {
     /// Its place in the batch.
     at: usize,
     /// Its place among those that were prepared.
@@ -68,18 +75,28 @@ struct Reserved<'a> {
     prepared: Prepared,
     reference: SampleRef,
     keys: Vec<ObjectKey>,
-    written: Written<'a>,
+    begun: Arc<Begun>,
 }
 
 impl Inner {
-    pub(crate) async fn put_many(&self, items: Vec<PutItem>, deadline: Deadline) -> Vec<Result<Stored>> {
+    pub(crate) async fn put_many(
+        &self,
+        items: Vec<PutItem>,
+        turn: &PutTurn,
+        caller: &Caller,
+        deadline: Deadline,
+    ) -> Vec<Result<Stored>> {
         let count = items.len();
-        let samples: Vec<SampleId> = items.iter().map(|item| item.sample.clone()).collect();
-        let turn = self.writing.call(samples.iter());
         let mut results: Vec<Option<Result<Stored>>> = (0..count).map(|_| None).collect();
         let mut prepared = Vec::with_capacity(count);
         for (at, item) in items.into_iter().enumerate() {
-            match self.prepare(item, deadline).await {
+            let begun = turn.put(&item.sample);
+            let ready = tokio::select! {
+                biased;
+                () = nobody_wants(turn, caller) => Err(unwanted(&begun)),
+                ready = self.prepare(item, deadline) => ready,
+            };
+            match ready {
                 Ok(ready) => prepared.push((at, ready)),
                 Err(error) => results[at] = Some(Err(error)),
             }
@@ -92,17 +109,23 @@ impl Inner {
         // Begun before there is an answer from the index: the bytes are here.
         let digests = (self.config.checksum && self.seals.is_none())
             .then(|| self.digests(prepared.iter().map(|(_, ready)| ready.chunks()).collect(), deadline));
-        match self.reserve(prepared, &turn, &mut results, deadline).await {
+        match self.reserve(prepared, turn, caller, &mut results, deadline).await {
             Ok((session, reserved)) => {
-                let (sent, digests) = tokio::join!(self.write(&reserved, deadline), of_all(digests));
-                let records = recorded(&reserved, sent, digests);
-                self.commit_all(&session, reserved, records, &mut results, deadline)
+                let records = tokio::select! {
+                    biased;
+                    // What the engine still reads is kept until it has; nothing of it is committed.
+                    () = nobody_wants(turn, caller) => {
+                        let unwanted = |sample: &Reserved| Err(unwanted(&Ok(Arc::clone(&sample.begun))));
+                        reserved.iter().map(unwanted).collect()
+                    }
+                    (sent, digests) = async { tokio::join!(self.write(&reserved, deadline), of_all(digests)) } => {
+                        recorded(&reserved, sent, digests)
+                    }
+                };
+                self.commit_all(&session, reserved, records, caller, &mut results, deadline)
                     .await;
             }
             Err(error) => {
-                if let Err(error) = of_all(digests).await {
-                    tracing::debug!(%error, "checksums that nobody needs failed too");
-                }
                 for result in results.iter_mut().filter(|result| result.is_none()) {
                     *result = Some(Err(error.clone()));
                 }
@@ -129,25 +152,83 @@ impl Inner {
         results
     }
 
-    /// Reserves what is prepared; once more in another session if the current one turns out to have ended.
+    /// Reserves what is prepared and still counts. If one of them is given up meanwhile, the others go on without it.
     async fn reserve(
         &self,
         prepared: Vec<(usize, Prepared)>,
-        turn: &Turn<'_>,
+        turn: &PutTurn,
+        caller: &Caller,
         results: &mut [Option<Result<Stored>>],
         deadline: Deadline,
-    ) -> Result<(Arc<Session>, Vec<Reserved<'_>>)> {
-        let mut in_turn = Vec::with_capacity(prepared.len());
+    ) -> Result<(Arc<Session>, Vec<Reserved>)> {
+        let mut open: Vec<(usize, usize, Prepared, Arc<Begun>)> = Vec::with_capacity(prepared.len());
         for (order, (at, ready)) in prepared.into_iter().enumerate() {
-            if turn.is_last(&ready.sample) {
-                in_turn.push((order, at, ready));
-            } else {
-                results[at] = Some(Err(outdated(&ready.sample)));
+            let begun = turn.put(&ready.sample)?;
+            open.push((order, at, ready, begun));
+        }
+        let mut session = self.sessions.current(OPERATION, deadline).await?;
+        let mut reserved = Vec::with_capacity(open.len());
+        while !open.is_empty() {
+            let mut wanted = Vec::with_capacity(open.len());
+            for (order, at, ready, begun) in open {
+                match caller.is_gone() || begun.counts().is_err() {
+                    true => results[at] = Some(Err(unwanted(&Ok(begun)))),
+                    false => wanted.push((order, at, ready, begun)),
+                }
+            }
+            let (interrupted, generations) = self
+                .reserve_unless_given_up(&mut session, &wanted, turn, caller, deadline)
+                .await;
+            open = Vec::new();
+            for ((order, at, ready, begun), generation) in wanted.into_iter().zip(generations) {
+                let generation = match generation {
+                    Ok(generation) => generation,
+                    // Another of them was given up, and that ended the wait of all.
+                    Err(error) if interrupted && error.kind() == ErrorKind::Capacity => {
+                        open.push((order, at, ready, begun));
+                        continue;
+                    }
+                    Err(error) => {
+                        results[at] = Some(Err(error));
+                        continue;
+                    }
+                };
+                let reference = SampleRef {
+                    sample: ready.sample.clone(),
+                    generation,
+                };
+                let keys = self.keys_of(&reference, &ready);
+                let reservation = Reserved {
+                    at,
+                    order,
+                    prepared: ready,
+                    reference,
+                    keys: keys.clone().unwrap_or_default(),
+                    begun,
+                };
+                match keys {
+                    Ok(_) => reserved.push(reservation),
+                    Err(error) => results[at] = Some(Err(self.undo(&session, reservation, error))),
+                }
             }
         }
-        let wishes: Vec<Reserve> = in_turn
+        Ok((session, reserved))
+    }
+
+    /// Reserves, once more in another session if the current one turns out to have ended. Waits end when one of the puts is
+    /// given up, or the caller has left. Whether they were ended so.
+    async fn reserve_unless_given_up(
+        &self,
+        session: &mut Arc<Session>,
+        wanted: &[(usize, usize, Prepared, Arc<Begun>)],
+        turn: &PutTurn,
+        caller: &Caller,
+        deadline: Deadline,
+    ) -> (bool, Vec<Result<Generation>>) {
+        let puts: Vec<Arc<Begun>> = wanted.iter().map(|(_, _, _, begun)| Arc::clone(begun)).collect();
+        let wishes: Vec<Reserve> = wanted
             .iter()
-            .map(|(_, _, ready)| Reserve {
+            .map(|(_, _, ready, _)| Reserve {
                 sample: ready.sample.clone(),
                 nonce: ready.nonce,
                 bytes: ready.bytes,
@@ -155,54 +236,53 @@ impl Inner {
                 claims: Vec::new(),
             })
             .collect();
-        let mut session = self.sessions.current(OPERATION, deadline).await?;
-        let mut generations = self.reserve_in(&session, &wishes, deadline).await;
-        let ended = |result: &Result<Generation>| {
-            let refused = result
-                .as_ref()
-                .err()
-                .map(|error| self.sessions.refused(&session, error));
-            refused.unwrap_or(false)
-        };
-        if !generations.is_empty() && generations.iter().all(ended) {
-            session = self.sessions.current(OPERATION, deadline).await?;
-            generations = self.reserve_in(&session, &wishes, deadline).await;
-        }
-        let mut reserved = Vec::with_capacity(in_turn.len());
-        for ((order, at, ready), generation) in in_turn.into_iter().zip(generations) {
-            let generation = match generation {
-                Ok(generation) => generation,
-                Err(error) => {
-                    results[at] = Some(Err(error));
-                    continue;
-                }
-            };
-            let reference = SampleRef {
-                sample: ready.sample.clone(),
-                generation,
-            };
-            let written = self.writing.begin(&ready.sample);
-            let keys = self.keys_of(&reference, &ready);
-            let reservation = Reserved {
-                at,
-                order,
-                prepared: ready,
-                reference,
-                keys: keys.clone().unwrap_or_default(),
-                written,
-            };
-            match keys {
-                Ok(_) => reserved.push(reservation),
-                Err(error) => results[at] = Some(Err(self.undo(&session, reservation, error))),
+        let interrupted = CancellationToken::new();
+        let act = async {
+            let left = deadline.remaining(&*self.clock);
+            // A sample is reserved for one put at a time; what comes of an earlier one, the index says if the time is up.
+            tokio::select! {
+                _ = tokio::time::timeout(left, self.writing.earlier_have_ended(&puts)) => {}
+                () = interrupted.cancelled() => {}
             }
-        }
-        Ok((session, reserved))
+            let mut generations = self.reserve_in(session, &wishes, &interrupted, deadline).await;
+            let ended = |result: &Result<Generation>| {
+                let refused = result.as_ref().err().map(|error| self.sessions.refused(session, error));
+                refused.unwrap_or(false)
+            };
+            if !generations.is_empty() && generations.iter().all(ended) {
+                match self.sessions.current(OPERATION, deadline).await {
+                    Ok(another) => *session = another,
+                    Err(error) => return wishes.iter().map(|_| Err(error.clone())).collect(),
+                }
+                generations = self.reserve_in(session, &wishes, &interrupted, deadline).await;
+            }
+            generations
+        };
+        let interrupt = async {
+            tokio::select! {
+                () = caller.left() => {}
+                () = turn.one_is_given_up(&puts) => {}
+            }
+            interrupted.cancel();
+            std::future::pending().await
+        };
+        // The reservation is never dropped half-way: it is told to end.
+        let generations = tokio::select! {
+            generations = act => generations,
+            never = interrupt => never,
+        };
+        (interrupted.is_cancelled(), generations)
     }
 
-    async fn reserve_in(&self, session: &Session, wishes: &[Reserve], deadline: Deadline) -> Vec<Result<Generation>> {
-        self.index
-            .reserve(session, wishes, deadline.remaining(&*self.clock))
-            .await
+    async fn reserve_in(
+        &self,
+        session: &Session,
+        wishes: &[Reserve],
+        interrupted: &CancellationToken,
+        deadline: Deadline,
+    ) -> Vec<Result<Generation>> {
+        let left = deadline.remaining(&*self.clock);
+        self.index.reserve_unless(session, wishes, interrupted, left).await
     }
 
     fn keys_of(&self, reference: &SampleRef, ready: &Prepared) -> Result<Vec<ObjectKey>> {
@@ -220,8 +300,9 @@ impl Inner {
     async fn commit_all(
         &self,
         session: &Arc<Session>,
-        reserved: Vec<Reserved<'_>>,
+        reserved: Vec<Reserved>,
         records: Vec<Result<Record>>,
+        caller: &Caller,
         results: &mut [Option<Result<Stored>>],
         deadline: Deadline,
     ) {
@@ -231,9 +312,10 @@ impl Inner {
             let described = record.and_then(|record| sample.prepared.describe(self.object_bytes(), record));
             let outcome = described.and_then(|description| {
                 let bytes = description.to_bytes()?;
-                if !sample.written.may_commit() {
-                    return Err(given_up(&sample.reference));
+                if caller.is_gone() {
+                    return Err(unwanted(&Ok(Arc::clone(&sample.begun))));
                 }
+                sample.begun.may_commit()?;
                 Ok((description, bytes))
             });
             match outcome {
@@ -267,7 +349,7 @@ impl Inner {
     }
 
     /// Moves all bytes: sealed, or as they are. Returns for each sample what is known of it then.
-    async fn write(&self, reserved: &[Reserved<'_>], deadline: Deadline) -> Vec<Result<Record>> {
+    async fn write(&self, reserved: &[Reserved], deadline: Deadline) -> Vec<Result<Record>> {
         if let Some(seals) = &self.seals {
             return self.write_sealed(seals, reserved, deadline).await;
         }
@@ -285,7 +367,7 @@ impl Inner {
         sent.into_iter().map(|sent| sent.map(|()| Record::Nothing)).collect()
     }
 
-    async fn write_sealed(&self, seals: &Seals, reserved: &[Reserved<'_>], deadline: Deadline) -> Vec<Result<Record>> {
+    async fn write_sealed(&self, seals: &Seals, reserved: &[Reserved], deadline: Deadline) -> Vec<Result<Record>> {
         let mut to_seal = ToSeal::default();
         for reservation in reserved {
             let sample = SampleToSeal {
@@ -305,11 +387,12 @@ impl Inner {
     }
 
     /// Hands what a failed put leaves behind to the worker, as soon as the engine has let go of the memory.
-    fn undo(&self, session: &Arc<Session>, sample: Reserved<'_>, error: Error) -> Error {
+    fn undo(&self, session: &Arc<Session>, sample: Reserved, error: Error) -> Error {
         sample.prepared.witness.undo(Job {
             sample: sample.reference.clone(),
             keys: sample.keys,
             abort: Some(Arc::clone(session)),
+            put: Some(sample.begun),
         });
         error
             .with("sample", &sample.reference.sample)
@@ -327,7 +410,7 @@ async fn of_all(digests: Option<Digests>) -> Result<Option<Vec<Vec<Digest>>>> {
 
 /// What is recorded of samples that were written: their checksums beside what is known of them already.
 fn recorded(
-    reserved: &[Reserved<'_>],
+    reserved: &[Reserved],
     written: Vec<Result<Record>>,
     digests: Result<Option<Vec<Vec<Digest>>>>,
 ) -> Vec<Result<Record>> {
@@ -336,34 +419,36 @@ fn recorded(
         Ok(Some(digests)) => digests,
         Err(error) => return written.into_iter().map(|_| Err(error.clone())).collect(),
     };
-    let with_digests = |(sample, written): (&Reserved<'_>, Result<Record>)| {
+    let with_digests = |(sample, written): (&Reserved, Result<Record>)| {
         let own = digests.get_mut(sample.order).map(std::mem::take);
         written.map(|_| Record::Digests(own.unwrap_or_default()))
     };
     reserved.iter().zip(written).map(with_digests).collect()
 }
 
-fn outdated(sample: &SampleId) -> Error {
-    Error::new(
-        ErrorKind::Conflict,
-        OPERATION,
-        "this process has put the sample again since: the later put counts, and this one was not made",
-    )
-    .with("sample", sample)
+/// Pends until nothing of a call is wanted any more: its caller has left, or every one of its samples is given up.
+async fn nobody_wants(turn: &PutTurn, caller: &Caller) {
+    tokio::select! {
+        () = caller.left() => {}
+        () = turn.all_are_given_up() => {}
+    }
 }
 
-fn given_up(sample: &SampleRef) -> Error {
-    Error::new(
-        ErrorKind::Fenced,
-        OPERATION,
-        "the sample was aborted while it was being put; it is not committed",
-    )
-    .with("sample", &sample.sample)
+/// Why a put is not made.
+fn unwanted(begun: &Result<Arc<Begun>>) -> Error {
+    let given_up = begun.as_ref().map_err(Error::clone).and_then(|begun| begun.counts());
+    match given_up {
+        Err(error) => error,
+        Ok(()) => Error::unavailable(OPERATION, "the caller left before the sample was committed; it is not"),
+    }
 }
 
 impl FeatureStore {
     /// Puts a sample: it is visible to all its groups, as a whole, when this returns; or there is an error, and it is not
     /// (with [`holdfast_core::Retry::Ambiguous`]: it may be, look). A put that finds the engine full waits within its time for room.
+    ///
+    /// If its caller leaves before the commit, it is undone. Of several puts of a sample by this process the latest call
+    /// counts; the earlier ones end with `Conflict`.
     pub async fn put(&self, item: PutItem, within: Duration) -> Result<Stored> {
         let mut results = self.put_many(vec![item], within).await;
         results
@@ -374,8 +459,20 @@ impl FeatureStore {
     /// Puts several samples, each by itself: one may fail beside another that does not. They share calls to the index
     /// and to the engine.
     pub async fn put_many(&self, items: Vec<PutItem>, within: Duration) -> Vec<Result<Stored>> {
-        self.run_batch(OPERATION, items.len(), |inner| async move {
-            inner.put_many(items, inner.deadline(within)).await
+        let turn = self.begin_put(items.iter().map(|item| &item.sample));
+        self.put_begun(turn, items, within).await
+    }
+
+    /// Says that a put of these samples begins, for callers that have to wait for something before they can make it: from
+    /// now on it counts in place of earlier puts of this process, and an abort gives it up. Dropping the turn takes that back.
+    pub fn begin_put<'a>(&self, samples: impl IntoIterator<Item = &'a SampleId>) -> PutTurn {
+        self.inner().writing.call(samples)
+    }
+
+    /// As [`FeatureStore::put_many`], of samples whose put has begun.
+    pub async fn put_begun(&self, turn: PutTurn, items: Vec<PutItem>, within: Duration) -> Vec<Result<Stored>> {
+        self.run_batch_for(OPERATION, items.len(), |inner, caller| async move {
+            inner.put_many(items, &turn, &caller, inner.deadline(within)).await
         })
         .await
     }

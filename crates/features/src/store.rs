@@ -22,7 +22,8 @@ use crate::loss::{self, Losses};
 use crate::pool::BufferPool;
 use crate::sealed::Seals;
 use crate::sessions::Sessions;
-use crate::tasks::Tasks;
+use crate::tasks::{Caller, Tasks};
+use crate::unreadable::Unreadable;
 use crate::worker::{self, Swept};
 use crate::writing::Writing;
 
@@ -74,7 +75,8 @@ pub(crate) struct Inner {
     pub(crate) frees: Arc<Frees>,
     /// One collect of this process at a time.
     pub(crate) walk: tokio::sync::Mutex<Walk>,
-    pub(crate) writing: Writing,
+    pub(crate) writing: Arc<Writing>,
+    pub(crate) unreadable: Unreadable,
     pub(crate) losses: Losses,
     pub(crate) count: Counting,
     pub(crate) tasks: Tasks,
@@ -124,7 +126,8 @@ impl FeatureStore {
             checks: Checks::new(Arc::clone(&index), Arc::clone(&clock)),
             frees: Arc::new(Frees::new(Arc::clone(&clock), config.free_queue)),
             walk: tokio::sync::Mutex::default(),
-            writing: Writing::default(),
+            writing: Arc::default(),
+            unreadable: Unreadable::default(),
             losses: Losses::new(Arc::clone(&clock)),
             count: Counting::default(),
             tasks: Tasks::new(runtime.clone()),
@@ -172,8 +175,21 @@ impl FeatureStore {
         T: Send + 'static,
         F: Future<Output = Result<T>> + Send + 'static,
     {
+        self.run_for(operation, |inner, _| act(inner)).await
+    }
+
+    /// As [`FeatureStore::run`], for an operation that asks for its caller.
+    pub(crate) async fn run_for<T, F>(
+        &self,
+        operation: &'static str,
+        act: impl FnOnce(Arc<Inner>, Caller) -> F,
+    ) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
         let inner = Arc::clone(self.inner());
-        self.inner().tasks.run(operation, act(inner)).await?
+        self.inner().tasks.run(operation, |caller| act(inner, caller)).await?
     }
 
     /// As [`FeatureStore::run`], for a batch of `count`.
@@ -187,8 +203,22 @@ impl FeatureStore {
         T: Send + 'static,
         F: Future<Output = Vec<Result<T>>> + Send + 'static,
     {
+        self.run_batch_for(operation, count, |inner, _| act(inner)).await
+    }
+
+    /// As [`FeatureStore::run_batch`], for an operation that asks for its caller.
+    pub(crate) async fn run_batch_for<T, F>(
+        &self,
+        operation: &'static str,
+        count: usize,
+        act: impl FnOnce(Arc<Inner>, Caller) -> F,
+    ) -> Vec<Result<T>>
+    where
+        T: Send + 'static,
+        F: Future<Output = Vec<Result<T>>> + Send + 'static,
+    {
         let inner = Arc::clone(self.inner());
-        match self.inner().tasks.run(operation, act(inner)).await {
+        match self.inner().tasks.run(operation, |caller| act(inner, caller)).await {
             Ok(results) => results,
             Err(error) => (0..count).map(|_| Err(error.clone())).collect(),
         }
@@ -335,8 +365,8 @@ impl FeatureStore {
     }
 
     /// Takes samples out of circulation, whoever made them and whoever reads them: their readers' gets fail from now on.
-    /// A sample that is being put by this process is given up instead of committed. A sample that is neither is
-    /// `NotFound`.
+    /// Every put of them that this process has begun is given up instead of committed (`Fenced`), whatever it waits for. A
+    /// sample that is neither is `NotFound`.
     pub async fn abort(&self, samples: &[SampleId], within: Duration) -> Vec<Result<()>> {
         let samples = samples.to_vec();
         self.run_batch("features.abort", samples.len(), |inner| async move {

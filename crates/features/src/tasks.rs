@@ -1,8 +1,19 @@
 //! Operations run as tasks of the store, not of whoever called.
 //!
-//! A caller that goes away (a cancelled request, a `select!` that was decided otherwise) must not leave a sample half
-//! put, or a lease that nobody knows of. So each operation is a task: it runs to its end whether or not somebody still
-//! waits, and closing the store waits for all of them.
+//! An operation that stopped half-way would leave a sample half put, or a lease that nobody knows of. So each is a task
+//! that runs to an end of its own, and closing the store waits for all of them. But it knows whether its caller is still
+//! there ([`Caller`]): dropped futures, cancelled requests, `select!`s that were decided otherwise.
+//!
+//! ```text
+//!  called ──▶ under way ──────────────────────────▶ done ──the caller takes the result──▶ (its own)
+//!                │ the caller left                    │ the caller left
+//!                ▼                                    ▼
+//!              waits end at once; what is not         the result is dropped: a lease that nobody has looked at
+//!              committed is undone                    is given back uncounted, memory goes back to the pool
+//! ```
+//!
+//! Results undo themselves when they are dropped (module `lease`), wherever that is: there is no moment at which a result
+//! is neither the caller's nor undone.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -10,6 +21,28 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use holdfast_core::{Clock, Deadline, Error, Result, Retry};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+/// Whoever waits for an operation, as the operation sees it.
+#[derive(Clone, Debug)]
+pub(crate) struct Caller(CancellationToken);
+
+impl Caller {
+    /// Whether nobody waits for the result any more.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.0.is_cancelled()
+    }
+
+    /// Pends until nobody does.
+    pub(crate) async fn left(&self) {
+        self.0.cancelled().await;
+    }
+
+    /// For calls to the index that wait.
+    pub(crate) fn token(&self) -> &CancellationToken {
+        &self.0
+    }
+}
 
 #[derive(Debug)]
 pub(crate) struct Tasks {
@@ -48,23 +81,27 @@ impl Tasks {
         self.shared.running.load(Ordering::Acquire)
     }
 
-    /// Runs an operation to its end and returns what came of it.
-    pub(crate) async fn run<T: Send + 'static>(
+    /// Runs an operation to its end and returns what came of it. Whoever drops this has left.
+    pub(crate) async fn run<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
         &self,
         operation: &'static str,
-        future: impl Future<Output = T> + Send + 'static,
+        act: impl FnOnce(Caller) -> F,
     ) -> Result<T> {
         self.shared.running.fetch_add(1, Ordering::AcqRel);
         let running = Running(Arc::clone(&self.shared));
         if self.shared.closed.load(Ordering::Acquire) {
             return Err(Error::unavailable(operation, "this store is closed; open another").with_retry(Retry::Never));
         }
-        let task = self.runtime.spawn(async move {
-            let _running = running;
-            future.await
-        });
-        task.await
-            .map_err(|failure| Error::internal(operation, "an operation did not end as it should").caused_by(failure))
+        let caller = CancellationToken::new();
+        let _here = caller.clone().drop_guard();
+        let future = act(Caller(caller));
+        // A result that nobody takes is dropped before the task counts as ended: closing waits for what that undoes.
+        let task = self.runtime.spawn(async move { (future.await, running) });
+        let ended = task.await;
+        let (result, _running) = ended.map_err(|failure| {
+            Error::internal(operation, "an operation did not end as it should").caused_by(failure)
+        })?;
+        Ok(result)
     }
 
     /// Takes no more operations, and waits for those that run until the deadline. Returns how many are left.
@@ -91,7 +128,7 @@ mod tests {
     use tokio::sync::oneshot;
 
     #[tokio::test]
-    async fn an_operation_ends_although_nobody_waits_for_it() {
+    async fn an_operation_ends_although_nobody_waits_for_it_and_knows() {
         let tasks = Arc::new(Tasks::new(Handle::current()));
         let (begin, begun) = oneshot::channel::<()>();
         let (tell, told) = oneshot::channel();
@@ -99,9 +136,9 @@ mod tests {
             let tasks = Arc::clone(&tasks);
             async move {
                 tasks
-                    .run("test", async move {
+                    .run("test", |caller| async move {
                         let went_on = begun.await.is_ok();
-                        tell.send(went_on)
+                        tell.send(went_on && caller.is_gone())
                     })
                     .await
             }
@@ -118,7 +155,7 @@ mod tests {
         assert!(told.await.expect("it ends"));
         let later = Deadline::after(&clock, Duration::from_secs(10));
         assert_eq!(tasks.close(&clock, later).await, 0);
-        let error = tasks.run("test", async {}).await.expect_err("closed");
+        let error = tasks.run("test", |_| async {}).await.expect_err("closed");
         assert_eq!((error.kind(), error.retry()), (ErrorKind::Unavailable, Retry::Never));
     }
 }

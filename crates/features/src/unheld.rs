@@ -28,9 +28,11 @@ use tokio::sync::mpsc;
 
 use crate::description::Description;
 use crate::fetch::Trouble;
+use crate::get::nobody_waits;
 use crate::landing::Landing;
 use crate::lease::Found;
 use crate::store::{FeatureStore, Inner};
+use crate::tasks::Caller;
 use crate::tensors::{TensorOut, Wanted};
 
 const OPERATION: &str = "features.get";
@@ -52,14 +54,29 @@ impl Glimpse {
 }
 
 impl Inner {
-    async fn get_glimpsed(&self, glimpse: Glimpse, wanted: Wanted, deadline: Deadline) -> Result<Vec<TensorOut>> {
+    async fn get_glimpsed(
+        &self,
+        glimpse: Glimpse,
+        wanted: Wanted,
+        caller: &Caller,
+        deadline: Deadline,
+    ) -> Result<Vec<TensorOut>> {
         let (reference, description) = (glimpse.reference(), glimpse.description());
-        let landing = self.landing(reference, description, wanted, deadline).await?;
-        let arrived = self.arrive_unheld(reference, &landing, deadline).await;
+        let landing = tokio::select! {
+            landing = self.landing(reference, description, wanted, deadline) => landing?,
+            () = caller.left() => return Err(nobody_waits()),
+        };
+        let arrived = self.arrive_unheld(reference, &landing, caller, deadline).await;
         self.handed_out(landing, arrived).await
     }
 
-    async fn arrive_unheld(&self, reference: &SampleRef, landing: &Landing<'_>, deadline: Deadline) -> Result<()> {
+    async fn arrive_unheld(
+        &self,
+        reference: &SampleRef,
+        landing: &Landing<'_>,
+        caller: &Caller,
+        deadline: Deadline,
+    ) -> Result<()> {
         if landing.is_checked() {
             let (moving, _moved) = mpsc::channel(1);
             match self.fetch(landing.objects()?, moving, deadline).await {
@@ -69,7 +86,7 @@ impl Inner {
                 Err(Trouble::Missing(_) | Trouble::Corrupt(_)) => {}
             }
         }
-        let lease = self.take_one(reference, deadline).await;
+        let lease = self.take_one(reference, caller, deadline).await;
         let lease = lease.map_err(|error| self.gone(reference, error))?;
         // Dropped, it is let go of in the background.
         self.arrive(&lease, landing, deadline).await
@@ -110,8 +127,10 @@ impl FeatureStore {
     /// Gets tensors of a sample that was glimpsed, without taking it: exactly the committed bytes, or an error and no
     /// bytes. Errors as of [`FeatureStore::get`], and those of [`FeatureStore::read`] if it is gone by now.
     pub async fn get_glimpsed(&self, glimpse: Glimpse, wanted: Wanted, within: Duration) -> Result<Vec<TensorOut>> {
-        self.run(OPERATION, |inner| async move {
-            inner.get_glimpsed(glimpse, wanted, inner.deadline(within)).await
+        self.run_for(OPERATION, |inner, caller| async move {
+            inner
+                .get_glimpsed(glimpse, wanted, &caller, inner.deadline(within))
+                .await
         })
         .await
     }

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use holdfast_core::{Deadline, Error, ErrorKind, ObjectKey, Result, Retry};
 use holdfast_engine::RemoveOutcome;
-use holdfast_index::{SampleRef, SweepReport};
+use holdfast_index::{Held, SampleRef, SweepReport};
 use tokio::sync::watch;
 
-use crate::free::{Job, by_session};
+use crate::free::{Job, Release, by_session};
 use crate::store::Inner;
 
 /// The most rounds of one sweep, and the most parts of a list; what is left after them is for the next.
@@ -97,18 +97,38 @@ impl Inner {
     async fn tell_due(&self) {
         let tell = self.frees.to_tell();
         self.say_freed(&tell.removed).await;
-        for (session, held) in by_session(tell.releases).into_values() {
-            for released in self.index.release(&session, &held, self.config.call_within).await {
-                match released {
-                    // It may have been the last reader of something retired.
-                    Ok(()) => self.frees.collect_soon(),
-                    Err(error) => tracing::debug!(%error, "a lease was not let go of; it runs out by its time"),
-                }
-            }
-        }
+        self.let_go(tell.releases).await;
         self.give_up(tell.reservations).await;
         self.say_failed(tell.stayed).await;
         self.frees.finished();
+    }
+
+    /// Lets go of leases that nobody holds any more; of those that nobody has looked at, undoes the take.
+    async fn let_go(&self, releases: Vec<Release>) {
+        let (counted, undone): (Vec<Release>, Vec<Release>) = releases.into_iter().partition(|release| release.counted);
+        for (releases, counted) in [(counted, true), (undone, false)] {
+            let with_session = releases
+                .into_iter()
+                .map(|release| (Arc::clone(&release.session), release));
+            for (session, releases) in by_session(with_session).into_values() {
+                let held: Vec<Held> = releases.iter().map(|release| release.held.clone()).collect();
+                let results = match counted {
+                    true => self.index.release(&session, &held, self.config.call_within).await,
+                    false => self.index.untake(&session, &held, self.config.call_within).await,
+                };
+                for (release, result) in releases.into_iter().zip(results) {
+                    match result {
+                        // It may have been the last reader of something retired.
+                        Ok(()) => self.frees.collect_soon(),
+                        // Twice is harmless: the token is good once.
+                        Err(error) if error.kind() == ErrorKind::Unavailable && self.frees.release_again(release) => {
+                            tracing::debug!(%error, "a lease was not let go of; it is tried again");
+                        }
+                        Err(error) => tracing::debug!(%error, "a lease was not let go of; it runs out by its time"),
+                    }
+                }
+            }
+        }
     }
 
     /// Takes back what has ended: the index alone, so that no engine holds up the shared clock.

@@ -1,169 +1,234 @@
-//! Samples that are being written here: giving them up, and knowing when the engine has let go of their memory.
+//! Puts that this process has begun: which of them counts, giving them up, and knowing when the engine has let go of
+//! their memory.
 //!
 //! ```text
-//!           may_commit              the put ends
-//! Writing ──────────────▶ Committing ───────────▶ Ended
-//!    │ give_up                 └ give_up waits for the end; then there is something to retire, or nothing
-//!    ▼
-//! Aborted ──the put ends, uncommitted──▶ Ended
+//!         may_commit              the put ends
+//! Begun ──────────────▶ Committing ───────────▶ Ended
+//!   │ │                     └ give_up waits for the end; then there is something to retire, or nothing
+//!   │ └ give_up: Aborted ──┐
+//!   └ a later call: Outdated ──the put ends, uncommitted, and its reservation is given up──▶ Ended
 //! ```
 //!
-//! Puts of one sample by one process count in the order in which they were called. One whose caller has left (Ctrl-C, a
-//! dropped future) goes on; without that order it could come last, and take the place of what was put after it.
+//! A put is begun from the moment of its call, whatever it waits for: memory, credits, the engine. Of several puts of one
+//! sample by one process the latest call counts. An earlier one ends as soon as it can; the later one waits for that before
+//! it reserves, because a sample is reserved for one put at a time.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 
-use holdfast_core::SampleId;
+use holdfast_core::{Error, ErrorKind, Result, SampleId};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::free::{Frees, Job};
 
-/// The samples that this process is writing now.
+const OPERATION: &str = "features.put";
+
+/// The puts that this process has begun.
 #[derive(Debug, Default)]
 pub(crate) struct Writing {
-    samples: Mutex<HashMap<SampleId, Arc<WritingSample>>>,
-    begun: Mutex<Begun>,
-}
-
-/// The puts that were called and have not ended.
-#[derive(Debug, Default)]
-struct Begun {
-    last: u64,
-    /// Of each sample: the number of the last call, and how many have not ended.
-    puts: HashMap<SampleId, (u64, usize)>,
-}
-
-/// One call's place among the puts of its samples, until it ends.
-#[derive(Debug)]
-pub(crate) struct Turn<'a> {
-    list: &'a Writing,
-    number: u64,
-    samples: HashSet<SampleId>,
-}
-
-impl Turn<'_> {
-    /// Whether no later call puts this sample.
-    pub(crate) fn is_last(&self, sample: &SampleId) -> bool {
-        let begun = self.list.begun.lock();
-        begun.puts.get(sample).is_none_or(|(last, _)| *last == self.number)
-    }
-}
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        let mut begun = self.list.begun.lock();
-        for sample in &self.samples {
-            if let Some((_, open)) = begun.puts.get_mut(sample) {
-                *open -= 1;
-                if *open == 0 {
-                    begun.puts.remove(sample);
-                }
-            }
-        }
-    }
-}
-
-/// One of them.
-#[derive(Debug, Default)]
-struct WritingSample {
-    state: Mutex<WritingState>,
+    /// Of each sample, in the order of the calls.
+    puts: Mutex<HashMap<SampleId, Vec<Arc<Put>>>>,
+    /// Tells those who wait for a put that one has ended.
     ended: Notify,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum WritingState {
-    #[default]
-    Writing,
+/// One sample of one call.
+#[derive(Debug)]
+struct Put {
+    state: Mutex<State>,
+    /// Tells the call that one of its samples is given up.
+    changed: Arc<Notify>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Begun,
+    Outdated,
     Aborted,
     Committing,
     Ended,
 }
 
-/// Takes a sample off the list when its put ends, however it does.
-#[derive(Debug)]
-pub(crate) struct Written<'a> {
-    list: &'a Writing,
-    sample: SampleId,
-    entry: Arc<WritingSample>,
-}
-
-impl Drop for Written<'_> {
-    fn drop(&mut self) {
-        let mut list = self.list.samples.lock();
-        if list
-            .get(&self.sample)
-            .is_some_and(|entry| Arc::ptr_eq(entry, &self.entry))
-        {
-            list.remove(&self.sample);
+impl Put {
+    /// Gives it up, unless it is committing or has ended.
+    fn give_up(&self, state: State) -> State {
+        let mut now = self.state.lock();
+        if *now == State::Begun {
+            *now = state;
+            self.changed.notify_waiters();
         }
-        drop(list);
-        *self.entry.state.lock() = WritingState::Ended;
-        self.entry.ended.notify_waiters();
+        *now
     }
 }
 
-impl Written<'_> {
-    /// Whether it may be committed; from then on it can no longer be given up here.
-    pub(crate) fn may_commit(&self) -> bool {
-        let mut state = self.entry.state.lock();
-        let may = *state == WritingState::Writing;
-        if may {
-            *state = WritingState::Committing;
+/// A sample that is being put, until nothing of that put is in the way of another.
+#[derive(Debug)]
+pub(crate) struct Begun {
+    writing: Arc<Writing>,
+    sample: SampleId,
+    put: Arc<Put>,
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        let mut puts = self.writing.puts.lock();
+        if let Some(of_sample) = puts.get_mut(&self.sample) {
+            of_sample.retain(|put| !Arc::ptr_eq(put, &self.put));
+            if of_sample.is_empty() {
+                puts.remove(&self.sample);
+            }
         }
-        may
+        drop(puts);
+        *self.put.state.lock() = State::Ended;
+        self.writing.ended.notify_waiters();
+    }
+}
+
+impl Begun {
+    /// Whether it still counts: an error if it was aborted, or a later call puts the sample.
+    pub(crate) fn counts(&self) -> Result<()> {
+        match *self.put.state.lock() {
+            State::Outdated => Err(outdated(&self.sample)),
+            State::Aborted => Err(aborted(&self.sample)),
+            State::Begun | State::Committing | State::Ended => Ok(()),
+        }
+    }
+
+    /// Whether it may be committed; from then on it can no longer be given up here.
+    pub(crate) fn may_commit(&self) -> Result<()> {
+        let mut state = self.put.state.lock();
+        if *state == State::Begun {
+            *state = State::Committing;
+        }
+        drop(state);
+        self.counts()
+    }
+}
+
+/// One call of a put: its place among the puts of its samples, from the moment at which it is made.
+#[derive(Debug)]
+pub struct PutTurn {
+    puts: HashMap<SampleId, Arc<Begun>>,
+    changed: Arc<Notify>,
+}
+
+impl PutTurn {
+    /// The put of one of its samples.
+    pub(crate) fn put(&self, sample: &SampleId) -> Result<Arc<Begun>> {
+        let put = self.puts.get(sample).cloned();
+        put.ok_or_else(|| Error::invalid(OPERATION, "this put was begun for other samples").with("sample", sample))
+    }
+
+    /// Pends until `so` of the call.
+    async fn until(&self, so: impl Fn() -> bool) {
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            if so() {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    /// Pends until one of these is given up.
+    pub(crate) async fn one_is_given_up(&self, puts: &[Arc<Begun>]) {
+        self.until(|| puts.iter().any(|put| put.counts().is_err())).await;
+    }
+
+    /// Pends until none of its samples is put any more.
+    pub(crate) async fn all_are_given_up(&self) {
+        self.until(|| self.puts.values().all(|put| put.counts().is_err())).await;
     }
 }
 
 impl Writing {
-    /// A call that puts these samples takes its place.
-    pub(crate) fn call<'a>(&'a self, samples: impl Iterator<Item = &'a SampleId>) -> Turn<'a> {
-        let samples: HashSet<SampleId> = samples.cloned().collect();
-        let mut begun = self.begun.lock();
-        begun.last += 1;
-        let number = begun.last;
-        for sample in &samples {
-            let (last, open) = begun.puts.entry(sample.clone()).or_default();
-            (*last, *open) = (number, *open + 1);
-        }
-        let list = self;
-        Turn { list, number, samples }
-    }
-
-    pub(crate) fn begin(&self, sample: &SampleId) -> Written<'_> {
-        let entry = Arc::new(WritingSample::default());
-        self.samples.lock().insert(sample.clone(), Arc::clone(&entry));
-        Written {
-            list: self,
-            sample: sample.clone(),
-            entry,
-        }
-    }
-
-    /// Gives a sample up that is being written here. If it is being committed already, waits for that to end. True if
-    /// it will not be committed.
-    pub(crate) async fn give_up(&self, sample: &SampleId) -> bool {
-        let Some(entry) = self.samples.lock().get(sample).cloned() else {
-            return false;
+    /// A call that puts these samples takes its place; those before it no longer count.
+    pub(crate) fn call<'a>(self: &Arc<Self>, samples: impl IntoIterator<Item = &'a SampleId>) -> PutTurn {
+        let changed = Arc::new(Notify::new());
+        let mut turn = PutTurn {
+            puts: HashMap::new(),
+            changed: Arc::clone(&changed),
         };
+        let mut puts = self.puts.lock();
+        for sample in samples {
+            if turn.puts.contains_key(sample) {
+                continue;
+            }
+            let of_sample = puts.entry(sample.clone()).or_default();
+            for earlier in of_sample.iter() {
+                earlier.give_up(State::Outdated);
+            }
+            let put = Arc::new(Put {
+                state: Mutex::new(State::Begun),
+                changed: Arc::clone(&changed),
+            });
+            of_sample.push(Arc::clone(&put));
+            let begun = Begun {
+                writing: Arc::clone(self),
+                sample: sample.clone(),
+                put,
+            };
+            turn.puts.insert(sample.clone(), Arc::new(begun));
+        }
+        drop(puts);
+        turn
+    }
+
+    fn has_earlier(&self, begun: &Begun) -> bool {
+        let puts = self.puts.lock();
+        let first = puts.get(&begun.sample).and_then(|of_sample| of_sample.first());
+        first.is_some_and(|first| !Arc::ptr_eq(first, &begun.put))
+    }
+
+    /// Pends until no earlier put of these samples is in the way.
+    pub(crate) async fn earlier_have_ended(&self, puts: &[Arc<Begun>]) {
         loop {
-            let mut ended = std::pin::pin!(entry.ended.notified());
+            let mut ended = std::pin::pin!(self.ended.notified());
             ended.as_mut().enable();
-            {
-                let mut state = entry.state.lock();
-                match *state {
-                    WritingState::Writing | WritingState::Aborted => {
-                        *state = WritingState::Aborted;
-                        return true;
-                    }
-                    WritingState::Ended => return false,
-                    WritingState::Committing => {}
-                }
+            if !puts.iter().any(|put| self.has_earlier(put)) {
+                return;
             }
             ended.await;
         }
     }
+
+    /// Gives up every put of a sample that has begun here. If one is being committed already, waits for that to end. True
+    /// if one will not be committed.
+    pub(crate) async fn give_up(&self, sample: &SampleId) -> bool {
+        let begun: Vec<Arc<Put>> = self.puts.lock().get(sample).cloned().unwrap_or_default();
+        let states = begun.iter().map(|put| put.give_up(State::Aborted));
+        let given_up = states.fold(false, |given_up, state| {
+            given_up || matches!(state, State::Aborted | State::Outdated)
+        });
+        loop {
+            let mut ended = std::pin::pin!(self.ended.notified());
+            ended.as_mut().enable();
+            if !begun.iter().any(|put| *put.state.lock() == State::Committing) {
+                return given_up;
+            }
+            ended.await;
+        }
+    }
+}
+
+fn outdated(sample: &SampleId) -> Error {
+    Error::new(
+        ErrorKind::Conflict,
+        OPERATION,
+        "this process has put the sample again since: the later put counts, and this one was not made",
+    )
+    .with("sample", sample)
+}
+
+fn aborted(sample: &SampleId) -> Error {
+    Error::new(
+        ErrorKind::Fenced,
+        OPERATION,
+        "the sample was aborted while it was being put; it is not committed",
+    )
+    .with("sample", sample)
 }
 
 /// Knows when the engine has let go of a sample's memory, and what is to be done then if the put has failed.
@@ -201,17 +266,53 @@ impl Drop for Witness {
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_last_call_counts_until_all_have_ended() {
-        let writing = Writing::default();
-        let [a, b] = ["a", "b"].map(|name| SampleId::new(name).expect("a name"));
-        let first = writing.call([&a, &b].into_iter());
-        assert!(first.is_last(&a) && first.is_last(&b));
-        let second = writing.call([&a].into_iter());
-        assert!(!first.is_last(&a) && first.is_last(&b) && second.is_last(&a));
+    fn names() -> [SampleId; 2] {
+        ["a", "b"].map(|name| SampleId::new(name).expect("a name"))
+    }
+
+    #[tokio::test]
+    async fn the_last_call_counts() {
+        let writing = Arc::new(Writing::default());
+        let [a, b] = names();
+        let first = writing.call([&a, &b]);
+        let [first_a, first_b] = [&a, &b].map(|name| first.put(name).expect("begun"));
+        assert!(first_a.counts().is_ok() && first_b.counts().is_ok());
+        let second = writing.call([&a]);
+        let second_a = second.put(&a).expect("begun");
+        assert_eq!(first_a.may_commit().expect_err("outdated").kind(), ErrorKind::Conflict);
+        assert!(first_b.may_commit().is_ok() && second_a.may_commit().is_ok());
+        first.one_is_given_up(&[Arc::clone(&first_a)]).await;
+        assert!(writing.has_earlier(&second_a));
+        drop((first, first_a, first_b));
+        writing.earlier_have_ended(&[second_a]).await;
         drop(second);
-        assert!(!first.is_last(&a), "what was put later has been put");
-        drop(first);
-        assert!(writing.begun.lock().puts.is_empty());
+        assert!(writing.puts.lock().is_empty());
+    }
+
+    #[tokio::test]
+    async fn giving_up_sees_all_that_has_begun_and_waits_for_what_commits() {
+        let writing = Arc::new(Writing::default());
+        let [a, b] = names();
+        let (first, second) = (writing.call([&a]), writing.call([&b]));
+        assert!(writing.give_up(&a).await);
+        assert_eq!(
+            first.put(&a).expect("begun").counts().expect_err("aborted").kind(),
+            ErrorKind::Fenced
+        );
+        first.all_are_given_up().await;
+        second
+            .put(&b)
+            .expect("begun")
+            .may_commit()
+            .expect("nobody else puts it");
+        let giving_up = tokio::spawn({
+            let (writing, b) = (Arc::clone(&writing), b.clone());
+            async move { writing.give_up(&b).await }
+        });
+        tokio::task::yield_now().await;
+        assert!(!giving_up.is_finished());
+        drop(second);
+        assert!(!giving_up.await.expect("no panic"), "it was committed");
+        assert!(!writing.give_up(&b).await, "there is nothing to give up");
     }
 }

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use holdfast_core::{Deadline, Error, ErrorKind, Generation, ObjectKey, Result, SampleId};
 use holdfast_custody::{GroupName, Live, Reason, Reserved, SessionId, Tick, Token, Version};
 
+use tokio_util::sync::CancellationToken;
+
 use crate::batch::{Credits, Intent, Loaded};
 use crate::credits::generation_of;
 use crate::decision::{Decision, Done};
@@ -130,10 +132,14 @@ impl KvIndex {
         &self,
         session: &Session,
         items: &[Reserve],
+        cancelled: &CancellationToken,
         deadline: Deadline,
     ) -> Vec<Result<Generation>> {
         match session.budget {
-            Some(budget) => self.reserve_with_credits(session, items, budget, deadline).await,
+            Some(budget) => {
+                self.reserve_with_credits(session, items, budget, cancelled, deadline)
+                    .await
+            }
             None => {
                 // Nobody else's reservation is expected: the first try goes without a look.
                 self.reserve_now(session, items, None, Some(Loaded::default()), deadline)
@@ -281,13 +287,15 @@ impl KvIndex {
         self.batch(session, items, intent, None, deadline).await
     }
 
-    /// Leases samples, for a group or for reading only. The first try goes by what was seen of them, if all were.
+    /// Leases samples, for a group or for reading only, unless they are not `usable`. The first try goes by what was seen of
+    /// them, if all were.
     pub(crate) async fn do_lease(
         &self,
         session: &Session,
         samples: &[Found],
         group: Option<&GroupName>,
         ticks: u64,
+        usable: &(dyn Fn(&SampleRef, &[u8]) -> Result<()> + Send + Sync),
         deadline: Deadline,
     ) -> Vec<Result<Held>> {
         const OPERATION: &str = "index.lease";
@@ -298,6 +306,7 @@ impl KvIndex {
             let description = live.description.clone().ok_or_else(|| {
                 Error::internal(OPERATION, "a live sample has no description").with("sample", &sample.sample)
             })?;
+            usable(sample, &description)?;
             let until = loaded.tick.after(ticks);
             let record = live.record.clone();
             let after = match group {

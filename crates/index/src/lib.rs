@@ -52,14 +52,16 @@ use std::time::Duration;
 use async_trait::async_trait;
 use holdfast_core::{Generation, ObjectKey, Result, SampleId};
 use holdfast_custody::{GroupName, Reason, Tick, Version};
+use tokio_util::sync::CancellationToken;
 
 pub use index::{IndexConfig, KvIndex};
 pub use kv::History;
 use lanes::Found;
 pub use session::Session;
+use types::any_sample;
 pub use types::{
     Answered, Commit, FreeList, FreeTask, Held, ListPlace, MOST_CLAIMS, PassedOver, Quarantined, Reserve, SampleRef,
-    SweepReport, Unreadable, Versioned, View,
+    SweepReport, Terms, Unreadable, Versioned, View,
 };
 
 /// The custody records of one store, shared by all processes that use it.
@@ -94,7 +96,11 @@ pub use types::{
 ///
 /// **Ack, nack, renew, release** need the token; with another one they are `Fenced` and change nothing. An ack is final.
 /// The last group's ack retires the sample; a nack, or a lease that ended, costs the group one attempt,
-/// unless its holder says that the engine could not serve it ([`Held::unserved`]).
+/// unless its holder says that the engine could not serve it ([`Held::unserved`]). **Untake** costs none: it leaves the
+/// sample as if it had never been taken.
+///
+/// **Callers that leave.** A call must not be dropped half-way: what it was given then is known to nobody until it runs
+/// out. Calls that wait for others take a token instead; when it is cancelled, they end as at their deadline.
 ///
 /// **Check** tells whether tokens are still good; a reader asks it after its bytes have arrived.
 ///
@@ -113,8 +119,21 @@ pub trait Index: Send + Sync + Debug {
     /// Gives the store a budget in bytes; once. Sessions opened after that need credits to reserve.
     async fn set_budget(&self, bytes: u64, within: Duration) -> Result<()>;
 
-    /// Sets samples aside for writing. Over budget, waits for credits in line until the deadline; `Capacity` then.
-    async fn reserve(&self, session: &Session, items: &[Reserve], within: Duration) -> Vec<Result<Generation>>;
+    /// Sets samples aside for writing. Over budget, waits for credits in line until the deadline; `Capacity` then. When
+    /// `cancelled`, the wait ends as at the deadline.
+    async fn reserve_unless(
+        &self,
+        session: &Session,
+        items: &[Reserve],
+        cancelled: &CancellationToken,
+        within: Duration,
+    ) -> Vec<Result<Generation>>;
+
+    /// As [`Index::reserve_unless`], for a caller that does not leave.
+    async fn reserve(&self, session: &Session, items: &[Reserve], within: Duration) -> Vec<Result<Generation>> {
+        self.reserve_unless(session, items, &CancellationToken::new(), within)
+            .await
+    }
 
     /// Makes written samples visible. Returns the version at which they are.
     async fn commit(&self, session: &Session, items: &[Commit], within: Duration) -> Vec<Result<Version>>;
@@ -122,7 +141,31 @@ pub trait Index: Send + Sync + Debug {
     /// Gives reservations up.
     async fn abort(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>>;
 
-    /// Takes these samples for a group.
+    /// Takes these samples, for a group or (none) for reading only. One that the terms refuse gets their error.
+    async fn take(
+        &self,
+        session: &Session,
+        group: Option<&GroupName>,
+        items: &[SampleRef],
+        ticks: u64,
+        terms: Terms<'_>,
+        within: Duration,
+    ) -> Vec<Result<Held>>;
+
+    /// Takes the next samples of a group, up to `count`, oldest first as far as that goes without a queue for it. Waits
+    /// for the first one; none at the deadline, or when the caller has left, is not an error. What the terms refuse is
+    /// passed over.
+    async fn take_next(
+        &self,
+        session: &Session,
+        group: &GroupName,
+        count: usize,
+        ticks: u64,
+        terms: Terms<'_>,
+        within: Duration,
+    ) -> Result<Vec<Held>>;
+
+    /// Takes these samples for a group, whatever they are.
     async fn lease(
         &self,
         session: &Session,
@@ -130,10 +173,16 @@ pub trait Index: Send + Sync + Debug {
         items: &[SampleRef],
         ticks: u64,
         within: Duration,
-    ) -> Vec<Result<Held>>;
+    ) -> Vec<Result<Held>> {
+        let cancelled = &CancellationToken::new();
+        let terms = Terms {
+            cancelled,
+            usable: &any_sample,
+        };
+        self.take(session, Some(group), items, ticks, terms, within).await
+    }
 
-    /// Takes the next samples of a group, up to `count`, oldest first as far as that goes without a queue for it. Waits
-    /// for the first one; none at the deadline is not an error.
+    /// Takes the next samples of a group, whatever they are, for a caller that does not leave.
     async fn lease_next(
         &self,
         session: &Session,
@@ -141,10 +190,24 @@ pub trait Index: Send + Sync + Debug {
         count: usize,
         ticks: u64,
         within: Duration,
-    ) -> Result<Vec<Held>>;
+    ) -> Result<Vec<Held>> {
+        let cancelled = &CancellationToken::new();
+        let terms = Terms {
+            cancelled,
+            usable: &any_sample,
+        };
+        self.take_next(session, group, count, ticks, terms, within).await
+    }
 
-    /// Takes leases for reading only.
-    async fn read(&self, session: &Session, items: &[SampleRef], ticks: u64, within: Duration) -> Vec<Result<Held>>;
+    /// Takes samples for reading only, whatever they are.
+    async fn read(&self, session: &Session, items: &[SampleRef], ticks: u64, within: Duration) -> Vec<Result<Held>> {
+        let cancelled = &CancellationToken::new();
+        let terms = Terms {
+            cancelled,
+            usable: &any_sample,
+        };
+        self.take(session, None, items, ticks, terms, within).await
+    }
 
     /// Prolongs leases to so many ticks from now.
     async fn renew(&self, session: &Session, items: &[Held], ticks: u64, within: Duration) -> Vec<Result<Held>>;
@@ -155,8 +218,12 @@ pub trait Index: Send + Sync + Debug {
     /// Hands samples back unused.
     async fn nack(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<Answered>>;
 
-    /// Lets go of leases of either kind, also on samples that were retired meanwhile.
+    /// Lets go of leases of either kind, also on samples that were retired meanwhile. For a group's it is a nack.
     async fn release(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<()>>;
+
+    /// Undoes takes: as a release, but the group's attempt is not counted, and the sample waits where it did before. For
+    /// leases that did not reach whom they were taken for.
+    async fn untake(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<()>>;
 
     /// Whether leases are still good.
     async fn check(&self, session: &Session, items: &[Held], within: Duration) -> Result<Vec<bool>>;
@@ -230,8 +297,14 @@ impl Index for KvIndex {
         self.do_set_budget(bytes, self.deadline(within)).await
     }
 
-    async fn reserve(&self, session: &Session, items: &[Reserve], within: Duration) -> Vec<Result<Generation>> {
-        self.do_reserve(session, items, self.deadline(within)).await
+    async fn reserve_unless(
+        &self,
+        session: &Session,
+        items: &[Reserve],
+        cancelled: &CancellationToken,
+        within: Duration,
+    ) -> Vec<Result<Generation>> {
+        self.do_reserve(session, items, cancelled, self.deadline(within)).await
     }
 
     async fn commit(&self, session: &Session, items: &[Commit], within: Duration) -> Vec<Result<Version>> {
@@ -242,34 +315,31 @@ impl Index for KvIndex {
         self.do_abort(session, items, self.deadline(within)).await
     }
 
-    async fn lease(
+    async fn take(
         &self,
         session: &Session,
-        group: &GroupName,
+        group: Option<&GroupName>,
         items: &[SampleRef],
         ticks: u64,
+        terms: Terms<'_>,
         within: Duration,
     ) -> Vec<Result<Held>> {
         let items: Vec<Found> = items.iter().map(Found::from).collect();
-        self.do_lease(session, &items, Some(group), ticks, self.deadline(within))
+        self.do_lease(session, &items, group, ticks, terms.usable, self.deadline(within))
             .await
     }
 
-    async fn lease_next(
+    async fn take_next(
         &self,
         session: &Session,
         group: &GroupName,
         count: usize,
         ticks: u64,
+        terms: Terms<'_>,
         within: Duration,
     ) -> Result<Vec<Held>> {
-        self.do_lease_next(session, group, count, ticks, self.deadline(within))
+        self.do_lease_next(session, group, count, ticks, terms, self.deadline(within))
             .await
-    }
-
-    async fn read(&self, session: &Session, items: &[SampleRef], ticks: u64, within: Duration) -> Vec<Result<Held>> {
-        let items: Vec<Found> = items.iter().map(Found::from).collect();
-        self.do_lease(session, &items, None, ticks, self.deadline(within)).await
     }
 
     async fn renew(&self, session: &Session, items: &[Held], ticks: u64, within: Duration) -> Vec<Result<Held>> {
@@ -285,7 +355,11 @@ impl Index for KvIndex {
     }
 
     async fn release(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<()>> {
-        self.do_release(session, items, self.deadline(within)).await
+        self.do_release(session, items, true, self.deadline(within)).await
+    }
+
+    async fn untake(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<()>> {
+        self.do_release(session, items, false, self.deadline(within)).await
     }
 
     async fn check(&self, session: &Session, items: &[Held], within: Duration) -> Result<Vec<bool>> {

@@ -3,12 +3,17 @@
 //! Those of one process look at the list for each other: one reads as much as they will take in a moment, the others take
 //! from what it found. Processes look into different lanes, so that they reach for different samples. What
 //! they find is a guess: somebody else may have taken it meanwhile, and then the taking tells.
+//!
+//! A sample that this process cannot use (its terms refuse it) is passed over from then on: it stays in the list, for
+//! others. Looks go on behind such samples, however many there are.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_core::{Deadline, Error, ErrorKind, Generation, Result, Retry};
 use holdfast_custody::{GroupName, Live, Version};
+
+use parking_lot::Mutex;
 
 use crate::index::KvIndex;
 use crate::kv::{Entry, Read, Snapshot};
@@ -17,7 +22,7 @@ use crate::layout::{LANES, Layout, after, waits_for};
 use crate::record::{decode_versioned, unreadable};
 use crate::session::Session;
 use crate::sweep::is_about_one_record;
-use crate::types::{Held, SampleRef, Versioned};
+use crate::types::{Held, SampleRef, Terms, Versioned};
 
 /// How close to its deadline a call that was cut short by it ends: clocks and timers round.
 const CUT_SHORT: Duration = Duration::from_millis(10);
@@ -49,6 +54,7 @@ impl KvIndex {
         group: &GroupName,
         count: usize,
         ticks: u64,
+        terms: Terms<'_>,
         deadline: Deadline,
     ) -> Result<Vec<Held>> {
         if count == 0 {
@@ -57,7 +63,7 @@ impl KvIndex {
         let mut looked = false;
         loop {
             match self
-                .look_and_take(session, group, count, ticks, &mut looked, deadline)
+                .look_and_take(session, group, count, ticks, terms, &mut looked, deadline)
                 .await
             {
                 Ok(Next::Taken(held)) => return Ok(held),
@@ -78,21 +84,34 @@ impl KvIndex {
     }
 
     /// Takes what waits; waits if nothing does. Says if it has looked at least once.
+    ///
+    /// When the caller has left, looks and waits end at once. The taking does not: what it was given would be known to
+    /// nobody.
+    #[expect(clippy::too_many_arguments, reason = "one step of a wait")]
     async fn look_and_take(
         &self,
         session: &Session,
         group: &GroupName,
         count: usize,
         ticks: u64,
+        terms: Terms<'_>,
         looked: &mut bool,
         deadline: Deadline,
     ) -> Result<Next> {
-        let ready = self.ready(session, group, count, deadline).await?;
+        let ready = tokio::select! {
+            biased;
+            () = terms.cancelled.cancelled() => return Ok(Next::Nothing),
+            ready = self.ready(session, group, count, deadline) => ready?,
+        };
         let first = !std::mem::replace(looked, true);
         let ready = match ready {
             Ready::Some(ready) => ready,
             Ready::None(version) => {
-                let came = self.wait_for_ready(session, group, version, deadline).await?;
+                let came = tokio::select! {
+                    biased;
+                    () = terms.cancelled.cancelled() => false,
+                    came = self.wait_for_ready(session, group, version, deadline) => came?,
+                };
                 return Ok(if came { Next::Again } else { Next::Nothing });
             }
         };
@@ -104,8 +123,18 @@ impl KvIndex {
         let mut failed = None;
         let (list, now) = (self.ready_list(group), self.clock().now());
         let mut strays = Vec::new();
+        let refused = Mutex::new(Vec::new());
+        let usable = |sample: &SampleRef, description: &[u8]| {
+            let usable = (terms.usable)(sample, description);
+            if usable.is_err() {
+                refused.lock().push(sample.clone());
+            }
+            usable
+        };
         // What was copied to the ready list is good for a first try without a look.
-        let results = self.do_lease(session, &ready, Some(group), ticks, deadline).await;
+        let results = self
+            .do_lease(session, &ready, Some(group), ticks, &usable, deadline)
+            .await;
         for (found, result) in ready.iter().zip(results) {
             let error = match result {
                 Ok(lease) => {
@@ -124,7 +153,7 @@ impl KvIndex {
                 if list.doubt(&found.sample) {
                     strays.push(found.sample.clone());
                 }
-            } else if is_about_one_record(&error) {
+            } else if is_about_one_record(&error) || refused.lock().contains(&found.sample) {
                 // Of a later release, or in the way of everything: others are taken meanwhile.
                 tracing::debug!(%error, sample = %found.sample.sample, "a sample is passed over");
                 list.pass_over(&found.sample, now);

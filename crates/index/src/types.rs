@@ -1,9 +1,12 @@
 //! What goes into an intent and what comes out of it.
 
+use std::fmt;
 use std::sync::Arc;
 
-use holdfast_core::{Generation, Nonce, ObjectKey, SampleId};
+use holdfast_core::{Generation, Nonce, ObjectKey, Result, SampleId};
 use holdfast_custody::{GroupName, Live, Publication, Reason, Retired, Token, Version};
+
+use tokio_util::sync::CancellationToken;
 
 use crate::notes::Line;
 use crate::record::Description;
@@ -75,6 +78,29 @@ pub struct Held {
     pub(crate) seen: Versioned<Live>,
     /// Where it is noted that it is held.
     pub(crate) note: Option<Line>,
+}
+
+/// On which terms a process takes samples.
+#[derive(Clone, Copy)]
+pub struct Terms<'a> {
+    /// Cancelled when the caller has left: a wait for the next sample ends then, as at the deadline.
+    pub cancelled: &'a CancellationToken,
+    /// Whether the process can use a sample, by what its producer said about it. One that it cannot use is not taken: it
+    /// stays as it is, for others.
+    pub usable: &'a (dyn Fn(&SampleRef, &[u8]) -> Result<()> + Send + Sync),
+}
+
+impl fmt::Debug for Terms<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Terms")
+            .field("cancelled", self.cancelled)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Any sample can be used.
+pub(crate) fn any_sample(_: &SampleRef, _: &[u8]) -> Result<()> {
+    Ok(())
 }
 
 /// What became of an answer (ack or nack).

@@ -71,7 +71,7 @@ impl Ghost {
         self.lost.remove(&object);
     }
 
-    /// Judges a step from a live record, and counts the leases that it granted.
+    /// Judges a step from a live record, and counts the leases that it granted and undid.
     pub(crate) fn judge_step(
         &mut self,
         sample: Sample,
@@ -81,11 +81,14 @@ impl Ghost {
     ) {
         let granted = &mut self.granted[usize::from(sample)];
         match by {
-            Some((_, Op::Lease { .. })) => {
+            Some((_, op @ (Op::Lease { .. } | Op::Untake { .. }))) => {
                 if let Acknowledged::Live(after) = after {
+                    let undone = matches!(op, Op::Untake { .. });
                     let new = |(old, new): (&GroupState, &GroupState)| u32::from(old.progress != new.progress);
                     let steps = before.groups.iter().zip(&after.groups).map(new);
-                    granted.iter_mut().zip(steps).for_each(|(count, step)| *count += step);
+                    granted.iter_mut().zip(steps).for_each(|(count, step)| {
+                        *count = if undone { *count - step } else { *count + step };
+                    });
                 }
             }
             Some((_, Op::Reopen)) => {
@@ -135,7 +138,11 @@ impl Ghost {
 /// The token on whose strength a request is made.
 fn shown(op: Op) -> Option<Token> {
     match op {
-        Op::Renew { token, .. } | Op::Ack { token } | Op::Nack { token } | Op::Release { token } => Some(token),
+        Op::Renew { token, .. }
+        | Op::Ack { token }
+        | Op::Nack { token }
+        | Op::Untake { token }
+        | Op::Release { token } => Some(token),
         _ => None,
     }
 }

@@ -55,6 +55,7 @@ pub(crate) enum Op {
     Renew { token: Token, until: Tick },
     Ack { token: Token },
     Nack { token: Token },
+    Untake { token: Token },
     Release { token: Token },
     LetGo { generation: Generation, token: Token },
     ReportLost,
@@ -323,6 +324,7 @@ fn act(
             live.ack(group, whoever.filter(|_| bug).unwrap_or(token))?
         }
         Op::Nack { token } => live.nack(group.ok_or_else(no_group)?, token)?,
+        Op::Untake { token } => Acknowledged::Live(live.give_back(group.ok_or_else(no_group)?, token)?),
         Op::Release { token } => Acknowledged::Live(live.release(token)?),
         Op::ReportLost => Acknowledged::Retired(live.retire(Reason::Lost)),
         Op::Retire => Acknowledged::Retired(live.retire(Reason::Aborted)),

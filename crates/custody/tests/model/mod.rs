@@ -101,6 +101,8 @@ pub(crate) enum Action {
     /// The transfer has ended: the holder looks whether it still holds the lease, and hands out the bytes, or not. Then it
     /// acknowledges, or (`true`) hands the sample back.
     HandOut(usize, bool),
+    /// What a worker took does not reach it, and is given back as if never taken.
+    Untake(usize),
     /// A holder asks for more time.
     Renew(usize),
     /// A holder looks again and acknowledges or releases.

@@ -39,9 +39,11 @@ fn request(request: &mut Request, visit: Visit<'_>) {
             visit(replaces);
         }
         Op::Put { generation: g } | Op::Abort { generation: g } => generation(g, visit),
-        Op::Renew { token: t, .. } | Op::Ack { token: t } | Op::Nack { token: t } | Op::Release { token: t } => {
-            token(t, visit);
-        }
+        Op::Renew { token: t, .. }
+        | Op::Ack { token: t }
+        | Op::Nack { token: t }
+        | Op::Untake { token: t }
+        | Op::Release { token: t } => token(t, visit),
         Op::LetGo {
             generation: g,
             token: t,

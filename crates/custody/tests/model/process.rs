@@ -220,6 +220,20 @@ impl World {
         self.ask(process, object.sample, version, op);
     }
 
+    /// What was taken does not reach the consumer that it is meant for: the take is undone.
+    pub(crate) fn untake(&mut self, process: usize) {
+        let Some(Hold { object, token, .. }) = self.processes[process].hold else {
+            return;
+        };
+        let retired = self.index.retired.get(&object).filter(|kept| kept.record.holds(token));
+        let generation = object.generation;
+        match (retired.map(|kept| kept.version), self.index.live_of(object.sample)) {
+            (Some(version), _) => self.ask(process, object.sample, version, Op::LetGo { generation, token }),
+            (None, Some(kept)) => self.ask(process, object.sample, kept.version, Op::Untake { token }),
+            (None, None) => self.processes[process].rest(false),
+        }
+    }
+
     pub(crate) fn renew(&mut self, scenario: &Scenario, process: usize) {
         let Some(Hold { object, token, .. }) = self.processes[process].hold else {
             return;
@@ -284,7 +298,10 @@ impl World {
                     hold.until = hold.until.max(until);
                 }
             }
-            (Op::Renew { .. } | Op::ReportLost, Reply::Conflict) => self.processes[process].phase = Phase::Using,
+            // One that is being undone is not looked at before it is.
+            (Op::Renew { .. } | Op::Untake { .. } | Op::ReportLost, Reply::Conflict) => {
+                self.processes[process].phase = Phase::Using;
+            }
             (Op::ReportLost, Reply::Done(_))
             | (Op::Ack { .. } | Op::Nack { .. } | Op::Release { .. } | Op::LetGo { .. }, Reply::Conflict) => {
                 self.processes[process].phase = Phase::Used;
@@ -337,7 +354,7 @@ impl World {
                     None => self.processes[process].rest(false),
                 }
             }
-            Op::Renew { .. } | Op::ReportLost => self.processes[process].phase = Phase::Using,
+            Op::Renew { .. } | Op::Untake { .. } | Op::ReportLost => self.processes[process].phase = Phase::Using,
             Op::Retire | Op::Reopen => self.processes[process].rest(true),
             _ => self.processes[process].phase = Phase::Used,
         }

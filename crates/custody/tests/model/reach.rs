@@ -1,6 +1,6 @@
 //! Situations that must come up: a model in which nothing happens breaks no invariant either.
 
-use holdfast_custody::Reason;
+use holdfast_custody::{GroupState, Progress, Reason};
 use stateright::Property;
 
 use super::World;
@@ -34,6 +34,8 @@ pub(crate) enum Reach {
     Waiting,
     /// A remove has failed before.
     FailedFree,
+    /// A take was undone, and the sample waits with all its attempts.
+    Undone,
 }
 
 impl Reach {
@@ -64,6 +66,13 @@ impl Reach {
             }),
             Self::StaleCommit => Property::sometimes("a commit is fenced", |model, world| {
                 is_fenced(model, world, |op| matches!(op, Op::Commit { .. }))
+            }),
+            Self::Undone => Property::sometimes("a take undone", |model, world: &World| {
+                world.left.untakes < model.0.left.untakes
+                    && world.index.live.iter().flatten().any(|kept| {
+                        let waits = |state: &GroupState| state.progress == Progress::Waiting && state.attempts == 0;
+                        kept.record.groups.iter().any(waits)
+                    })
             }),
             Self::Waiting => Property::sometimes("a producer waits", |_, world: &World| {
                 world.processes.iter().any(|process| process.phase == Phase::Waiting)

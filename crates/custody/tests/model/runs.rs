@@ -202,6 +202,7 @@ pub(crate) fn everything() -> Scenario {
         failing_removes: 1,
         aborts: 1,
         nacks: 1,
+        untakes: 1,
         renewals: 1,
         losses: 1,
     };

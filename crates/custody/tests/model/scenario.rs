@@ -46,6 +46,8 @@ pub(crate) struct Left {
     pub(crate) failing_removes: u8,
     pub(crate) aborts: u8,
     pub(crate) nacks: u8,
+    /// Leases that do not reach whom they are for.
+    pub(crate) untakes: u8,
     pub(crate) renewals: u8,
     /// Losses of objects by the engine.
     pub(crate) losses: u8,

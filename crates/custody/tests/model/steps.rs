@@ -39,6 +39,9 @@ impl Custody {
                 if world.left.nacks > 0 && matches!(scenario.roles[process], Role::Worker(..)) {
                     actions.push(Action::HandOut(process, true));
                 }
+                if world.left.untakes > 0 && matches!(scenario.roles[process], Role::Worker(..)) {
+                    actions.push(Action::Untake(process));
+                }
                 let live = me.hold.and_then(|hold| world.index.live_of(hold.object.sample));
                 if world.left.renewals > 0 && live.is_some() {
                     actions.push(Action::Renew(process));
@@ -182,6 +185,10 @@ impl Custody {
             Action::HandOut(process, nack) => {
                 world.left.nacks -= u8::from(nack);
                 world.hand_out(scenario, process, nack);
+            }
+            Action::Untake(process) => {
+                world.left.untakes -= 1;
+                world.untake(process);
             }
             Action::Renew(process) => {
                 world.left.renewals -= 1;

@@ -8,8 +8,9 @@ use holdfast_core::{Clock, Generation, ObjectKey, Result, SampleId};
 use holdfast_custody::{GroupName, Reason, Tick, Version};
 use holdfast_index::{
     Answered, Commit, FreeList, Held, Index, ListPlace, PassedOver, Quarantined, Reserve, SampleRef, Session,
-    SweepReport, Unreadable, View,
+    SweepReport, Terms, Unreadable, View,
 };
+use tokio_util::sync::CancellationToken;
 
 use crate::doom::Point;
 use crate::hooks::Hooks;
@@ -35,9 +36,15 @@ impl Index for HookedIndex {
         self.inner.set_budget(bytes, within).await
     }
 
-    async fn reserve(&self, session: &Session, items: &[Reserve], within: Duration) -> Vec<Result<Generation>> {
+    async fn reserve_unless(
+        &self,
+        session: &Session,
+        items: &[Reserve],
+        cancelled: &CancellationToken,
+        within: Duration,
+    ) -> Vec<Result<Generation>> {
         let begun = self.hooks.clock.now();
-        let results = self.inner.reserve(session, items, within).await;
+        let results = self.inner.reserve_unless(session, items, cancelled, within).await;
         let millis = self.hooks.clock.now().since(begun).as_secs_f64() * 1e3;
         self.hooks.journal.note(&Event::Reserved { millis });
         self.hooks.step(Point::AfterReserve).await;
@@ -59,34 +66,32 @@ impl Index for HookedIndex {
         self.inner.abort(session, items, within).await
     }
 
-    async fn lease(
+    async fn take(
         &self,
         session: &Session,
-        group: &GroupName,
+        group: Option<&GroupName>,
         items: &[SampleRef],
         ticks: u64,
+        terms: Terms<'_>,
         within: Duration,
     ) -> Vec<Result<Held>> {
-        self.inner.lease(session, group, items, ticks, within).await
+        self.inner.take(session, group, items, ticks, terms, within).await
     }
 
-    async fn lease_next(
+    async fn take_next(
         &self,
         session: &Session,
         group: &GroupName,
         count: usize,
         ticks: u64,
+        terms: Terms<'_>,
         within: Duration,
     ) -> Result<Vec<Held>> {
-        let held = self.inner.lease_next(session, group, count, ticks, within).await;
+        let held = self.inner.take_next(session, group, count, ticks, terms, within).await;
         if held.as_ref().is_ok_and(|held| !held.is_empty()) {
             self.hooks.step(Point::AfterLease).await;
         }
         held
-    }
-
-    async fn read(&self, session: &Session, items: &[SampleRef], ticks: u64, within: Duration) -> Vec<Result<Held>> {
-        self.inner.read(session, items, ticks, within).await
     }
 
     async fn renew(&self, session: &Session, items: &[Held], ticks: u64, within: Duration) -> Vec<Result<Held>> {
@@ -108,6 +113,10 @@ impl Index for HookedIndex {
 
     async fn release(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<()>> {
         self.inner.release(session, items, within).await
+    }
+
+    async fn untake(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<()>> {
+        self.inner.untake(session, items, within).await
     }
 
     async fn check(&self, session: &Session, items: &[Held], within: Duration) -> Result<Vec<bool>> {

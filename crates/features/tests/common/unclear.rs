@@ -8,9 +8,10 @@ use holdfast_core::{Error, Generation, ObjectKey, Result, Retry, SampleId};
 use holdfast_custody::{GroupName, Reason, Tick, Version};
 use holdfast_index::{
     Answered, Commit, FreeList, Held, Index, ListPlace, PassedOver, Quarantined, Reserve, SampleRef, Session,
-    SweepReport, Unreadable, View,
+    SweepReport, Terms, Unreadable, View,
 };
 use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
 
 /// What becomes of commits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,8 +71,14 @@ impl Index for Unclear {
         self.inner.set_budget(bytes, within).await
     }
 
-    async fn reserve(&self, session: &Session, items: &[Reserve], within: Duration) -> Vec<Result<Generation>> {
-        self.inner.reserve(session, items, within).await
+    async fn reserve_unless(
+        &self,
+        session: &Session,
+        items: &[Reserve],
+        cancelled: &CancellationToken,
+        within: Duration,
+    ) -> Vec<Result<Generation>> {
+        self.inner.reserve_unless(session, items, cancelled, within).await
     }
 
     async fn commit(&self, session: &Session, items: &[Commit], within: Duration) -> Vec<Result<Version>> {
@@ -93,30 +100,28 @@ impl Index for Unclear {
         self.inner.abort(session, items, within).await
     }
 
-    async fn lease(
+    async fn take(
         &self,
         session: &Session,
-        group: &GroupName,
+        group: Option<&GroupName>,
         items: &[SampleRef],
         ticks: u64,
+        terms: Terms<'_>,
         within: Duration,
     ) -> Vec<Result<Held>> {
-        self.inner.lease(session, group, items, ticks, within).await
+        self.inner.take(session, group, items, ticks, terms, within).await
     }
 
-    async fn lease_next(
+    async fn take_next(
         &self,
         session: &Session,
         group: &GroupName,
         count: usize,
         ticks: u64,
+        terms: Terms<'_>,
         within: Duration,
     ) -> Result<Vec<Held>> {
-        self.inner.lease_next(session, group, count, ticks, within).await
-    }
-
-    async fn read(&self, session: &Session, items: &[SampleRef], ticks: u64, within: Duration) -> Vec<Result<Held>> {
-        self.inner.read(session, items, ticks, within).await
+        self.inner.take_next(session, group, count, ticks, terms, within).await
     }
 
     async fn renew(&self, session: &Session, items: &[Held], ticks: u64, within: Duration) -> Vec<Result<Held>> {
@@ -133,6 +138,10 @@ impl Index for Unclear {
 
     async fn release(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<()>> {
         self.inner.release(session, items, within).await
+    }
+
+    async fn untake(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<()>> {
+        self.inner.untake(session, items, within).await
     }
 
     async fn check(&self, session: &Session, items: &[Held], within: Duration) -> Result<Vec<bool>> {

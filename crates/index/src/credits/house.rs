@@ -8,7 +8,8 @@
 //!            the house is lively                 taken along        applied
 //! (arrives) ────────────────────▶ in the house ─────────────▶ taken ────────▶ reserved
 //!     │                            │   │                       ├── not applied ──▶ goes to the line
-//!     │ it is not                  │   └── deadline: left      └── unclear ──▶ goes to the line, and may find itself served
+//!     │ it is not                  │   └── deadline, its caller has gone: left
+//!     │                            │                           └── unclear ──▶ goes to the line, and may find itself served
 //!     ▼                            ▼
 //!  the line ([`super::line`]) ◀── too large for what came back; nothing comes any more; waited long; nobody else is there
 //! ```
@@ -33,6 +34,8 @@ use holdfast_core::{Clock, Rng, Timestamp};
 use holdfast_custody::{SessionId, Tick, Version};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
+
+use tokio_util::sync::CancellationToken;
 
 use super::A_LITTLE_MORE;
 use super::gate::Gate;
@@ -288,14 +291,23 @@ pub(super) struct Stay {
 }
 
 impl Stay {
-    /// Waits until it is handed something, there is nothing to wait for here any more, or the time is up.
-    pub(super) async fn handed(mut self, within: Duration, clock: &dyn Clock) -> Handed {
+    /// Waits until it is handed something, there is nothing to wait for here any more, the time is up, or the caller has
+    /// left.
+    pub(super) async fn handed(
+        mut self,
+        mut within: Duration,
+        cancelled: &CancellationToken,
+        clock: &dyn Clock,
+    ) -> Handed {
         loop {
             let left = within.saturating_sub(clock.now().since(self.since));
-            match tokio::time::timeout(left.min(LATELY), &mut self.answer).await {
-                Ok(Ok(handed)) => return handed,
-                Ok(Err(_)) => return Handed::Unclear(self.house.goes_to_the_line(clock)),
-                Err(_) => {}
+            tokio::select! {
+                answer = tokio::time::timeout(left.min(LATELY), &mut self.answer) => match answer {
+                    Ok(Ok(handed)) => return handed,
+                    Ok(Err(_)) => return Handed::Unclear(self.house.goes_to_the_line(clock)),
+                    Err(_) => {}
+                },
+                () = cancelled.cancelled() => within = Duration::ZERO,
             }
             let waited = clock.now().since(self.since);
             if waited < within.min(LONGEST) && self.house.inside.lock().is_lively(clock.now()) {

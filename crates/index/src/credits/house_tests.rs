@@ -50,7 +50,7 @@ fn taken(house: &Arc<House>, bytes: u64, most: usize) -> Vec<u64> {
 
 async fn reserved(stay: Stay, clock: &ManualClock) -> bool {
     matches!(
-        stay.handed(LONG, clock).await,
+        stay.handed(LONG, &CancellationToken::new(), clock).await,
         Handed::Reserved {
             version: Version(7),
             ..
@@ -59,7 +59,10 @@ async fn reserved(stay: Stay, clock: &ManualClock) -> bool {
 }
 
 async fn goes_to_the_line(stay: Stay, clock: &ManualClock) -> bool {
-    matches!(stay.handed(LONG, clock).await, Handed::ToTheLine(_))
+    matches!(
+        stay.handed(LONG, &CancellationToken::new(), clock).await,
+        Handed::ToTheLine(_)
+    )
 }
 
 #[test]
@@ -133,7 +136,7 @@ async fn who_came_last_goes_to_the_line_when_the_last_one_leaves_it() {
     let (house, clock, in_line) = lively();
     let [first, second] = [1, 2].map(|bytes| enter(&house, bytes, &clock));
     drop(in_line);
-    let Handed::ToTheLine(in_line) = second.handed(LONG, &clock).await else {
+    let Handed::ToTheLine(in_line) = second.handed(LONG, &CancellationToken::new(), &clock).await else {
         panic!("it stays");
     };
     assert!(house.is_in_line() && !house.is_empty(), "the first one stays");
@@ -147,7 +150,9 @@ async fn a_stay_ends() {
     let (house, clock, _in_line) = lively();
     let impatient = enter(&house, 1, &clock);
     assert!(matches!(
-        impatient.handed(Duration::ZERO, &clock).await,
+        impatient
+            .handed(Duration::ZERO, &CancellationToken::new(), &clock)
+            .await,
         Handed::TooLate
     ));
     let left_alone = enter(&house, 2, &clock);
@@ -163,7 +168,10 @@ async fn a_stay_ends() {
         Ok::<_, std::convert::Infallible>(Some((Tick(1), String::new())))
     });
     drop(taken);
-    assert!(matches!(forgotten.handed(LONG, &clock).await, Handed::Unclear(_)));
+    assert!(matches!(
+        forgotten.handed(LONG, &CancellationToken::new(), &clock).await,
+        Handed::Unclear(_)
+    ));
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //!            nothing lies idle                 served: the want goes, `b/t` says so
 //! (outside) ──────────────────────────▶ in line ────────────────────────────────────▶ reserved
 //!     ▲                                  │    └── a sample is another's by now: `b/t` says which ──▶ refused
-//!     └───────── deadline: withdrawn ────┘
+//!     └── deadline, its caller left: withdrawn ┘
 //! ```
 //!
 //! Whatever is unclear is looked up, never guessed: the want is there (still in line), or `b/t` has an answer to exactly
@@ -24,6 +24,8 @@ use std::time::Duration;
 
 use holdfast_core::{Deadline, Error, ErrorKind, Result, Retry, SampleId};
 use holdfast_custody::Version;
+
+use tokio_util::sync::CancellationToken;
 
 use super::A_LITTLE_MORE;
 use super::purse::bytes_in;
@@ -60,9 +62,15 @@ pub(super) enum Joined {
 
 impl KvIndex {
     /// Joins the line, on condition that nothing lies idle. If what is free serves the first in line then, serves it.
-    pub(super) async fn join_line(&self, session: &Session, want: &Want, deadline: Deadline) -> Result<Joined> {
+    pub(super) async fn join_line(
+        &self,
+        session: &Session,
+        want: &Want,
+        cancelled: &CancellationToken,
+        deadline: Deadline,
+    ) -> Result<Joined> {
         let mut tries = 0;
-        while !deadline.passed(self.clock()) {
+        while !deadline.passed(self.clock()) && !cancelled.is_cancelled() {
             if let Some((since, free)) = self.try_to_join(session, want, deadline).await? {
                 self.hints().joined_line();
                 // If that served another who waited before, somebody else has seen to it.
@@ -150,7 +158,7 @@ impl KvIndex {
         }
     }
 
-    /// Waits for the end of a wait that began at `since`; at the deadline, leaves the line. Returns what it was told, and
+    /// Waits for the end of a wait that began at `since`; at the deadline, or when the caller has left, leaves the line. Returns what it was told, and
     /// when.
     pub(super) async fn stand_in_line(
         &self,
@@ -158,9 +166,10 @@ impl KvIndex {
         place: &mut Place,
         want: &Want,
         since: Version,
+        cancelled: &CancellationToken,
         deadline: Deadline,
     ) -> Result<(Told, Version)> {
-        if let Some(told) = self.until_told(session, place, since, deadline).await? {
+        if let Some(told) = self.until_told(session, place, since, cancelled, deadline).await? {
             return Ok(told);
         }
         let deadline = self.deadline(A_LITTLE_MORE);
@@ -179,12 +188,13 @@ impl KvIndex {
         Err(Error::unavailable(OPERATION, message).with_retry(Retry::Ambiguous))
     }
 
-    /// None if the deadline passes.
+    /// None if the deadline passes, or the caller has left.
     async fn until_told(
         &self,
         session: &Session,
         place: &mut Place,
         since: Version,
+        cancelled: &CancellationToken,
         deadline: Deadline,
     ) -> Result<Option<(Told, Version)>> {
         let key = self.layout().told(session.id());
@@ -198,6 +208,7 @@ impl KvIndex {
             let changes = tokio::select! {
                 changes = tokio::time::timeout(left, self.next_told(place, &key, after, left)) => changes,
                 () = session.ended() => return Err(session.fenced(OPERATION)),
+                () = cancelled.cancelled() => return Ok(None),
             };
             match changes {
                 Err(_) => return Ok(None),

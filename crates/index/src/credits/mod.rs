@@ -65,6 +65,8 @@ use std::time::Duration;
 use holdfast_core::{Deadline, Error, ErrorKind, Generation, Result, Retry, SampleId};
 use holdfast_custody::Version;
 
+use tokio_util::sync::CancellationToken;
+
 use self::line::Joined;
 use self::purse::bytes_in;
 use self::spend::{Spending, must_wait};
@@ -143,6 +145,7 @@ impl KvIndex {
         session: &Session,
         items: &[Reserve],
         budget: u64,
+        cancelled: &CancellationToken,
         deadline: Deadline,
     ) -> Vec<Result<Generation>> {
         let mut results = Vec::with_capacity(items.len());
@@ -156,11 +159,11 @@ impl KvIndex {
                 results.push(Err(error.with_retry(Retry::Never)));
                 continue;
             }
-            results.extend(match self.stay_in_the_house(session, now, deadline).await {
+            results.extend(match self.stay_in_the_house(session, now, cancelled, deadline).await {
                 Ok(Stayed::Reserved(generation)) => now.iter().map(|_| Ok(generation)).collect(),
-                Ok(Stayed::Not(_in_line)) => self.take_a_turn(session, now, deadline).await,
+                Ok(Stayed::Not(_in_line)) => self.take_a_turn(session, now, cancelled, deadline).await,
                 Ok(Stayed::Unclear(_in_line)) => {
-                    let reserved = self.take_a_turn(session, now, deadline).await;
+                    let reserved = self.take_a_turn(session, now, cancelled, deadline).await;
                     self.or_served_meanwhile(session, now, reserved).await
                 }
                 Err(error) => now.iter().map(|_| Err(error.clone())).collect(),
@@ -170,14 +173,25 @@ impl KvIndex {
     }
 
     /// Those of one session take turns, in the order in which they came: they share a purse and a place in line.
-    async fn take_a_turn(&self, session: &Session, items: &[Reserve], deadline: Deadline) -> Vec<Result<Generation>> {
-        let turn = tokio::time::timeout(deadline.remaining(self.clock()), session.turn.lock()).await;
-        let Ok(mut place) = turn else {
+    async fn take_a_turn(
+        &self,
+        session: &Session,
+        items: &[Reserve],
+        cancelled: &CancellationToken,
+        deadline: Deadline,
+    ) -> Vec<Result<Generation>> {
+        let turn = tokio::select! {
+            biased;
+            () = cancelled.cancelled() => None,
+            turn = tokio::time::timeout(deadline.remaining(self.clock()), session.turn.lock()) => turn.ok(),
+        };
+        let Some(mut place) = turn else {
             let message = "others of this process waited for credits until the deadline";
             let error = Error::new(ErrorKind::Capacity, RESERVE, message);
             return items.iter().map(|_| Err(error.clone())).collect();
         };
-        self.pay_and_reserve(session, &mut place, items, deadline).await
+        self.pay_and_reserve(session, &mut place, items, cancelled, deadline)
+            .await
     }
 
     /// Reserves items that belong together, from what is there or after a wait.
@@ -186,6 +200,7 @@ impl KvIndex {
         session: &Session,
         place: &mut Place,
         items: &[Reserve],
+        cancelled: &CancellationToken,
         deadline: Deadline,
     ) -> Vec<Result<Generation>> {
         let mut results: Vec<Option<Result<Generation>>> = items.iter().map(|_| None).collect();
@@ -218,7 +233,10 @@ impl KvIndex {
                 place.contended = results.iter().any(Option::is_none);
                 continue;
             }
-            match self.wait_and_reserve(session, place, &wanted, deadline).await {
+            match self
+                .wait_and_reserve(session, place, &wanted, cancelled, deadline)
+                .await
+            {
                 Ok(reserved) => {
                     for (at, result) in open.into_iter().zip(reserved) {
                         results[at] = result;
@@ -249,6 +267,7 @@ impl KvIndex {
         session: &Session,
         place: &mut Place,
         items: &[Reserve],
+        cancelled: &CancellationToken,
         deadline: Deadline,
     ) -> Result<Vec<Option<Result<Generation>>>> {
         let want = Want::of(items);
@@ -260,14 +279,16 @@ impl KvIndex {
             };
             Ok(items.iter().map(result).collect())
         };
-        let since = match self.join_line(session, &want, deadline).await? {
+        let since = match self.join_line(session, &want, cancelled, deadline).await? {
             Joined::InLine { since, in_vain } => {
                 place.contended = !in_vain;
                 since
             }
             Joined::Taken(samples) => return refused(&samples),
         };
-        let (told, version) = self.stand_in_line(session, place, &want, since, deadline).await?;
+        let (told, version) = self
+            .stand_in_line(session, place, &want, since, cancelled, deadline)
+            .await?;
         match told.ending {
             Ending::Taken { samples } => refused(&samples),
             Ending::Reserved { until, note } => {

@@ -3,6 +3,8 @@
 use holdfast_core::{Deadline, Digest, Error, Generation, Result, Retry};
 use holdfast_custody::{Reserved, Tick, Version};
 
+use tokio_util::sync::CancellationToken;
+
 use super::house::{Handed, InLine};
 use super::line::spent;
 use super::purse::bytes_in;
@@ -35,6 +37,7 @@ impl KvIndex {
         &self,
         session: &Session,
         items: &[Reserve],
+        cancelled: &CancellationToken,
         deadline: Deadline,
     ) -> Result<Stayed> {
         let want = Want::of(items);
@@ -47,7 +50,7 @@ impl KvIndex {
         };
         let within = deadline.remaining(self.clock());
         let handed = tokio::select! {
-            handed = stay.handed(within, self.clock()) => handed,
+            handed = stay.handed(within, cancelled, self.clock()) => handed,
             () = session.ended() => return Err(session.fenced(RESERVE)),
         };
         match handed {

@@ -25,6 +25,8 @@ cases! {
         "Every error that is not `Ambiguous` means that the change was not made; a lost reply is found out about.";
     a_nack
         "Delivery count and dead letter are exact.";
+    an_untake
+        "Delivery count and dead letter are exact.";
     a_free
         "Freed twice is freed once.";
     a_sweep
@@ -176,6 +178,21 @@ async fn a_nack(context: &Context) -> CaseResult {
         ensure_eq!(context.attempts(&sample, &a()?).await?, 1, "{fate:?}: attempts");
         context.lease(&sample).await?;
         refused(client.nack(&held).await, ErrorKind::Fenced, "a second nack")?;
+    }
+    Ok(())
+}
+
+async fn an_untake(context: &Context) -> CaseResult {
+    let (kv, client) = lossy(context).await?;
+    for (at, fate) in FATES.into_iter().enumerate() {
+        let sample = client.publish(&format!("s-{at}"), &["a"]).await?;
+        let held = client.lease(&sample).await?;
+        kv.plan([Some(fate)]);
+        client.untake(&held).await?;
+        all_is_well(context, &kv, at + 1).await?;
+        ensure_eq!(context.attempts(&sample, &a()?).await?, 0, "{fate:?}: attempts");
+        context.lease(&sample).await?;
+        refused(client.untake(&held).await, ErrorKind::Fenced, "a second one")?;
     }
     Ok(())
 }

@@ -222,6 +222,12 @@ impl Client {
         only(self.index.release(&self.session, items, CALL).await)
     }
 
+    /// Undoes a take.
+    pub async fn untake(&self, held: &Held) -> Result<()> {
+        let items = std::slice::from_ref(held);
+        only(self.index.untake(&self.session, items, CALL).await)
+    }
+
     /// Whether a lease is good.
     pub async fn check(&self, held: &Held) -> CaseResult<bool> {
         let answers = self

@@ -115,10 +115,11 @@ async fn one_step(context: &Context, client: &Client, rng: &SeededRng, bag: &mut
             None => return Ok("nothing"),
         },
         9..=12 => match pick(rng, &bag.held) {
-            Some(held) => match rng.below(4) {
+            Some(held) => match rng.below(5) {
                 0 => ("ack", client.ack(&held).await.map(drop)),
                 1 => ("nack", client.nack(&held).await.map(drop)),
                 2 => ("renew", client.renew(&held, ticks + 2).await.map(drop)),
+                3 => ("untake", client.untake(&held).await),
                 _ => ("release", client.release(&held).await),
             },
             None => return Ok("nothing"),

@@ -58,7 +58,9 @@ mod reserve;
 mod retire;
 mod sessions;
 mod sweep;
+mod terms;
 mod time;
+mod untake;
 
 use std::fmt;
 use std::future::Future;
@@ -188,6 +190,8 @@ pub fn cases() -> Vec<Case> {
         renew::CASES,
         ack::CASES,
         nack::CASES,
+        untake::CASES,
+        terms::CASES,
         retire::CASES,
         expiry::CASES,
         sweep::CASES,

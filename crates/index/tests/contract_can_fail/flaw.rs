@@ -18,6 +18,8 @@ pub(crate) enum Flaw {
     FreedTwiceFails,
     /// A sample is told to be free whoever reads it.
     ForgetsReaders,
+    /// A take that is undone costs an attempt all the same.
+    UntakeCounts,
     /// A failed free is not counted.
     ForgetsFailures,
     // In what is written.
@@ -57,6 +59,7 @@ pub(crate) const FLAWS: &[(Flaw, &str)] = &[
     (Flaw::TakesOneMore, "lease_next::no_more_than_asked_for"),
     (Flaw::FreedTwiceFails, "free::freed_twice_is_freed_once"),
     (Flaw::ForgetsReaders, "free::what_is_read_is_not_given_out"),
+    (Flaw::UntakeCounts, "untake::it_costs_no_attempt"),
     (Flaw::ForgetsFailures, "free::a_failure_is_counted_and_stays"),
     (Flaw::TakesNoNotes, "layout::lists_follow_from_records_seed_1"),
     (Flaw::TakesNoNotes, "sweep::more_than_fits_into_one_transaction"),

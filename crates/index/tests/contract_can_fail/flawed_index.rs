@@ -9,9 +9,10 @@ use holdfast_core::{Error, Generation, ObjectKey, Result, SampleId};
 use holdfast_custody::{GroupName, Reason, Tick, Version};
 use holdfast_index::{
     Answered, Commit, FreeList, FreeTask, Held, Index, ListPlace, PassedOver, Quarantined, Reserve, SampleRef, Session,
-    SweepReport, Unreadable, View,
+    SweepReport, Terms, Unreadable, View,
 };
 use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
 
 use crate::flaw::Flaw;
 
@@ -80,8 +81,14 @@ impl Index for FlawedIndex {
         self.inner.set_budget(bytes, within).await
     }
 
-    async fn reserve(&self, session: &Session, items: &[Reserve], within: Duration) -> Vec<Result<Generation>> {
-        self.stop_at_a_refusal(self.inner.reserve(session, items, within).await)
+    async fn reserve_unless(
+        &self,
+        session: &Session,
+        items: &[Reserve],
+        cancelled: &CancellationToken,
+        within: Duration,
+    ) -> Vec<Result<Generation>> {
+        self.stop_at_a_refusal(self.inner.reserve_unless(session, items, cancelled, within).await)
     }
 
     async fn commit(&self, session: &Session, items: &[Commit], within: Duration) -> Vec<Result<Version>> {
@@ -92,35 +99,35 @@ impl Index for FlawedIndex {
         self.inner.abort(session, items, within).await
     }
 
-    async fn lease(
+    async fn take(
         &self,
         session: &Session,
-        group: &GroupName,
+        group: Option<&GroupName>,
         items: &[SampleRef],
         ticks: u64,
+        terms: Terms<'_>,
         within: Duration,
     ) -> Vec<Result<Held>> {
-        let results = self.inner.lease(session, group, items, ticks, within).await;
+        let results = self.inner.take(session, group, items, ticks, terms, within).await;
         results
             .into_iter()
             .map(|result| result.map(|held| self.cut(held)))
             .collect()
     }
 
-    async fn lease_next(
+    async fn take_next(
         &self,
         session: &Session,
         group: &GroupName,
         count: usize,
         ticks: u64,
+        terms: Terms<'_>,
         within: Duration,
     ) -> Result<Vec<Held>> {
         let more = usize::from(self.flaw == Flaw::TakesOneMore);
-        self.inner.lease_next(session, group, count + more, ticks, within).await
-    }
-
-    async fn read(&self, session: &Session, items: &[SampleRef], ticks: u64, within: Duration) -> Vec<Result<Held>> {
-        self.inner.read(session, items, ticks, within).await
+        self.inner
+            .take_next(session, group, count + more, ticks, terms, within)
+            .await
     }
 
     async fn renew(&self, session: &Session, items: &[Held], ticks: u64, within: Duration) -> Vec<Result<Held>> {
@@ -141,6 +148,13 @@ impl Index for FlawedIndex {
 
     async fn release(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<()>> {
         self.inner.release(session, items, within).await
+    }
+
+    async fn untake(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<()>> {
+        if self.flaw == Flaw::UntakeCounts {
+            return self.inner.release(session, items, within).await;
+        }
+        self.inner.untake(session, items, within).await
     }
 
     async fn check(&self, session: &Session, items: &[Held], within: Duration) -> Result<Vec<bool>> {
