@@ -332,8 +332,13 @@ impl FeatureStore {
     /// `Denied`: a key is not one that this store may own. `Conflict`: another sample, or an earlier generation that is not
     /// freed yet, has one of the objects; or another producer writes this sample.
     pub async fn announce(&self, announcement: Announcement, within: Duration) -> Result<Announced> {
-        self.run("features.announce", |inner| async move {
-            inner.announce(announcement, inner.deadline(within)).await
+        self.run_for("features.announce", |inner, caller| async move {
+            let announced = inner.announce(announcement, inner.deadline(within)).await?;
+            if caller.is_gone() {
+                // Nobody knows of it, so nobody writes it.
+                inner.discard(&announced);
+            }
+            Ok(announced)
         })
         .await
     }

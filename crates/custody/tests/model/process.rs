@@ -298,10 +298,9 @@ impl World {
                     hold.until = hold.until.max(until);
                 }
             }
-            // One that is being undone is not looked at before it is.
-            (Op::Renew { .. } | Op::Untake { .. } | Op::ReportLost, Reply::Conflict) => {
-                self.processes[process].phase = Phase::Using;
-            }
+            (Op::Renew { .. } | Op::ReportLost, Reply::Conflict) => self.processes[process].phase = Phase::Using,
+            // Nobody reads under a lease that is being undone.
+            (Op::Untake { .. }, Reply::Conflict) => self.untake(process),
             (Op::ReportLost, Reply::Done(_))
             | (Op::Ack { .. } | Op::Nack { .. } | Op::Release { .. } | Op::LetGo { .. }, Reply::Conflict) => {
                 self.processes[process].phase = Phase::Used;
@@ -354,7 +353,14 @@ impl World {
                     None => self.processes[process].rest(false),
                 }
             }
-            Op::Renew { .. } | Op::Untake { .. } | Op::ReportLost => self.processes[process].phase = Phase::Using,
+            Op::Untake { .. } => {
+                let held = self.processes[process].hold.map(|hold| self.holds(&hold));
+                match held {
+                    Some((true, _) | (_, true)) => self.untake(process),
+                    _ => self.processes[process].rest(false),
+                }
+            }
+            Op::Renew { .. } | Op::ReportLost => self.processes[process].phase = Phase::Using,
             Op::Retire | Op::Reopen => self.processes[process].rest(true),
             _ => self.processes[process].phase = Phase::Used,
         }
