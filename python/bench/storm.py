@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import gc
 import json
 import os
@@ -263,7 +264,7 @@ def sync_storm(ledger: Ledger, store: holdfast.FeatureStore) -> None:
             ledger.failed(error)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in kept:
-        patiently(ledger, lambda name=name: store.abort(name))
+        patiently(ledger, functools.partial(store.abort, name))
 
 
 async def asyncio_storm(ledger: Ledger, cluster: dict[str, Any]) -> None:
