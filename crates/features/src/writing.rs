@@ -198,10 +198,10 @@ impl Writing {
     /// if one will not be committed.
     pub(crate) async fn give_up(&self, sample: &SampleId) -> bool {
         let begun: Vec<Arc<Put>> = self.puts.lock().get(sample).cloned().unwrap_or_default();
-        let states = begun.iter().map(|put| put.give_up(State::Aborted));
-        let given_up = states.fold(false, |given_up, state| {
-            given_up || matches!(state, State::Aborted | State::Outdated)
-        });
+        let mut given_up = false;
+        for put in &begun {
+            given_up |= matches!(put.give_up(State::Aborted), State::Aborted | State::Outdated);
+        }
         loop {
             let mut ended = std::pin::pin!(self.ended.notified());
             ended.as_mut().enable();

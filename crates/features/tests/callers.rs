@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::held_up::{HeldUp, Mode};
 use common::*;
@@ -11,6 +11,7 @@ use holdfast_core::{ErrorKind, Nonce, SystemRng};
 use holdfast_custody::{Publication, Reason};
 use holdfast_features::{FeatureStore, GroupName, SampleRef, Wanted};
 use holdfast_index::{Commit, Reserve};
+use tokio::time::Instant;
 
 /// Far below the deadlines of what is waited for.
 const PROMPTLY: Duration = Duration::from_secs(5);
