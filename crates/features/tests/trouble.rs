@@ -78,6 +78,9 @@ async fn bytes_that_are_gone_mean_that_the_sample_is_lost() {
     let stored = put(&store, item("run/1", &[100, 10_000], 1)).await;
     let (mine, theirs) = (take(&store, &stored).await, read(&other, &stored.reference).await);
     tamper(&world, &stored, 1, &[]);
+    let clock = SystemClock::new();
+    // The first miss begins the grace.
+    let begun = clock.now();
     let error = get_all(&store, &mine).await.expect_err("missing");
     assert_eq!(
         (error.kind(), error.fact("reason")),
@@ -87,7 +90,8 @@ async fn bytes_that_are_gone_mean_that_the_sample_is_lost() {
     let error = get_all(&other, &theirs).await.expect_err("missing");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "one miss is no verdict: {error}");
     assert_eq!(store.health(WITHIN).await.suspected, 1);
-    let took = until_lost(&store, &mine).await;
+    until_lost(&store, &mine).await;
+    let took = clock.now().since(begun);
     assert!(took >= world.config().loss_grace, "{took:?}");
     assert_eq!(store.health(WITHIN).await.counters.lost, 1);
     assert!(
