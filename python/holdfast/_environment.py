@@ -91,7 +91,7 @@ def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
     for layer in layers:
         for name, value in layer.items():
             section = isinstance(value, Mapping) and isinstance(result.get(name), Mapping)
-            result[name] = {**result[name], **value} if section else value
+            result[name] = merged(result[name], value) if section else value
     return result
 
 
@@ -103,11 +103,13 @@ def _settings(text: str) -> dict[str, Any]:
         source = f"the file that {SETTINGS} names"
         try:
             text = Path(text).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:
+            # Why, and not what: what was taken for a path may be settings with a password in them.
+            why = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
             raise Invalid(
-                f"{source} cannot be read; give its path, or the settings themselves as JSON: {error}",
+                f"{source} cannot be read ({why}); give its path, or the settings themselves as JSON, which begin with {{",
                 operation="python.environment",
-            ) from error
+            ) from None
     try:
         settings = json.loads(text)
     except ValueError as error:

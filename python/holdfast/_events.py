@@ -27,6 +27,9 @@ STOP_WITHIN_S: Final = 2.0
 log: Final = logging.getLogger("holdfast.events")
 
 
+_HIGHEST_LEVEL = 2**31 - 1
+
+
 class _Teller(threading.Thread):
     """The thread that hands events over."""
 
@@ -82,7 +85,8 @@ def want_levels() -> None:
     below = [one for name, one in list(manager.loggerDict.items()) if name.startswith(f"{ROOT}.")]
     loggers = [logging.getLogger(ROOT), *(one for one in below if isinstance(one, logging.Logger))]
     level = min(logger.getEffectiveLevel() for logger in loggers)
-    _holdfast.want_events(max(0, level, manager.disable + 1))
+    # ``logging.disable(sys.maxsize)`` is common; the compiled half counts in 32 bits.
+    _holdfast.want_events(min(max(0, level, manager.disable + 1), _HIGHEST_LEVEL))
 
 
 def tell(within: float) -> None:

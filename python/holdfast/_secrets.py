@@ -155,7 +155,9 @@ def _text(name: str, value: object) -> Secret:
 def _pem(name: str, value: object) -> Secret:
     secret = _text(name, value)
     native = secret.native()
-    if secret.is_literal and isinstance(native, str) and not native.lstrip().startswith(_PEM):
+    # A PEM may have a preamble; a path has no lines. What is said to be literal is never shown as a path.
+    is_text = isinstance(native, str) and (_PEM in native or "\n" in native)
+    if secret.is_literal and isinstance(native, str) and not is_text and not isinstance(value, Secret):
         return Secret.file(native)  # a path, as it has always been
     return secret
 

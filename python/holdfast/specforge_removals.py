@@ -86,7 +86,9 @@ class Removals:
             self._store.abort(sample)
         except NotFound:
             pass  # nobody has it any more
-        except Denied:
+        except Denied as error:
+            if ref is not None:
+                self._keep(Owed(sample, ref, nbytes), error)
             raise
         except HoldfastError as error:
             if ref is None:
@@ -168,7 +170,9 @@ class Removals:
     def _try(self, owed: Owed) -> bool:
         try:
             self._do(owed)
-        except Denied:
+        except Denied as error:
+            # A password that is being changed is refused for a while: the removal stays owed, and the caller is told.
+            self._keep(owed, error)
             raise
         except HoldfastError as error:
             self._keep(owed, error)

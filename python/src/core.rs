@@ -19,7 +19,7 @@ use crate::errors::OrRaise;
 use crate::keys::Keys;
 use crate::lease::{PyAnnounced, PyLease};
 use crate::opening::{Opened, Parts, Settings, guard, open};
-use crate::operation::Operation;
+use crate::operation::{Operation, Until};
 use crate::process::AtHome;
 use crate::tensors::{Given, Got, Ready, Wish, memory, sources, spec};
 
@@ -190,6 +190,7 @@ impl Core {
         let wanted = items.iter().filter_map(|item| item.as_ref().ok());
         // From now on, whatever it waits for: a later call takes its place, and an abort gives it up.
         let turn = parts.store.begin_put(wanted.map(|(sample, _, _)| sample));
+        let until = Until::after(within);
         let work = async move {
             let mut refused = Vec::with_capacity(items.len());
             let mut samples = Vec::with_capacity(items.len());
@@ -204,7 +205,7 @@ impl Core {
                     Err(error) => refused.push(Some(error)),
                 }
             }
-            let tensors = sources(&parts, tensors, within).await?;
+            let tensors = sources(&parts, tensors, until.left()).await?;
             let items = samples
                 .into_iter()
                 .zip(tensors)
@@ -213,7 +214,11 @@ impl Core {
                     tensors,
                     publication,
                 });
-            let mut put = parts.store.put_begun(turn, items.collect(), within).await.into_iter();
+            let mut put = parts
+                .store
+                .put_begun(turn, items.collect(), until.left())
+                .await
+                .into_iter();
             let missing = || Err(Error::internal("python.put", "the store gave too few answers"));
             let each = refused.into_iter().map(|refused| match refused {
                 Some(error) => Err(error),
@@ -276,10 +281,10 @@ impl Core {
     ) -> PyResult<Operation> {
         let (parts, within) = self.begin(py, timeout)?;
         let (lease, from_pool) = (held.get().lease(py)?, into.is_none());
-        let wish = Wish::of(py, names, into)?;
+        let (wish, until) = (Wish::of(py, names, into)?, Until::after(within));
         let work = async move {
-            let wanted = wish.wanted(&parts, lease.description(), within).await?;
-            let tensors = parts.store.get(&lease, wanted, within).await?;
+            let wanted = wish.wanted(&parts, lease.description(), until.left()).await?;
+            let tensors = parts.store.get(&lease, wanted, until.left()).await?;
             Ok(Got::new(tensors, parts, from_pool))
         };
         Operation::begin(within, work, |py, got: Got, _late| got.deliver(py)).or_raise(py)
@@ -301,11 +306,11 @@ impl Core {
         let generation = exact.or_raise(py)?.map(|exact| exact.generation);
         let sample = SampleId::new(sample).or_raise(py)?;
         let from_pool = into.is_none();
-        let wish = Wish::of(py, names, into)?;
+        let (wish, until) = (Wish::of(py, names, into)?, Until::after(within));
         let work = async move {
-            let glimpse = parts.store.glimpse(&sample, generation, within).await?;
-            let wanted = wish.wanted(&parts, glimpse.description(), within).await?;
-            let got = parts.store.get_glimpsed(glimpse, wanted, within).await?;
+            let glimpse = parts.store.glimpse(&sample, generation, until.left()).await?;
+            let wanted = wish.wanted(&parts, glimpse.description(), until.left()).await?;
+            let got = parts.store.get_glimpsed(glimpse, wanted, until.left()).await?;
             Ok(Got::new(got, parts, from_pool))
         };
         Operation::begin(within, work, |py, got: Got, _late| got.deliver(py)).or_raise(py)

@@ -164,16 +164,21 @@ fn unions(pieces: &[Piece], which: Vec<usize>) -> Vec<Union> {
     unions
 }
 
-/// The span of a live output that the piece lies in (LG1).
-fn inside(outputs: &Outputs, piece: &Piece) -> Option<Result<Span>> {
+/// The live output that the piece lies in, and its span there (LG1). The output is the caller's to drop, once the table is
+/// no longer locked: if nobody else has it by then, dropping it locks the table.
+fn inside(outputs: &Outputs, piece: &Piece) -> Option<(Arc<Output>, Result<Span>)> {
     let (address, (len, output)) = outputs.range(..=piece.address).next_back()?;
     if piece.end() > address + len {
         return None;
     }
     let output = output.upgrade()?;
     let region = output.span.region();
-    let from = piece.address.checked_sub(region.address())?;
-    Some(region.span(from..from + piece.len))
+    let from = piece.address.checked_sub(region.address());
+    let misplaced = || Error::internal("python.lend", "an output lies outside its region");
+    let span = from
+        .ok_or_else(misplaced)
+        .and_then(|from| region.span(from..from + piece.len));
+    Some((output, span))
 }
 
 impl Ledger {
@@ -188,14 +193,18 @@ impl Ledger {
         let deadline = Deadline::after(&clock, within);
         let mut spans: Vec<Option<Span>> = (0..pieces.len()).map(|_| None).collect();
         let mut strangers = Vec::new();
+        let mut found = Vec::new();
         {
             let outputs = self.outputs.lock();
             for (at, piece) in pieces.iter().enumerate() {
                 match inside(&outputs, piece) {
-                    Some(span) => spans[at] = Some(span?),
+                    Some(output) => found.push((at, output)),
                     None => strangers.push(at),
                 }
             }
+        }
+        for (at, (_output, span)) in found {
+            spans[at] = Some(span?);
         }
         let unions = unions(&pieces, strangers);
         let claim = Arc::new(self.take(&unions, deadline.remaining(&clock)).await?);

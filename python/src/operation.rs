@@ -33,6 +33,25 @@ use crate::process::{AtHome, runtime};
 
 /// How long a signal may go unseen.
 const SLICE: Duration = Duration::from_millis(50);
+/// One deadline for all the steps of a call: each of them has what the others left.
+#[derive(Debug)]
+pub(crate) struct Until {
+    clock: SystemClock,
+    deadline: Deadline,
+}
+
+impl Until {
+    pub(crate) fn after(within: Duration) -> Self {
+        let clock = SystemClock::new();
+        let deadline = Deadline::after(&clock, within);
+        Self { clock, deadline }
+    }
+
+    pub(crate) fn left(&self) -> Duration {
+        self.deadline.remaining(&self.clock)
+    }
+}
+
 /// How much later than its deadline an operation may end before its waiter gives up on it.
 const PATIENCE: Duration = Duration::from_secs(15);
 

@@ -22,6 +22,7 @@ use crate::errors::OrRaise;
 use crate::ledger::{Output, Piece};
 use crate::memory::Memory;
 use crate::opening::Parts;
+use crate::operation::Until;
 
 /// Where a tensor's bytes are, as Python says it.
 #[derive(FromPyObject)]
@@ -178,8 +179,9 @@ pub(crate) async fn sources(parts: &Parts, samples: Vec<Vec<Ready>>, within: Dur
         }
         specs.push(of_sample);
     }
-    let places = small_copied(parts, places, within).await?;
-    let mut spans = registered(parts, places, within).await?.into_iter();
+    let until = Until::after(within);
+    let places = small_copied(parts, places, until.left()).await?;
+    let mut spans = registered(parts, places, until.left()).await?.into_iter();
     let tensor = |spec: TensorSpec, spans: Option<Vec<Span>>| TensorIn {
         spec,
         bytes: Source::Spans(spans.unwrap_or_default()),

@@ -218,3 +218,13 @@ def test_no_thread_is_started_before_a_store_is_opened(open_store: OpenStore) ->
     code += "assert threading.active_count() == 1"
     path = os.pathsep.join(part for part in sys.path if part)
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env={**os.environ, "PYTHONPATH": path})
+
+
+def test_a_program_that_disables_all_logging_opens_stores_and_hears_again_later(open_store: OpenStore, kept: Kept) -> None:
+    logging.disable(sys.maxsize)
+    try:
+        open_store()
+        _events.want_levels()
+    finally:
+        logging.disable(logging.NOTSET)
+    assert any(thread.name == "holdfast-events" for thread in threading.enumerate())

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast._environment import etcd_options_of_environment, secret_of
+from holdfast._environment import etcd_options_of_environment, merged, secret_of, settings_of_environment
 
 PASSWORD = "hunter2-of-etcd"
 PRIVATE = "-----BEGIN PRIVATE KEY-----\nhunter3\n-----END PRIVATE KEY-----"
@@ -101,3 +101,26 @@ def test_launchers_tell_how_etcd_lets_them_in_by_their_environment(monkeypatch: 
     assert pickle.loads(pickle.dumps(store)).settings == store.settings
     monkeypatch.setenv("HOLDFAST_ETCD_PASSWORD", "file:/password")
     assert etcd_options_of_environment()["password"] == "file:/password"
+
+
+def test_a_key_with_a_preamble_is_text_and_not_a_path() -> None:
+    exported = f"Bag Attributes\n    friendlyName: client\n{PRIVATE}"
+    settings = holdfast.Settings("s", etcd_options={"tls": {"certificate": exported, "key": exported}})
+    assert "hunter3" not in repr(settings) + settings.to_json()
+    told = holdfast.Settings("s", etcd_options={"tls": {"key": holdfast.Secret.literal("hunter3"), "certificate": "c.pem"}})
+    assert "hunter3" not in repr(told) + told.to_json()
+
+
+def test_settings_that_are_taken_for_a_path_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As `docker --env-file` hands it over: with the quotes.
+    monkeypatch.setenv("HOLDFAST_SETTINGS", f"'{{\"etcd_options\": {{\"password\": \"{PASSWORD}\"}}}}'")
+    with pytest.raises(holdfast.Invalid) as refused:
+        settings_of_environment()
+    assert PASSWORD not in "".join(traceback.format_exception(refused.value))
+
+
+def test_layers_of_settings_are_merged_at_every_depth() -> None:
+    below = {"etcd_options": {"tls": {"certificate": "c.pem", "key": "k.pem"}, "user": "u"}}
+    above = {"etcd_options": {"tls": {"ca": "ca.pem"}}}
+    both = {"certificate": "c.pem", "key": "k.pem", "ca": "ca.pem"}
+    assert merged(below, above) == {"etcd_options": {"tls": both, "user": "u"}}

@@ -84,7 +84,10 @@ impl Inner {
             let answers = self.index.abort(session, std::slice::from_ref(sample), left).await;
             match answers.into_iter().next() {
                 Some(Ok(())) => return Committed::GivenUp(error.with_retry(Retry::Safe)),
-                Some(Err(again)) if again.kind() == ErrorKind::Unavailable && again.retry() != Retry::Never => {}
+                // No answer, or an index that is full: the reservation may be there still.
+                Some(Err(again))
+                    if matches!(again.kind(), ErrorKind::Unavailable | ErrorKind::Capacity)
+                        && again.retry() != Retry::Never => {}
                 // The reservation is gone: it was committed, or taken back by somebody else.
                 _ => {
                     let left = deadline.remaining(&*self.clock);

@@ -199,13 +199,16 @@ impl Frees {
     /// The index did not answer: it is told again after a pause, while there is somebody to be told about.
     pub(crate) fn release_again(&self, mut release: Release) -> bool {
         release.due = self.clock.now().after(pause_after(release.tries));
-        release.tries += 1;
-        release.tries < MOST_TRIES && release.session.is_alive() && self.push_release(release)
+        release.tries = release.tries.saturating_add(1);
+        let again = release.tries < MOST_TRIES || !release.counted;
+        again && release.session.is_alive() && self.push_release(release)
     }
 
+    /// A take that is to be undone always finds a place, since its end by time would cost the group an attempt; there are
+    /// never more of them than leases that were granted to this process.
     fn push_release(&self, release: Release) -> bool {
         let mut state = self.state.lock();
-        let place = state.releases.len() < self.most;
+        let place = state.releases.len() < self.most || !release.counted;
         if place {
             state.releases.push(release);
         }

@@ -40,6 +40,7 @@ impl Inner {
     async fn get(&self, lease: &Lease, wanted: Wanted, caller: &Caller, deadline: Deadline) -> Result<Vec<TensorOut>> {
         let description = Arc::clone(lease.description());
         let reference = lease.reference();
+        lease.set_unserved(false);
         let landing = tokio::select! {
             landing = self.landing(&reference, &description, wanted, deadline) => landing?,
             () = caller.left() => return Err(nobody_waits()),

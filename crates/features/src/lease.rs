@@ -120,8 +120,11 @@ impl Lease {
         self.0.held.lock().unserved = unserved;
     }
 
-    pub(crate) fn set_held(&self, held: Held) {
-        *self.0.held.lock() = held;
+    /// After a renewal. Whether the engine served it is known here, and may have changed meanwhile.
+    pub(crate) fn set_held(&self, mut held: Held) {
+        let mut now = self.0.held.lock();
+        held.unserved = now.unserved;
+        *now = held;
     }
 
     pub(crate) fn set_answered(&self) {

@@ -21,7 +21,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Digest, Error, ErrorKind, Generation, ObjectKey, Result, SampleId};
+use holdfast_core::{Deadline, Digest, Error, ErrorKind, Generation, ObjectKey, Result, Retry, SampleId};
 use holdfast_custody::{Publication, Version};
 use holdfast_engine::Transfer;
 use holdfast_index::{Commit, Reserve, SampleRef, Session};
@@ -101,9 +101,15 @@ impl Inner {
                 Err(error) => results[at] = Some(Err(error)),
             }
         }
-        if let Err(error) = self.claim_sources(&prepared, deadline).await {
-            for (at, _) in prepared.drain(..) {
-                results[at] = Some(Err(error.clone()));
+        let claimed = tokio::select! {
+            biased;
+            () = nobody_wants(turn, caller) => None,
+            claimed = self.claim_sources(&prepared, deadline) => Some(claimed),
+        };
+        if !matches!(claimed, Some(Ok(()))) {
+            for (at, ready) in prepared.drain(..) {
+                let refused = claimed.as_ref().and_then(|claimed| claimed.as_ref().err().cloned());
+                results[at] = Some(Err(refused.unwrap_or_else(|| unwanted(&turn.put(&ready.sample)))));
             }
         }
         // Begun before there is an answer from the index: the bytes are here.
@@ -184,7 +190,9 @@ impl Inner {
                 let generation = match generation {
                     Ok(generation) => generation,
                     // Another of them was given up, and that ended the wait of all.
-                    Err(error) if interrupted && error.kind() == ErrorKind::Capacity => {
+                    Err(error)
+                        if interrupted && error.kind() == ErrorKind::Capacity && error.retry() != Retry::Ambiguous =>
+                    {
                         open.push((order, at, ready, begun));
                         continue;
                     }

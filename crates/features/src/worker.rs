@@ -11,6 +11,14 @@ use tokio::sync::watch;
 use crate::free::{Job, Release, by_session};
 use crate::store::Inner;
 
+/// Whether an error leaves a lease as it was, so that letting go of it is to be tried again.
+fn is_as_it_was(error: &Error) -> bool {
+    !matches!(
+        error.kind(),
+        ErrorKind::Fenced | ErrorKind::NotFound | ErrorKind::Invalid
+    )
+}
+
 /// The most rounds of one sweep, and the most parts of a list; what is left after them is for the next.
 pub(crate) const MOST_ROUNDS: usize = 64;
 /// How long the worker rests when nothing is due. It is woken when something is.
@@ -121,7 +129,7 @@ impl Inner {
                         // It may have been the last reader of something retired.
                         Ok(()) => self.frees.collect_soon(),
                         // Twice is harmless: the token is good once.
-                        Err(error) if error.kind() == ErrorKind::Unavailable && self.frees.release_again(release) => {
+                        Err(error) if is_as_it_was(&error) && self.frees.release_again(release) => {
                             tracing::debug!(%error, "a lease was not let go of; it is tried again");
                         }
                         Err(error) => tracing::debug!(%error, "a lease was not let go of; it runs out by its time"),
@@ -178,14 +186,20 @@ impl Inner {
             let samples: Vec<SampleRef> = jobs.iter().map(|job| job.sample.clone()).collect();
             let results = self.index.abort(&session, &samples, self.config.call_within).await;
             for (job, result) in jobs.into_iter().zip(results) {
-                let unclear =
-                    |error: &Error| error.kind() == ErrorKind::Unavailable || error.retry() == Retry::Ambiguous;
+                let ended = |error: &Error| {
+                    let gone = matches!(
+                        error.kind(),
+                        ErrorKind::NotFound | ErrorKind::Fenced | ErrorKind::Conflict
+                    );
+                    gone && error.retry() != Retry::Ambiguous
+                };
                 let gone = match result {
                     Ok(()) => Ok(true),
-                    Err(error) if unclear(&error) => Err(error),
-                    // Given up by a sweep before, or its session has ended. Whoever asked for this was told that it was
-                    // not committed; but to remove what is live would be the one thing that cannot be made good.
-                    Err(_) => self.is_not_live(&job.sample).await,
+                    // Given up by a sweep before, or its session has ended. The producer was told that it was not
+                    // committed; but to remove what is live would be the one thing that cannot be made good.
+                    Err(error) if ended(&error) => self.is_not_live(&job.sample).await,
+                    // Anything else (no answer, an index that is full) leaves the reservation as it was.
+                    Err(error) => Err(error),
                 };
                 match gone {
                     Ok(true) => self.frees.aborted(&job.sample),

@@ -293,6 +293,35 @@ async fn a_commit_whose_answer_was_lost_is_found_out() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_index_that_is_full_at_the_commit_keeps_no_reservation() {
+    let world = World::new();
+    let kv = world.kv.client();
+    let engine = HeldUp::new(world.cluster.connect());
+    let store = world.open_on(engine.clone(), kv.clone(), world.config()).await;
+    engine.set(Mode::HangAfterPut);
+    let writing = tokio::spawn({
+        let store = store.clone();
+        async move { store.put(item("run/1", &[10_000], 1), WITHIN).await }
+    });
+    until("the objects are written", || world.cluster.objects().len() == 3).await;
+    for _ in 0..2 {
+        // The commit, and giving the reservation up.
+        kv.faults().lose_reply(Fate::Full { applied: false });
+    }
+    engine.set(Mode::Pass);
+    engine.let_go();
+    let error = writing.await.expect("no panic").expect_err("full");
+    assert_eq!(
+        (error.kind(), error.retry()),
+        (ErrorKind::Capacity, Retry::Safe),
+        "{error}"
+    );
+    store.drain(WITHIN).await.expect("cleared up");
+    world.assert_empty();
+    put(&store, item("run/1", &[10_000], 2)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_index_that_falls_silent_at_the_commit_loses_and_leaks_nothing() {
     let world = World::new();
     let kv = world.kv.client();

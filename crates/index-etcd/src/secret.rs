@@ -118,8 +118,8 @@ impl<'de> Deserialize<'de> for Secret {
     }
 }
 
-/// Certificates or a key in PEM: the text itself (it begins with `-----BEGIN`), `env:NAME`, `file:PATH` or a path. As a
-/// [`Secret`], it is read at every connection.
+/// Certificates or a key in PEM: the text itself (it has a line that begins with `-----BEGIN`), `env:NAME`, `file:PATH` or
+/// a path. As a [`Secret`], it is read at every connection.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Pem(Secret);
 
@@ -127,7 +127,8 @@ impl Pem {
     /// Takes the text, or where it is.
     pub fn new(path_or_text: impl Into<String>) -> Self {
         let text = path_or_text.into();
-        if text.trim_start().starts_with(PEM_BEGINS) {
+        // There may be a preamble before it. A path has no lines, and is shown in messages; a key must not be.
+        if text.contains(PEM_BEGINS) || text.contains('\n') {
             return Self(Secret::literal(text));
         }
         let secret = Secret::new(text);

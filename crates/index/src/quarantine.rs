@@ -99,6 +99,11 @@ impl PassedOver {
         known.insert(Digest::of(key.as_bytes()), version) != Some(version)
     }
 
+    /// What was to be noted of this record was not.
+    fn forget(&self, key: &str) {
+        self.known.lock().remove(&Digest::of(key.as_bytes()));
+    }
+
     /// A record of a later release was met.
     pub(crate) fn later(&self, key: &str, version: Version) {
         if self.is_new(key, version) {
@@ -158,11 +163,12 @@ impl KvIndex {
             writes,
         };
         // Without a session: whoever finds it may move it, once.
-        let applied = self
-            .kv()
-            .transact(&transaction, deadline.remaining(self.clock()))
-            .await?;
-        if applied == Applied::No {
+        let applied = self.kv().transact(&transaction, deadline.remaining(self.clock())).await;
+        if !matches!(applied, Ok(Applied::Yes(_))) {
+            // The next to meet it notes it.
+            self.passed_over().forget(&entry.key);
+        }
+        if applied? == Applied::No {
             return Ok(SetAside::Changed);
         }
         self.passed_over().quarantined.fetch_add(1, Ordering::Relaxed);

@@ -301,6 +301,8 @@ impl Sender {
                 Some(Err(error)) if error.kind() == ErrorKind::Fenced => return Err(ended()),
                 Some(Err(error)) if !is_full(&error) => {
                     last = error;
+                    // A refusal may come at once, again and again.
+                    pause_before_next(&mut pause, self.clock.as_ref(), deadline).await;
                     continue;
                 }
                 Some(Err(error)) => {
@@ -321,8 +323,7 @@ impl Sender {
                 Ok(Shown::Gone) => return Err(ended()),
                 Err(error) => last = error,
             }
-            tokio::time::sleep(pause.min(deadline.remaining(&*self.clock))).await;
-            pause = (2 * pause).min(LONGEST_PAUSE);
+            pause_before_next(&mut pause, self.clock.as_ref(), deadline).await;
         }
         let kind = if is_full(&last) || refused_as_full.is_some() {
             ErrorKind::Capacity
@@ -410,4 +411,10 @@ enum Outcome {
     FencedAt(Version),
     /// It was not applied and never will be, for this reason.
     Refused(Error),
+}
+
+/// Waits before a question is asked again, longer each time.
+async fn pause_before_next(pause: &mut Duration, clock: &dyn Clock, deadline: Deadline) {
+    tokio::time::sleep((*pause).min(deadline.remaining(clock))).await;
+    *pause = (2 * *pause).min(LONGEST_PAUSE);
 }
