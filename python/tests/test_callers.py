@@ -67,11 +67,12 @@ async def test_takes_cancelled_at_any_moment_cost_no_attempt(cluster: Cluster, s
     async with await holdfast.aio.open(store.name, **cluster.settings()) as consumer:
         for step in range(60):
             task = asyncio.ensure_future(consumer.take(GROUP, timeout=5))
-            asyncio.get_running_loop().call_later(step * 0.0005, task.cancel)
+            timer = asyncio.get_running_loop().call_later(step * 0.0005, task.cancel)
             try:
                 (lease,) = await task
             except asyncio.CancelledError:
                 continue
+            timer.cancel()  # it has the task, and that has the lease
             del lease, task  # it came first; nobody has looked at it
     consume(store, "sample-1")
 
