@@ -17,8 +17,10 @@ OpenStore = Callable[..., holdfast.FeatureStore]
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """One master, one holder, one etcd, shared by all tests: use stores of your own, and break nothing."""
-    with running_cluster(segment_mib=512) as running:
+    """One master, one holder, one etcd, shared by all tests: use stores of your own, and break nothing.
+
+    Samples outlive the store that put them, so the holder has room for those of all tests."""
+    with running_cluster(segment_mib=1024) as running:
         yield running
 
 

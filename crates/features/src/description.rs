@@ -6,7 +6,7 @@
 //!
 //! What lies in the index was perhaps not written by us, or by a later release. A description with a higher version, an
 //! unknown encoding or an unknown element type is of a *later* release (`Unsupported`): it is left to processes that know
-//! it. One that makes no sense, or is over the limits of a sample ([`crate::limits`]), is *unreadable* (`Corrupt`), and its
+//! it. One that makes no sense, or is over the limits of a sample (module `limits`), is *unreadable* (`Corrupt`), and its
 //! sample goes into quarantine.
 
 use holdfast_core::{DType, Digest, Error, ErrorKind, Nonce, ObjectKey, Result, TensorName, TensorSpec};

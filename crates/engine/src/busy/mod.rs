@@ -14,7 +14,7 @@
 //!                     gone: nothing was touched (`Unavailable`, names what holds the memory)
 //! ```
 //!
-//! Invariants, held by a property test over [`table`] and by a model of every interleaving:
+//! Invariants, held by a property test over module `table` and by a model of every interleaving:
 //! - B1: of two claims that are held and overlap, neither writes.
 //! - B2: all ranges of a claim are granted at once. A claim that waits holds nothing.
 //! - B3: claims that conflict are granted in the order in which they were asked for, so none starves.
