@@ -198,7 +198,7 @@ class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no 
             self._external.removing()
 
     def abort(self, sample_id: str, *, reason: str = "aborted") -> None:
-        """Ends a sample, whoever put it and whoever reads it. Nothing happens if it has ended.
+        """Ends a sample, whichever process put it and reads it. Nothing happens if it has ended.
 
         If the index does not answer, the removal of a sample that this process knows is owed (``drain_pending_removals``);
         of one that it does not know this raises, because what is live later may be another.

@@ -7,7 +7,7 @@
 //!                        ▼           ▼
 //!                     nothing     counted, and told with the next events
 //! ```
-//! - EV1: whoever has something to tell never waits, and never touches Python: it holds the queue's lock for one push. So
+//! - EV1: a thread that has something to tell never waits, and never touches Python: it holds the queue's lock for one push. So
 //!   an event can be told with the interpreter's lock held, without it, and while Python is ending.
 //! - EV2: the queue's lock is never held while the interpreter's is waited for.
 //! - EV3: only Holdfast's own events pass. Those of libraries below are theirs: an HTTP/2 library tells of headers, and

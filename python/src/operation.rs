@@ -248,7 +248,7 @@ impl Operation {
                 }
                 !matches!(*state, State::UnderWay)
             });
-            // Before the result is taken: whoever is interrupted now does not get it.
+            // Before the result is taken: a caller that is interrupted now does not get it.
             if let Err(interrupt) = py.check_signals() {
                 begun.cancel();
                 return Err(interrupt);

@@ -178,7 +178,7 @@ pub enum KeySpace {
     Samples,
     /// Of KV pages: `kv/…`.
     Pages,
-    /// Neither: whoever wrote it chose it.
+    /// Neither: its writer chose it.
     Foreign,
 }
 
@@ -187,7 +187,7 @@ pub const PAGES_PREFIX: &str = "kv/";
 
 impl KeySpace {
     /// Whose space a key lies in. Keys that only look like a sample's (needless escapes, more segments) count as one: it is
-    /// better to refuse a strange key than to let it be taken for somebody else's.
+    /// better to refuse a strange key than to let it be taken for another store's.
     pub fn of(key: &ObjectKey) -> Self {
         let is_incarnation = |segment: &str| {
             let numbers = segment.strip_prefix('g').and_then(|rest| rest.split_once('-'));

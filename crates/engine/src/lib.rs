@@ -46,7 +46,7 @@ pub use types::{
 /// stays registered until the engine lets go of it.
 ///
 /// **Memory in flight.** A call that ran out of time may still read the memory of a put, and write to that of a get. It
-/// keeps the spans of its transfers until it has returned. Whoever makes a call claims its memory first (module
+/// keeps the spans of its transfers until it has returned. The caller claims its memory first (module
 /// [`busy`]), and has the spans hold the claim.
 ///
 /// **Batches.** At most [`Capabilities::max_batch`] objects; an empty batch returns no outcomes. In a put and

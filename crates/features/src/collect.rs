@@ -1,4 +1,4 @@
-//! Collecting: freeing what the index lists, whoever retired it.
+//! Collecting: freeing what the index lists, whichever process retired it.
 //!
 //! ```text
 //!   the list:  f/a  f/b  f/c  f/d  f/e  …            a part: so many records, so many bytes

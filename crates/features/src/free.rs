@@ -18,7 +18,7 @@
 //! |---|---|---|
 //! | remover | the engine | removes objects |
 //! | teller | the index | says what is freed, lets go of leases, gives up reservations |
-//! | collector | both | removes what the index lists, whoever retired it: after a put or a release, and after each sweep |
+//! | collector | both | removes what the index lists, whichever process retired it: after a put or a release, and after each sweep |
 //! | sweeper | the index | moves the shared clock on, takes back what has ended, wakes the collector |
 //!
 //! Nobody waits for them but [`crate::FeatureStore::drain`] and `close`. What they do not get done is not lost: the index
@@ -132,7 +132,7 @@ pub(crate) struct Frees {
     pub(crate) wake_remover: Notify,
     /// Tells the one who speaks to the index that there is.
     pub(crate) wake_teller: Notify,
-    /// Tells the one who asks the index for more.
+    /// Wakes the collector, which asks the index for more.
     pub(crate) wake_collector: Notify,
     /// Tells those who drain that something was done.
     done: Notify,
@@ -196,7 +196,7 @@ impl Frees {
         })
     }
 
-    /// The index did not answer: it is told again after a pause, while there is somebody to be told about.
+    /// The index did not answer: it is told again after a pause, while the session lives.
     pub(crate) fn release_again(&self, mut release: Release) -> bool {
         release.due = self.clock.now().after(pause_after(release.tries));
         release.tries = release.tries.saturating_add(1);

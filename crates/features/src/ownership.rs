@@ -11,7 +11,7 @@
 //!
 //! Invariants:
 //! - OW1: a key that is not for adoption is refused wherever it comes from: an announcement, a tensor to adopt, a
-//!   description or a plan that was read. So a record, whoever wrote it, cannot make a sweeper remove what another store owns.
+//!   description or a plan that was read. So a record, even a forged one, cannot make a sweeper remove what another store owns.
 //! - OW2: of all generations of a store one at most claims a key. The claim is made in the transaction that reserves, and
 //!   goes in the one that frees.
 //! - OW3: before objects that another writer named are removed, the index is asked whose they are; what another

@@ -23,7 +23,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-/// Whoever waits for an operation, as the operation sees it.
+/// The caller of an operation, as the operation sees it.
 #[derive(Clone, Debug)]
 pub(crate) struct Caller(CancellationToken);
 
@@ -81,7 +81,7 @@ impl Tasks {
         self.shared.running.load(Ordering::Acquire)
     }
 
-    /// Runs an operation to its end and returns what came of it. Whoever drops this has left.
+    /// Runs an operation to its end and returns what came of it. A caller that drops this has left.
     pub(crate) async fn run<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
         &self,
         operation: &'static str,

@@ -29,7 +29,7 @@ const OPERATION: &str = "features.put";
 pub(crate) struct Writing {
     /// Of each sample, in the order of the calls.
     puts: Mutex<HashMap<SampleId, Vec<Arc<Put>>>>,
-    /// Tells those who wait for a put that one has ended.
+    /// Wakes puts and aborts that wait for a put to end.
     ended: Notify,
 }
 

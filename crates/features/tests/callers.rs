@@ -78,7 +78,7 @@ async fn takes_that_timed_out_cost_a_later_sample_no_attempt() {
     idle(&consumer).await;
     let stored = put(&producer, item("run/1", &[1000], 1)).await;
     let mut taken = consumer.lease_next(&trainers(), 1, WITHIN).await.expect("an answer");
-    let lease = taken.pop().expect("it is there for whoever waits");
+    let lease = taken.pop().expect("it is there for the next consumer");
     assert_eq!(lease.reference(), stored.reference);
     assert_eq!(attempts(&producer, "run/1").await, Some(1), "the one that got it");
 }

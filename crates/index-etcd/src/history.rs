@@ -31,7 +31,7 @@ use crate::epoch::Epoch;
 const WHAT_TO_DO: &str = "nothing is read or changed until its operator has run Holdfast's restore guard; then this \
                           process goes on by itself, in new sessions";
 
-/// An answer, to the one who watches.
+/// An answer, as the history sees it.
 pub(crate) trait Headed {
     /// Its header, if it has one.
     fn header(&self) -> Option<&ResponseHeader>;
@@ -83,7 +83,7 @@ pub(crate) struct History {
     state: Mutex<State>,
     /// One at a time asks whether the guard was run.
     pub(crate) asking: tokio::sync::Mutex<()>,
-    /// How often it was cut, for those who wait for that.
+    /// How often it was cut; keepers and watches wait for that.
     cuts: tokio::sync::watch::Sender<u64>,
 }
 
@@ -134,7 +134,7 @@ impl History {
         self.state.lock().cuts == since.cuts
     }
 
-    /// For those who wait for the next cut.
+    /// For keepers and watches that wait for the next cut.
     pub(crate) fn cuts(&self) -> tokio::sync::watch::Receiver<u64> {
         self.cuts.subscribe()
     }

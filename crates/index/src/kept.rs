@@ -2,8 +2,8 @@
 //!
 //! A sample is called lost when the engine has not had its objects for long; but a holder that was away for longer may
 //! still bring them back. So the record of a lost sample, and the credits that it holds, stay for `lost_ticks` beside the
-//! list of what is to be freed (`l/`, in the order in which their time is over). Whoever called it lost removes what is left
-//! of its objects at once; a sweep moves the record to the list (`f/`) when its time is over, and whoever frees it removes
+//! list of what is to be freed (`l/`, in the order in which their time is over). The process that called it lost removes what is left
+//! of its objects at once; a sweep moves the record to the list (`f/`) when its time is over, and the process that frees it removes
 //! them a second time.
 
 use holdfast_core::{Deadline, Result};

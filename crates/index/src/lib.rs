@@ -107,7 +107,7 @@ pub use types::{
 /// **Retired** samples are given out by **to_free** when no lease on them is left; **freed** forgets them. Freed twice is
 /// freed once. A **lost** one (`Reason::Lost`) is given out only after some ticks more: its objects may come back until then.
 ///
-/// **Records that cannot be read** harm nothing but themselves: whoever meets one moves it into quarantine, and goes on.
+/// **Records that cannot be read** harm nothing but themselves: the process that meets one moves it into quarantine, and goes on.
 /// Records of a later release are passed over and left alone; asked for by name they are `Unsupported`.
 ///
 /// **Sweep** moves the shared clock on and takes back what has ended. Any process may, at any time, several at once.

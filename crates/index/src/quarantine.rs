@@ -1,6 +1,6 @@
 //! Records that cannot be read: one bad record harms one record.
 //!
-//! Whoever can write to the store of keys can write what is no record: a program with a bug, a person with a shell, an
+//! Any client of the store of keys can write what is no record: a program with a bug, a person with a shell, an
 //! enemy. A release that is older than the one that wrote a record cannot read it either. The two are not the same:
 //!
 //! | what was found | what it is | what becomes of it |
@@ -162,7 +162,7 @@ impl KvIndex {
             conditions: vec![unchanged],
             writes,
         };
-        // Without a session: whoever finds it may move it, once.
+        // Without a session: any process that finds it may move it, once.
         let applied = self.kv().transact(&transaction, deadline.remaining(self.clock())).await;
         if !matches!(applied, Ok(Applied::Yes(_))) {
             // The next to meet it notes it.
@@ -184,7 +184,7 @@ impl KvIndex {
 
     /// Takes in the entries of a list: what can be read is returned, the rest is set aside or passed over. What cannot be
     /// set aside now, because the store does not answer or because there is too much of it for one call, is passed over
-    /// as well: whoever reads the list next goes on with it.
+    /// as well: the next reader of the list goes on with it.
     pub(crate) async fn sort_out<T>(
         &self,
         entries: impl IntoIterator<Item = Entry>,

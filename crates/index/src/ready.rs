@@ -149,7 +149,7 @@ impl KvIndex {
                 _ => false,
             };
             if is_gone {
-                // Somebody else was faster, or the sample went away in between. If that is so again, it may be a stray.
+                // Another consumer was faster, or the sample went away in between. If that is so again, it may be a stray.
                 if list.doubt(&found.sample) {
                     strays.push(found.sample.clone());
                 }

@@ -2,7 +2,7 @@
 //!
 //! A program that does not know a layout must not touch it: it would read records wrongly and, worse, write them. So
 //! the first who opens a store writes the version of its layout under [`KEY`], and everybody who opens it later checks.
-//! A later layout that programs of an older one may still use says so: `3 from 2` is version 3, which whoever knows
+//! A later layout that programs of an older one may still use says so: `3 from 2` is version 3, which a release that knows
 //! version 2 may use as well. This program knows the versions from [`OLDEST`] to [`VERSION`].
 //!
 //! | what is there | what [`check`] does |
@@ -94,7 +94,7 @@ struct Schema {
 }
 
 impl Schema {
-    /// None if it does not begin with a version. What follows is for those who know that version.
+    /// None if it does not begin with a version. What follows is for releases that know that version.
     fn read(text: &str) -> Option<Self> {
         let mut words = text.split(' ');
         let version = number(words.next()?)?;

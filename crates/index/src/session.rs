@@ -382,7 +382,7 @@ const SUSPICIOUS: u32 = 4;
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
-/// A transaction that was sent, to those who find out what became of it.
+/// A transaction that was sent, for finding out what became of it.
 struct Sent<'a> {
     session: &'a Session,
     /// Its slot, and the version of that before.

@@ -1,6 +1,6 @@
 //! Proof 5: one bad record harms one record.
 //!
-//! Whoever reaches etcd can write what is no record, and a later release writes what this one does not know. Among many
+//! Any client of etcd can write what is no record, and a later release writes what this one does not know. Among many
 //! good samples there are so many records that cannot be read, claim what cannot be, belong to nobody, or come from the
 //! future. All good samples are delivered with the right bytes and freed; quarantine lists exactly the bad records; those
 //! of a later release are where they were.

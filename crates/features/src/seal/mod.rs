@@ -77,7 +77,7 @@
 //! ```
 //! Known-answer tests hold this fast; a change needs another scheme name in the header.
 //!
-//! The scheme before this one, `…/1`, has `1` for `2` in its labels, and no tag: whoever could write to the index could
+//! The scheme before this one, `…/1`, has `1` for `2` in its labels, and no tag: an attacker that could write to the index could
 //! change a shape, or make a tensor empty. Such samples are read only where a setting allows it
 //! (`FeatureConfig::accept_seal_v1`). Since the labels differ, so do all keys: nothing of a `…/2` sample opens as `…/1`.
 //!
@@ -118,7 +118,7 @@
 //!
 //! # What it does not do
 //! - Names, lengths, shapes and who reads when stay visible, in keys and in the index.
-//! - Whoever can write to the index can still delete samples, hand them to other groups, or present a whole former
+//! - An attacker that can write to the index can still delete samples, hand them to other groups, or present a whole former
 //!   sample, record and objects, as live.
 //! - What a lease or a look says of a sample's tensors before a get is the index's word. The get checks it.
 //! - A checksum of the plaintext in a description tells whether two tensors are equal: a sealed sample needs none.

@@ -13,7 +13,7 @@
 //! | 56 | 8 | zero |
 //!
 //! The checksum takes in the key, so a good page under another page's key is refused like any other wrong page.
-//! It is a defence against accidents, not against an attacker: whoever can write to the engine can forge it. Against that
+//! It is a defence against accidents, not against an attacker, who can forge it by writing to the engine. Against that
 //! there are sealed pages (module `seal`), whose footer is version 2.
 //!
 //! Registered memory is shared with code outside of Rust, and peers may write to it at any time, a frame's too. So no

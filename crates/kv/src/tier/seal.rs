@@ -1,6 +1,6 @@
 //! Sealed pages: encrypted, authenticated, and under names that tell nothing.
 //!
-//! The engine's ports authenticate nobody, and a page's name is a hash of its tokens: whoever reaches the ports can plant a
+//! The engine's ports authenticate nobody, and a page's name is a hash of its tokens: any client that reaches the ports can plant a
 //! page under a name that a prompt will ask for, and learn from names which prompts were served. A store with a
 //! [`PageSeal`] puts ciphertext under keyed names.
 //!
@@ -38,7 +38,7 @@
 //! # What it does not do
 //! - A former page of the same name may be brought back: equal names mean equal pages, so it is the same page.
 //! - Lengths and times stay visible, and that two requests ask for the same page.
-//! - Whoever has the key can plant pages. Give another key to those who should not share any.
+//! - Every holder of the key can plant pages. Give another key to tenants that should not share any.
 
 use std::fmt;
 use std::sync::Arc;
