@@ -37,15 +37,28 @@ pub struct HeldUp {
 
 #[derive(Debug)]
 struct Gate {
-    mode: Mutex<Mode>,
+    state: Mutex<State>,
     opened: Condvar,
 }
 
+#[derive(Debug)]
+struct State {
+    mode: Mode,
+    /// How often calls were let go. A call that is held up waits for the next time, whatever the mode is by then.
+    let_go: u64,
+}
+
 impl Gate {
-    fn wait(&self) {
-        let mut mode = self.mode.lock();
-        while *mode != Mode::Pass {
-            self.opened.wait(&mut mode);
+    fn enter(&self) -> (Mode, u64) {
+        let state = self.state.lock();
+        (state.mode, state.let_go)
+    }
+
+    /// Waits until calls are let go once more than when this one came.
+    fn wait(&self, came_at: u64) {
+        let mut state = self.state.lock();
+        while state.let_go == came_at {
+            self.opened.wait(&mut state);
         }
     }
 }
@@ -59,7 +72,10 @@ impl HeldUp {
         Arc::new(Self {
             inner,
             gate: Arc::new(Gate {
-                mode: Mutex::new(Mode::Pass),
+                state: Mutex::new(State {
+                    mode: Mode::Pass,
+                    let_go: 0,
+                }),
                 opened: Condvar::new(),
             }),
             late: Mutex::default(),
@@ -67,22 +83,26 @@ impl HeldUp {
     }
 
     pub fn set(&self, mode: Mode) {
-        *self.gate.mode.lock() = mode;
+        self.gate.state.lock().mode = mode;
     }
 
     /// Lets every call go; returns when those that were late are done.
     pub fn let_go(&self) {
-        self.set(Mode::Pass);
+        {
+            let mut state = self.gate.state.lock();
+            state.mode = Mode::Pass;
+            state.let_go += 1;
+        }
         self.gate.opened.notify_all();
         for call in self.late.lock().drain(..) {
             call.join().expect("no panic");
         }
     }
 
-    fn later(&self, call: impl FnOnce(&dyn Engine) + Send + 'static) {
+    fn later(&self, came_at: u64, call: impl FnOnce(&dyn Engine) + Send + 'static) {
         let (inner, gate) = (Arc::clone(&self.inner), Arc::clone(&self.gate));
         self.late.lock().push(std::thread::spawn(move || {
-            gate.wait();
+            gate.wait(came_at);
             call(&*inner);
         }));
     }
@@ -102,23 +122,23 @@ impl Engine for HeldUp {
     }
 
     fn put(&self, batch: &[Transfer], options: &PutOptions, within: Duration) -> Result<Vec<PutOutcome>> {
-        let mode = *self.gate.mode.lock();
+        let (mode, came_at) = self.gate.enter();
         if mode == Mode::LatePut {
             let (batch, options) = (batch.to_vec(), options.clone());
-            self.later(move |engine| {
+            self.later(came_at, move |engine| {
                 engine.put(&batch, &options, within).expect("a late put");
             });
             return Err(out_of_time("engine.put"));
         }
         let outcomes = self.inner.put(batch, options, within);
         if mode == Mode::HangAfterPut {
-            self.gate.wait();
+            self.gate.wait(came_at);
         }
         outcomes
     }
 
     fn get(&self, batch: &[Transfer], within: Duration) -> Result<Vec<GetOutcome>> {
-        let mode = *self.gate.mode.lock();
+        let (mode, came_at) = self.gate.enter();
         match mode {
             Mode::TornOnce => {
                 self.set(Mode::Pass);
@@ -130,7 +150,7 @@ impl Engine for HeldUp {
             }
             Mode::LateGet => {
                 let batch = batch.to_vec();
-                self.later(move |engine| {
+                self.later(came_at, move |engine| {
                     engine.get(&batch, within).expect("a late get");
                 });
                 return Err(out_of_time("engine.get").with_retry(Retry::Safe));
@@ -138,7 +158,7 @@ impl Engine for HeldUp {
             Mode::HangBeforeGet => {}
             _ => return self.inner.get(batch, within),
         }
-        self.gate.wait();
+        self.gate.wait(came_at);
         self.inner.get(batch, within)
     }
 
