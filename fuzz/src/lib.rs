@@ -28,12 +28,15 @@ pub const TARGETS: &[Target] = &[
     target("record", holdfast_index::fuzzing::record),
     target("note", holdfast_index::fuzzing::note),
     target("index_key", holdfast_index::fuzzing::key),
+    target("ready", holdfast_index::fuzzing::ready),
+    target("quarantined", holdfast_index::fuzzing::quarantined),
     target("object_key", object_key),
     target("description", holdfast_features::fuzzing::description),
     target("plan", holdfast_features::fuzzing::plan),
     target("seal_header", holdfast_features::fuzzing::seal_header),
     target("sealed_bytes", holdfast_features::fuzzing::sealed_bytes),
     target("page", holdfast_kv::tier::fuzzing::page),
+    target("sealed_page", holdfast_kv::tier::fuzzing::sealed_page),
     target("master_answer", holdfast_engine_mooncake::fuzzing::answer),
 ];
 

@@ -11,15 +11,16 @@
 use std::fmt::Debug;
 
 use holdfast_core::SampleId;
-use holdfast_custody::{Live, Reason, Reserved, Retired, SessionId, Sweep, Tick, Token, Version};
+use holdfast_custody::{GroupName, Live, Reason, Reserved, Retired, SessionId, Sweep, Tick, Token, Version};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::kv::Entry;
 use crate::layout::Layout;
 use crate::notes::Note;
+use crate::quarantine::Info;
 use crate::record::{Settle, decode, decode_versioned, encode, encode_described};
-use crate::types::Versioned;
+use crate::types::{Quarantined, SampleRef, Versioned};
 
 fn entry(value: &[u8]) -> Entry {
     Entry {
@@ -121,6 +122,40 @@ pub fn note(bytes: &[u8]) {
     crate::credits::fuzz(bytes);
     if let Ok(holdings) = Note::read(&entry(bytes)) {
         assert!(holdings.len() <= bytes.len());
+    }
+}
+
+/// An entry of a list: the first line is its key, the rest its value.
+fn listed(bytes: &[u8]) -> Option<Entry> {
+    let at = bytes.iter().position(|byte| *byte == b'\n')?;
+    Some(Entry {
+        key: String::from_utf8(bytes[..at].to_vec()).ok()?,
+        ..entry(&bytes[at + 1..])
+    })
+}
+
+/// Entries of ready lists: what is read lies under the key that it would be deleted by, and is the sample that it says.
+pub fn ready(bytes: &[u8]) {
+    let Some(entry) = listed(bytes) else { return };
+    let layout = Layout::new(&"store".parse().expect("a name"));
+    let group = GroupName::new("g").expect("a name");
+    if let Ok(found) = crate::ready::parse(&layout, &group, &entry) {
+        let SampleRef { sample, generation } = found.sample;
+        assert_eq!(layout.ready_entry(&sample, generation, &group), entry.key);
+        if let Some(copied) = found.copied {
+            assert_eq!(copied.record.generation, generation);
+        }
+    }
+}
+
+/// What is said of records in quarantine: it is found again under the key that follows from it.
+pub fn quarantined(bytes: &[u8]) {
+    stable::<Info>(bytes);
+    let Some(entry) = listed(bytes) else { return };
+    let layout = Layout::new(&"store".parse().expect("a name"));
+    if let Some(found) = Quarantined::parse(&layout, &entry) {
+        let aside = layout.aside(&found.key, found.version).expect("a key of this store");
+        assert_eq!(aside.info, entry.key);
     }
 }
 

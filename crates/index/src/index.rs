@@ -63,6 +63,8 @@ pub struct KvIndex {
     passed_over: PassedOver,
     /// The note at which the last sweep of this process ended, if there was more.
     pub(crate) swept_to: Mutex<Option<String>>,
+    /// The kept record at which the last sweep of this process ended, if there was more.
+    pub(crate) kept_to: Mutex<Option<String>>,
 }
 
 /// The shared clock as it was last seen here.
@@ -102,6 +104,7 @@ impl KvIndex {
             house: Arc::default(),
             passed_over: PassedOver::default(),
             swept_to: Mutex::default(),
+            kept_to: Mutex::default(),
         }
     }
 

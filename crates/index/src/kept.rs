@@ -5,6 +5,9 @@
 //! list of what is to be freed (`l/`, in the order in which their time is over). The process that called it lost removes what is left
 //! of its objects at once; a sweep moves the record to the list (`f/`) when its time is over, and the process that frees it removes
 //! them a second time.
+//!
+//! The list is walked in parts, as all lists are ([`crate::sweep`]): what stays in it, because only a later release can read it, keeps no
+//! sweep from what lies behind it.
 
 use holdfast_core::{Deadline, Result};
 use holdfast_custody::{Retired, Tick};
@@ -12,16 +15,17 @@ use holdfast_custody::{Retired, Tick};
 use crate::batch::{Intent, Loaded};
 use crate::decision::Decision;
 use crate::index::KvIndex;
-use crate::kv::Read;
-use crate::layout::Layout;
+use crate::layout::{Layout, after};
 use crate::record::unreadable;
 use crate::session::Session;
+use crate::sweep::is_about_one_record;
 use crate::types::Versioned;
 
 const OPERATION: &str = "index.sweep";
 
 impl KvIndex {
-    /// What was kept until a tick before this one is to be freed. Returns whether there may be more.
+    /// What was kept until a tick before this one is to be freed, after the record at which the last sweep ended. Returns
+    /// whether there may be more.
     pub(crate) async fn end_keeping(
         &self,
         session: &Session,
@@ -29,16 +33,16 @@ impl KvIndex {
         limit: usize,
         deadline: Deadline,
     ) -> Result<bool> {
-        let read = Read::Range {
-            keys: self.layout().kept_before(tick),
-            limit,
-            keys_only: true,
-        };
-        let snapshot = self.kv().read(&[read], deadline.remaining(self.clock())).await?;
-        let due: Vec<String> = snapshot.entries.into_iter().flatten().map(|entry| entry.key).collect();
-        if due.is_empty() {
-            return Ok(false);
+        let mut range = self.layout().kept_before(tick);
+        if let Some(last) = &*self.kept_to.lock() {
+            range.start = after(last);
         }
+        let due = self
+            .read_keys([range], limit, deadline)
+            .await?
+            .pop()
+            .unwrap_or_default();
+        let ended_at = due.last().filter(|_| due.len() == limit).cloned();
         let keys = |key: &String| vec![key.clone()];
         let decide = |key: &String, loaded: &Loaded| {
             let Some(kept): Option<Versioned<Retired>> = loaded.record(key)? else {
@@ -57,11 +61,23 @@ impl KvIndex {
             sets_deadlines: false,
             credits: None,
         };
+        let mut looked_at_all = true;
         for result in self.batch(session, &due, intent, None, deadline).await {
-            if let Err(error) = result {
-                tracing::warn!(%error, "a lost sample stays kept; the next sweep tries again");
+            match result {
+                Ok(()) => {}
+                Err(error) if is_about_one_record(&error) => {
+                    tracing::debug!(%error, "the record of a lost sample cannot be read here; it stays kept");
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "a lost sample stays kept; the next sweep tries again");
+                    looked_at_all = false;
+                }
             }
         }
-        Ok(due.len() == limit)
+        let more = ended_at.is_some();
+        if looked_at_all {
+            *self.kept_to.lock() = ended_at;
+        }
+        Ok(more)
     }
 }

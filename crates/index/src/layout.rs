@@ -120,8 +120,10 @@ impl Layout {
     pub(crate) fn parse_aside(&self, info: &str) -> Option<(String, Version)> {
         let rest = info.strip_prefix(&self.root)?.strip_prefix("x/i/")?;
         let (key, version) = rest.rsplit_once('/')?;
-        let version = u64::from_str_radix(version, 16).ok()?;
-        Some((format!("{}{key}", self.root), Version(version)))
+        let version = Version(u64::from_str_radix(version, 16).ok()?);
+        let key = format!("{}{key}", self.root);
+        // Under another key it would be listed again and again: a list goes on behind the key that follows from these two.
+        (self.aside(&key, version)?.info == info).then_some((key, version))
     }
 
     fn key(&self, rest: std::fmt::Arguments<'_>) -> String {

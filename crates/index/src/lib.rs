@@ -272,7 +272,8 @@ pub trait Index: Send + Sync + Debug {
     /// one that has changed, or has gone, meanwhile.
     async fn quarantine(&self, items: &[Unreadable], within: Duration) -> Vec<Result<bool>>;
 
-    /// What is in quarantine, in the order of keys: after this one, up to `limit`.
+    /// What is in quarantine, in the order of keys: after this one, up to `limit`. Nothing at the end of the list only: a
+    /// part may be shorter than `limit`.
     async fn quarantined(
         &self,
         after: Option<&Quarantined>,

@@ -42,7 +42,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::index::KvIndex;
 use crate::kv::{Applied, Condition, Entry, Read, Transaction, Write};
-use crate::layout::after;
+use crate::layout::{Layout, after};
+use crate::pages::MOST_BYTES;
 use crate::record::{decode, decode_versioned, encode};
 use crate::types::{Quarantined, SampleRef, Unreadable, Versioned};
 
@@ -55,8 +56,8 @@ const MOST_KNOWN: usize = 16_384;
 const MOST_AT_ONCE: usize = 64;
 
 /// What is written under `x/i/`.
-#[derive(Debug, Serialize, Deserialize)]
-struct Info {
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Info {
     why: String,
     bytes: u64,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -265,35 +266,24 @@ impl KvIndex {
         limit: usize,
         deadline: Deadline,
     ) -> Result<Vec<Quarantined>> {
-        let mut keys = self.layout().all_aside();
+        let mut range = self.layout().all_aside();
         if let Some(last) = after_this.and_then(|last| self.layout().aside(&last.key, last.version)) {
-            keys.start = after(&last.info);
+            range.start = after(&last.info);
         }
-        let read = Read::Range {
-            keys,
-            limit,
-            keys_only: false,
-        };
-        let snapshot = self.kv().read(&[read], deadline.remaining(self.clock())).await?;
-        let entries = snapshot.entries.into_iter().flatten();
-        Ok(entries.filter_map(|entry| self.parse_aside(&entry)).collect())
-    }
-
-    fn parse_aside(&self, entry: &Entry) -> Option<Quarantined> {
-        let (key, version) = self.layout().parse_aside(&entry.key)?;
-        // What is said about it may be lost; that it is there is not.
-        let info = decode(entry).unwrap_or_else(|_| Info {
-            why: "unknown".to_owned(),
-            bytes: 0,
-            in_place: false,
-        });
-        Some(Quarantined {
-            key,
-            version,
-            why: info.why,
-            bytes: info.bytes,
-            in_place: info.in_place,
-        })
+        loop {
+            let keys = self.read_keys([range.clone()], limit, deadline).await?;
+            let keys = keys.into_iter().next().unwrap_or_default();
+            let (entries, looked_at) = self.read_values(&keys, MOST_BYTES, deadline).await?;
+            let found: Vec<Quarantined> = entries
+                .iter()
+                .filter_map(|entry| Quarantined::parse(self.layout(), entry))
+                .collect();
+            match looked_at.checked_sub(1).and_then(|last| keys.get(last)) {
+                // An empty part would be taken for the end of the list.
+                Some(last) if found.is_empty() => range.start = after(last),
+                _ => return Ok(found),
+            }
+        }
     }
 
     /// The bytes of a record in quarantine, as they were.
@@ -311,6 +301,26 @@ impl KvIndex {
         let entry = snapshot.entries.into_iter().flatten().next();
         let entry = entry.filter(|entry| !which.in_place || entry.version == which.version);
         entry.map(|entry| entry.value).ok_or_else(gone)
+    }
+}
+
+impl Quarantined {
+    /// What an entry under `x/i/` tells; none if it is no entry of ours.
+    pub(crate) fn parse(layout: &Layout, entry: &Entry) -> Option<Self> {
+        let (key, version) = layout.parse_aside(&entry.key)?;
+        // What is said about it may be lost; that it is there is not.
+        let info = decode(entry).unwrap_or_else(|_| Info {
+            why: "unknown".to_owned(),
+            bytes: 0,
+            in_place: false,
+        });
+        Some(Self {
+            key,
+            version,
+            why: info.why,
+            bytes: info.bytes,
+            in_place: info.in_place,
+        })
     }
 }
 

@@ -296,14 +296,14 @@ impl KvIndex {
         let mut found = Vec::new();
         let mut bad = Vec::new();
         for entry in snapshot.entries.iter().flatten() {
-            match self.parse(group, entry) {
+            match parse(self.layout(), group, entry) {
                 Ok(ready) => found.push(ready),
                 Err(_) => bad.push(entry.clone()),
             }
         }
         if !bad.is_empty() {
-            let parse = |entry: &Entry| self.parse(group, entry);
-            found.extend(self.sort_out(bad, parse, deadline).await?.good);
+            let read = |entry: &Entry| parse(self.layout(), group, entry);
+            found.extend(self.sort_out(bad, read, deadline).await?.good);
         }
         list.without_passed_over(&mut found, self.clock().now());
         Ok(found)
@@ -374,32 +374,6 @@ impl KvIndex {
         Ok(())
     }
 
-    /// What an entry of the ready list tells.
-    fn parse(&self, group: &GroupName, entry: &Entry) -> Result<Found> {
-        let key = &entry.key;
-        let order = key
-            .rsplit('/')
-            .nth(1)
-            .and_then(|order| u64::from_str_radix(order, 16).ok());
-        let parsed = order.and_then(Generation::new).zip(Layout::ready_sample(key));
-        // Under another key it would not be found again, nor deleted.
-        let parsed =
-            parsed.filter(|(generation, sample)| self.layout().ready_entry(sample, *generation, group) == *key);
-        let (generation, sample) =
-            parsed.ok_or_else(|| unreadable(key, "this is no key of a sample that waits for a group"))?;
-        let copied: Option<Versioned<Live>> = (!entry.value.is_empty()).then(|| decode_versioned(entry)).transpose()?;
-        if copied
-            .as_ref()
-            .is_some_and(|copied| copied.record.generation != generation)
-        {
-            return Err(unreadable(key, "this is a copy of another sample's record"));
-        }
-        Ok(Found {
-            sample: SampleRef { sample, generation },
-            copied,
-        })
-    }
-
     fn lane(&self, group: &GroupName, lane: &Lane, limit: usize) -> Read {
         let mut keys = self.layout().ready_lane(group, lane.number);
         if let Some(seen) = &lane.after {
@@ -445,6 +419,31 @@ impl KvIndex {
             () = session.ended() => Err(session.fenced("index.lease_next")),
         }
     }
+}
+
+/// What an entry of the ready list tells.
+pub(crate) fn parse(layout: &Layout, group: &GroupName, entry: &Entry) -> Result<Found> {
+    let key = &entry.key;
+    let order = key
+        .rsplit('/')
+        .nth(1)
+        .and_then(|order| u64::from_str_radix(order, 16).ok());
+    let parsed = order.and_then(Generation::new).zip(Layout::ready_sample(key));
+    // Under another key it would not be found again, nor deleted.
+    let parsed = parsed.filter(|(generation, sample)| layout.ready_entry(sample, *generation, group) == *key);
+    let (generation, sample) =
+        parsed.ok_or_else(|| unreadable(key, "this is no key of a sample that waits for a group"))?;
+    let copied: Option<Versioned<Live>> = (!entry.value.is_empty()).then(|| decode_versioned(entry)).transpose()?;
+    if copied
+        .as_ref()
+        .is_some_and(|copied| copied.record.generation != generation)
+    {
+        return Err(unreadable(key, "this is a copy of another sample's record"));
+    }
+    Ok(Found {
+        sample: SampleRef { sample, generation },
+        copied,
+    })
 }
 
 /// How many to see of each lane when all are looked into: what there is is spread evenly, or is so little that all of it may

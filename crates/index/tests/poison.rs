@@ -266,6 +266,57 @@ async fn notes_that_stay_do_not_keep_sweeps_from_those_behind_them() {
 }
 
 #[tokio::test]
+async fn lost_samples_of_a_later_release_do_not_keep_sweeps_from_those_behind_them() {
+    let world = World::new().await;
+    let index = &world.index;
+    world.write("t", "100").await;
+    for n in 1..=10 {
+        let later = retired(n, &format!(r#","kept":{n},"v":2"#));
+        world.write(&format!("l/{n:016x}/later/{n:016x}"), later).await;
+    }
+    world
+        .write("l/0000000000000014/ours/000000000000000b", retired(11, r#","kept":20"#))
+        .await;
+    let mut sweeps = 0;
+    loop {
+        sweeps += 1;
+        let report = index.sweep(&world.session, 3, CALL).await.expect("swept");
+        if !report.more {
+            break;
+        }
+        assert!(sweeps < 10, "sweeps end when all was looked at");
+    }
+    assert_eq!(sweeps, 4, "three at a time");
+    let list = index.to_free(None, 100, CALL).await.expect("a list");
+    assert_eq!(one(list.tasks).sample.sample, id("ours"));
+    let kept = world
+        .kv
+        .dump()
+        .into_iter()
+        .filter(|entry| entry.key.starts_with("s/l/"));
+    assert_eq!(kept.count(), 10, "for processes of the later release");
+}
+
+#[tokio::test]
+async fn the_list_of_quarantine_ends_whatever_lies_in_it() {
+    let world = World::new().await;
+    let info = r#"{"why":"planted","bytes":1}"#;
+    // The version is not written as we write it; the second is of no record.
+    for key in ["x/i/s/a/7", "x/i/s/b", "x/i/s/c/0000000000000009", "x/i/s/d/+8"] {
+        world.write(key, info).await;
+    }
+    let mut listed: Vec<Quarantined> = Vec::new();
+    for _ in 0..10 {
+        let part = world.index.quarantined(listed.last(), 1, CALL).await.expect("a part");
+        if part.is_empty() {
+            break;
+        }
+        listed.extend(part);
+    }
+    assert_eq!(one(listed).key, "s/s/c");
+}
+
+#[tokio::test]
 async fn what_is_too_long_to_be_moved_is_marked_and_passed() {
     let world = World::new().await;
     let sample = world.publish("good").await;

@@ -203,7 +203,9 @@ async fn in_quarantine(store: &FeatureStore) -> Result<BTreeSet<String>> {
     let mut last = None;
     loop {
         let part = store.quarantined(last.as_ref(), 200, WITHIN).await?;
-        keys.extend(part.iter().map(|record| as_written(&record.key)));
+        for record in &part {
+            ensure!(keys.insert(as_written(&record.key)), "{} is listed twice", record.key);
+        }
         match part.into_iter().next_back() {
             Some(record) => last = Some(record),
             None => return Ok(keys),

@@ -14,6 +14,8 @@ use holdfast_core::{ObjectKey, SystemClock};
 use holdfast_engine::{EngineExt, MemoryCluster, MemoryConfig, MemoryEngine, Region, Span};
 
 use super::footer::{FOOTER_BYTES, Flaw, flaw_of, footer_of, gather, scatter};
+use super::page::Page;
+use super::seal::{PageSeal, TIER_KEY_BYTES};
 
 /// The longest page that is tried.
 const MOST: usize = 4096;
@@ -78,6 +80,45 @@ fn flaw(key: &ObjectKey, object: &[u8], length: usize) -> Option<Flaw> {
         assert_eq!(flaw_of(key, &parts, &footer).expect("readable"), scattered);
     }
     scattered
+}
+
+/// Any object of the right length under a sealed page's name; and a sealed page with changes, as in [`page`]. Only what was
+/// sealed under this name opens, and nothing else leaves a byte in the page's memory.
+pub fn sealed_page(bytes: &[u8]) {
+    const UNTOUCHED: u8 = 0xa5;
+    let seal = PageSeal::new(&[7; TIER_KEY_BYTES]).expect("a seal");
+    let name = |page: &str| seal.name(&ObjectKey::new(page).expect("a key")).expect("a name");
+    let open = |name: &ObjectKey, object: &[u8]| {
+        let length = object.len() - FOOTER_BYTES;
+        let got = memory().got.span(0..length).expect("inside");
+        got.write(0, &vec![UNTOUCHED; length]).expect("it fits");
+        let piece = frame(object.len());
+        piece.write(0, object).expect("it fits");
+        let page = Page::new(name.clone(), parts(&memory().got, length));
+        let flaw = seal.open(&page, &piece).expect("the lengths fit");
+        assert!(flaw.is_none() || got.to_vec().iter().all(|byte| *byte == UNTOUCHED));
+        (flaw, got.to_vec())
+    };
+    let ours = name("kv/page");
+    if (FOOTER_BYTES..MOST).contains(&bytes.len()) {
+        assert!(open(&ours, bytes).0.is_some(), "nobody without the key makes a page");
+    }
+    let [length, rest @ ..] = bytes else { return };
+    let length = usize::from(*length).min(rest.len());
+    let (page, changes) = rest.split_at(length);
+    memory().put.whole().write(0, page).expect("it fits");
+    let piece = frame(length + FOOTER_BYTES);
+    let put = Page::new(ours.clone(), parts(&memory().put, length));
+    seal.seal(&put, &piece).expect("sealed");
+    let object = piece.to_vec();
+    assert_eq!(open(&ours, &object), (None, page.to_vec()));
+    assert!(open(&name("kv/other"), &object).0.is_some(), "another name");
+    let mut changed = object.clone();
+    for &[low, high, flip] in changes.as_chunks::<3>().0 {
+        let at = usize::from(u16::from_le_bytes([low, high])) % changed.len();
+        changed[at] ^= flip;
+    }
+    assert_eq!(open(&ours, &changed).0.is_some(), changed != object);
 }
 
 /// Any object of the right length under a page's key; and a good page with changes. The first byte says how long the page
