@@ -43,10 +43,11 @@ from specforge.runtime.data_plane.feature_store import FeatureStore as Contract
 
 from holdfast import specforge_refs as refs
 from holdfast._environment import merged, settings_of_environment
+from holdfast._getting import get_waiting
 from holdfast._lending import check_memory
 from holdfast._opening import open as open_store
 from holdfast._store import FeatureStore, Lease
-from holdfast.errors import HoldfastError, Unavailable
+from holdfast.errors import HoldfastError
 from holdfast.specforge_external import ExternalAttempts
 from holdfast.specforge_known import KnownSamples
 from holdfast.specforge_refs import FeatureCorrupt, FeatureStoreFailure
@@ -55,10 +56,6 @@ from holdfast.specforge_removals import Removals
 __all__ = ["FeatureCorrupt", "FeatureStoreFailure", "HoldfastFeatureStore", "replace_mooncake_store"]
 
 log: Final = logging.getLogger("holdfast.specforge")
-
-_LOOK_AGAIN_S: Final = 0.25
-_VERDICT_WITHIN_S: Final = 5.0
-"""How long after the loss grace the verdict may come: the store looks every two seconds at most."""
 
 LEASE_SECONDS: Final = 3600.0
 
@@ -157,7 +154,7 @@ class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no 
             if missing:
                 raise KeyError(f"sample {lease.ref} has no {sorted(missing)}")
             with refs.in_specforge_terms():
-                tensors = _bytes_of(lease, wanted)
+                tensors = get_waiting(lease, wanted)
             if str(device) != "cpu":
                 tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
         except BaseException:
@@ -346,24 +343,6 @@ def _check_arguments(max_release_attempts: int, replica_num: int, hard_pin: bool
             "hard_pin=False cannot be had here: what the engine may evict is lost without a word, and this store keeps "
             "what was committed. Limit it by max_resident_bytes instead; a put then waits for room"
         )
-
-
-def _bytes_of(lease: Lease, wanted: list[str]) -> dict[str, Any]:
-    """Gets tensors. SpecForge gives a batch up at the first error; but what the engine does not have now comes back if its
-    holder registers again, and until the loss grace has ended nobody knows. So the wait for that is here."""
-    give_up: float | None = None
-    while True:
-        try:
-            return lease.get(wanted, as_="torch")
-        except Unavailable as error:
-            if error.facts.get("reason") != "missing":
-                raise
-            now = time.monotonic()
-            if give_up is None:
-                give_up = now + float(error.facts.get("loss_grace_s", 0)) + _VERDICT_WITHIN_S
-            if now >= give_up:
-                raise
-        time.sleep(_LOOK_AGAIN_S)
 
 
 def _opened(name: str, client: object | None, setup: Mapping[str, Any], settings: Mapping[str, Any]) -> FeatureStore:

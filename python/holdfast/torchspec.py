@@ -48,6 +48,7 @@ from typing import Any, Final
 import torch
 
 from holdfast._environment import merged, settings_of_environment
+from holdfast._getting import get_waiting
 from holdfast._lending import check_memory
 from holdfast._opening import open as open_store
 from holdfast._store import FeatureStore
@@ -206,13 +207,16 @@ class EagleStore:
         dtypes: Mapping[str, torch.dtype] | None = None,
         device: torch.device | str | int | None = None,
     ) -> Any:
-        """The tensors named in ``shapes``, exactly as they were put. KeyError if they are gone or are not of these shapes."""
+        """The tensors named in ``shapes``, exactly as they were put. KeyError if they are gone or are not of these shapes.
+
+        Bytes that the engine does not have now are waited for until the loss grace has ended.
+        """
         names = [name for name in SUFFIXES if name in shapes]
         with self._store.read(key) as lease:
             specs = {spec.name: spec for spec in lease.tensors}
             for name in names:
                 self._check(key, name, specs.get(SUFFIXES[name]), shapes, dtypes or {})
-            got = lease.get([SUFFIXES[name] for name in names], as_="torch")
+            got = get_waiting(lease, [SUFFIXES[name] for name in names])
         where = self._device if device is None else device
         tensors = {name: got[SUFFIXES[name]].to(where) for name in names}
         return self._output(

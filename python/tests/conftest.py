@@ -24,6 +24,17 @@ def cluster() -> Iterator[Cluster]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def engine(cluster: Cluster) -> Iterator[Any]:
+    """A client of Mooncake's own, as a serving engine has one."""
+    from mooncake.store import MooncakeDistributedStore
+
+    client = MooncakeDistributedStore()
+    assert client.setup("127.0.0.1", cluster.metadata, 0, 16 << 20, "tcp", "", cluster.master) == 0
+    yield client
+    client.close()
+
+
 @pytest.fixture
 def start_cluster() -> Iterator[Callable[..., Cluster]]:
     """Starts clusters that this test has for itself, with the options of ``running_cluster``; each ends with the test."""

@@ -28,17 +28,6 @@ HIDDEN = torch.arange(64, dtype=torch.float32).reshape(1, 16, 4).to(torch.bfloat
 NAMES = ["input_ids", "hidden_state"]
 
 
-@pytest.fixture(scope="module")
-def engine(cluster: Cluster) -> Iterator[Any]:
-    """A client of Mooncake's own, as a serving engine has one."""
-    from mooncake.store import MooncakeDistributedStore
-
-    client = MooncakeDistributedStore()
-    assert client.setup("127.0.0.1", cluster.metadata, 0, 16 << 20, "tcp", "", cluster.master) == 0
-    yield client
-    client.close()
-
-
 @pytest.fixture
 def open_features(cluster: Cluster, store_name: str) -> Iterator[OpenFeatures]:
     with ExitStack() as opened:

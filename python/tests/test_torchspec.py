@@ -85,6 +85,27 @@ def test_what_is_not_as_wanted_is_a_key_error(open_eagle: OpenEagle) -> None:
         store.get("other", shapes, dtypes, "cpu")
 
 
+def test_bytes_that_come_back_within_the_grace_are_got(open_store: OpenStore, engine: Any) -> None:
+    store = open_store()
+    hidden, ids = torch.ones(2, 3, dtype=torch.bfloat16), torch.arange(2)
+    raw = {"hs": hidden.view(torch.uint8).numpy().tobytes(), "ids": ids.view(torch.uint8).numpy().tobytes()}
+    specs = [holdfast.TensorSpec("hs", "bfloat16", (2, 3)), holdfast.TensorSpec("ids", "int64", (2,))]
+    adopted = [holdfast.AdoptedTensor(spec, f"{store.name}/k/{spec.name}") for spec in specs]
+    for tensor in adopted:
+        assert engine.put(tensor.key, raw[tensor.spec.name]) == 0
+    store.adopt("k", adopted)
+    gone = adopted[1].key
+    assert engine.remove(gone, force=True) == 0
+    back = threading.Timer(1.0, lambda: engine.put(gone, raw["ids"]))
+    back.start()
+    try:
+        with EagleStore(store) as eagle:
+            got = eagle.get("k", {"hidden_states": (2, 3), "input_ids": (2,)}, {}, "cpu")
+    finally:
+        back.join()
+    assert torch.equal(got.input_ids, ids) and torch.equal(got.hidden_states, hidden)
+
+
 def test_removal_is_for_everybody_and_twice_is_once(open_eagle: OpenEagle) -> None:
     one, two = open_eagle(), open_eagle()
     stored = one.put("k", torch.ones(2, 3), torch.arange(2), None)

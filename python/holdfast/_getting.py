@@ -1,0 +1,36 @@
+"""Getting for frameworks that give a batch up at the first error: what may come back is waited for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from holdfast._store import Lease
+from holdfast.errors import Unavailable
+
+if TYPE_CHECKING:
+    import torch
+
+_LOOK_AGAIN_S: Final = 0.25
+_VERDICT_WITHIN_S: Final = 5.0
+"""How long after the loss grace the verdict may come: the store looks every two seconds at most."""
+
+
+def get_waiting(lease: Lease, names: Iterable[str]) -> dict[str, torch.Tensor]:
+    """Gets tensors. Bytes that the engine does not have now come back if their holder registers again, and until the loss
+    grace has ended nobody knows. So they are asked for again until there is a verdict, or should have been one."""
+    wanted = list(names)
+    give_up: float | None = None
+    while True:
+        try:
+            return lease.get(wanted, as_="torch")
+        except Unavailable as error:
+            if error.facts.get("reason") != "missing":
+                raise
+            now = time.monotonic()
+            if give_up is None:
+                give_up = now + float(error.facts.get("loss_grace_s", 0)) + _VERDICT_WITHIN_S
+            if now >= give_up:
+                raise
+        time.sleep(_LOOK_AGAIN_S)
