@@ -28,7 +28,8 @@ TorchSpec builds its store from a ``MooncakeConfig`` in four places. :func:`repl
 one, in the process that calls it; :meth:`EagleStore.from_config` does so for one.
 
 With ``defer_removals`` a removal is only taken note of until :meth:`EagleStore.trained` is called. TorchSpec's trainer
-removes a sample as soon as it has got it; a step that fails after that could not be done again.
+removes a sample as soon as it has got it; a step that fails after that could not be done again. What is noted is what the
+key means at that moment: a later put of the key stays.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ import os
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, fields
 from types import TracebackType
@@ -53,7 +54,8 @@ from holdfast._lending import check_memory
 from holdfast._opening import open as open_store
 from holdfast._store import FeatureStore
 from holdfast._tensor import Tensor
-from holdfast.errors import NotFound, Timeout
+from holdfast._values import SampleRef
+from holdfast.errors import Fenced, HoldfastError, NotFound, Timeout
 
 __all__ = ["EagleOutput", "EagleStore", "PutsFailed", "replace_mooncake_store"]
 
@@ -120,7 +122,7 @@ class EagleStore:
         self._lock = threading.Lock()
         self._under_way: dict[Future[None], str] = {}
         self._failed: dict[str, BaseException] = {}
-        self._deferred: dict[str, None] = {}
+        self._deferred: dict[SampleRef, None] = {}
         self._workers = ThreadPoolExecutor(PUTS_AT_ONCE, thread_name_prefix="holdfast-put")
 
     @classmethod
@@ -236,22 +238,30 @@ class EagleStore:
         if not self._defer:
             self._remove(key)
             return
-        with self._lock:
-            self._deferred[key] = None
+        self._end_puts(key)
+        (found,) = self._store.find([key])
+        if found is not None:
+            with self._lock:
+                self._deferred[found.ref] = None
 
     def trained(self) -> int:
-        """Does the removals that were deferred: call it when the step is safe. How many there were."""
+        """Does the removals that were deferred: call it when the step is safe. How many samples that were.
+
+        If some of them fail this raises, and only those stay deferred.
+        """
         with self._lock:
-            keys = list(self._deferred)
-        self._end_puts(keys)
-        done = 0
-        for key, error in zip(keys, self._store.abort_many(keys) if keys else []):
-            if error is not None and not isinstance(error, NotFound):
-                raise error  # it and those after it stay deferred
+            refs = list(self._deferred)
+        failed: list[HoldfastError] = []
+        for ref, result in zip(refs, self._store.retire_many(refs) if refs else []):
+            # One that is gone, or that a later put has replaced, is removed.
+            if isinstance(result, HoldfastError) and not isinstance(result, (NotFound, Fenced)):
+                failed.append(result)
+                continue
             with self._lock:
-                self._deferred.pop(key, None)
-            done += 1
-        return done
+                self._deferred.pop(ref, None)
+        if failed:
+            raise failed[0]
+        return len(refs)
 
     def close(self) -> None:
         """Ends puts that are under way, then closes the store if this object opened it. Deferred removals are not done."""
@@ -299,17 +309,17 @@ class EagleStore:
             if key is not None and error is not None:
                 self._failed[key] = error
 
-    def _end_puts(self, keys: Collection[str]) -> None:
+    def _end_puts(self, key: str) -> None:
         """Takes back or waits for puts that are under way: one that ends later would make a removed sample live again."""
         with self._lock:
-            puts = [future for future, key in self._under_way.items() if key in keys]
+            puts = [future for future, of in self._under_way.items() if of == key]
         begun = [future for future in puts if not future.cancel()]  # not under the lock: it tells _ended
         late = wait(begun, timeout=2 * self._store.settings.timeout).not_done
         if late:
             raise Timeout("puts of this sample do not end; it is not removed, call again", operation="torchspec.remove")
 
     def _remove(self, key: str) -> None:
-        self._end_puts([key])
+        self._end_puts(key)
         try:
             self._store.abort(key)
         except NotFound:

@@ -127,8 +127,49 @@ def test_deferred_removals_wait_for_the_step(open_eagle: OpenEagle) -> None:
     for key in ("a", "b", "never"):
         store.remove_eagle3_tensors(key)
     assert store.exists("a") and store.exists("b")
-    assert store.trained() == 3 and store.trained() == 0
+    assert store.trained() == 2 and store.trained() == 0
     assert not store.exists("a") and not store.exists("b")
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_deferred_removal_spares_a_newer_put_of_its_key(open_eagle: OpenEagle, elsewhere: bool) -> None:
+    trainer = open_eagle(defer_removals=True)
+    engine = open_eagle() if elsewhere else trainer
+    engine.put("k", torch.ones(2, 3), torch.tensor([1]), None)
+    engine.flush()
+    trainer.remove_eagle3_tensors("k")
+    engine.put("k", torch.ones(2, 3), torch.tensor([2]), None)
+    engine.flush()
+    assert trainer.trained() == 1
+    got = trainer.get("k", {"hidden_states": (2, 3), "input_ids": (1,)}, {}, "cpu")
+    assert int(got.input_ids) == 2
+
+
+def test_only_the_removal_that_failed_is_tried_again(
+    open_eagle: OpenEagle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_eagle(defer_removals=True)
+    for key in ("a", "b", "c"):
+        store.put(key, torch.ones(2, 3), torch.arange(2), None)
+    store.flush()
+    for key in ("a", "b", "c"):
+        store.remove_eagle3_tensors(key)
+    retire = store._store.retire_many
+    asked: list[int] = []
+
+    def second_fails(refs: list[holdfast.SampleRef]) -> list[Any]:
+        asked.append(len(refs))
+        if len(asked) > 1:
+            return retire(refs)
+        first, _, third = refs
+        return [*retire([first]), holdfast.Unavailable("no answer"), *retire([third])]
+
+    monkeypatch.setattr(store._store, "retire_many", second_fails)
+    with pytest.raises(holdfast.Unavailable):
+        store.trained()
+    assert [store.exists(key) for key in ("a", "b", "c")] == [False, True, False]
+    assert store.trained() == 1 and asked == [3, 1]
+    assert not store.exists("b")
 
 
 def test_a_full_store_waits_and_flush_tells_what_failed(open_eagle: OpenEagle) -> None:
