@@ -19,10 +19,10 @@ and ``lhs``. They are visible together or not at all.
 
 A put returns when the tensors are copied into registered memory of the pool, so the caller may overwrite them. The pool
 is the limit of what is under way, in bytes; when it is full, or the store's budget is, putting waits. A sample of more than
-half of the pool is not copied: its put returns when it has ended. ``flush`` waits
-for all of it and raises if any of it failed. If the process dies before that, what was not committed is removed by the
-others. Of several puts of one key the last call wins, and a removal sees those that are under way: one that has not begun is
-taken back, and one that has is waited for.
+half of the pool is not copied: its put returns when it has ended, and Ctrl-C gives it up. ``flush`` waits for all of it and
+raises if any of it failed. If the process dies before that, what was not committed is removed by the others. Of several
+puts of one key the last call wins, and a removal sees those that are under way: one that has not begun is taken back, and
+one that has is waited for.
 
 TorchSpec builds its store from a ``MooncakeConfig`` in four places. :func:`replace_mooncake_store` has them all build this
 one, in the process that calls it; :meth:`EagleStore.from_config` does so for one.
@@ -174,14 +174,10 @@ class EagleStore:
         }
         tensors = {name: tensor.detach() for name, tensor in given.items() if tensor is not None}
         large = 2 * sum(tensor.nbytes for tensor in tensors.values()) > self._store.settings.pool_bytes
-        given_to_put = self._as_they_are(tensors) if large else self._copied(tensors)
-        with self._lock:
-            before = [earlier for earlier, of in self._under_way.items() if of == key]
-            future = self._workers.submit(self._put, key, given_to_put, before)
-            self._under_way[future] = key
-        future.add_done_callback(self._ended)
         if large:
-            wait([future])  # it has a deadline of its own; until then the tensors are in use
+            self._put_here(key, self._as_they_are(tensors))
+        else:
+            self._put_later(key, self._copied(tensors))
         return {
             "shapes": {name: tuple(tensor.shape) for name, tensor in tensors.items()},
             "dtypes": {name: tensor.dtype for name, tensor in tensors.items()},
@@ -298,9 +294,35 @@ class EagleStore:
     def _as_they_are(tensors: Mapping[str, torch.Tensor]) -> dict[str, Tensor | torch.Tensor]:
         return {SUFFIXES[name]: tensor.cpu().contiguous() for name, tensor in tensors.items()}
 
+    def _put_later(self, key: str, tensors: dict[str, Any]) -> None:
+        with self._lock:
+            future = self._workers.submit(self._put, key, tensors, self._puts_of(key))
+            self._under_way[future] = key
+        future.add_done_callback(self._ended)
+
+    def _put_here(self, key: str, tensors: dict[str, Any]) -> None:
+        """Puts on the caller's thread: the tensors are the caller's memory, so Ctrl-C has to give the put up."""
+        future: Future[None] = Future()
+        future.set_running_or_notify_cancel()
+        try:
+            with self._lock:
+                before = self._puts_of(key)
+                self._under_way[future] = key
+            self._put(key, tensors, before)
+        except Exception as error:
+            future.set_exception(error)  # flush tells it
+        finally:
+            if not future.done():
+                future.set_result(None)  # it was put, or the caller has left and knows that it was not
+            self._ended(future)
+
     def _put(self, key: str, tensors: dict[str, Any], before: list[Future[None]]) -> None:
-        wait(before)  # they were begun before this one, by the order of the queue, and each has a deadline
+        wait(before)  # none of them waits for this one, and each has a deadline
         self._store.put(key, tensors)
+
+    def _puts_of(self, key: str) -> list[Future[None]]:
+        """Puts of this key that are under way. Under the lock."""
+        return [future for future, of in self._under_way.items() if of == key]
 
     def _ended(self, future: Future[None]) -> None:
         with self._lock:
@@ -312,7 +334,7 @@ class EagleStore:
     def _end_puts(self, key: str) -> None:
         """Takes back or waits for puts that are under way: one that ends later would make a removed sample live again."""
         with self._lock:
-            puts = [future for future, of in self._under_way.items() if of == key]
+            puts = self._puts_of(key)
         begun = [future for future in puts if not future.cancel()]  # not under the lock: it tells _ended
         late = wait(begun, timeout=2 * self._store.settings.timeout).not_done
         if late:

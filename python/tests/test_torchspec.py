@@ -14,6 +14,8 @@ import holdfast
 from conftest import OpenStore
 from holdfast.torchspec import EagleOutput, EagleStore, PutsFailed
 from servers import Cluster
+from test_callers import idle, until
+from test_waiting import interrupted
 
 OpenEagle = Callable[..., EagleStore]
 
@@ -255,6 +257,19 @@ def test_a_removal_sees_puts_that_are_under_way(
     assert not removing.is_alive()
     store.flush()
     assert not store.exists("k"), "a put that ended later has made it live again"
+
+
+def test_ctrl_c_in_a_large_put_gives_it_up(open_eagle: OpenEagle) -> None:
+    store = open_eagle(pool_bytes=8 << 20, budget=8 << 20)
+    large, ids = torch.zeros(5 << 19, dtype=torch.bfloat16), torch.arange(4)
+    store.put("first", large, ids, None)
+    with interrupted(0.5), pytest.raises(KeyboardInterrupt):
+        store.put("second", large, ids, None)  # there is no room for it now
+    until("the put ends", lambda: idle(store._store))
+    store.remove_eagle3_tensors("first")
+    store.put("third", large, ids, None)
+    store.flush()
+    assert store.exists("third") and not store.exists("second")
 
 
 def test_warming_up_leaves_nothing(open_store: OpenStore) -> None:
