@@ -1,16 +1,22 @@
-"""Getting for frameworks that give a batch up at the first error: what may come back is waited for."""
+"""Getting for frameworks that give a batch up at the first error: bytes that may come back are waited for, and a lease that
+has ended is taken again."""
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from holdfast._store import Lease
-from holdfast.errors import Unavailable
+from holdfast.errors import Fenced, Unavailable
 
 if TYPE_CHECKING:
     import torch
+
+log: Final = logging.getLogger("holdfast")
+
+T = TypeVar("T")
 
 _LOOK_AGAIN_S: Final = 0.25
 _VERDICT_WITHIN_S: Final = 5.0
@@ -34,3 +40,13 @@ def get_waiting(lease: Lease, names: Iterable[str]) -> dict[str, torch.Tensor]:
             if now >= give_up:
                 raise
         time.sleep(_LOOK_AGAIN_S)
+
+
+def again_if_fenced(read_and_get: Callable[[], T]) -> T:
+    """Reads and gets, a second time if the lease ended under the get. That alone does not say that the sample is gone: this
+    process may have been cut off for a while, or a newer sample has the key. The second read says which."""
+    try:
+        return read_and_get()
+    except Fenced as error:
+        log.debug("a sample is read again: %s", error)
+    return read_and_get()

@@ -43,7 +43,7 @@ from specforge.runtime.data_plane.feature_store import FeatureStore as Contract
 
 from holdfast import specforge_refs as refs
 from holdfast._environment import merged, settings_of_environment
-from holdfast._getting import get_waiting
+from holdfast._getting import again_if_fenced, get_waiting
 from holdfast._lending import check_memory
 from holdfast._opening import open as open_store
 from holdfast._store import FeatureStore, Lease
@@ -147,6 +147,16 @@ class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no 
         """Exactly the committed bytes, in memory of this process's own; KeyError once the sample is gone, for anybody."""
         self.auth.check(self._credential)
         wanted = list(dict.fromkeys(names or sample_ref.feature_keys))
+        lease, tensors = again_if_fenced(lambda: self._read_and_get(sample_ref, wanted, device))
+        token = f"{lease.ref}:{next(self._numbers)}"
+        with self._lock:
+            self._leases[token] = lease
+        self._known.add(lease.ref, lease.nbytes, None)
+        return {name: tensors[name] for name in wanted}, FeatureHandle(lease.sample, lease.generation, token)
+
+    def _read_and_get(
+        self, sample_ref: Reference, wanted: list[str], device: torch.device | str
+    ) -> tuple[Lease, dict[str, torch.Tensor]]:
         with refs.in_specforge_terms():
             lease = self._read(sample_ref)
         try:
@@ -160,11 +170,7 @@ class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no 
         except BaseException:
             self._removals.let_go(lease)  # only the reader ends: the sample is still to be used
             raise
-        token = f"{lease.ref}:{next(self._numbers)}"
-        with self._lock:
-            self._leases[token] = lease
-        self._known.add(lease.ref, lease.nbytes, None)
-        return {name: tensors[name] for name in wanted}, FeatureHandle(lease.sample, lease.generation, token)
+        return lease, tensors
 
     def _read(self, sample_ref: Reference) -> Lease:
         ref = refs.custody_of(self.store_id, sample_ref)

@@ -49,7 +49,7 @@ from typing import Any, Final
 import torch
 
 from holdfast._environment import merged, settings_of_environment
-from holdfast._getting import get_waiting
+from holdfast._getting import again_if_fenced, get_waiting
 from holdfast._lending import check_memory
 from holdfast._opening import open as open_store
 from holdfast._store import FeatureStore
@@ -210,11 +210,15 @@ class EagleStore:
         Bytes that the engine does not have now are waited for until the loss grace has ended.
         """
         names = [name for name in SUFFIXES if name in shapes]
-        with self._store.read(key) as lease:
-            specs = {spec.name: spec for spec in lease.tensors}
-            for name in names:
-                self._check(key, name, specs.get(SUFFIXES[name]), shapes, dtypes or {})
-            got = get_waiting(lease, [SUFFIXES[name] for name in names])
+
+        def read_and_get() -> dict[str, torch.Tensor]:
+            with self._store.read(key) as lease:
+                specs = {spec.name: spec for spec in lease.tensors}
+                for name in names:
+                    self._check(key, name, specs.get(SUFFIXES[name]), shapes, dtypes or {})
+                return get_waiting(lease, [SUFFIXES[name] for name in names])
+
+        got = again_if_fenced(read_and_get)
         where = self._device if device is None else device
         tensors = {name: got[SUFFIXES[name]].to(where) for name in names}
         return self._output(

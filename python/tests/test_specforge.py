@@ -28,6 +28,7 @@ import holdfast
 from conftest import OpenStore
 from holdfast.specforge import FeatureStoreFailure, HoldfastFeatureStore, replace_mooncake_store
 from servers import Cluster
+from test_callers import until
 
 OpenFeatures = Callable[..., HoldfastFeatureStore]
 
@@ -159,6 +160,32 @@ def test_a_stale_generation_is_refused(features: HoldfastFeatureStore) -> None:
         features.get(second, names=["nothing"])
     features.release(handle)
     assert features.health()["active_leases"] == 0
+
+
+def test_a_lease_that_ends_under_a_get_is_taken_again(
+    open_features: OpenFeatures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = {"session_ttl": 2.0, "tick": 0.2, "grace_ticks": 2}  # it soon ends
+    features = open_features(lease_seconds=2.0, sweep_every=0.2, index=index)
+    ref = features.put(tensors(3), sample_id="a", metadata={})
+    read, leases = features._store.read, []
+
+    def readers() -> int:
+        found = features._store.find(["a"])[0]
+        assert found is not None
+        return found.readers
+
+    def first_ends(what: Any) -> Any:
+        leases.append(read(what))
+        if len(leases) == 1:
+            until("the lease ends", lambda: readers() == 0)
+        return leases[-1]
+
+    monkeypatch.setattr(features._store, "read", first_ends)
+    got, handle = features.get(ref)
+    assert torch.equal(got["input_ids"], tensors(3)["input_ids"])
+    assert (len(leases), features.health()["active_leases"]) == (2, 1)
+    features.release(handle)
 
 
 def test_a_failure_on_the_way_to_the_device_uses_nothing_up(features: HoldfastFeatureStore) -> None:

@@ -108,6 +108,25 @@ def test_bytes_that_come_back_within_the_grace_are_got(open_store: OpenStore, en
     assert torch.equal(got.input_ids, ids) and torch.equal(got.hidden_states, hidden)
 
 
+def test_a_sample_that_is_replaced_under_a_get_is_read_again(
+    open_eagle: OpenEagle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, trainer = open_eagle(), open_eagle()
+    stored = engine.put("k", torch.ones(2, 3), torch.tensor([1]), None)
+    engine.flush()
+    read, leases = trainer._store.read, []
+
+    def first_is_replaced(key: str) -> Any:
+        leases.append(read(key))
+        if len(leases) == 1:
+            engine.put("k", torch.ones(2, 3), torch.tensor([2]), None)
+            engine.flush()
+        return leases[-1]
+
+    monkeypatch.setattr(trainer._store, "read", first_is_replaced)
+    assert int(trainer.get("k", **stored, device="cpu").input_ids) == 2
+
+
 def test_removal_is_for_everybody_and_twice_is_once(open_eagle: OpenEagle) -> None:
     one, two = open_eagle(), open_eagle()
     stored = one.put("k", torch.ones(2, 3), torch.arange(2), None)
