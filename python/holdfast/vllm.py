@@ -16,7 +16,7 @@ the primary tier's memory, and a slot whose load failed is not written to later.
 States of a job::
 
     submit ─▶ queued ─▶ running ─▶ finished, fetched once
-               │ too many open, or drained before it began: finished, without success
+               │ too many open, no thread for it, or drained before it began: finished, without success
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
-from holdfast.errors import HoldfastError, Invalid
+from holdfast.errors import HoldfastError, Invalid, Timeout
 from holdfast.kv import Memory, Namespace, PageStore, Rank
 
 __all__ = ["HoldfastTierManager"]
@@ -52,6 +52,8 @@ log: Final = logging.getLogger("holdfast.vllm")
 
 PAGES_A_CALL: Final = 256
 """So many chunks at most are one call of the page store; a job may have more."""
+AFTER_A_CALL_S: Final = 5.0
+"""How much longer than the timeout of its call a job may take to end while the tier is drained."""
 
 
 class _Lookups(AsyncLookupManager):
@@ -124,6 +126,7 @@ class HoldfastTierManager(SecondaryTierManager):
         self._open = 0
         self._draining = False
         self._closed = False
+        self._ended = False
         self._idle = threading.Condition()
         self._loads = ThreadPoolExecutor(load_threads, thread_name_prefix="holdfast-vllm-load")
         self._stores = ThreadPoolExecutor(store_threads, thread_name_prefix="holdfast-vllm-store")
@@ -191,20 +194,29 @@ class HoldfastTierManager(SecondaryTierManager):
         self._lookups.flush()
 
     def drain_jobs(self) -> None:
-        """Waits until no job is open. What was not begun fails at once, and a call under way is bounded by its timeout."""
+        """Waits until no job is open. What was not begun fails at once, and a call under way is bounded by its timeout.
+
+        :class:`Timeout` if a call does not keep to that: vLLM must not reuse memory that it may still write to.
+        """
+        within = max(self._load_timeout, self._store_timeout) + AFTER_A_CALL_S
         with self._idle:
             self._draining = True
             try:
-                self._idle.wait_for(lambda: self._open == 0)
+                if not self._idle.wait_for(lambda: self._open == 0, within):
+                    raise Timeout(f"{self._open} job(s) do not end; call again", operation="vllm.drain")
             finally:
                 self._draining = False
 
     def shutdown(self) -> None:
-        """Ends threads and lets go of the primary tier's memory. The second time it does nothing."""
-        if self._closed:
+        """Ends threads and lets go of the primary tier's memory. Once that is done it does nothing.
+
+        If a job does not end it raises as :meth:`drain_jobs` does, and lets go of nothing.
+        """
+        if self._ended:
             return
         self._closed = True
         self.drain_jobs()
+        self._ended = True
         self._lookups.shutdown()
         self._loads.shutdown()
         self._stores.shutdown()
@@ -225,15 +237,25 @@ class HoldfastTierManager(SecondaryTierManager):
             log.warning("%d jobs are open; one more was refused", self._most_jobs)
             self._finished.put(JobResult(job_id=job.job_id, success=False))
             return
-        threads.submit(self._run, job.job_id, keys, slots, work)
+        answering = threading.Lock()  # only the one that gets it answers the job
+        try:
+            threads.submit(self._run, answering, job.job_id, keys, slots, work)
+        except Exception:  # a job must end, whatever happens: the scheduler waits for it
+            log.exception("job %d was not handed to a thread", job.job_id)
+            # A pool that cannot start a thread has queued the job all the same: another of its threads may run it.
+            if answering.acquire(blocking=False):
+                self._answer(JobResult(job_id=job.job_id, success=False))
 
     def _run(
         self,
+        answering: threading.Lock,
         job_id: int,
         keys: list[OffloadKey],
         slots: list[int],
         work: Callable[[list[str], list[int]], list[bool]],
     ) -> None:
+        if not answering.acquire(blocking=False):
+            return  # it has failed, and its slots may be others' by now
         begun = time.monotonic()
         done = [False] * len(keys)
         try:
@@ -242,13 +264,17 @@ class HoldfastTierManager(SecondaryTierManager):
         except Exception:  # a job must end, whatever happens: the scheduler waits for it
             log.exception("job %d failed", job_id)
         good = [key for key, fine in zip(keys, done, strict=True) if fine]
-        result = JobResult(
-            job_id=job_id,
-            success=len(good) == len(keys),
-            successful_keys=tuple(good) if 0 < len(good) < len(keys) else None,
-            transfer_time=time.monotonic() - begun,
-            transfer_bytes=len(good) * self.block_size_bytes,
+        self._answer(
+            JobResult(
+                job_id=job_id,
+                success=len(good) == len(keys),
+                successful_keys=tuple(good) if 0 < len(good) < len(keys) else None,
+                transfer_time=time.monotonic() - begun,
+                transfer_bytes=len(good) * self.block_size_bytes,
+            )
         )
+
+    def _answer(self, result: JobResult) -> None:
         with self._idle:
             self._finished.put(result)
             self._open -= 1

@@ -256,6 +256,77 @@ def test_a_job_that_names_no_slots_or_is_drained_leaves_none_open(
     assert len(calls) == 1 and not result.success and len(result.successful_keys) == 1
 
 
+@pytest.mark.parametrize("kind", ["store", "load"])
+@pytest.mark.parametrize("runs", ["never", "later", "before it is told"])
+def test_a_job_that_cannot_be_handed_to_a_thread_is_answered_once(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, kind: str, runs: str
+) -> None:
+    """A pool that cannot start a thread says so when the job is in its queue already, where another thread may find it."""
+    from vllm.v1.kv_offload.tiering.base import TransferJob
+
+    tier = serve().tier
+    threads = tier._stores if kind == "store" else tier._loads
+    queued: list[Callable[[], None]] = []
+
+    def no_thread(work: Callable[..., None], *arguments: Any) -> None:
+        queued.append(lambda: work(*arguments))
+        if runs == "before it is told":
+            queued.pop()()
+        raise RuntimeError("can't start new thread")
+
+    submit = tier.submit_store if kind == "store" else tier.submit_load
+    with monkeypatch.context() as patched:
+        patched.setattr(threads, "submit", no_thread)
+        submit(TransferJob(1, keys(1), np.array([0]), kind == "load", request()))
+    if runs == "later":
+        queued.pop()()
+    (result,) = tier.get_finished_jobs()
+    assert (result.job_id, result.success) == (1, kind == "store" and runs == "before it is told")
+    assert not tier.has_pending_work()
+    submit(TransferJob(2, keys(1), np.array([1]), kind == "load", request()))
+    tier.drain_jobs()
+    assert [result.job_id for result in tier.get_finished_jobs()] == [2], "the tier works on"
+
+
+def test_a_job_that_does_not_end_ends_neither_a_drain_nor_a_shutdown_silently(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.vllm.AFTER_A_CALL_S", 0.2)
+    tier = serve(load_timeout=0.1, store_timeout=0.3).tier
+    begun, go = threading.Event(), threading.Event()
+
+    def stuck(names: list[str], slots: list[int]) -> list[bool]:
+        begun.set()
+        assert go.wait(60)
+        return [True] * len(names)
+
+    try:
+        tier._submit(tier._stores, SimpleNamespace(job_id=1, keys=keys(1), chunk_ids=[0]), stuck)
+        assert begun.wait(20)
+        drained: list[BaseException | None] = []
+        draining = threading.Thread(target=lambda: drained.append(told(tier.drain_jobs)))
+        draining.start()
+        draining.join(10)
+        assert not draining.is_alive(), "a drain has a deadline"
+        assert isinstance(drained[0], TimeoutError) and "1 job" in str(drained[0])
+        assert isinstance(told(tier.shutdown), TimeoutError), "its memory may still be written to"
+        assert isinstance(told(tier.shutdown), TimeoutError)
+    finally:
+        go.set()
+    tier.shutdown()
+    tier.shutdown()
+    assert [result.job_id for result in tier.get_finished_jobs()] == [1]
+
+
+def told(call: Callable[[], None]) -> BaseException | None:
+    """What a call raises."""
+    try:
+        call()
+    except Exception as error:
+        return error
+    return None
+
+
 def test_a_slot_whose_load_failed_is_never_written_to_later() -> None:
     from vllm.v1.kv_offload.tiering.base import TransferJob
 
