@@ -159,6 +159,8 @@ impl Losses {
         match (seen, state.suspects.get_mut(sample)) {
             (Seen::There, _) => {
                 state.suspects.remove(sample);
+                // It could not be retired in time, and is back.
+                state.lost.remove(sample);
             }
             (Seen::Missing, Some(suspect)) => suspect.looks = suspect.looks.saturating_add(1),
             (Seen::Unclear, Some(suspect)) => (suspect.since, suspect.looks) = (now, 0),
@@ -178,13 +180,22 @@ impl Losses {
             .collect()
     }
 
-    /// Nothing is suspected of it any more: it is lost, or not live.
-    fn settled(&self, sample: &SampleRef, lost: bool) {
+    /// The evidence is complete. Said before they are retired: a get that finds a lease ended by that must know why.
+    fn found_lost(&self, samples: &[SampleRef]) {
         let now = self.clock.now();
         let mut state = self.state.lock();
+        let room = MOST_SUSPECTS.saturating_sub(state.lost.len());
+        state
+            .lost
+            .extend(samples.iter().take(room).map(|sample| (sample.clone(), now)));
+    }
+
+    /// Nothing is suspected of it any more: it is lost, or was not live.
+    fn settled(&self, sample: &SampleRef, lost: bool) {
+        let mut state = self.state.lock();
         state.suspects.remove(sample);
-        if lost && state.lost.len() < MOST_SUSPECTS {
-            state.lost.insert(sample.clone(), now);
+        if !lost {
+            state.lost.remove(sample);
         }
     }
 
@@ -350,6 +361,7 @@ impl Inner {
             Err(error) => return tracing::warn!(%error, "lost samples are not retired yet; the next look tries again"),
         };
         let samples: Vec<SampleRef> = due.iter().map(|(sample, ..)| sample.clone()).collect();
+        self.losses.found_lost(&samples);
         let left = deadline.remaining(&*self.clock);
         let answers = self.index.retire(&session, &samples, Reason::Lost, left).await;
         for ((sample, key, description), answer) in due.iter().zip(answers) {

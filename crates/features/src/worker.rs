@@ -268,18 +268,19 @@ impl Inner {
             Ok(session) => self.index.freed(&session, samples, self.config.call_within).await,
             Err(error) => vec![Err(error); samples.len()],
         };
-        let mut freed = 0;
+        let mut told = 0;
         for (sample, result) in samples.iter().zip(results) {
             match result {
-                Ok(()) => {
-                    freed += 1;
+                Ok(is_first) => {
+                    told += 1;
+                    // The collector and the teller may both say it; it is one sample.
+                    self.count.freed.add(u64::from(is_first));
                     self.frees.succeeded(sample);
                 }
                 Err(error) => self.frees.failed(sample, error),
             }
         }
-        self.count.freed.add(freed as u64);
-        freed
+        told
     }
 
     /// Tells the index which samples could not be freed. That is a record for people; nothing depends on it.

@@ -257,8 +257,8 @@ pub trait Index: Send + Sync + Debug {
     /// and no more bytes than are read well at once.
     async fn to_free(&self, after: Option<&ListPlace>, limit: usize, within: Duration) -> Result<FreeList>;
 
-    /// Their objects are gone.
-    async fn freed(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>>;
+    /// Their objects are gone. False for one that another call, or another process, has said this of.
+    async fn freed(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<bool>>;
 
     /// Their objects could not be removed now.
     async fn free_failed(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>>;
@@ -401,7 +401,7 @@ impl Index for KvIndex {
         self.do_to_free(after, limit, self.deadline(within)).await
     }
 
-    async fn freed(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
+    async fn freed(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<bool>> {
         self.do_freed(session, items, self.deadline(within)).await
     }
 

@@ -185,7 +185,7 @@ impl Index for Unclear {
         self.inner.to_free(after, limit, within).await
     }
 
-    async fn freed(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
+    async fn freed(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<bool>> {
         self.inner.freed(session, items, within).await
     }
 

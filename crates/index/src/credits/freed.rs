@@ -174,14 +174,19 @@ fn clock_of(loaded: &Loaded) -> Result<Version> {
 
 impl KvIndex {
     /// The objects of retired samples are gone: so are their records. Freed twice is freed once.
-    pub(crate) async fn do_freed(&self, session: &Session, items: &[SampleRef], deadline: Deadline) -> Vec<Result<()>> {
+    pub(crate) async fn do_freed(
+        &self,
+        session: &Session,
+        items: &[SampleRef],
+        deadline: Deadline,
+    ) -> Vec<Result<bool>> {
         const OPERATION: &str = "index.freed";
         let keys = |item: &SampleRef| vec![self.free_key(item)];
         let decide = |item: &SampleRef, loaded: &Loaded| {
             let key = self.free_key(item);
             match loaded.entry(&key) {
                 None if loaded.guess => Err(Error::internal(OPERATION, "this record is not remembered")),
-                None => Ok(Decision::nothing(())),
+                None => Ok(Decision::nothing(false)),
                 Some(entry) => {
                     let conditions = vec![Condition::Unchanged(key.clone(), entry.version)];
                     // Its claims were written with its reservation, and nobody else's are in their place since.
@@ -191,7 +196,7 @@ impl KvIndex {
                         .map(|key| Write::Delete(self.layout().claim(key)))
                         .collect();
                     writes.push(Write::Delete(key));
-                    Ok(Decision::new(conditions, writes, ()))
+                    Ok(Decision::new(conditions, writes, true))
                 }
             }
         };

@@ -305,7 +305,7 @@ impl Client {
     }
 
     /// Says that a sample's objects are gone.
-    pub async fn freed(&self, sample: &SampleRef) -> Result<()> {
+    pub async fn freed(&self, sample: &SampleRef) -> Result<bool> {
         let items = std::slice::from_ref(sample);
         only(self.index.freed(&self.session, items, CALL).await)
     }

@@ -45,9 +45,9 @@ async fn freed_twice_is_freed_once(context: &Context) -> CaseResult {
     let other = context.join().await?;
     let sample = context.publish("s", &["a"]).await?;
     context.retire(&sample, Reason::Aborted).await?;
-    context.freed(&sample).await?;
-    context.freed(&sample).await?;
-    other.freed(&sample).await?;
+    ensure!(context.freed(&sample).await?, "the first one says it");
+    ensure!(!context.freed(&sample).await?, "said twice");
+    ensure!(!other.freed(&sample).await?, "said by another process too");
     // Also in one batch, and next to another one.
     let (one, two) = (context.publish("t", &["a"]).await?, context.publish("u", &["a"]).await?);
     for sample in [&one, &two] {

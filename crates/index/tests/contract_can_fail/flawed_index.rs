@@ -214,7 +214,7 @@ impl Index for FlawedIndex {
         Ok(list)
     }
 
-    async fn freed(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
+    async fn freed(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<bool>> {
         let results = self.inner.freed(session, items, within).await;
         if self.flaw != Flaw::FreedTwiceFails {
             return results;

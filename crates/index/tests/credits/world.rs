@@ -229,7 +229,7 @@ impl Client {
         self.index.ack(&self.session, &held, WITHIN).await.remove(0).map(drop)
     }
 
-    pub(crate) async fn freed(&self, sample: &SampleRef) -> Result<()> {
+    pub(crate) async fn freed(&self, sample: &SampleRef) -> Result<bool> {
         self.index
             .freed(&self.session, std::slice::from_ref(sample), WITHIN)
             .await
