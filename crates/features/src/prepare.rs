@@ -4,7 +4,8 @@ use std::sync::{Arc, OnceLock};
 
 use holdfast_core::{Deadline, Digest, Error, Nonce, Result, SampleId, TensorName, TensorSpec};
 use holdfast_custody::Publication;
-use holdfast_engine::{Access, Claim, HostMemory, Span};
+use holdfast_engine::busy::Waiting;
+use holdfast_engine::{Access, Busy, Claim, HostMemory, Span};
 
 use crate::codec::Encoding;
 use crate::description::{DescribedTensor, Description, chunks_of};
@@ -37,7 +38,7 @@ pub(crate) struct Prepared {
 struct InUse {
     _witness: Arc<Witness>,
     /// Nobody writes there meanwhile.
-    claim: OnceLock<Arc<Claim>>,
+    claim: OnceLock<Claim>,
 }
 
 /// What was found out about a sample while it was written.
@@ -54,6 +55,18 @@ impl Prepared {
     /// The memory of its objects.
     pub(crate) fn chunks(&self) -> Vec<Vec<Span>> {
         self.tensors.iter().flat_map(|(_, chunks)| chunks.clone()).collect()
+    }
+
+    /// Asks for its memory.
+    pub(crate) fn claim(&self) -> Result<Waiting> {
+        let spans = self.tensors.iter().flat_map(|(_, chunks)| chunks).flatten();
+        Busy::process().claim(OPERATION, Access::Read, spans.map(Span::range))
+    }
+
+    /// Its memory was granted: from here on nobody writes there, neither another operation nor a late call, until the put
+    /// has ended and the engine has let go of it.
+    pub(crate) fn keep(&self, claim: Claim) {
+        self.source.claim.get_or_init(|| claim);
     }
 
     /// What is recorded of it.
@@ -124,19 +137,6 @@ impl Inner {
             witness,
             source,
         })
-    }
-
-    /// Claims the memory of all samples of a put at once: from here on nobody writes there, neither another operation nor
-    /// a late call, until the put has ended and the engine has let go of it.
-    pub(crate) async fn claim_sources(&self, samples: &[(usize, Prepared)], deadline: Deadline) -> Result<()> {
-        let tensors = samples.iter().flat_map(|(_, sample)| &sample.tensors);
-        let spans = tensors.flat_map(|(_, chunks)| chunks).flatten();
-        let ranges = spans.map(Span::range).collect();
-        let claim = self.claim(OPERATION, Access::Read, ranges, deadline).await?;
-        for (_, sample) in samples {
-            sample.source.claim.get_or_init(|| Arc::clone(&claim));
-        }
-        Ok(())
     }
 
     /// Refuses a sample whose record would be too large, before anything is registered, reserved or moved.

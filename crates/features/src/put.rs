@@ -11,6 +11,10 @@
 //!                       given up ─▶ objects removed)                        error `Ambiguous`; a sweep settles it
 //! ```
 //!
+//! The samples of a batch go this way together, one call to the index and the engine for all of them. One whose memory is
+//! busy when it is prepared (module `claims`) leaves the batch: it waits in line, holding nothing, and then goes its way
+//! alone. So it holds up no other, and no put waits for memory while it keeps some.
+//!
 //! *Given up*, any time before the commit: its caller has left, the sample was aborted here, or a later call of this
 //! process puts it (module `writing`). Waits end then.
 //!
@@ -24,9 +28,12 @@ use std::time::Duration;
 use holdfast_core::{Deadline, Digest, Error, ErrorKind, Generation, ObjectKey, Result, Retry, SampleId};
 use holdfast_custody::{Publication, Version};
 use holdfast_engine::Transfer;
+use holdfast_engine::busy::Waiting;
 use holdfast_index::{Commit, Reserve, SampleRef, Session};
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use crate::claims::at_once;
 use crate::commit::Committed;
 use crate::description::Description;
 use crate::free::Job;
@@ -66,11 +73,19 @@ pub struct Stored {
     pub description: Arc<Description>,
 }
 
+/// A sample that can be reserved.
+struct Ready {
+    /// Its place in the batch.
+    at: usize,
+    prepared: Prepared,
+    begun: Arc<Begun>,
+}
+
 /// A sample that is reserved.
 struct Reserved {
     /// Its place in the batch.
     at: usize,
-    /// Its place among those that were prepared.
+    /// Its place among those that were put together.
     order: usize,
     prepared: Prepared,
     reference: SampleRef,
@@ -78,71 +93,51 @@ struct Reserved {
     begun: Arc<Begun>,
 }
 
+/// What came of samples, by their places in the batch.
+type Results = Vec<(usize, Result<Stored>)>;
+
 impl Inner {
     pub(crate) async fn put_many(
-        &self,
+        self: &Arc<Self>,
         items: Vec<PutItem>,
-        turn: &PutTurn,
+        turn: PutTurn,
         caller: &Caller,
         deadline: Deadline,
     ) -> Vec<Result<Stored>> {
         let count = items.len();
-        let mut results: Vec<Option<Result<Stored>>> = (0..count).map(|_| None).collect();
+        let turn = Arc::new(turn);
+        let mut results = Results::with_capacity(count);
         let mut prepared = Vec::with_capacity(count);
         for (at, item) in items.into_iter().enumerate() {
-            let begun = turn.put(&item.sample);
-            let ready = tokio::select! {
-                biased;
-                () = nobody_wants(turn, caller) => Err(unwanted(&begun)),
-                ready = self.prepare(item, deadline) => ready,
-            };
-            match ready {
-                Ok(ready) => prepared.push((at, ready)),
-                Err(error) => results[at] = Some(Err(error)),
+            match self.ready(at, item, &turn, caller, deadline).await {
+                Ok(ready) => prepared.push(ready),
+                Err(error) => results.push((at, Err(error))),
             }
         }
-        let claimed = tokio::select! {
-            biased;
-            () = nobody_wants(turn, caller) => None,
-            claimed = self.claim_sources(&prepared, deadline) => Some(claimed),
-        };
-        if !matches!(claimed, Some(Ok(()))) {
-            for (at, ready) in prepared.drain(..) {
-                let refused = claimed.as_ref().and_then(|claimed| claimed.as_ref().err().cloned());
-                results[at] = Some(Err(refused.unwrap_or_else(|| unwanted(&turn.put(&ready.sample)))));
-            }
-        }
-        // Begun before there is an answer from the index: the bytes are here.
-        let digests = (self.config.checksum && self.seals.is_none())
-            .then(|| self.digests(prepared.iter().map(|(_, ready)| ready.chunks()).collect(), deadline));
-        match self.reserve(prepared, turn, caller, &mut results, deadline).await {
-            Ok((session, reserved)) => {
-                let records = tokio::select! {
-                    biased;
-                    // What the engine still reads is kept until it has; nothing of it is committed.
-                    () = nobody_wants(turn, caller) => {
-                        let unwanted = |sample: &Reserved| Err(unwanted(&Ok(Arc::clone(&sample.begun))));
-                        reserved.iter().map(unwanted).collect()
-                    }
-                    (sent, digests) = async { tokio::join!(self.write(&reserved, deadline), of_all(digests)) } => {
-                        recorded(&reserved, sent, digests)
-                    }
-                };
-                self.commit_all(&session, reserved, records, caller, &mut results, deadline)
-                    .await;
-            }
-            Err(error) => {
-                for result in results.iter_mut().filter(|result| result.is_none()) {
-                    *result = Some(Err(error.clone()));
+        let mut free = Vec::with_capacity(prepared.len());
+        let mut in_line = JoinSet::new();
+        for ready in prepared {
+            match ready.prepared.claim().map(at_once) {
+                Ok(Ok(claim)) => {
+                    ready.prepared.keep(claim);
+                    free.push(ready);
                 }
+                Ok(Err(waiting)) => {
+                    let (inner, turn, caller) = (Arc::clone(self), Arc::clone(&turn), caller.clone());
+                    in_line.spawn(async move { inner.put_when_free(ready, waiting, &turn, &caller, deadline).await });
+                }
+                Err(error) => results.push((ready.at, Err(error))),
             }
         }
-        let forgotten = || Err(Error::internal(OPERATION, "a sample got no result"));
-        let results: Vec<Result<Stored>> = results
-            .into_iter()
-            .map(|result| result.unwrap_or_else(forgotten))
-            .collect();
-        for result in &results {
+        results.extend(self.put_claimed(free, &turn, caller, deadline).await);
+        let mut forgotten = Error::internal(OPERATION, "a sample got no result");
+        while let Some(ended) = in_line.join_next().await {
+            match ended {
+                Ok(more) => results.extend(more),
+                Err(failure) => forgotten = forgotten.caused_by(failure),
+            }
+        }
+        for (_, result) in &results {
             match result {
                 Ok(stored) => {
                     self.count.puts.one();
@@ -152,75 +147,147 @@ impl Inner {
             }
         }
         // A commit does not say whether it took the place of something.
-        if results.iter().any(Result::is_ok) {
+        if results.iter().any(|(_, result)| result.is_ok()) {
             self.frees.collect_soon();
         }
+        let mut in_order: Vec<Result<Stored>> = (0..count).map(|_| Err(forgotten.clone())).collect();
+        for (at, result) in results {
+            in_order[at] = result;
+        }
+        in_order
+    }
+
+    async fn ready(
+        &self,
+        at: usize,
+        item: PutItem,
+        turn: &PutTurn,
+        caller: &Caller,
+        deadline: Deadline,
+    ) -> Result<Ready> {
+        let begun = turn.put(&item.sample)?;
+        let prepared = tokio::select! {
+            biased;
+            () = nobody_wants(turn, caller, std::slice::from_ref(&begun)) => return Err(unwanted(&begun)),
+            prepared = self.prepare(item, deadline) => prepared?,
+        };
+        Ok(Ready { at, prepared, begun })
+    }
+
+    /// Puts a sample by itself, as soon as nothing is in the way of its memory.
+    async fn put_when_free(
+        &self,
+        ready: Ready,
+        waiting: Waiting,
+        turn: &PutTurn,
+        caller: &Caller,
+        deadline: Deadline,
+    ) -> Results {
+        let granted = tokio::select! {
+            biased;
+            () = nobody_wants(turn, caller, std::slice::from_ref(&ready.begun)) => Err(unwanted(&ready.begun)),
+            granted = self.granted(waiting, deadline) => granted,
+        };
+        match granted {
+            Ok(claim) => {
+                ready.prepared.keep(claim);
+                self.put_claimed(vec![ready], turn, caller, deadline).await
+            }
+            Err(error) => vec![(ready.at, Err(error))],
+        }
+    }
+
+    /// Puts samples whose memory is claimed.
+    async fn put_claimed(&self, samples: Vec<Ready>, turn: &PutTurn, caller: &Caller, deadline: Deadline) -> Results {
+        let mut results = Results::with_capacity(samples.len());
+        if samples.is_empty() {
+            return results;
+        }
+        // Begun before there is an answer from the index: the bytes are here.
+        let digests = (self.config.checksum && self.seals.is_none())
+            .then(|| self.digests(samples.iter().map(|ready| ready.prepared.chunks()).collect(), deadline));
+        let (session, reserved) = match self.sessions.current(OPERATION, deadline).await {
+            Ok(session) => {
+                self.reserve(session, samples, turn, caller, &mut results, deadline)
+                    .await
+            }
+            Err(error) => return samples.iter().map(|ready| (ready.at, Err(error.clone()))).collect(),
+        };
+        let puts: Vec<Arc<Begun>> = reserved.iter().map(|sample| Arc::clone(&sample.begun)).collect();
+        let records = tokio::select! {
+            biased;
+            // What the engine still reads is kept until it has; nothing of it is committed.
+            () = nobody_wants(turn, caller, &puts) => puts.iter().map(|begun| Err(unwanted(begun))).collect(),
+            (sent, digests) = async { tokio::join!(self.write(&reserved, deadline), of_all(digests)) } => {
+                recorded(&reserved, sent, digests)
+            }
+        };
+        self.commit_all(&session, reserved, records, caller, &mut results, deadline)
+            .await;
         results
     }
 
     /// Reserves what is prepared and still counts. If one of them is given up meanwhile, the others go on without it.
     async fn reserve(
         &self,
-        prepared: Vec<(usize, Prepared)>,
+        mut session: Arc<Session>,
+        samples: Vec<Ready>,
         turn: &PutTurn,
         caller: &Caller,
-        results: &mut [Option<Result<Stored>>],
+        results: &mut Results,
         deadline: Deadline,
-    ) -> Result<(Arc<Session>, Vec<Reserved>)> {
-        let mut open: Vec<(usize, usize, Prepared, Arc<Begun>)> = Vec::with_capacity(prepared.len());
-        for (order, (at, ready)) in prepared.into_iter().enumerate() {
-            let begun = turn.put(&ready.sample)?;
-            open.push((order, at, ready, begun));
-        }
-        let mut session = self.sessions.current(OPERATION, deadline).await?;
-        let mut reserved = Vec::with_capacity(open.len());
+    ) -> (Arc<Session>, Vec<Reserved>) {
+        let mut reserved = Vec::with_capacity(samples.len());
+        let mut open: Vec<(usize, Ready)> = samples.into_iter().enumerate().collect();
         while !open.is_empty() {
-            let mut wanted = Vec::with_capacity(open.len());
-            for (order, at, ready, begun) in open {
-                match caller.is_gone() || begun.counts().is_err() {
-                    true => results[at] = Some(Err(unwanted(&Ok(begun)))),
-                    false => wanted.push((order, at, ready, begun)),
-                }
-            }
+            let (wanted, given_up): (Vec<_>, Vec<_>) = open
+                .into_iter()
+                .partition(|(_, ready)| !caller.is_gone() && ready.begun.counts().is_ok());
+            results.extend(
+                given_up
+                    .into_iter()
+                    .map(|(_, ready)| (ready.at, Err(unwanted(&ready.begun)))),
+            );
             let (interrupted, generations) = self
                 .reserve_unless_given_up(&mut session, &wanted, turn, caller, deadline)
                 .await;
             open = Vec::new();
-            for ((order, at, ready, begun), generation) in wanted.into_iter().zip(generations) {
+            for ((order, ready), generation) in wanted.into_iter().zip(generations) {
                 let generation = match generation {
                     Ok(generation) => generation,
                     // Another of them was given up, and that ended the wait of all.
                     Err(error)
                         if interrupted && error.kind() == ErrorKind::Capacity && error.retry() != Retry::Ambiguous =>
                     {
-                        open.push((order, at, ready, begun));
+                        open.push((order, ready));
                         continue;
                     }
                     Err(error) => {
-                        results[at] = Some(Err(error));
+                        results.push((ready.at, Err(error)));
                         continue;
                     }
                 };
+                let Ready { at, prepared, begun } = ready;
                 let reference = SampleRef {
-                    sample: ready.sample.clone(),
+                    sample: prepared.sample.clone(),
                     generation,
                 };
-                let keys = self.keys_of(&reference, &ready);
+                let keys = self.keys_of(&reference, &prepared);
                 let reservation = Reserved {
                     at,
                     order,
-                    prepared: ready,
+                    prepared,
                     reference,
                     keys: keys.clone().unwrap_or_default(),
                     begun,
                 };
                 match keys {
                     Ok(_) => reserved.push(reservation),
-                    Err(error) => results[at] = Some(Err(self.undo(&session, reservation, error))),
+                    Err(error) => results.push((at, Err(self.undo(&session, reservation, error)))),
                 }
             }
         }
-        Ok((session, reserved))
+        (session, reserved)
     }
 
     /// Reserves, once more in another session if the current one turns out to have ended. Waits end when one of the puts is
@@ -228,19 +295,19 @@ impl Inner {
     async fn reserve_unless_given_up(
         &self,
         session: &mut Arc<Session>,
-        wanted: &[(usize, usize, Prepared, Arc<Begun>)],
+        wanted: &[(usize, Ready)],
         turn: &PutTurn,
         caller: &Caller,
         deadline: Deadline,
     ) -> (bool, Vec<Result<Generation>>) {
-        let puts: Vec<Arc<Begun>> = wanted.iter().map(|(_, _, _, begun)| Arc::clone(begun)).collect();
+        let puts: Vec<Arc<Begun>> = wanted.iter().map(|(_, ready)| Arc::clone(&ready.begun)).collect();
         let wishes: Vec<Reserve> = wanted
             .iter()
-            .map(|(_, _, ready, _)| Reserve {
-                sample: ready.sample.clone(),
-                nonce: ready.nonce,
-                bytes: ready.bytes,
-                plan: ready.plan.clone(),
+            .map(|(_, Ready { prepared, .. })| Reserve {
+                sample: prepared.sample.clone(),
+                nonce: prepared.nonce,
+                bytes: prepared.bytes,
+                plan: prepared.plan.clone(),
                 claims: Vec::new(),
             })
             .collect();
@@ -311,7 +378,7 @@ impl Inner {
         reserved: Vec<Reserved>,
         records: Vec<Result<Record>>,
         caller: &Caller,
-        results: &mut [Option<Result<Stored>>],
+        results: &mut Results,
         deadline: Deadline,
     ) {
         let mut commits = Vec::new();
@@ -321,7 +388,7 @@ impl Inner {
             let outcome = described.and_then(|description| {
                 let bytes = description.to_bytes()?;
                 if caller.is_gone() {
-                    return Err(unwanted(&Ok(Arc::clone(&sample.begun))));
+                    return Err(unwanted(&sample.begun));
                 }
                 sample.begun.may_commit()?;
                 Ok((description, bytes))
@@ -337,14 +404,14 @@ impl Inner {
                 }
                 Err(error) => {
                     let at = sample.at;
-                    results[at] = Some(Err(self.undo(session, sample, error)));
+                    results.push((at, Err(self.undo(session, sample, error))));
                 }
             }
         }
         let committed = self.commit(session, &commits, deadline).await;
         for ((sample, description), committed) in ready.into_iter().zip(committed) {
             let (at, reference) = (sample.at, sample.reference.clone());
-            results[at] = Some(match committed {
+            let result = match committed {
                 Committed::Yes(version) => Ok(Stored {
                     reference,
                     version,
@@ -352,7 +419,8 @@ impl Inner {
                 }),
                 Committed::No(error) | Committed::GivenUp(error) => Err(self.undo(session, sample, error)),
                 Committed::Unknown(error) => Err(error),
-            });
+            };
+            results.push((at, result));
         }
     }
 
@@ -383,14 +451,10 @@ impl Inner {
                 prepared: &reservation.prepared,
                 keys: &reservation.keys,
             };
-            if let Err(error) = to_seal.add(self, seals, &sample) {
-                return reserved.iter().map(|_| Err(error.clone())).collect();
-            }
+            to_seal.add(self, seals, &sample);
         }
-        let (sent, seals) = self.send_sealed(seals, to_seal, deadline).await;
-        let sealed = sent.into_iter().zip(seals);
-        sealed
-            .map(|(sent, (header, tag))| sent.map(|()| Record::Seal(header, tag)))
+        let sent = self.send_sealed(seals, to_seal, deadline).await.into_iter();
+        sent.map(|sent| sent.map(|(header, tag)| Record::Seal(header, tag)))
             .collect()
     }
 
@@ -434,18 +498,17 @@ fn recorded(
     reserved.iter().zip(written).map(with_digests).collect()
 }
 
-/// Pends until nothing of a call is wanted any more: its caller has left, or every one of its samples is given up.
-async fn nobody_wants(turn: &PutTurn, caller: &Caller) {
+/// Pends until none of these puts is wanted any more: their caller has left, or every one of them is given up.
+async fn nobody_wants(turn: &PutTurn, caller: &Caller, puts: &[Arc<Begun>]) {
     tokio::select! {
         () = caller.left() => {}
-        () = turn.all_are_given_up() => {}
+        () = turn.all_are_given_up(puts) => {}
     }
 }
 
 /// Why a put is not made.
-fn unwanted(begun: &Result<Arc<Begun>>) -> Error {
-    let given_up = begun.as_ref().map_err(Error::clone).and_then(|begun| begun.counts());
-    match given_up {
+fn unwanted(begun: &Begun) -> Error {
+    match begun.counts() {
         Err(error) => error,
         Ok(()) => Error::unavailable(OPERATION, "the caller left before the sample was committed; it is not"),
     }
@@ -480,7 +543,7 @@ impl FeatureStore {
     /// As [`FeatureStore::put_many`], of samples whose put has begun.
     pub async fn put_begun(&self, turn: PutTurn, items: Vec<PutItem>, within: Duration) -> Vec<Result<Stored>> {
         self.run_batch_for(OPERATION, items.len(), |inner, caller| async move {
-            inner.put_many(items, &turn, &caller, inner.deadline(within)).await
+            inner.put_many(items, turn, &caller, inner.deadline(within)).await
         })
         .await
     }

@@ -37,11 +37,14 @@ struct Unsealed {
     witness: Arc<Witness>,
 }
 
-/// The objects of several samples, and how each sample is sealed.
+/// How a sample is sealed: what its description says of it.
+type Seal = (SealHeader, RecordTag);
+
+/// The objects of several samples, and how each sample is sealed, if it can be.
 #[derive(Default)]
 pub(crate) struct ToSeal {
     objects: Vec<Unsealed>,
-    seals: Vec<(SealHeader, RecordTag)>,
+    seals: Vec<Result<Seal>>,
 }
 
 /// A sample's tensors with the keys of their objects.
@@ -53,18 +56,29 @@ pub(crate) struct SampleToSeal<'a> {
 
 impl ToSeal {
     /// Adds a sample: from here on it has a salt of its own.
-    pub(crate) fn add(&mut self, inner: &Inner, seals: &Seals, sample: &SampleToSeal<'_>) -> Result<()> {
-        let (at, prepared) = (self.seals.len(), sample.prepared);
-        let mut sealer = seals.sealer(&inner.config.store, sample.reference, prepared.nonce, &*inner.rng)?;
+    pub(crate) fn add(&mut self, inner: &Inner, seals: &Seals, sample: &SampleToSeal<'_>) {
+        let seal = sample.objects(self.seals.len(), inner, seals).map(|(objects, seal)| {
+            self.objects.extend(objects);
+            seal
+        });
+        self.seals.push(seal);
+    }
+}
+
+impl SampleToSeal<'_> {
+    /// Its objects, as those of the sample at this place, and how it is sealed.
+    fn objects(&self, at: usize, inner: &Inner, seals: &Seals) -> Result<(Vec<Unsealed>, Seal)> {
+        let prepared = self.prepared;
+        let mut sealer = seals.sealer(&inner.config.store, self.reference, prepared.nonce, &*inner.rng)?;
         let specs = prepared.tensors.iter().map(|(spec, _)| spec);
         let tag = sealer.record_tag(&Description::record_of(seals.object_bytes(), specs))?;
-        self.seals.push((sealer.header().clone(), tag));
-        let mut keys = sample.keys.iter();
+        let mut objects = Vec::with_capacity(self.keys.len());
+        let mut keys = self.keys.iter();
         for (spec, chunks) in &prepared.tensors {
             let tensor = Arc::new(sealer.tensor(spec.name(), spec.bytes())?);
             for (n, plain) in chunks.iter().enumerate() {
                 let missing = || Error::internal(OPERATION, "an object has no key").with("tensor", spec);
-                self.objects.push(Unsealed {
+                objects.push(Unsealed {
                     sample: at,
                     key: keys.next().ok_or_else(missing)?.clone(),
                     plain: plain.clone(),
@@ -76,20 +90,18 @@ impl ToSeal {
                 });
             }
         }
-        Ok(())
+        Ok((objects, (sealer.header().clone(), tag)))
     }
 }
 
 impl Inner {
-    /// Seals and writes. Returns for each sample whether all its objects are stored, and how it is sealed.
-    pub(crate) async fn send_sealed(
-        &self,
-        seals: &Seals,
-        to_seal: ToSeal,
-        deadline: Deadline,
-    ) -> (Vec<Result<()>>, Vec<(SealHeader, RecordTag)>) {
-        let ToSeal { objects, seals: sealed } = to_seal;
-        let mut results: Vec<Result<()>> = vec![Ok(()); sealed.len()];
+    /// Seals and writes. Returns for each sample how it is sealed, if all its objects are stored.
+    pub(crate) async fn send_sealed(&self, seals: &Seals, to_seal: ToSeal, deadline: Deadline) -> Vec<Result<Seal>> {
+        let ToSeal {
+            objects,
+            seals: mut results,
+        } = to_seal;
+        let samples = results.len();
         let mut units = split(objects, self.max_batch(), seals.unit_bytes()).into_iter();
         let mut ready = None;
         loop {
@@ -99,7 +111,7 @@ impl Inner {
                 unit
             });
             if next.is_none() && ready.is_none() {
-                return (results, sealed);
+                return results;
             }
             let seal = async {
                 match next {
@@ -109,7 +121,7 @@ impl Inner {
             };
             let send = async {
                 match ready.take() {
-                    Some(outgoing) => self.send(outgoing, sealed.len(), deadline).await,
+                    Some(outgoing) => self.send(outgoing, samples, deadline).await,
                     None => Vec::new(),
                 }
             };
@@ -118,7 +130,7 @@ impl Inner {
             ready = match ready_next {
                 Some(Ok(outgoing)) => Some(outgoing),
                 Some(Err(failed)) => {
-                    note(&mut results, failed.of(sealed.len()));
+                    note(&mut results, failed.of(samples));
                     None
                 }
                 None => None,
@@ -186,10 +198,10 @@ impl NotSealed {
 }
 
 /// Takes over what failed; the first failure of a sample counts.
-fn note(results: &mut [Result<()>], more: Vec<Result<()>>) {
+fn note(results: &mut [Result<Seal>], more: Vec<Result<()>>) {
     for (all, this) in results.iter_mut().zip(more) {
-        if all.is_ok() {
-            *all = this;
+        if let (Ok(_), Err(error)) = (&all, this) {
+            *all = Err(error);
         }
     }
 }

@@ -137,9 +137,9 @@ impl PutTurn {
         self.until(|| puts.iter().any(|put| put.counts().is_err())).await;
     }
 
-    /// Pends until none of its samples is put any more.
-    pub(crate) async fn all_are_given_up(&self) {
-        self.until(|| self.puts.values().all(|put| put.counts().is_err())).await;
+    /// Pends until all of these are given up.
+    pub(crate) async fn all_are_given_up(&self, puts: &[Arc<Begun>]) {
+        self.until(|| puts.iter().all(|put| put.counts().is_err())).await;
     }
 }
 
@@ -299,7 +299,7 @@ mod tests {
             first.put(&a).expect("begun").counts().expect_err("aborted").kind(),
             ErrorKind::Fenced
         );
-        first.all_are_given_up().await;
+        first.all_are_given_up(&[first.put(&a).expect("begun")]).await;
         second
             .put(&b)
             .expect("begun")

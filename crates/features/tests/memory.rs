@@ -97,6 +97,95 @@ async fn a_late_put_keeps_others_from_writing_to_its_memory_but_not_from_reading
     assert!(mine.whole().to_vec() == pattern(10_000, 1));
 }
 
+/// Memory that a late get may still write to.
+async fn busy_region(engine: &HeldUp, store: &FeatureStore, stored: &Stored) -> Region {
+    let mine = region(store, 10_000).await;
+    engine.set(Mode::LateGet);
+    get_into(store, stored, &mine, WITHIN).await.expect_err("late");
+    engine.set(Mode::Pass);
+    mine
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sample_whose_memory_stays_busy_fails_alone_in_its_batch() {
+    let world = World::new();
+    let (engine, store) = held_up(&world).await;
+    let first = put(&store, item("run/1", &[10_000], 1)).await;
+    let mine = busy_region(&engine, &store, &first).await;
+    let batch = vec![
+        item("run/a", &[5000], 2),
+        from_region("run/busy", &mine),
+        item("run/b", &[7], 3),
+    ];
+    let mut results = store.put_many(batch, Duration::from_secs(2)).await;
+    let error = results.remove(1).expect_err("the engine may still write there");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert_eq!(error.fact("used_by"), Some("features.get"), "{error}");
+    for (stored, (lens, seed)) in results.into_iter().zip([(5000, 2), (7, 3)]) {
+        let lease = read(&store, &stored.expect("its memory is free").reference).await;
+        check_tensors(&get_all(&store, &lease).await.expect("tensors"), &[lens], seed);
+    }
+    engine.let_go();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sample_whose_memory_is_busy_holds_up_no_other_of_its_batch() {
+    let world = World::new();
+    let (engine, store) = held_up(&world).await;
+    let first = put(&store, item("run/1", &[10_000], 1)).await;
+    let mine = busy_region(&engine, &store, &first).await;
+    let putting = tokio::spawn({
+        let (store, busy) = (store.clone(), from_region("run/busy", &mine));
+        let batch = vec![item("run/a", &[5000], 2), busy, item("run/b", &[7], 3)];
+        async move { store.put_many(batch, 2 * WITHIN).await }
+    });
+    let mut leases = Vec::new();
+    // The first, and the two whose memory is free.
+    while leases.len() < 3 {
+        let more = store.lease_next(&trainers(), 4, WITHIN).await.expect("an answer");
+        assert!(!more.is_empty(), "the others are put meanwhile");
+        leases.extend(more);
+    }
+    assert!(!putting.is_finished(), "the late call has not ended");
+    engine.let_go();
+    let results = putting.await.expect("no panic");
+    assert_eq!(results.len(), 3);
+    assert!(results.iter().all(Result::is_ok), "{results:?}");
+    let busy = results[1].as_ref().expect("put");
+    let lease = read(&store, &busy.reference).await;
+    check_tensors(&get_all(&store, &lease).await.expect("tensors"), &[10_000], 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sample_of_a_batch_that_waits_for_its_memory_can_be_aborted() {
+    let world = World::new();
+    let (engine, store) = held_up(&world).await;
+    let first = put(&store, item("run/1", &[10_000], 1)).await;
+    let mine = busy_region(&engine, &store, &first).await;
+    let putting = tokio::spawn({
+        let (store, busy) = (store.clone(), from_region("run/busy", &mine));
+        let batch = vec![item("run/a", &[5000], 2), busy];
+        async move { store.put_many(batch, 2 * WITHIN).await }
+    });
+    while store.health(WITHIN).await.operations == 0 {
+        tokio::task::yield_now().await;
+    }
+    one(store.abort(&[id("run/busy")], WITHIN).await).expect("it is seen");
+    let results = tokio::time::timeout(WITHIN, putting).await.expect("its wait has ended");
+    let kinds: Vec<_> = results
+        .expect("no panic")
+        .into_iter()
+        .map(|result| result.err())
+        .collect();
+    assert!(kinds[0].is_none(), "{kinds:?}");
+    assert_eq!(
+        kinds[1].as_ref().map(|error| error.kind()),
+        Some(ErrorKind::Fenced),
+        "{kinds:?}"
+    );
+    engine.let_go();
+}
+
 #[tokio::test]
 async fn two_tensors_cannot_be_got_into_the_same_memory() {
     let world = World::new();

@@ -9,7 +9,9 @@ use common::*;
 use holdfast_core::{ErrorKind, ObjectKey};
 use holdfast_engine::{Engine, MemoryConfig};
 use holdfast_features::seal::Keyring;
-use holdfast_features::{AdoptedTensor, Announcement, Destination, FeatureConfig, FeatureStore, Stored, Wanted};
+use holdfast_features::{
+    AdoptedTensor, Announcement, Destination, FeatureConfig, FeatureStore, PutItem, Source, Stored, TensorIn, Wanted,
+};
 
 /// Many objects of one chunk, one of a part of a chunk, nothing, and one byte.
 const LENS: [usize; 4] = [30_000, 1000, 0, 1];
@@ -66,6 +68,43 @@ async fn what_one_process_seals_another_opens_and_the_engine_learns_nothing() {
     assert!(one(some.expect("one tensor")).to_vec() == pattern(1000, 2));
     ack(&consumer, &lease).await.expect("acked");
     consumer.drain(WITHIN).await.expect("freed");
+    world.assert_empty();
+}
+
+#[tokio::test]
+async fn a_tensor_too_large_to_seal_fails_alone_in_its_batch() {
+    const PART: usize = 64 << 20;
+    /// One more than a key seals: 1 TiB.
+    const PARTS: usize = (1 << 14) + 1;
+    let world = World::new();
+    let config = FeatureConfig {
+        keyring: Some(keys(&["k1"])),
+        chunk_bytes: PART as u64,
+        stage_bytes: 4 * PART as u64,
+        ..world.config()
+    };
+    let store = world.open_on(world.cluster.connect(), world.kv.client(), config).await;
+    let part = store.register(lent(vec![0; PART]), WITHIN).await.expect("registered");
+    // The same memory over and over, since nobody has so much.
+    let parts = Source::Spans(vec![part.whole(); PARTS]);
+    let large = PutItem {
+        sample: id("run/large"),
+        tensors: vec![TensorIn::new(spec("t0", PART * PARTS), parts)],
+        publication: publication(),
+    };
+    let batch = vec![item("run/a", &[5000, 8], 1), large, item("run/b", &[7], 3)];
+    let mut results = store.put_many(batch, WITHIN).await;
+    let error = results.remove(1).expect_err("too large");
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    assert!(error.to_string().contains("1 TiB"), "{error}");
+    let expected: [(&[usize], u64); 2] = [(&[5000, 8], 1), (&[7], 3)];
+    for (stored, (lens, seed)) in results.into_iter().zip(expected) {
+        let stored = stored.expect("it can be sealed");
+        let lease = take(&store, &stored).await;
+        check_tensors(&get_all(&store, &lease).await.expect("tensors"), lens, seed);
+        ack(&store, &lease).await.expect("acked");
+    }
+    store.drain(WITHIN).await.expect("freed");
     world.assert_empty();
 }
 
