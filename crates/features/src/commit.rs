@@ -8,12 +8,15 @@
 //!                                               ├ it is gone: look ─ it is live ─▶ Yes
 //!                                               └ no answer, or neither ─────────▶ Unknown
 //! ```
+//! All unclear commits of a batch are settled by the same calls and within one `call_within`: an index that is silent
+//! holds a batch up no longer than a single sample.
+//!
 //! Nothing of a sample is removed while its commit is `Unknown`: it may be live. If it is not, its reservation runs out,
 //! and a sweep clears up.
 
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Error, ErrorKind, Retry};
+use holdfast_core::{Deadline, Error, ErrorKind, Retry, SampleId};
 use holdfast_custody::Version;
 use holdfast_index::{Commit, SampleRef, Session};
 
@@ -44,6 +47,7 @@ impl Inner {
         }
         let mut results: Vec<Option<Committed>> = commits.iter().map(|_| None).collect();
         let mut open: Vec<usize> = (0..commits.len()).collect();
+        let mut unclear: Vec<(usize, Error)> = Vec::new();
         for attempt in 1..=TRIES {
             let these: Vec<Commit> = open.iter().map(|at| commits[*at].clone()).collect();
             let answers = self
@@ -55,9 +59,7 @@ impl Inner {
                 let last = attempt == TRIES || deadline.remaining(&*self.clock) <= PAUSE;
                 match answer {
                     Ok(version) => results[at] = Some(Committed::Yes(version)),
-                    Err(error) if error.retry() == Retry::Ambiguous => {
-                        results[at] = Some(self.settle(session, &commits[at].sample, error).await);
-                    }
+                    Err(error) if error.retry() == Retry::Ambiguous => unclear.push((at, error)),
                     Err(error) if !last && error.kind() == ErrorKind::Unavailable => again.push(at),
                     Err(error) => results[at] = Some(Committed::No(error)),
                 }
@@ -68,6 +70,9 @@ impl Inner {
             open = again;
             tokio::time::sleep(PAUSE).await;
         }
+        for (at, settled) in self.settle(session, commits, unclear).await {
+            results[at] = Some(settled);
+        }
         let forgotten = || Committed::Unknown(Error::internal("features.commit", "a commit got no answer"));
         results
             .into_iter()
@@ -75,32 +80,56 @@ impl Inner {
             .collect()
     }
 
-    /// Finds out whether a commit was made whose answer was lost: giving the reservation up tells. If that works, the
+    /// Finds out whether commits were made whose answers were lost: giving the reservations up tells. If that works, the
     /// commit was not and never will be made.
-    async fn settle(&self, session: &Session, sample: &SampleRef, error: Error) -> Committed {
+    async fn settle(
+        &self,
+        session: &Session,
+        commits: &[Commit],
+        unclear: Vec<(usize, Error)>,
+    ) -> Vec<(usize, Committed)> {
         let deadline = self.deadline(self.config.call_within);
+        let left = || deadline.remaining(&*self.clock);
+        let mut settled = Vec::with_capacity(unclear.len());
+        let mut open = unclear;
         for _ in 0..TRIES {
-            let left = deadline.remaining(&*self.clock);
-            let answers = self.index.abort(session, std::slice::from_ref(sample), left).await;
-            match answers.into_iter().next() {
-                Some(Ok(())) => return Committed::GivenUp(error.with_retry(Retry::Safe)),
-                // No answer, or an index that is full: the reservation may be there still.
-                Some(Err(again))
-                    if matches!(again.kind(), ErrorKind::Unavailable | ErrorKind::Capacity)
-                        && again.retry() != Retry::Never => {}
-                // The reservation is gone: it was committed, or taken back by somebody else.
-                _ => {
-                    let left = deadline.remaining(&*self.clock);
-                    let live = self.index.look(std::slice::from_ref(&sample.sample), left).await;
-                    match live.map(|views| views.into_iter().flatten().next()) {
-                        Ok(Some(view)) if view.sample == *sample => return Committed::Yes(view.record.version),
-                        Ok(_) => return Committed::Unknown(error),
-                        Err(_) => {}
+            if open.is_empty() {
+                break;
+            }
+            let samples: Vec<SampleRef> = open.iter().map(|(at, _)| commits[*at].sample.clone()).collect();
+            let answers = self.index.abort(session, &samples, left()).await;
+            let (mut again, mut gone) = (Vec::new(), Vec::new());
+            for ((at, error), answer) in open.into_iter().zip(answers) {
+                match answer {
+                    Ok(()) => settled.push((at, Committed::GivenUp(error.with_retry(Retry::Safe)))),
+                    // No answer, or an index that is full: the reservation may be there still.
+                    Err(failure)
+                        if matches!(failure.kind(), ErrorKind::Unavailable | ErrorKind::Capacity)
+                            && failure.retry() != Retry::Never =>
+                    {
+                        again.push((at, error));
                     }
+                    // The reservation is gone: it was committed, or taken back by a sweep.
+                    Err(_) => gone.push((at, error)),
                 }
             }
-            tokio::time::sleep(PAUSE).await;
+            if !gone.is_empty() {
+                let ids: Vec<SampleId> = gone.iter().map(|(at, _)| commits[*at].sample.sample.clone()).collect();
+                match self.index.look(&ids, left()).await {
+                    Ok(views) => settled.extend(gone.into_iter().zip(views).map(|((at, error), view)| match view {
+                        Some(view) if view.sample == commits[at].sample => (at, Committed::Yes(view.record.version)),
+                        _ => (at, Committed::Unknown(error)),
+                    })),
+                    // No answer: both questions are asked again.
+                    Err(_) => again.extend(gone),
+                }
+            }
+            open = again;
+            if !open.is_empty() {
+                tokio::time::sleep(PAUSE).await;
+            }
         }
-        Committed::Unknown(error)
+        settled.extend(open.into_iter().map(|(at, error)| (at, Committed::Unknown(error))));
+        settled
     }
 }

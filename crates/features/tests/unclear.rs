@@ -4,23 +4,22 @@
 mod common;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use common::unclear::{Mode, Unclear};
 use common::*;
-use holdfast_core::{Digest, ErrorKind, Retry, SystemRng};
+use holdfast_core::{Clock, Digest, ErrorKind, Retry, SystemRng};
 use holdfast_engine::{EngineExt, PutOptions};
-use holdfast_features::{AdoptedTensor, FeatureStore};
+use holdfast_features::{AdoptedTensor, FeatureConfig, FeatureStore};
 
 async fn open(world: &World) -> (Arc<Unclear>, FeatureStore) {
+    open_with(world, world.config()).await
+}
+
+async fn open_with(world: &World, config: FeatureConfig) -> (Arc<Unclear>, FeatureStore) {
     let index = Unclear::new(world.index(world.kv.client()));
-    let engine = world.cluster.connect();
-    let store = FeatureStore::open(
-        engine,
-        index.clone(),
-        world.config(),
-        world.clock.clone(),
-        Arc::new(SystemRng),
-    );
+    let (engine, clock) = (world.cluster.connect(), world.clock.clone());
+    let store = FeatureStore::open(engine, index.clone(), config, clock, Arc::new(SystemRng));
     (index, store.await.expect("a store"))
 }
 
@@ -83,6 +82,56 @@ async fn while_nobody_knows_nothing_is_removed() {
     store.sweep(WITHIN).await.expect("swept");
     use_up(&store, 1).await;
     world.assert_empty();
+}
+
+#[tokio::test]
+async fn of_a_batch_each_is_found_out_by_one_question_for_all() {
+    let world = World::new();
+    let (index, store) = open(&world).await;
+    index.set(Mode::SomeMadeUntold);
+    let batch = (0..5).map(|n| item(&format!("run/{n}"), &[1000], n)).collect();
+    let results = store.put_many(batch, WITHIN).await;
+    assert_eq!(index.most_aborted(), 5, "all of them at once");
+    store.drain(WITHIN).await.expect("the others are undone");
+    for (n, result) in (0..).zip(results) {
+        let error = match result {
+            Ok(stored) => {
+                assert_eq!((n % 2, &stored.reference.sample), (0, &id(&format!("run/{n}"))));
+                let lease = take(&store, &stored).await;
+                check_tensors(&get_all(&store, &lease).await.expect("tensors"), &[1000], n);
+                ack(&store, &lease).await.expect("acked");
+                continue;
+            }
+            Err(error) => error,
+        };
+        assert_eq!((n % 2, error.retry()), (1, Retry::Safe), "{error}");
+    }
+    store.drain(WITHIN).await.expect("freed");
+    world.assert_empty();
+}
+
+#[tokio::test]
+async fn a_silent_index_holds_a_batch_up_no_longer_than_one_sample() {
+    const SAMPLES: u32 = 10;
+    let world = World::new();
+    let config = FeatureConfig {
+        call_within: Duration::from_secs(1),
+        ..world.config()
+    };
+    let each = config.call_within;
+    let (index, store) = open_with(&world, config).await;
+    index.set(Mode::MadeAndHung);
+    let batch = (0..SAMPLES).map(|n| item(&format!("run/{n}"), &[100], 1)).collect();
+    let begun = world.clock.now();
+    let results = store.put_many(batch, WITHIN).await;
+    let took = world.clock.now().since(begun);
+    for result in results {
+        assert_eq!(result.expect_err("nobody knows").retry(), Retry::Ambiguous);
+    }
+    assert!(
+        took < each * SAMPLES / 2,
+        "{took:?} for {SAMPLES} that take {each:?} each"
+    );
 }
 
 #[tokio::test]

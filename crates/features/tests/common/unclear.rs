@@ -1,6 +1,7 @@
 //! An index that does not say whether a commit was made.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -22,14 +23,19 @@ pub enum Mode {
     MadeUntold,
     /// They are not made, and nobody is told.
     LostUntold,
+    /// Every other one of a batch is made, and nobody is told.
+    SomeMadeUntold,
     /// They are made, nobody is told, and questions about them are not answered either.
     MadeAndSilent,
+    /// As `MadeAndSilent`, but questions take all the time that they are given.
+    MadeAndHung,
 }
 
 #[derive(Debug)]
 pub struct Unclear {
     inner: Arc<dyn Index>,
     mode: Mutex<Mode>,
+    most_aborted: AtomicUsize,
 }
 
 impl Unclear {
@@ -37,6 +43,7 @@ impl Unclear {
         Arc::new(Self {
             inner,
             mode: Mutex::new(Mode::Pass),
+            most_aborted: AtomicUsize::new(0),
         })
     }
 
@@ -46,6 +53,23 @@ impl Unclear {
 
     fn mode(&self) -> Mode {
         *self.mode.lock()
+    }
+
+    /// How many reservations one call asked to give up, at most.
+    pub fn most_aborted(&self) -> usize {
+        self.most_aborted.load(Ordering::SeqCst)
+    }
+
+    /// Whether a question is answered.
+    async fn answers(&self, within: Duration) -> bool {
+        match self.mode() {
+            Mode::Pass | Mode::MadeUntold | Mode::LostUntold | Mode::SomeMadeUntold => true,
+            Mode::MadeAndSilent => false,
+            Mode::MadeAndHung => {
+                tokio::time::sleep(within).await;
+                false
+            }
+        }
     }
 }
 
@@ -86,7 +110,9 @@ impl Index for Unclear {
         if mode == Mode::LostUntold {
             return items.iter().map(|_| Err(untold())).collect();
         }
-        let answers = self.inner.commit(session, items, within).await;
+        let step = if mode == Mode::SomeMadeUntold { 2 } else { 1 };
+        let made: Vec<Commit> = items.iter().step_by(step).cloned().collect();
+        let answers = self.inner.commit(session, &made, within).await;
         if mode == Mode::Pass {
             return answers;
         }
@@ -94,7 +120,8 @@ impl Index for Unclear {
     }
 
     async fn abort(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
-        if self.mode() == Mode::MadeAndSilent {
+        self.most_aborted.fetch_max(items.len(), Ordering::SeqCst);
+        if !self.answers(within).await {
             return items.iter().map(|_| Err(silent())).collect();
         }
         self.inner.abort(session, items, within).await
@@ -163,7 +190,7 @@ impl Index for Unclear {
     }
 
     async fn look(&self, samples: &[SampleId], within: Duration) -> Result<Vec<Option<View>>> {
-        if self.mode() == Mode::MadeAndSilent {
+        if !self.answers(within).await {
             return Err(silent());
         }
         self.inner.look(samples, within).await
