@@ -3,12 +3,16 @@
 //! ```text
 //!            announce (keys, bytes)            they write              adopt
 //! (nothing) ────────────────────────▶ Reserved ──────────▶ Reserved ─────────▶ Live, as any other
-//!                                        │ discard; this process or its session dies; the time runs out
+//!                                        │ discard; dropped unseen; this process or its session dies; the time runs out
 //!                                        ▼
 //!                                     the objects are removed
 //! ```
 //! Announcing first means that whoever crashes, the writer or we, nothing stays behind. [`FeatureStore::adopt_now`] is
 //! for objects that are there already.
+//!
+//! An announcement that is dropped before its holder has looked at it is given back at once, as a lease is: its caller
+//! left, or does not know what was announced, so nothing can be adopted by it. Once it was looked at, a writer may be at
+//! work, and dropping it does nothing: what that writer leaves is removed after the reservation has ended.
 //!
 //! Whose an object is (module `ownership`): announcing claims every key for this sample, in the transaction that reserves
 //! it, and a key that another generation has is refused (`Conflict`). So:
@@ -22,7 +26,9 @@
 //! The keys must never be written again: an engine takes a second put of a key for done and keeps the first bytes.
 
 use std::collections::HashSet;
+use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use holdfast_core::{Deadline, Digest, Error, ErrorKind, Nonce, ObjectKey, Result, Retry, SampleId, TensorSpec};
@@ -32,11 +38,12 @@ use holdfast_index::{Commit, Reserve, SampleRef, Session};
 
 use crate::commit::Committed;
 use crate::description::{DescribedTensor, Description};
-use crate::free::Job;
+use crate::free::{Frees, Job};
 use crate::plan::{Plan, check_names};
 use crate::put::Stored;
 use crate::sealed::refuse_foreign;
 use crate::store::{FeatureStore, Inner};
+use crate::tasks::Caller;
 
 const OPERATION: &str = "features.adopt";
 
@@ -62,28 +69,70 @@ pub struct AdoptedTensor {
     pub digest: Option<Digest>,
 }
 
-/// A sample that is announced: reserved for this process until it is adopted, discarded, or its time runs out.
-#[derive(Clone, Debug)]
-pub struct Announced {
+/// A sample that is announced: reserved for this process until it is adopted, discarded, or its time runs out. A clone is
+/// the same announcement.
+///
+/// Look at it (ask for its reference or its keys) before the writer is told to write: one that nobody has looked at is
+/// given back when the last clone is dropped.
+#[derive(Clone)]
+pub struct Announced(Arc<Reservation>);
+
+struct Reservation {
     reference: SampleRef,
-    keys: Arc<Vec<ObjectKey>>,
+    keys: Vec<ObjectKey>,
     session: Arc<Session>,
+    /// Whether its holder has looked at it, or it is used. Until then nobody knows what was announced.
+    seen: AtomicBool,
+    frees: Arc<Frees>,
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        if !*self.seen.get_mut() && self.session.is_alive() {
+            self.frees.push(self.to_discard());
+        }
+    }
+}
+
+impl Reservation {
+    /// Gives the reservation up, then removes its objects.
+    fn to_discard(&self) -> Job {
+        Job {
+            sample: self.reference.clone(),
+            keys: self.keys.clone(),
+            abort: Some(Arc::clone(&self.session)),
+            put: None,
+        }
+    }
+}
+
+impl fmt::Debug for Announced {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let SampleRef { sample, generation } = &self.0.reference;
+        write!(f, "Announced({sample}, generation {generation})")
+    }
 }
 
 impl Announced {
+    fn look(&self) -> &Reservation {
+        self.0.seen.store(true, Ordering::Release);
+        &self.0
+    }
+
     /// The incarnation that it will be.
     pub fn reference(&self) -> &SampleRef {
-        &self.reference
+        &self.look().reference
     }
 
     /// The objects that it may consist of.
     pub fn keys(&self) -> &[ObjectKey] {
-        &self.keys
+        &self.look().keys
     }
 }
 
 impl Inner {
-    async fn announce(&self, announcement: Announcement, deadline: Deadline) -> Result<Announced> {
+    /// Waits for credits until its caller leaves.
+    async fn announce(&self, announcement: Announcement, caller: &Caller, deadline: Deadline) -> Result<Announced> {
         refuse_foreign(self.seals.as_ref(), OPERATION)?;
         let mut keys = announcement.keys;
         let mut named = HashSet::new();
@@ -101,18 +150,18 @@ impl Inner {
         }];
         for last in [false, true] {
             let session = self.sessions.current(OPERATION, deadline).await?;
-            let mut answers = self
-                .index
-                .reserve(&session, &wish, deadline.remaining(&*self.clock))
-                .await;
+            let left = deadline.remaining(&*self.clock);
+            let mut answers = self.index.reserve_unless(&session, &wish, caller.token(), left).await;
             match answers.pop() {
                 Some(Ok(generation)) => {
                     let sample = announcement.sample;
-                    return Ok(Announced {
+                    return Ok(Announced(Arc::new(Reservation {
                         reference: SampleRef { sample, generation },
-                        keys: Arc::new(keys),
+                        keys,
                         session,
-                    });
+                        seen: AtomicBool::new(false),
+                        frees: Arc::clone(&self.frees),
+                    })));
                 }
                 Some(Err(error)) if !last && self.sessions.refused(&session, &error) => {}
                 Some(Err(error)) => return Err(error),
@@ -124,7 +173,7 @@ impl Inner {
 
     async fn adopt(
         &self,
-        announced: &Announced,
+        announced: &Reservation,
         tensors: Vec<AdoptedTensor>,
         publication: Publication,
         deadline: Deadline,
@@ -145,7 +194,7 @@ impl Inner {
 
     async fn commit_adopted(
         &self,
-        announced: &Announced,
+        announced: &Reservation,
         description: Description,
         publication: Publication,
         deadline: Deadline,
@@ -178,7 +227,7 @@ impl Inner {
             }
             Some(Committed::No(error) | Committed::Unknown(error)) => Err(error),
             Some(Committed::GivenUp(error)) => {
-                self.discard(announced);
+                self.free_soon(announced.to_discard());
                 Err(error.with_retry(Retry::Never).with("announced", "no longer"))
             }
             None => Err(Error::internal(OPERATION, "the index gave no answer")),
@@ -191,6 +240,7 @@ impl Inner {
         sample: SampleId,
         tensors: Vec<AdoptedTensor>,
         publication: Publication,
+        caller: &Caller,
         deadline: Deadline,
     ) -> Result<Stored> {
         refuse_foreign(self.seals.as_ref(), OPERATION)?;
@@ -208,7 +258,7 @@ impl Inner {
             keys,
             bytes,
         };
-        let announced = match self.announce(announcement, deadline).await {
+        let announced = match self.announce(announcement, caller, deadline).await {
             // These very objects may be in custody already.
             Err(error) if error.kind() == ErrorKind::Conflict => {
                 let before = self.adopted_before(&sample, &description, deadline).await?;
@@ -216,13 +266,13 @@ impl Inner {
             }
             announced => announced?,
         };
-        let adopted = self
-            .commit_adopted(&announced, description, publication, deadline)
-            .await;
+        // From here on it may be committed.
+        let announced = announced.look();
+        let adopted = self.commit_adopted(announced, description, publication, deadline).await;
         if let Err(error) = &adopted
             && error.retry() != Retry::Ambiguous
         {
-            self.discard(&announced);
+            self.free_soon(announced.to_discard());
         }
         adopted
     }
@@ -289,15 +339,6 @@ impl Inner {
         }
         Ok(())
     }
-
-    fn discard(&self, announced: &Announced) {
-        self.free_soon(Job {
-            sample: announced.reference.clone(),
-            keys: announced.keys.as_ref().clone(),
-            abort: Some(Arc::clone(&announced.session)),
-            put: None,
-        });
-    }
 }
 
 fn described(tensors: Vec<AdoptedTensor>) -> Description {
@@ -330,15 +371,10 @@ fn check_object(tensor: &AdoptedTensor, presence: Presence) -> Result<()> {
 impl FeatureStore {
     /// Reserves a sample that another writer is about to write, so that its objects are removed if it never gets adopted.
     /// `Denied`: a key is not one that this store may own. `Conflict`: another sample, or an earlier generation that is not
-    /// freed yet, has one of the objects; or another producer writes this sample.
+    /// freed yet, has one of the objects; or another producer writes this sample. If its caller leaves, it is given back.
     pub async fn announce(&self, announcement: Announcement, within: Duration) -> Result<Announced> {
         self.run_for("features.announce", |inner, caller| async move {
-            let announced = inner.announce(announcement, inner.deadline(within)).await?;
-            if caller.is_gone() {
-                // Nobody knows of it, so nobody writes it.
-                inner.discard(&announced);
-            }
-            Ok(announced)
+            inner.announce(announcement, &caller, inner.deadline(within)).await
         })
         .await
     }
@@ -355,7 +391,7 @@ impl FeatureStore {
         let announced = announced.clone();
         self.run(OPERATION, |inner| async move {
             inner
-                .adopt(&announced, tensors, publication, inner.deadline(within))
+                .adopt(announced.look(), tensors, publication, inner.deadline(within))
                 .await
         })
         .await
@@ -363,7 +399,8 @@ impl FeatureStore {
 
     /// Adopts objects that are there already. If it fails before they are taken into custody (they are not there, another
     /// sample has them, another producer writes this sample), they stay; if it fails after that, they are removed. Done
-    /// again with the same objects it returns the live sample.
+    /// again with the same objects it returns the live sample. If its caller leaves while it waits for credits, it is not
+    /// made.
     pub async fn adopt_now(
         &self,
         sample: SampleId,
@@ -371,9 +408,9 @@ impl FeatureStore {
         publication: Publication,
         within: Duration,
     ) -> Result<Stored> {
-        self.run(OPERATION, |inner| async move {
+        self.run_for(OPERATION, |inner, caller| async move {
             inner
-                .adopt_now(sample, tensors, publication, inner.deadline(within))
+                .adopt_now(sample, tensors, publication, &caller, inner.deadline(within))
                 .await
         })
         .await
@@ -383,18 +420,15 @@ impl FeatureStore {
     pub async fn discard(&self, announced: &Announced, within: Duration) -> Result<()> {
         let announced = announced.clone();
         self.run("features.discard", |inner| async move {
-            let deadline = inner.deadline(within);
+            let announced = announced.look();
             let samples = std::slice::from_ref(&announced.reference);
-            let left = deadline.remaining(&*inner.clock);
-            let mut answers = inner.index.abort(&announced.session, samples, left).await;
+            let mut answers = inner.index.abort(&announced.session, samples, within).await;
             answers
                 .pop()
                 .unwrap_or_else(|| Err(Error::internal("features.discard", "the index gave no answer")))?;
             inner.free_soon(Job {
-                sample: announced.reference.clone(),
-                keys: announced.keys.as_ref().clone(),
                 abort: None,
-                put: None,
+                ..announced.to_discard()
             });
             Ok(())
         })

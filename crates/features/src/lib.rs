@@ -37,7 +37,8 @@
 //!   then are its objects removed, so none can appear after that.
 //! - *…a consumer dies?* Its lease ends, the sample goes to another of its group.
 //! - *…a caller leaves (cancelled, timed out, Ctrl-C)?* Waits end. A put that is not committed yet is undone, a committed
-//!   one stands. A lease that did not reach its caller goes back as if it had never been taken.
+//!   one stands. A lease that did not reach its caller goes back as if it had never been taken, and an announcement is
+//!   given up.
 //! - *…a later release has put a sample that this one cannot read?* It is not taken, and stays for consumers of that release.
 //! - *…this process was cut off, and its session ended?* What it held is fenced. New operations open a new session.
 //! - *…the engine does not have a sample's bytes?* A get says so (`Unavailable`); the sample is called lost only when they were

@@ -8,12 +8,12 @@
 //!  called ──▶ under way ──────────────────────────▶ done ──the caller takes the result──▶ (its own)
 //!                │ the caller left                    │ the caller left
 //!                ▼                                    ▼
-//!              waits end at once; what is not         the result is dropped: a lease that nobody has looked at
-//!              committed is undone                    is given back uncounted, memory goes back to the pool
+//!              waits end at once; what is not         the result is dropped: a lease or an announcement that nobody
+//!              committed is undone                    has looked at is given back, memory goes back to the pool
 //! ```
 //!
-//! Results undo themselves when they are dropped (module `lease`), wherever that is: there is no moment at which a result
-//! is neither the caller's nor undone.
+//! Results undo themselves when they are dropped (modules `lease` and `adopt`), wherever that is: there is no moment at
+//! which a result is neither the caller's nor undone.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -91,10 +91,11 @@ async fn what_never_gets_adopted_is_removed() {
     world.assert_empty();
 
     write(&world, "x:a", &[1; 100]);
-    store
+    let announced = store
         .announce(announcement(&["x:a", "x:b"]), WITHIN)
         .await
         .expect("announced");
+    assert_eq!(announced.keys().len(), 2);
     world.end_session(&store).await;
     drop(store);
     write(&world, "x:b", &[2; 100]);

@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use common::held_up::{HeldUp, Mode};
 use common::*;
-use holdfast_core::{ErrorKind, Nonce, SystemRng};
+use holdfast_core::{ErrorKind, Nonce, ObjectKey, SystemRng};
 use holdfast_custody::{Publication, Reason};
-use holdfast_features::{FeatureStore, GroupName, SampleRef, Wanted};
+use holdfast_engine::{EngineExt, PutOptions};
+use holdfast_features::{AdoptedTensor, Announcement, FeatureStore, GroupName, SampleRef, Wanted};
 use holdfast_index::{Commit, Reserve};
 use tokio::time::Instant;
 
@@ -347,4 +348,97 @@ async fn a_get_whose_caller_left_while_it_waited_for_memory_ends() {
             ..
         }
     ));
+}
+
+fn key() -> ObjectKey {
+    ObjectKey::new("x:a").expect("a key")
+}
+
+fn announcement() -> Announcement {
+    Announcement {
+        sample: id("run/x"),
+        keys: vec![key()],
+        bytes: 900,
+    }
+}
+
+#[tokio::test]
+async fn an_announcement_that_nobody_looked_at_is_given_back() {
+    let world = World::new();
+    let store = world.open().await;
+    for _ in 0..3 {
+        let announced = store.announce(announcement(), WITHIN).await.expect("announced");
+        drop(announced);
+        store.drain(WITHIN).await.expect("given back");
+        world.assert_empty();
+    }
+    let announced = store.announce(announcement(), WITHIN).await.expect("announced");
+    assert_eq!(announced.keys(), [key()]);
+    drop(announced);
+    store.drain(WITHIN).await.expect("nothing to do");
+    let error = store.announce(announcement(), WITHIN).await.expect_err("reserved");
+    assert_eq!(error.kind(), ErrorKind::Conflict, "what was looked at stays: {error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn announcements_that_are_cancelled_at_any_moment_leave_nothing() {
+    let world = World::new();
+    let store = world.open().await;
+    for round in 0..300_u64 {
+        let announcing = store.announce(announcement(), WITHIN);
+        let gone = tokio::time::timeout(Duration::from_micros(round * 7 % 900), announcing).await;
+        drop(gone);
+    }
+    idle(&store).await;
+    store.drain(WITHIN).await.expect("given back");
+    world.assert_empty();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_announcement_whose_caller_left_while_it_waited_for_credits_ends() {
+    let world = World::new();
+    let index = world.index(world.kv.client());
+    index.set_budget(1000, WITHIN).await.expect("a budget");
+    let store = world.open().await;
+    let first = put(&store, item("run/1", &[900], 1)).await;
+    let announcing = store.announce(announcement(), WITHIN);
+    assert!(
+        tokio::time::timeout(Duration::from_millis(100), announcing)
+            .await
+            .is_err()
+    );
+    idle(&store).await;
+    one(store.retire(&[first.reference], WITHIN).await).expect("retired");
+    store.drain(WITHIN).await.expect("drained");
+    world.assert_empty();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_adoption_whose_caller_left_while_it_waited_for_credits_is_not_made() {
+    let world = World::new();
+    let index = world.index(world.kv.client());
+    index.set_budget(1000, WITHIN).await.expect("a budget");
+    let store = world.open().await;
+    let first = put(&store, item("run/1", &[900], 1)).await;
+    let engine = world.cluster.connect();
+    let written = engine.allocate(900, WITHIN).expect("memory");
+    engine
+        .put_one(&key(), &written.whole(), &PutOptions::default(), WITHIN)
+        .expect("put");
+    let tensor = AdoptedTensor {
+        spec: spec("t0", 900),
+        key: key(),
+        digest: None,
+    };
+    let adopting = store.adopt_now(id("run/x"), vec![tensor], publication(), WITHIN);
+    assert!(
+        tokio::time::timeout(Duration::from_millis(100), adopting)
+            .await
+            .is_err()
+    );
+    idle(&store).await;
+    one(store.retire(&[first.reference], WITHIN).await).expect("retired");
+    store.drain(WITHIN).await.expect("drained");
+    assert_eq!(world.records(), Vec::<String>::new());
+    assert_eq!(world.cluster.objects(), [key()], "it was not taken into custody");
 }
