@@ -186,7 +186,8 @@ impl Frees {
     }
 
     /// Takes a lease that nobody holds any more. False if there is no place; then it runs out by its time.
-    pub(crate) fn release(&self, session: Arc<Session>, held: Held, counted: bool) -> bool {
+    pub(crate) fn release(&self, session: Arc<Session>, mut held: Held, counted: bool) -> bool {
+        held.unserved |= !counted;
         self.push_release(Release {
             session,
             held,

@@ -111,29 +111,23 @@ impl Inner {
         self.frees.finished();
     }
 
-    /// Lets go of leases that nobody holds any more; of those that nobody has looked at, undoes the take.
+    /// Lets go of leases that nobody holds any more.
     async fn let_go(&self, releases: Vec<Release>) {
-        let (counted, undone): (Vec<Release>, Vec<Release>) = releases.into_iter().partition(|release| release.counted);
-        for (releases, counted) in [(counted, true), (undone, false)] {
-            let with_session = releases
-                .into_iter()
-                .map(|release| (Arc::clone(&release.session), release));
-            for (session, releases) in by_session(with_session).into_values() {
-                let held: Vec<Held> = releases.iter().map(|release| release.held.clone()).collect();
-                let results = match counted {
-                    true => self.index.release(&session, &held, self.config.call_within).await,
-                    false => self.index.untake(&session, &held, self.config.call_within).await,
-                };
-                for (release, result) in releases.into_iter().zip(results) {
-                    match result {
-                        // It may have been the last reader of something retired.
-                        Ok(()) => self.frees.collect_soon(),
-                        // Twice is harmless: the token is good once.
-                        Err(error) if is_as_it_was(&error) && self.frees.release_again(release) => {
-                            tracing::debug!(%error, "a lease was not let go of; it is tried again");
-                        }
-                        Err(error) => tracing::debug!(%error, "a lease was not let go of; it runs out by its time"),
+        let with_session = releases
+            .into_iter()
+            .map(|release| (Arc::clone(&release.session), release));
+        for (session, releases) in by_session(with_session).into_values() {
+            let held: Vec<Held> = releases.iter().map(|release| release.held.clone()).collect();
+            let results = self.index.release(&session, &held, self.config.call_within).await;
+            for (release, result) in releases.into_iter().zip(results) {
+                match result {
+                    // It may have been the last reader of something retired.
+                    Ok(()) => self.frees.collect_soon(),
+                    // Twice is harmless: the token is good once.
+                    Err(error) if is_as_it_was(&error) && self.frees.release_again(release) => {
+                        tracing::debug!(%error, "a lease was not let go of; it is tried again");
                     }
+                    Err(error) => tracing::debug!(%error, "a lease was not let go of; it runs out by its time"),
                 }
             }
         }

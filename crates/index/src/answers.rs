@@ -30,7 +30,7 @@ fn held_of<'a>(
     })
 }
 
-/// A nack; one that costs no attempt if the engine could not serve the sample.
+/// A nack; one that costs no attempt if the lease served nobody.
 fn hand_back(record: Live, group: &GroupName, item: &Held) -> Result<Acknowledged> {
     if item.unserved {
         record.give_back(group, item.token).map(Acknowledged::Live)
@@ -122,16 +122,9 @@ impl KvIndex {
             .await
     }
 
-    /// A lease of either kind is let go, on a live sample or on one that has been retired meanwhile. Of a group's, the
-    /// attempt is `counted`, or it was none.
-    pub(crate) async fn do_release(
-        &self,
-        session: &Session,
-        items: &[Held],
-        counted: bool,
-        deadline: Deadline,
-    ) -> Vec<Result<()>> {
-        let operation = if counted { "index.release" } else { "index.untake" };
+    /// A lease of either kind is let go, on a live sample or on one that has been retired meanwhile.
+    pub(crate) async fn do_release(&self, session: &Session, items: &[Held], deadline: Deadline) -> Vec<Result<()>> {
+        const OPERATION: &str = "index.release";
         let keys = |item: &Held| {
             vec![
                 self.layout().live(&item.sample.sample),
@@ -148,14 +141,10 @@ impl KvIndex {
                 let decision = self.drain(sample, &retired, &after, ())?;
                 return Ok(decision.ending(item.note.clone()));
             }
-            let live = held_of(operation, self.layout(), loaded, item)?;
+            let live = held_of(OPERATION, self.layout(), loaded, item)?;
             let decision = match &item.group {
                 None => {
                     let after = live.record.clone().release(item.token)?;
-                    self.rewrite(sample, &live, after, |_| ())?
-                }
-                Some(group) if !counted => {
-                    let after = live.record.clone().give_back(group, item.token)?;
                     self.rewrite(sample, &live, after, |_| ())?
                 }
                 Some(group) => {
@@ -166,7 +155,7 @@ impl KvIndex {
             Ok(decision.ending(item.note.clone()))
         };
         let intent = Intent {
-            operation,
+            operation: OPERATION,
             keys: &keys,
             decide: &decide,
             sets_deadlines: false,

@@ -96,8 +96,8 @@ pub use types::{
 ///
 /// **Ack, nack, renew, release** need the token; with another one they are `Fenced` and change nothing. An ack is final.
 /// The last group's ack retires the sample; a nack, or a lease that ended, costs the group one attempt,
-/// unless its holder says that the engine could not serve it ([`Held::unserved`]). **Untake** costs none: it leaves the
-/// sample as if it had never been taken.
+/// unless its holder says that it served nobody ([`Held::unserved`]): then the sample is left as if it had never been
+/// taken.
 ///
 /// **Callers that leave.** A call must not be dropped half-way: what it was given then is known to nobody until it runs
 /// out. Calls that wait for others take a token instead; when it is cancelled, they end as at their deadline.
@@ -220,10 +220,6 @@ pub trait Index: Send + Sync + Debug {
 
     /// Lets go of leases of either kind, also on samples that were retired meanwhile. For a group's it is a nack.
     async fn release(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<()>>;
-
-    /// Undoes takes: as a release, but the group's attempt is not counted, and the sample waits where it did before. For
-    /// leases that did not reach whom they were taken for.
-    async fn untake(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<()>>;
 
     /// Whether leases are still good.
     async fn check(&self, session: &Session, items: &[Held], within: Duration) -> Result<Vec<bool>>;
@@ -356,11 +352,7 @@ impl Index for KvIndex {
     }
 
     async fn release(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<()>> {
-        self.do_release(session, items, true, self.deadline(within)).await
-    }
-
-    async fn untake(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<()>> {
-        self.do_release(session, items, false, self.deadline(within)).await
+        self.do_release(session, items, self.deadline(within)).await
     }
 
     async fn check(&self, session: &Session, items: &[Held], within: Duration) -> Result<Vec<bool>> {

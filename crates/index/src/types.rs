@@ -72,7 +72,8 @@ pub struct Held {
     pub token: Token,
     /// What the producer said about it.
     pub description: Arc<[u8]>,
-    /// Whether the engine could not serve it: handed back then, it costs its group no attempt.
+    /// Whether it served nobody, because it did not reach its caller, or the engine did not have its bytes: nacked or
+    /// released then, it costs its group no attempt.
     pub unserved: bool,
     /// The record as of the lease; lets the first answer go without another look.
     pub(crate) seen: Versioned<Live>,

@@ -167,10 +167,6 @@ impl Index for Unclear {
         self.inner.release(session, items, within).await
     }
 
-    async fn untake(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<()>> {
-        self.inner.untake(session, items, within).await
-    }
-
     async fn check(&self, session: &Session, items: &[Held], within: Duration) -> Result<Vec<bool>> {
         self.inner.check(session, items, within).await
     }

@@ -222,10 +222,9 @@ impl Client {
         only(self.index.release(&self.session, items, CALL).await)
     }
 
-    /// Undoes a take.
+    /// Undoes a take: lets go of a lease that served nobody.
     pub async fn untake(&self, held: &Held) -> Result<()> {
-        let items = std::slice::from_ref(held);
-        only(self.index.untake(&self.session, items, CALL).await)
+        self.release(&unserved(held)).await
     }
 
     /// Whether a lease is good.
@@ -314,4 +313,12 @@ impl Client {
 /// What the suite's producers say about a sample.
 pub(super) fn description(sample: &SampleRef) -> Vec<u8> {
     format!("about {}@{}", sample.sample, sample.generation).into_bytes()
+}
+
+/// The same lease, as one that served nobody.
+pub(crate) fn unserved(held: &Held) -> Held {
+    Held {
+        unserved: true,
+        ..held.clone()
+    }
 }

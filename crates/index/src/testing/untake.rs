@@ -6,23 +6,23 @@ use holdfast_core::ErrorKind;
 use holdfast_custody::{Progress, Publication, Reason};
 
 use super::check::{CaseResult, Failure, refused};
-use super::client::{CALL, LONG, a, b, published_for};
+use super::client::{CALL, LONG, a, b, published_for, unserved};
 use super::context::Context;
 
 cases! {
     "untake" Nothing
     it_costs_no_attempt
-        "Untake costs no attempt: it leaves the sample as if it had never been taken.";
+        "The release of a lease that served nobody costs no attempt: the sample is as if it had never been taken.";
     the_sample_waits_where_it_did
-        "Untake leaves the sample as if it had never been taken.";
+        "The release of a lease that served nobody leaves the sample as if it had never been taken.";
     it_wakes_a_waiting_consumer
         "Waits for the first one; a sample whose take was undone is one.";
     a_stale_token_is_fenced
         "With another token they are `Fenced` and change nothing.";
     of_a_read_it_lets_go
-        "Untake lets go of leases of either kind.";
+        "It lets go of leases of either kind.";
     of_a_retired_sample_it_lets_go
-        "Untake lets go of leases also on samples that were retired meanwhile.";
+        "It lets go of leases also on samples that were retired meanwhile.";
     a_batch_is_done_item_by_item
         "An item that is refused does not hold up the others.";
 }
@@ -120,7 +120,8 @@ async fn a_batch_is_done_item_by_item(context: &Context) -> CaseResult {
         held.push(context.lease(sample).await?);
     }
     context.nack(&held[2]).await?;
-    let results = context.index().untake(context.session(), &held, CALL).await;
+    let held: Vec<_> = held.iter().map(unserved).collect();
+    let results = context.index().release(context.session(), &held, CALL).await;
     ensure_eq!(results.len(), 5, "results");
     for (at, result) in results.into_iter().enumerate() {
         if at == 2 {

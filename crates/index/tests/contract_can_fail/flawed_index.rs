@@ -147,14 +147,11 @@ impl Index for FlawedIndex {
     }
 
     async fn release(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<()>> {
-        self.inner.release(session, items, within).await
-    }
-
-    async fn untake(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<()>> {
+        let mut items = items.to_vec();
         if self.flaw == Flaw::UntakeCounts {
-            return self.inner.release(session, items, within).await;
+            items.iter_mut().for_each(|held| held.unserved = false);
         }
-        self.inner.untake(session, items, within).await
+        self.inner.release(session, &items, within).await
     }
 
     async fn check(&self, session: &Session, items: &[Held], within: Duration) -> Result<Vec<bool>> {
