@@ -57,7 +57,11 @@ pub(crate) fn judge(operation: &'static str, endpoint: &str, error: etcd_client:
         E::GRpcStatus(status) => judge_status(operation, endpoint, status),
         E::TransportError(error) => {
             let message = "there is no connection to etcd: is it up, and is the address right?".to_owned();
-            Failure::NotDone(new(ErrorKind::Unavailable, message).caused_by(error))
+            Failure::NotDone(
+                new(ErrorKind::Unavailable, message)
+                    .with("reconnect", true)
+                    .caused_by(error),
+            )
         }
         E::InvalidArgs(message) => Failure::Refused(new(ErrorKind::Invalid, message)),
         E::InvalidUri(error) => Failure::Refused(new(ErrorKind::Invalid, error.to_string())),
@@ -105,7 +109,8 @@ fn judge_status(operation: &'static str, endpoint: &str, status: Status) -> Fail
             ErrorKind::Unavailable,
             "there is no connection to etcd: is it up, and is the address right?",
         );
-        return Failure::NotDone(error.caused_by(status));
+        // The connection would be tried again with the certificates that it was made with.
+        return Failure::NotDone(error.with("reconnect", true).caused_by(status));
     }
     if says(WANTS_NEW_TOKEN) {
         let error = new(ErrorKind::Unavailable, "etcd wants a new token");

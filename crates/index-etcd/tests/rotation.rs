@@ -19,8 +19,13 @@ async fn a_client_outlives_the_rotation_of_its_password_and_certificates() {
     let by_files = EtcdKv::open(etcd.config_by_files(), clock(), START)
         .await
         .expect("a store");
+    // It has no session and no watch, whose end would tell it that its connection is of no more use.
+    let quiet = EtcdKv::open(etcd.config_by_files(), clock(), START)
+        .await
+        .expect("a store");
     let by_texts = EtcdKv::open(etcd.config(), clock(), START).await.expect("a store");
     put_now(&by_files, "a", "1").await;
+    put_now(&quiet, "q", "1").await;
     put_now(&by_texts, "a", "2").await;
     let session = by_files
         .open_session(Duration::from_secs(3), CALL)
@@ -52,6 +57,7 @@ async fn a_client_outlives_the_rotation_of_its_password_and_certificates() {
     // The certificates: another authority, and every connection is dropped.
     etcd.rotate_certificates();
     block_in_place(|| etcd.restart());
+    put_now(&quiet, "q", "2").await;
     let version = put_now(&by_files, "w/1", "4").await;
     assert_eq!(
         watch.next().await.expect("a change")[0].version,
