@@ -78,7 +78,7 @@ impl Inner {
                 Err(error) if error.kind() == ErrorKind::Fenced && !lease.is_answered() => {
                     lease.set_answered();
                     if lease.session().is_alive() {
-                        self.frees.release(Arc::clone(lease.session()), lease.held(), true);
+                        self.frees.release(Arc::clone(lease.session()), lease.held());
                     }
                 }
                 Err(_) => {}

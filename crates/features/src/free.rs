@@ -101,9 +101,8 @@ impl Pending {
 #[derive(Clone, Debug)]
 pub(crate) struct Release {
     pub(crate) session: Arc<Session>,
+    /// If it served nobody, the take is undone; else its attempt counts.
     pub(crate) held: Held,
-    /// Whether its attempt counts; else nobody has seen what was taken, and the take is undone.
-    pub(crate) counted: bool,
     tries: u32,
     due: Timestamp,
 }
@@ -186,12 +185,10 @@ impl Frees {
     }
 
     /// Takes a lease that nobody holds any more. False if there is no place; then it runs out by its time.
-    pub(crate) fn release(&self, session: Arc<Session>, mut held: Held, counted: bool) -> bool {
-        held.unserved |= !counted;
+    pub(crate) fn release(&self, session: Arc<Session>, held: Held) -> bool {
         self.push_release(Release {
             session,
             held,
-            counted,
             tries: 0,
             due: self.clock.now(),
         })
@@ -201,7 +198,7 @@ impl Frees {
     pub(crate) fn release_again(&self, mut release: Release) -> bool {
         release.due = self.clock.now().after(pause_after(release.tries));
         release.tries = release.tries.saturating_add(1);
-        let again = release.tries < MOST_TRIES || !release.counted;
+        let again = release.tries < MOST_TRIES || release.held.unserved;
         again && release.session.is_alive() && self.push_release(release)
     }
 
@@ -209,7 +206,7 @@ impl Frees {
     /// never more of them than leases that were granted to this process.
     fn push_release(&self, release: Release) -> bool {
         let mut state = self.state.lock();
-        let place = state.releases.len() < self.most || !release.counted;
+        let place = state.releases.len() < self.most || release.held.unserved;
         if place {
             state.releases.push(release);
         }

@@ -39,8 +39,9 @@ struct Taken {
 impl Drop for Taken {
     fn drop(&mut self) {
         if !*self.answered.get_mut() && self.session.is_alive() {
-            let (session, held) = (Arc::clone(&self.session), self.held.get_mut().clone());
-            self.frees.release(session, held, *self.seen.get_mut());
+            let mut held = self.held.get_mut().clone();
+            held.unserved |= !*self.seen.get_mut();
+            self.frees.release(Arc::clone(&self.session), held);
         }
     }
 }
@@ -68,7 +69,8 @@ impl Lease {
             }))),
             // No release can read it: it is moved into quarantine, or refused.
             Err(error) => {
-                frees.release(session, held, false);
+                held.unserved = true;
+                frees.release(session, held);
                 Err(error)
             }
         }

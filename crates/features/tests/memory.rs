@@ -40,20 +40,24 @@ fn from_region(sample: &str, from: &Region) -> PutItem {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_late_get_never_overwrites_a_later_get_into_the_same_memory() {
-    let world = World::new();
-    let (engine, store) = held_up(&world).await;
-    // Another store of the same process, on an engine of its own that works: memory is memory.
-    let other = world.open().await;
-    let (first, second) = (
-        put(&store, item("run/1", &[10_000], 1)).await,
-        put(&store, item("run/2", &[10_000], 2)).await,
-    );
+/// Memory that a late get may still write to.
+async fn busy_region(world: &World) -> (Arc<HeldUp>, FeatureStore, Region) {
+    let (engine, store) = held_up(world).await;
+    let first = put(&store, item("run/1", &[10_000], 1)).await;
     let mine = region(&store, 10_000).await;
     engine.set(Mode::LateGet);
     get_into(&store, &first, &mine, WITHIN).await.expect_err("late");
     engine.set(Mode::Pass);
+    (engine, store, mine)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_get_never_overwrites_a_later_get_into_the_same_memory() {
+    let world = World::new();
+    let (engine, store, mine) = busy_region(&world).await;
+    // Another store of the same process, on an engine of its own that works: memory is memory.
+    let other = world.open().await;
+    let second = put(&store, item("run/2", &[10_000], 2)).await;
 
     for store in [&store, &other] {
         let seen = || get_into(store, &second, &mine, SOON);
@@ -97,21 +101,10 @@ async fn a_late_put_keeps_others_from_writing_to_its_memory_but_not_from_reading
     assert!(mine.whole().to_vec() == pattern(10_000, 1));
 }
 
-/// Memory that a late get may still write to.
-async fn busy_region(engine: &HeldUp, store: &FeatureStore, stored: &Stored) -> Region {
-    let mine = region(store, 10_000).await;
-    engine.set(Mode::LateGet);
-    get_into(store, stored, &mine, WITHIN).await.expect_err("late");
-    engine.set(Mode::Pass);
-    mine
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sample_whose_memory_stays_busy_fails_alone_in_its_batch() {
     let world = World::new();
-    let (engine, store) = held_up(&world).await;
-    let first = put(&store, item("run/1", &[10_000], 1)).await;
-    let mine = busy_region(&engine, &store, &first).await;
+    let (engine, store, mine) = busy_region(&world).await;
     let batch = vec![
         item("run/a", &[5000], 2),
         from_region("run/busy", &mine),
@@ -131,9 +124,7 @@ async fn a_sample_whose_memory_stays_busy_fails_alone_in_its_batch() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sample_whose_memory_is_busy_holds_up_no_other_of_its_batch() {
     let world = World::new();
-    let (engine, store) = held_up(&world).await;
-    let first = put(&store, item("run/1", &[10_000], 1)).await;
-    let mine = busy_region(&engine, &store, &first).await;
+    let (engine, store, mine) = busy_region(&world).await;
     let putting = tokio::spawn({
         let (store, busy) = (store.clone(), from_region("run/busy", &mine));
         let batch = vec![item("run/a", &[5000], 2), busy, item("run/b", &[7], 3)];
@@ -159,9 +150,7 @@ async fn a_sample_whose_memory_is_busy_holds_up_no_other_of_its_batch() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sample_of_a_batch_that_waits_for_its_memory_can_be_aborted() {
     let world = World::new();
-    let (engine, store) = held_up(&world).await;
-    let first = put(&store, item("run/1", &[10_000], 1)).await;
-    let mine = busy_region(&engine, &store, &first).await;
+    let (engine, store, mine) = busy_region(&world).await;
     let putting = tokio::spawn({
         let (store, busy) = (store.clone(), from_region("run/busy", &mine));
         let batch = vec![item("run/a", &[5000], 2), busy];

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::held_up::{HeldUp, Mode};
+use common::raw::keys_of;
 use common::*;
-use holdfast_core::{Clock, ErrorKind, ObjectKey, Retry, SystemClock};
+use holdfast_core::{Clock, ErrorKind, Retry, SystemClock};
 use holdfast_engine::{EngineExt, PutOptions};
 use holdfast_features::{FeatureConfig, FeatureStore, Stored, Wanted};
 use holdfast_index::kv::memory::Fate;
@@ -41,12 +42,6 @@ fn tamper(world: &World, stored: &Stored, object: usize, bytes: &[u8]) {
             .put_one(&key, &region.whole(), &PutOptions::default(), WITHIN)
             .expect("put");
     }
-}
-
-fn keys_of(world: &World, stored: &Stored) -> Vec<ObjectKey> {
-    let part = format!("/g{}-", stored.reference.generation);
-    let objects = world.cluster.objects();
-    objects.into_iter().filter(|key| key.as_str().contains(&part)).collect()
 }
 
 #[tokio::test]

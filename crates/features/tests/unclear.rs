@@ -6,6 +6,7 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
+use common::raw::keys_of;
 use common::unclear::{Mode, Unclear};
 use common::*;
 use holdfast_core::{Clock, Digest, ErrorKind, Retry, SystemRng};
@@ -160,4 +161,28 @@ async fn an_adoption_is_found_out_in_the_same_way() {
         }
         world.assert_empty();
     }
+}
+
+#[tokio::test]
+async fn a_sample_that_is_being_called_lost_is_never_said_to_be_only_fenced() {
+    let world = World::new();
+    let (index, store) = open_with(
+        &world,
+        FeatureConfig {
+            call_within: Duration::from_secs(1),
+            ..world.config()
+        },
+    )
+    .await;
+    let stored = put(&store, item("run/1", &[10_000], 1)).await;
+    let lease = one(store.lease_next(&trainers(), 1, WITHIN).await.expect("a lease"));
+    index.set(Mode::RetiredToldLate);
+    let engine = world.cluster.connect();
+    for key in keys_of(&world, &stored) {
+        engine.remove_one(&key, WITHIN).expect("removed");
+    }
+    // Every get until then says missing, and none says Fenced, also while the index has retired it and not told yet.
+    until_lost(&store, &lease).await;
+    let told = store.health(WITHIN).await.counters.lost;
+    assert_eq!(told, 0, "the index has not answered yet, so this was in between");
 }

@@ -29,6 +29,8 @@ pub enum Mode {
     MadeAndSilent,
     /// As `MadeAndSilent`, but questions take all the time that they are given.
     MadeAndHung,
+    /// They are answered; a retirement is made at once, and told when its time is nearly over.
+    RetiredToldLate,
 }
 
 #[derive(Debug)]
@@ -63,7 +65,7 @@ impl Unclear {
     /// Whether a question is answered.
     async fn answers(&self, within: Duration) -> bool {
         match self.mode() {
-            Mode::Pass | Mode::MadeUntold | Mode::LostUntold | Mode::SomeMadeUntold => true,
+            Mode::Pass | Mode::MadeUntold | Mode::LostUntold | Mode::SomeMadeUntold | Mode::RetiredToldLate => true,
             Mode::MadeAndSilent => false,
             Mode::MadeAndHung => {
                 tokio::time::sleep(within).await;
@@ -178,7 +180,11 @@ impl Index for Unclear {
         reason: Reason,
         within: Duration,
     ) -> Vec<Result<Answered>> {
-        self.inner.retire(session, items, reason, within).await
+        let answers = self.inner.retire(session, items, reason, within).await;
+        if self.mode() == Mode::RetiredToldLate {
+            tokio::time::sleep(within * 9 / 10).await;
+        }
+        answers
     }
 
     async fn reopen(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
