@@ -115,6 +115,11 @@ impl Deadline {
         self.0.since(clock.now())
     }
 
+    /// The moment so much later.
+    pub fn later(self, by: Duration) -> Self {
+        Self(self.0.after(by))
+    }
+
     /// Whether it has passed.
     pub fn passed(self, clock: &dyn Clock) -> bool {
         clock.now() >= self.0

@@ -16,6 +16,16 @@ use crate::store::{FeatureStore, Inner};
 use crate::tasks::Caller;
 use crate::unreadable::Readable;
 
+/// How long after its deadline a caller still waits for a lease that is being taken: it is of more use to the caller than
+/// to the next one. After that the caller has left.
+const ANSWERED_LATE: Duration = Duration::from_secs(1);
+
+fn not_told(operation: &'static str) -> Error {
+    let message = "the index did not say within the deadline whether the samples were taken; if they were, they go back \
+                   without costing an attempt";
+    Error::unavailable(operation, message)
+}
+
 /// A sample that this process has taken, for a group or for reading only. A clone is the same lease.
 ///
 /// While it holds, the sample's objects are not removed. Answer for it with [`FeatureStore::ack`],
@@ -160,6 +170,8 @@ impl Inner {
         let terms = Terms {
             cancelled: caller.token(),
             usable: &|sample, description| readable.check(sample, description),
+            // A plain read costs no attempt, and runs out by itself.
+            settle: group.map_or(Duration::ZERO, |_| self.config.call_within),
         };
         for last in [false, true] {
             let session = match self.sessions.current(OPERATION, deadline).await {
@@ -206,6 +218,7 @@ impl Inner {
         let terms = Terms {
             cancelled: caller.token(),
             usable: &|sample, description| readable.check(sample, description),
+            settle: self.config.call_within,
         };
         let mut again = true;
         loop {
@@ -250,24 +263,30 @@ impl Inner {
 
 impl FeatureStore {
     /// Takes these samples for a group: each goes to one process of the group at a time. `Unsupported`: a later release has
-    /// put it, and it is left as it was.
+    /// put it, and it is left as it was. An answer of the index that is up to a second late is waited for; what comes later
+    /// still goes back, and costs the group no attempt.
     pub async fn lease(&self, group: &GroupName, samples: &[SampleRef], within: Duration) -> Vec<Result<Lease>> {
-        let (group, samples) = (group.clone(), samples.to_vec());
-        self.run_batch_for("features.lease", samples.len(), |inner, caller| async move {
+        const OPERATION: &str = "features.lease";
+        let (group, samples, count) = (group.clone(), samples.to_vec(), samples.len());
+        let taking = self.run_batch_for(OPERATION, count, |inner, caller| async move {
             let deadline = inner.deadline(within);
             inner.take(Some(&group), &samples, &caller, deadline).await
-        })
-        .await
+        });
+        let answer = tokio::time::timeout(within.saturating_add(ANSWERED_LATE), taking).await;
+        answer.unwrap_or_else(|_| vec![Err(not_told(OPERATION)); count])
     }
 
     /// Takes the next samples of a group, up to `count`. Waits for the first one; none at the deadline is not an error. What
-    /// a later release has put and this one cannot read is passed over, for others.
+    /// a later release has put and this one cannot read is passed over, for others. An answer of the index that is up to a
+    /// second late is waited for; what comes later still goes back, and costs the group no attempt.
     pub async fn lease_next(&self, group: &GroupName, count: usize, within: Duration) -> Result<Vec<Lease>> {
+        const OPERATION: &str = "features.lease_next";
         let group = group.clone();
-        self.run_for("features.lease_next", |inner, caller| async move {
+        let taking = self.run_for(OPERATION, |inner, caller| async move {
             inner.take_next(&group, count, &caller, inner.deadline(within)).await
-        })
-        .await
+        });
+        let answer = tokio::time::timeout(within.saturating_add(ANSWERED_LATE), taking).await;
+        answer.unwrap_or_else(|_| Err(not_told(OPERATION)))
     }
 
     /// Takes samples for reading only, beside any number of others. Let go of with [`FeatureStore::release`].

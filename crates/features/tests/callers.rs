@@ -11,6 +11,7 @@ use holdfast_core::{ErrorKind, Nonce, ObjectKey, SystemRng};
 use holdfast_custody::{Publication, Reason};
 use holdfast_engine::{EngineExt, PutOptions};
 use holdfast_features::{AdoptedTensor, Announcement, FeatureStore, GroupName, SampleRef, Wanted};
+use holdfast_index::kv::memory::Fate;
 use holdfast_index::{Commit, Reserve};
 use tokio::time::Instant;
 
@@ -123,6 +124,51 @@ async fn takes_that_are_cancelled_at_any_moment_cost_no_attempt() {
     ack(&consumer, &lease).await.expect("acknowledged");
     consumer.drain(WITHIN).await.expect("drained");
     world.assert_empty();
+}
+
+/// A consumer whose first take is made at once, and told so long after.
+async fn told_after(world: &World, delay: Duration) -> FeatureStore {
+    let kv = world.kv.client();
+    let consumer = world.open_on(world.cluster.connect(), kv.clone(), world.config()).await;
+    kv.faults().lose_reply(Fate::ToldAfter(delay));
+    consumer
+}
+
+#[tokio::test]
+async fn a_take_that_is_answered_a_little_late_is_handed_over() {
+    let world = World::new();
+    let producer = world.open().await;
+    let stored = put(&producer, item("run/1", &[1000], 1)).await;
+    let consumer = told_after(&world, SOON + SOON).await;
+    let lease = one(consumer.lease_next(&trainers(), 1, SOON).await.expect("an answer"));
+    assert_eq!(lease.reference(), stored.reference);
+    assert_eq!(attempts(&producer, "run/1").await, Some(1));
+}
+
+#[tokio::test]
+async fn a_take_that_is_answered_after_its_caller_left_costs_no_attempt() {
+    let world = World::new();
+    let producer = world.open().await;
+    let stored = put(&producer, item("run/1", &[1000], 1)).await;
+    let late = Duration::from_millis(1500);
+    for by_name in [false, true] {
+        let consumer = told_after(&world, late).await;
+        let begun = Instant::now();
+        let error = if by_name {
+            one(consumer
+                .lease(&trainers(), std::slice::from_ref(&stored.reference), SOON)
+                .await)
+            .expect_err("too late")
+        } else {
+            consumer.lease_next(&trainers(), 1, SOON).await.expect_err("too late")
+        };
+        assert!(begun.elapsed() < late, "the caller has its answer before the index has");
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        until("it goes back as if never taken", async || {
+            consumer.health(WITHIN).await.operations == 0 && attempts(&producer, "run/1").await == Some(0)
+        })
+        .await;
+    }
 }
 
 #[tokio::test]

@@ -148,6 +148,20 @@ impl KvIndex {
         seen: Option<Loaded>,
         deadline: Deadline,
     ) -> Vec<Result<T>> {
+        self.batch_told_by(session, items, intent, seen, deadline, deadline)
+            .await
+    }
+
+    /// As [`KvIndex::batch`], waiting until `told_by` for the outcome of what was sent before the deadline.
+    pub(crate) async fn batch_told_by<Item: Sync, T: Send>(
+        &self,
+        session: &Session,
+        items: &[Item],
+        intent: Intent<'_, Item, T>,
+        seen: Option<Loaded>,
+        deadline: Deadline,
+        told_by: Deadline,
+    ) -> Vec<Result<T>> {
         let mut results: Vec<Option<Result<T>>> = items.iter().map(|_| None).collect();
         let mut seen = seen;
         let mut tries = 0_u32;
@@ -178,7 +192,7 @@ impl KvIndex {
                 }
             };
             let refused = self
-                .round(session, items, &open, &intent, &loaded, &mut results, deadline)
+                .round(session, items, &open, &intent, &loaded, &mut results, told_by)
                 .await;
             self.set_refused_aside(refused, &loaded, &mut results, deadline).await;
         }

@@ -20,7 +20,7 @@ use crate::memory::Remembered;
 use crate::notes::{Given, Holding};
 use crate::record::unreadable;
 use crate::session::Session;
-use crate::types::{Commit, Held, MOST_CLAIMS, Reserve, SampleRef, Versioned};
+use crate::types::{Commit, Held, MOST_CLAIMS, Reserve, SampleRef, Terms, Versioned};
 
 pub(crate) fn gone(operation: &'static str, sample: &SampleId) -> Error {
     Error::new(
@@ -287,7 +287,7 @@ impl KvIndex {
         self.batch(session, items, intent, None, deadline).await
     }
 
-    /// Leases samples, for a group or for reading only, unless they are not `usable`. The first try goes by what was seen of
+    /// Leases samples, for a group or for reading only, on these terms. The first try goes by what was seen of
     /// them, if all were.
     pub(crate) async fn do_lease(
         &self,
@@ -295,7 +295,7 @@ impl KvIndex {
         samples: &[Found],
         group: Option<&GroupName>,
         ticks: u64,
-        usable: &(dyn Fn(&SampleRef, &[u8]) -> Result<()> + Send + Sync),
+        terms: Terms<'_>,
         deadline: Deadline,
     ) -> Vec<Result<Held>> {
         const OPERATION: &str = "index.lease";
@@ -306,7 +306,7 @@ impl KvIndex {
             let description = live.description.clone().ok_or_else(|| {
                 Error::internal(OPERATION, "a live sample has no description").with("sample", &sample.sample)
             })?;
-            usable(sample, &description)?;
+            (terms.usable)(sample, &description)?;
             let until = loaded.tick.after(ticks);
             let record = live.record.clone();
             let after = match group {
@@ -337,7 +337,9 @@ impl KvIndex {
         };
         let all_seen = samples.iter().all(|found| found.copied.is_some());
         let seen = all_seen.then(Loaded::default);
-        self.batch(session, samples, intent, seen, deadline).await
+        let told_by = deadline.later(terms.settle);
+        self.batch_told_by(session, samples, intent, seen, deadline, told_by)
+            .await
     }
 }
 

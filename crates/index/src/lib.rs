@@ -71,7 +71,8 @@ pub use types::{
 /// **Batches.** A batch gets one result per item, in order; an item that is refused does not hold up the others. Several
 /// items of one batch may be about the same sample; they are done one after the other.
 ///
-/// **Deadlines.** Every call returns within its time. An error with [`holdfast_core::Retry::Ambiguous`] means that the
+/// **Deadlines.** Every call returns within its time, a take within that and what its terms give it to
+/// [`settle`](Terms::settle). An error with [`holdfast_core::Retry::Ambiguous`] means that the
 /// deadline passed before it was known whether the change was made: read back. Every other error means that it was not.
 ///
 /// **Full.** An index that is full refuses with `Capacity`: reservations and everything else that writes. Reads, checks and
@@ -178,6 +179,7 @@ pub trait Index: Send + Sync + Debug {
         let terms = Terms {
             cancelled,
             usable: &any_sample,
+            settle: Duration::ZERO,
         };
         self.take(session, Some(group), items, ticks, terms, within).await
     }
@@ -195,6 +197,7 @@ pub trait Index: Send + Sync + Debug {
         let terms = Terms {
             cancelled,
             usable: &any_sample,
+            settle: Duration::ZERO,
         };
         self.take_next(session, group, count, ticks, terms, within).await
     }
@@ -205,6 +208,7 @@ pub trait Index: Send + Sync + Debug {
         let terms = Terms {
             cancelled,
             usable: &any_sample,
+            settle: Duration::ZERO,
         };
         self.take(session, None, items, ticks, terms, within).await
     }
@@ -322,8 +326,8 @@ impl Index for KvIndex {
         within: Duration,
     ) -> Vec<Result<Held>> {
         let items: Vec<Found> = items.iter().map(Found::from).collect();
-        self.do_lease(session, &items, group, ticks, terms.usable, self.deadline(within))
-            .await
+        let deadline = self.deadline(within);
+        self.do_lease(session, &items, group, ticks, terms, deadline).await
     }
 
     async fn take_next(

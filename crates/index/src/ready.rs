@@ -131,9 +131,13 @@ impl KvIndex {
             }
             usable
         };
+        let terms = Terms {
+            usable: &usable,
+            ..terms
+        };
         // What was copied to the ready list is good for a first try without a look.
         let results = self
-            .do_lease(session, &ready, Some(group), ticks, &usable, deadline)
+            .do_lease(session, &ready, Some(group), ticks, terms, deadline)
             .await;
         for (found, result) in ready.iter().zip(results) {
             let error = match result {

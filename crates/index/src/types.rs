@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use holdfast_core::{Generation, Nonce, ObjectKey, Result, SampleId};
 use holdfast_custody::{GroupName, Live, Publication, Reason, Retired, Token, Version};
@@ -89,12 +90,17 @@ pub struct Terms<'a> {
     /// Whether the process can use a sample, by what its producer said about it. One that it cannot use is not taken: it
     /// stays as it is, for others.
     pub usable: &'a (dyn Fn(&SampleRef, &[u8]) -> Result<()> + Send + Sync),
+    /// How long after the deadline the call may still wait to learn what became of a taking that was sent before it. A
+    /// lease that nobody learns of costs its group an attempt when it runs out; one that is learned of late can be
+    /// released as unserved. Nothing is begun in this time.
+    pub settle: Duration,
 }
 
 impl fmt::Debug for Terms<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Terms")
             .field("cancelled", self.cancelled)
+            .field("settle", &self.settle)
             .finish_non_exhaustive()
     }
 }

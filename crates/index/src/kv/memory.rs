@@ -255,6 +255,14 @@ impl Kv for MemoryKv {
                 self.shared.at_once(|state| state.transact(transaction)).ok();
                 Err(lost())
             }
+            Some(Fate::ToldAfter(delay)) => {
+                let outcome = self.shared.at_once(|state| {
+                    let applied = state.transact(transaction)?;
+                    Ok((applied, Some(state.read(reads))))
+                });
+                tokio::time::sleep(delay.min(within)).await;
+                if delay < within { outcome } else { Err(lost()) }
+            }
             Some(Fate::NotApplied) => Err(lost()),
             Some(Fate::Full { applied }) => {
                 if applied {

@@ -1,17 +1,20 @@
 //! Replies that are lost: what was done is reported as done, what was not is not, and nothing is done twice.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use holdfast_core::{ErrorKind, Retry};
 use holdfast_custody::Reason;
+use tokio_util::sync::CancellationToken;
 
 use super::check::{CaseResult, refused};
-use super::client::{CALL, Client, a};
+use super::client::{CALL, Client, LONG, a, only};
 use super::context::Context;
 use super::lossy::LossyKv;
 use super::records::Records;
-use crate::Answered;
 use crate::kv::memory::Fate;
+use crate::types::any_sample;
+use crate::{Answered, Terms};
 
 cases! {
     "ambiguity" Keys
@@ -21,6 +24,8 @@ cases! {
         "Every error that is not `Ambiguous` means that the change was not made; a lost reply is found out about.";
     a_lease
         "Every error that is not `Ambiguous` means that the change was not made; a lost reply is found out about.";
+    a_lease_told_of_after_its_deadline
+        "A take returns within its time and what its terms give it to settle.";
     an_ack
         "Every error that is not `Ambiguous` means that the change was not made; a lost reply is found out about.";
     a_nack
@@ -139,6 +144,32 @@ async fn a_lease(context: &Context) -> CaseResult {
         client.ack(&held).await?;
     }
     Ok(())
+}
+
+async fn a_lease_told_of_after_its_deadline(context: &Context) -> CaseResult {
+    const SHORT: Duration = Duration::from_millis(300);
+    let (kv, client) = lossy(context).await?;
+    let sample = client.publish("s", &["a"]).await?;
+    let terms = Terms {
+        cancelled: &CancellationToken::new(),
+        usable: &any_sample,
+        settle: CALL,
+    };
+    for by_name in [false, true] {
+        kv.plan([Some(Fate::ToldAfter(2 * SHORT))]);
+        let (index, session) = (client.index(), client.session());
+        let held = if by_name {
+            let samples = std::slice::from_ref(&sample);
+            only(index.take(session, Some(&a()?), samples, LONG, terms, SHORT).await)?
+        } else {
+            let taken = index.take_next(session, &a()?, 1, LONG, terms, SHORT).await?;
+            only(taken.into_iter().map(Ok).collect())?
+        };
+        ensure_eq!(held.sample, sample, "what was taken");
+        client.untake(&held).await?;
+        ensure_eq!(context.attempts(&sample, &a()?).await?, 0, "attempts");
+    }
+    all_is_well(context, &kv, 0).await
 }
 
 async fn an_ack(context: &Context) -> CaseResult {

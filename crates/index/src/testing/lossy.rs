@@ -96,6 +96,13 @@ impl Kv for LossyKv {
             Some(Fate::Applied) => {
                 self.inner.transact(transaction, within).await?;
             }
+            Some(Fate::ToldAfter(delay)) => {
+                let outcome = self.inner.transact(transaction, within).await;
+                tokio::time::sleep(delay.min(within)).await;
+                if delay < within {
+                    return outcome;
+                }
+            }
             Some(Fate::NotApplied) => {}
             Some(Fate::Full { applied }) => {
                 if applied {

@@ -64,6 +64,7 @@ async fn a_caller_that_leaves_ends_the_wait_for_the_next_sample(context: &Contex
             let terms = Terms {
                 cancelled: &cancelled,
                 usable: &any,
+                settle: Duration::ZERO,
             };
             next(&consumer, 1, terms, PATIENT).await
         }
@@ -82,6 +83,7 @@ async fn a_caller_that_left_takes_nothing(context: &Context) -> CaseResult {
     let terms = Terms {
         cancelled: &cancelled,
         usable: &any,
+        settle: Duration::ZERO,
     };
     ensure_eq!(next(context, 1, terms, CALL).await?, [], "what it got");
     ensure_eq!(context.attempts(&sample, &a()?).await?, 0, "attempts");
@@ -158,6 +160,7 @@ async fn what_cannot_be_used_is_passed_over(context: &Context) -> CaseResult {
     let terms = Terms {
         cancelled: &CancellationToken::new(),
         usable: &old,
+        settle: Duration::ZERO,
     };
     let taken = next(context, 1, terms, PATIENT).await?;
     let taken: Vec<SampleRef> = taken.into_iter().map(|held| held.sample).collect();
@@ -194,6 +197,7 @@ async fn what_is_passed_over_is_not_waited_for_in_a_loop(context: &Context) -> C
             let terms = Terms {
                 cancelled: &CancellationToken::new(),
                 usable: &count,
+                settle: Duration::ZERO,
             };
             next(&consumer, 1, terms, PATIENT).await
         }
@@ -217,6 +221,7 @@ async fn what_cannot_be_used_is_refused_by_name_and_stays_as_it_is(context: &Con
     let terms = Terms {
         cancelled: &CancellationToken::new(),
         usable: &old,
+        settle: Duration::ZERO,
     };
     for group in [Some(a()?), None] {
         let results = context

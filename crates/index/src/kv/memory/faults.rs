@@ -17,6 +17,8 @@ pub enum Fate {
     NotApplied,
     /// It is still under way: it is applied, if its conditions hold then, by [`MemoryKv::land`](super::MemoryKv::land).
     Later,
+    /// It is applied (or refused) at once, and the reply comes so long after: too late for a caller with less time.
+    ToldAfter(Duration),
     /// The store answers that it is full, whether it applied it or not.
     Full {
         /// Whether it did.
