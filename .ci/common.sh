@@ -1,4 +1,4 @@
-# What `.ci/setup` and `.ci/fresh` share. Sourced, not run; the caller sets `program`, the word that its lines begin with.
+# Functions that `.ci/setup` and `.ci/fresh` share. Sourced, not run; the caller sets `program`, its line prefix.
 
 say() { printf '%s: %s\n' "$program" "$*"; }
 die() { printf '%s: %s\n' "$program" "$*" >&2; exit 1; }

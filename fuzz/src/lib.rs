@@ -1,9 +1,10 @@
-//! The targets of the fuzzer: every decoder of bytes that another process, another release or an enemy may have written.
+//! The targets of the fuzzer: every decoder of bytes that another process, another release or an attacker may have
+//! written.
 //!
-//! A target takes any bytes and panics if a property of its decoder does not hold: what is read can be written and read
-//! back without a change, what follows from it (keys, decisions) can be worked out, and what was changed under a seal or a
-//! checksum is not taken for what was put. That a decoder takes no more memory than its input justifies is checked for all
-//! of them, by [`meter`].
+//! A target takes any bytes and panics if a property of its decoder does not hold: a decoded value can be written and
+//! read back unchanged, values derived from it (keys, decisions) can be computed, and bytes that were changed under a
+//! seal or a checksum are not accepted as the bytes that were put. [`meter`] checks for all targets that a decoder
+//! takes no more memory than its input justifies.
 //!
 //! `cargo xtask fuzz` builds `src/main.rs` with libFuzzer and the compiler's coverage instrumentation and lets it grow the
 //! corpora; `tests/corpora.rs` replays them as ordinary tests, on any toolchain. A crash becomes a file in
@@ -23,7 +24,7 @@ pub struct Target {
     pub run: fn(&[u8]),
 }
 
-/// All of them.
+/// All targets.
 pub const TARGETS: &[Target] = &[
     target("record", holdfast_index::fuzzing::record),
     target("note", holdfast_index::fuzzing::note),
@@ -56,7 +57,7 @@ impl Target {
     }
 }
 
-/// Keys, names, tensor specs and digests: what every record is made of.
+/// Keys, names, tensor specs and digests: the parts of every record.
 fn object_key(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     if let Some(name) = unescape(text) {

@@ -1,9 +1,9 @@
-//! How much memory a decoder takes for an input.
+//! Bounds the memory that a decoder takes for an input.
 //!
-//! A record of fifty bytes can claim a billion objects. A decoder that believes it fills the memory of every process that
-//! reads the record, so each target is held to a bound in proportion to its *input*: the program's allocator counts what a
-//! thread has taken, and refuses at the bound, which ends the program as any lack of memory does. Both the fuzzer and the
-//! replay see that as a crash of that input.
+//! A record of fifty bytes can claim a billion objects. A decoder that believes it fills the memory of every process
+//! that reads the record. So each target is held to a bound in proportion to its *input*: the program's allocator
+//! counts what a thread has allocated, and refuses at the bound, which ends the program as any lack of memory does.
+//! Both the fuzzer and the replay see that as a crash of that input.
 #![allow(
     unsafe_code,
     reason = "an allocator is unsafe by its trait; it only counts and passes on"
@@ -12,18 +12,18 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-/// For each byte of the input. JSON numbers of one digit become structures of some hundred bytes, and every target reads
-/// and writes its input a few times.
+/// The bound for each byte of the input. JSON numbers of one digit become structures of some hundred bytes, and every
+/// target reads and writes its input a few times.
 const PER_BYTE: usize = 16 << 10;
-/// For what does not depend on the input. The most objects that a record may claim are 65,536, each with a key.
+/// The bound for memory that does not depend on the input. A record may claim at most 65,536 objects, each with a key.
 const AT_LEAST: usize = 64 << 20;
 
 thread_local! {
-    /// What may still be taken; none while nothing is measured.
+    /// The bytes that may still be allocated; `None` while nothing is measured.
     static LEFT: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// Counts what the measured thread takes.
+/// Counts the allocations of the measured thread.
 #[derive(Debug)]
 pub struct Meter;
 
@@ -61,11 +61,11 @@ fn take(bytes: usize) -> bool {
 }
 
 fn give(bytes: usize) {
-    // As above: nothing to count. What was taken before the measurement may be given back within it.
+    // As above: nothing to count. Memory allocated before the measurement may be freed within it.
     let _unmeasured = LEFT.try_with(|left| left.set(left.get().map(|some| some.saturating_add(bytes))));
 }
 
-/// Runs something that was given so many bytes, within the bound.
+/// Runs a function that was given `input` bytes, within the bound.
 pub fn measured<T>(input: usize, run: impl FnOnce() -> T) -> T {
     LEFT.set(Some(AT_LEAST.saturating_add(PER_BYTE.saturating_mul(input))));
     let result = run();

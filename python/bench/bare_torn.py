@@ -1,9 +1,9 @@
-"""What a reader of the bare engine sees while an object is removed and written anew under it: the figure beside
-``cargo xtask prove torn``.
+"""Measures torn reads of the bare engine while an object is removed and written anew: the figure beside ``cargo xtask
+prove torn``.
 
-One process writes an object whose bytes are all alike, another byte each time; this one reads it as fast as it can. A read
-that the engine calls complete and whose bytes are not all alike is torn. Started by the proof with where the cluster is in
-``HOLDFAST_BESIDE``; writes one JSON object to its ``result``.
+One process writes an object whose bytes are all equal, with another value each time; this process reads it as fast as
+it can. A read that the engine reports as complete but whose bytes are not all equal is torn. The proof starts it and
+passes the cluster's addresses in ``HOLDFAST_BESIDE``; it writes one JSON object to its ``result``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final
 
 KEY: Final = "rewritten"
 PAUSE_S: Final = 0.03
-"""Between two writes, so that there is something to be read."""
+"""The pause between two writes, so that there is something to read."""
 
 
 class Client:
@@ -40,13 +40,13 @@ class Client:
         self.engine.put_from(KEY, self.bytes.ctypes.data, self.bytes.nbytes)
 
     def read(self) -> bool:
-        """Whether the engine says that all bytes came."""
+        """Reads the object. Returns whether the engine reports that all bytes arrived."""
         return bool(self.engine.get_into(KEY, self.bytes.ctypes.data, self.bytes.nbytes) == self.bytes.nbytes)
 
 
 def keep_writing(task: dict[str, Any]) -> None:
     client, value = Client(task), 0
-    ends = time.monotonic() + float(task["seconds"]) + 60  # unless it is killed before
+    ends = time.monotonic() + float(task["seconds"]) + 60  # unless it is killed earlier
     while time.monotonic() < ends:
         value = value % 250 + 1
         client.write(value)

@@ -1,7 +1,7 @@
-"""Three ways to hand a sample on: the bare engine, SpecForge's own store, and Holdfast.
+"""Three ways to pass on a sample: the bare engine, SpecForge's own store, and Holdfast.
 
-Each puts the same tensors on the same master, gets them back, and clears up after itself. Only putting and getting are
-timed; see ``features.py``.
+Each puts the same tensors on the same master, gets them back, and cleans up after itself. Only puts and gets are timed;
+see ``features.py``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def eagle_sample(tokens: int) -> Sample:
 
 
 def nbytes(tensor: torch.Tensor) -> int:
-    """How many bytes a tensor has."""
+    """The size of a tensor in bytes."""
     return tensor.numel() * tensor.element_size()
 
 
@@ -46,29 +46,29 @@ def same(got: Mapping[str, torch.Tensor], given: Sample) -> bool:
 
 
 class Contender(Protocol):
-    """One of the three. Slots are places for samples under way; each has a source of its own."""
+    """One of the three. Slots are places for samples in flight; each has its own source tensors."""
 
     def prepare(self, slots: list[Sample]) -> None:
-        """Takes note of the samples that will be put, before anything is timed."""
+        """Registers the samples that will be put, before anything is timed."""
 
     def put(self, slot: int, name: str) -> Any:
-        """Puts the sample of a slot under a name. What it returns says where the sample is."""
+        """Puts the sample of a slot under a name. Returns the location of the sample."""
 
     def get(self, slot: int, where: Any) -> Mapping[str, torch.Tensor]:
         """Gets it back."""
 
     def free(self, where: Any) -> None:
-        """Gives up what was put."""
+        """Frees a sample that was put."""
 
     def settle(self) -> None:
         """Waits until everything that was freed is gone."""
 
     def close(self) -> None:
-        """Ends."""
+        """Closes the contender."""
 
 
 def setup_arguments(cluster: Cluster) -> dict[str, Any]:
-    """How Mooncake's own client reaches a cluster."""
+    """The arguments with which Mooncake's own client reaches a cluster."""
     return {
         "local_hostname": "127.0.0.1",
         "metadata_server": cluster.metadata,
@@ -81,7 +81,7 @@ def setup_arguments(cluster: Cluster) -> dict[str, Any]:
 
 
 class Bare:
-    """The engine's own batch calls, from and into registered memory that is allocated before."""
+    """The engine's own batch calls, from and into registered memory that is allocated in advance."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.client = MooncakeDistributedStore()
@@ -141,7 +141,7 @@ class Bare:
 
 
 class SpecForge:
-    """SpecForge's own store, as it comes."""
+    """SpecForge's own store, unmodified."""
 
     def __init__(self, cluster: Cluster, bare: Bare) -> None:
         self.features = MooncakeFeatureStore(store_id="specforge", setup_kwargs=setup_arguments(cluster))
@@ -161,7 +161,8 @@ class SpecForge:
 
     def free(self, where: Any) -> None:
         self.features.release(self.handles.pop(where.sample_id))
-        # Its own removal waits for the engine's lease on what was read; the next turn needs the room now.
+        # The store's own removal waits for the engine's lease on objects that were read; the next turn needs the room
+        # now.
         generation = where.metadata["generation"]
         keys = [f"specforge/{where.sample_id}/g{generation}/{tensor}" for tensor in where.feature_keys]
         self.bare.client.batch_remove(keys, True)
@@ -170,11 +171,11 @@ class SpecForge:
         pass
 
     def close(self) -> None:
-        pass  # it has no end
+        pass  # it has no way to close
 
 
 class Holdfast:
-    """Holdfast from Python: tensors in, by pointer; tensors out, in memory of the pool, lease and checks included."""
+    """Holdfast from Python: tensors in, by pointer; tensors out, in memory of the pool, including lease and checks."""
 
     def __init__(self, cluster: Cluster, name: str, **settings: Any) -> None:
         usual: dict[str, Any] = {"pool_bytes": 1 << 30, "warm_bytes": 512 << 20, "timeout": TIMEOUT_S}
@@ -201,6 +202,6 @@ class Holdfast:
 
 
 def check(holds: bool, what: str) -> None:
-    """A benchmark of something that does not work is worth nothing."""
+    """Raises if a step failed: benchmarking something that does not work is worthless."""
     if not holds:
         raise RuntimeError(what)

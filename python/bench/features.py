@@ -1,12 +1,12 @@
 """The feature store against the bare engine and against SpecForge's own store, in turns, on one master.
 
-Run by ``cargo xtask bench features [--quick] [--json]``. It starts a cluster of its own (a master, a holder process, an
+Run by ``cargo xtask bench features [--quick] [--json]``. It starts its own cluster (a master, a holder process, an
 etcd), touches all memory of the holder, and then lets the contenders take turns: in every round each of them puts and
-gets, in an order that changes from round to round, so that a busy moment hits all of them. A ratio is the median time of
-the other over the median time of ours: a ratio of throughputs, 1.0 is as fast, more is faster.
+gets, in an order that changes from round to round, so that a busy moment hits all of them. A ratio is the median time
+of the other contender over the median time of ours: a ratio of throughputs, where 1.0 is as fast and more is faster.
 
-A put is timed until the sample is visible to everybody; a get from the reference to tensors that are checked, the lease
-included. Freeing is not timed here: ``cargo xtask prove ttl`` does that.
+A put is timed until the sample is visible to all processes; a get from the reference to verified tensors, including the
+lease. Freeing is not timed here: ``cargo xtask prove ttl`` does that.
 
 The table goes to standard error with ``--json``, to standard output without; the last line is one JSON object.
 """
@@ -31,19 +31,19 @@ from typing import Any, Final, TextIO
 from servers import running_cluster
 
 SEGMENT_MIB: Final = 2048
-"""Room for one sample of every contender, and for those whose removal is late."""
+"""Room for one sample of every contender, and for samples whose removal is late."""
 IN_FLIGHT: Final = 8
 EACH: Final = 4
-"""How many samples each of those in flight hands on in a round."""
+"""How many samples each thread passes on in a round."""
 WARM_UP: Final = 2
-"""Rounds that do not count: connections, pools and caches fill. Bytes are compared there."""
+"""Rounds that do not count: connections, pools and caches fill up. Bytes are compared in these rounds."""
 TOKENS_128M: Final = 4096
 TOKENS_4M: Final = 128
 
 
 @dataclass
 class Times:
-    """What one contender took in one case, a value for each round, in seconds."""
+    """The times of one contender in one case, one value for each round, in seconds."""
 
     put: list[float] = field(default_factory=list)
     get: list[float] = field(default_factory=list)
@@ -51,13 +51,13 @@ class Times:
 
 @dataclass
 class Case:
-    """One kind of work, and what each contender took for it."""
+    """One workload, and the times of each contender."""
 
     name: str
     samples: int
-    """How many samples a round hands on."""
+    """How many samples a round passes on."""
     nbytes: int
-    """How many bytes each has."""
+    """The size of each sample in bytes."""
     times: dict[str, Times] = field(default_factory=dict)
 
     def ratio(self, what: str, ours: str, theirs: str) -> float:
@@ -88,7 +88,7 @@ def run_case(
             if threads == 1:
                 results = [act(n) for n in range(case.samples)]
             else:
-                # One job for each of those in flight: a thread does its samples one after the other.
+                # One job for each thread: a thread processes its samples one after the other.
                 per_thread = case.samples // threads
                 shares = [range(t * per_thread, (t + 1) * per_thread) for t in range(threads)]
                 jobs = [workers.submit(lambda share: [act(n) for n in share], share) for share in shares]
@@ -103,7 +103,7 @@ def run_case(
                 where, put = each(put_one)
                 if turn < 0:
                     for slot, at in zip(slots, where, strict=True):
-                        check(same(contender.get(slot, at), sources[slot]), f"{name}: other bytes came back")
+                        check(same(contender.get(slot, at), sources[slot]), f"{name}: wrong bytes came back")
                 _, get = each(partial(_get, contender, slots, where))
                 for at in where:
                     contender.free(at)
@@ -120,11 +120,11 @@ def _put(contender: Any, slots: Sequence[int], name: str, n: int) -> Any:
 
 
 def _get(contender: Any, slots: Sequence[int], where: Sequence[Any], n: int) -> int:
-    return len(contender.get(slots[n], where[n]))  # and lets go of the tensors
+    return len(contender.get(slots[n], where[n]))  # drops the tensors at once
 
 
 def table(cases: Sequence[Case], out: TextIO) -> None:
-    """Medians and their spread, for people."""
+    """Prints medians and their spread, for people."""
     heading = ("case", "contender", "put: median ms", "(fastest to slowest)", "GB/s", "get: median ms", "(…)", "GB/s")
     rows: list[tuple[str, ...]] = [heading]
     for case in cases:
@@ -145,7 +145,7 @@ def table(cases: Sequence[Case], out: TextIO) -> None:
 
 
 def figures(large: Case, small: Case, parallel: Case) -> dict[str, float]:
-    """The ratios, by the names that the goals have."""
+    """The ratios, under the names that the goals use."""
     found: dict[str, float] = {}
     for what in ("put", "get"):
         found[f"{what}_ratio_128m"] = large.ratio(what, "holdfast", "bare")
@@ -206,7 +206,7 @@ def main() -> None:
         print(json.dumps(figures(large, small, parallel)), flush=True)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # SpecForge's client has no end of its own
+    os._exit(0)  # SpecForge's client cannot be closed
 
 
 def in_order(made: tuple[Case, list[dict[str, Any]]], contenders: Mapping[str, Any]) -> tuple[Any, Any, Any]:

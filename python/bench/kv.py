@@ -1,9 +1,9 @@
 """Pages of a KV cache, set and got in batches of 64: Holdfast's SGLang back end against SGLang's own Mooncake back end.
 
 Both are the real classes, on one master and holder, with SGLang's own host pool (keys and values apart, page first),
-through the calls that SGLang's controller makes: ``batch_set_v1`` and ``batch_get_v1``. They take turns, and who goes
-first alternates. Ours checks the length and the checksum of every page, theirs neither. A ratio is the median time of
-theirs over that of ours: 1.0 is as fast, more is faster. The pool of the cluster is touched first.
+through the calls that SGLang's controller makes: ``batch_set_v1`` and ``batch_get_v1``. They take turns, and the one
+that goes first alternates. Ours checks the length and the checksum of every page, SGLang's checks neither. A ratio is
+the median time of SGLang's over that of ours: 1.0 is as fast, more is faster. The pool of the cluster is touched first.
 
 The last line is one JSON object. ``--try`` measures other settings of ours as well; ``--rounds`` is for profiling.
 """
@@ -61,8 +61,8 @@ class Contender:
         loaded = self.storage.batch_get_v1(keys, target)
         ended = time.perf_counter()
         if warm or (not all(loaded) and not self.evicted):
-            # The pool was full when it was touched, so the master will evict once, whatever it meets when it comes round
-            # to it. That turn does not count.
+            # The pool was full when it was touched, so the master evicts once, whatever objects it finds at that
+            # moment. That turn does not count.
             self.evicted |= not all(loaded)
             came = [at for at in range(BATCH) if loaded[at]]
             same = parts.page_bytes(self.pool, came) == parts.page_bytes(self.pool, [BATCH + at for at in came])
@@ -75,7 +75,7 @@ class Contender:
 
 
 def check(holds: bool, what: str) -> None:
-    """A benchmark of something that does not work is worth nothing."""
+    """Raises if a step failed: benchmarking something that does not work is worthless."""
     if not holds:
         raise RuntimeError(what)
 
@@ -135,7 +135,7 @@ def touch(client: Any) -> None:
 
 
 def table(size: str, contenders: dict[str, Contender], out: TextIO) -> None:
-    """For people."""
+    """Prints the results for people."""
     nbytes = BATCH * (256 << 10 if size == "256k" else 1 << 20)
     for name, one in contenders.items():
         cells = []
@@ -150,7 +150,7 @@ def table(size: str, contenders: dict[str, Contender], out: TextIO) -> None:
 
 
 def figures(size: str, contenders: dict[str, Contender]) -> dict[str, float]:
-    """By the names that the goals have."""
+    """The figures, under the names that the goals use."""
     nbytes = BATCH * (256 << 10 if size == "256k" else 1 << 20)
     found: dict[str, float] = {}
     for what in ("set", "get"):
@@ -200,7 +200,7 @@ def main() -> None:
         found[f"vs_sglang_{what}"] = min(found[f"vs_sglang_{what}_{size}"] for size in SIZES)
     print(json.dumps({name: round(value, 3) for name, value in found.items()}), flush=True)
     sys.stderr.flush()
-    os._exit(0)  # SGLang's client has no end of its own
+    os._exit(0)  # SGLang's client cannot be closed
 
 
 if __name__ == "__main__":

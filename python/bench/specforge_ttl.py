@@ -1,9 +1,10 @@
-"""The workload of ``cargo xtask prove ttl`` on SpecForge's own store: what becomes of it when the engine protects what was
-read for longer than the run.
+"""The workload of ``cargo xtask prove ttl`` on SpecForge's own store: what happens when the engine protects objects
+that were read for longer than the run.
 
-Two producer and two consumer processes, eight samples of 4 MiB in flight. A producer puts and sends the reference on; a
-consumer gets, releases, and lets the next one in. A put that fails is tried again, as a patient user would, until the
-time is up. Started by the proof with where the cluster is in ``HOLDFAST_BESIDE``; writes one JSON object to its ``result``.
+Two producer and two consumer processes, eight samples of 4 MiB in flight. A producer puts and sends on the reference; a
+consumer gets, releases, and lets the next sample in. A failed put is retried, as a patient user would, until the time
+is up. The proof starts it and passes the cluster's addresses in ``HOLDFAST_BESIDE``; it writes one JSON object to its
+``result``.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ PROCESSES: Final = 2
 READY_WITHIN_S: Final = 120.0
 
 Shared = tuple[Any, Any, Any, Any]
-"""Room for samples in flight, their references, what was seen, and the moment when all are ready."""
+"""Room for samples in flight, their references, the counters, and the moment when all processes are ready."""
 
 
 def features(task: dict[str, Any]) -> Any:
-    """A client of its own, as every process has."""
+    """A separate client, as every process has."""
     os.environ.update({**dict(task["client_env"]), "MC_LOG_LEVEL": "FATAL"})
     from specforge.runtime.data_plane.mooncake_store import MooncakeFeatureStore
 
@@ -58,7 +59,7 @@ def produce(n: int, task: dict[str, Any], shared: Shared) -> None:
         while time.monotonic() < ends:
             try:
                 ref = store.put(tensors, sample_id=f"{n}-{number}", metadata={"run_id": "proof"})
-            except Exception as error:  # whatever it raises is a put that failed
+            except Exception as error:  # any exception counts as a failed put
                 seen["put_failures"] += 1
                 seen[f"error: {error}".split(" for ")[0]] += 1
                 store.gc()
@@ -114,7 +115,7 @@ def main() -> None:
     result = {**counts, "errors": errors, "samples": task["samples"], "seconds": round(time.monotonic() - begun, 1)}
     Path(task["result"]).write_text(json.dumps(result))
     for worker in workers:
-        worker.kill()  # the client has no end of its own
+        worker.kill()  # the client cannot be closed
         worker.join()
 
 

@@ -1,24 +1,25 @@
 """A storm of callers that leave, on real servers: takes, gets and puts that are cancelled at random moments.
 
-Run by ``cargo xtask prove storm [--quick] [--json]``. It starts a cluster of its own (a master, a holder process, an etcd)
+Run by ``cargo xtask prove storm [--quick] [--json]``. It starts its own cluster (a master, a holder process, an etcd)
 and three processes on one store with a budget:
 
 ======== ================================================================================================
-sync     the plain face; its main thread gets SIGINT at random moments (Ctrl-C)
+sync     the blocking face; its main thread gets SIGINT at random moments (Ctrl-C)
 asyncio  the asyncio face; tasks are cancelled, or run out of ``asyncio.wait_for``, at random moments
 traffic  live traffic: puts, takes, gets and acknowledges, and leaves nothing
 ======== ================================================================================================
 
-Meanwhile the holder is stopped and continued. Whatever was taken and reached its caller is read, compared with what was
-put, and acknowledged. At the end everything that is left is consumed, and then it is counted:
+Meanwhile the holder is stopped and continued. Every sample that was taken and reached its caller is read, compared with
+what was put, and acknowledged. At the end everything that is left is consumed, and then these are counted:
 
-- ``wrong_bytes``: tensors that were not what was put;
-- ``lost``: samples whose put was acknowledged and that nobody could consume;
+- ``wrong_bytes``: tensors that differ from what was put;
+- ``lost``: samples whose put was acknowledged and that no process could consume;
 - ``attempts_burnt``: attempts of samples beyond the one in which they were consumed;
-- ``pool_bytes_leaked``, ``engine_bytes_leaked``, ``budget_bytes_leaked``: what did not come back;
-- ``leases_left``, ``operations_left``: what still runs or is held when nobody does anything any more.
+- ``pool_bytes_leaked``, ``engine_bytes_leaked``, ``budget_bytes_leaked``: bytes that were not returned;
+- ``leases_left``, ``operations_left``: leases still held and operations still running when no caller is active any
+  more.
 
-The last line is one JSON object. The seed makes the moments the same again, as far as threads and servers do.
+The last line is one JSON object. The same seed reproduces the moments, as far as threads and servers allow.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ PAUSE_S: Final = 1.5
 
 @dataclass
 class Report:
-    """What one process has seen."""
+    """The observations of one process."""
 
     cancelled: dict[str, int] = field(default_factory=dict)
     acknowledged: list[str] = field(default_factory=list)
@@ -74,11 +75,11 @@ class Report:
     pool_leaked: int = 0
     operations_left: int = 0
     errors: dict[str, int] = field(default_factory=dict)
-    """Calls that failed by themselves: while the holder stands still, deadlines pass."""
+    """Calls that failed by themselves: while the holder is stopped, deadlines pass."""
 
 
 def bytes_of(sample: str) -> numpy.ndarray[Any, Any]:
-    """What a sample's tensor has: it follows from its name."""
+    """The content of a sample's tensor, which follows from its name."""
     source = numpy.random.default_rng([ord(char) for char in sample])
     length = int(source.integers(1, 64)) if source.random() < 0.3 else int(source.integers(1, LONGEST))
     return source.integers(0, 256, length, dtype=numpy.uint8)
@@ -101,7 +102,7 @@ class Ledger:
         self._lock = threading.Lock()
         self._next = 0
         self.told = threading.Event()
-        """Set when the parent closes this process's standard input: it may end."""
+        """Set when the parent closes this process's standard input: the process may end."""
 
     def listen(self) -> None:
         def until_the_end() -> None:
@@ -128,7 +129,7 @@ class Ledger:
             self._errors[f"{type(error).__name__}: {error.operation}"] += 1
 
     def kind(self) -> str:
-        """What to do next: something of which not enough were cancelled yet."""
+        """The next kind of call: one of which too few were cancelled so far."""
         wanted = [kind for kind in KINDS if self._cancelled[kind] < self.target]
         return self.random.choice(wanted or KINDS)
 
@@ -141,7 +142,7 @@ class Ledger:
         return self.random.choice((0.0, 0.001, 0.003, 0.01, 0.03, 0.1)) * self.random.random()
 
     def check(self, sample: str, got: object, attempts: int) -> None:
-        """Judges what was consumed."""
+        """Checks a consumed sample."""
         with self._lock:
             self.report.wrong += not numpy.array_equal(numpy.asarray(got), bytes_of(sample))
             self.report.burnt += attempts - 1
@@ -156,7 +157,7 @@ class Ledger:
 
 
 def patiently(ledger: Ledger, act: Callable[[], Any], tries: int = 20) -> Any:
-    """Does something that may have to wait for the holder."""
+    """Retries an action that may have to wait for the holder."""
     for _ in range(tries - 1):
         try:
             return act()
@@ -177,7 +178,7 @@ def consume(ledger: Ledger, store: holdfast.FeatureStore, lease: holdfast.Lease)
 
 
 def settle(store: holdfast.FeatureStore) -> dict[str, Any]:
-    """The store's health when what it still did has ended."""
+    """The store's health once its remaining work has ended."""
     gc.collect()
     deadline = time.monotonic() + 2 * WITHIN
     while True:
@@ -188,7 +189,7 @@ def settle(store: holdfast.FeatureStore) -> dict[str, Any]:
 
 
 class Interrupts:
-    """SIGINT for the main thread, at a moment of its own, and only while it is expected."""
+    """SIGINT for the main thread, at a random moment, and only while it is expected."""
 
     def __init__(self) -> None:
         self._armed = False
@@ -257,7 +258,7 @@ def sync_storm(ledger: Ledger, store: holdfast.FeatureStore) -> None:
                 ledger.acknowledged(sample)
         except KeyboardInterrupt:
             ledger.cancelled(kind)
-            # Those that did reach this process were assigned, and are consumed like any other.
+            # Leases that did reach this process were assigned, and are consumed like any other.
             for lease in leases:
                 consume(ledger, store, lease)
         except HoldfastError as error:
@@ -387,7 +388,7 @@ def child(name: str, cluster: dict[str, Any], seed: int, target: int) -> None:
 
 
 def stop_and_continue(pid: int, times: int, source: random.Random) -> None:
-    """Stops the holder and lets it go on."""
+    """Stops the holder and lets it continue."""
     for _ in range(times):
         time.sleep(source.uniform(0.3, 1.0))
         os.kill(pid, signal.SIGSTOP)
@@ -398,7 +399,7 @@ def stop_and_continue(pid: int, times: int, source: random.Random) -> None:
 
 
 def whole_budget_is_there(store: holdfast.FeatureStore) -> int:
-    """How many bytes of the budget did not come back: the largest sample that can be put tells."""
+    """The number of bytes of the budget that were not returned, found by the largest sample that can be put."""
     missing, step = 0, BUDGET // 64
     while missing < BUDGET:
         data = numpy.zeros(BUDGET - missing, dtype=numpy.uint8)
@@ -415,7 +416,7 @@ def whole_budget_is_there(store: holdfast.FeatureStore) -> int:
 
 def storm(cancels: int, stops: int, seed: int) -> dict[str, Any]:
     begun = time.monotonic()
-    # Of each kind, from each face.
+    # Cancelled calls of each kind, from each face.
     target = -(-cancels // (2 * len(KINDS)))
     with running_cluster(segment_mib=512) as cluster:
         settings = cluster.settings()
@@ -478,7 +479,7 @@ def storm(cancels: int, stops: int, seed: int) -> dict[str, Any]:
 
 
 def report_of(process: subprocess.Popen[str]) -> Report:
-    """What a child says at its end, which comes with the end of its input."""
+    """A child's report, which it prints at its end, after its input has ended."""
     out, _ = process.communicate(timeout=900)
     if process.returncode != 0 or not out.strip():
         raise RuntimeError(f"{process.args!r} ended with {process.returncode}")

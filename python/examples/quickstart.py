@@ -13,7 +13,7 @@ master = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:50051"
 etcd = sys.argv[2] if len(sys.argv) > 2 else "http://127.0.0.1:2379"
 
 with holdfast.open("quickstart", master=master, etcd=etcd) as store:
-    # A producer: tensors of any number and kind are one sample, visible as a whole or not at all.
+    # A producer: any number of tensors, of any kind, form one sample, visible as a whole or not at all.
     hidden = torch.randn(4, 1024, dtype=torch.bfloat16)
     for n in range(3):
         store.put(f"sample-{n}", {"hidden": hidden + n, "ids": torch.arange(4)}, groups=["trainers"])

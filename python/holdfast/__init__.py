@@ -1,4 +1,4 @@
-"""Custody of tensors on a Mooncake Store cluster: there while somebody needs them, gone the moment nobody does.
+"""Custody of tensors on a Mooncake Store cluster: kept while a consumer or reader needs them, then freed.
 
 ::
 
@@ -10,8 +10,8 @@
             with lease:  # acknowledged at the end, handed back if this raises
                 train(lease.get(as_="torch"))
 
-:func:`open` gives a :class:`FeatureStore`; :mod:`holdfast.aio` has the same for asyncio. Errors are in
-:mod:`holdfast.errors` and here. The work is done by a compiled module, ``holdfast._holdfast``; bytes move once, between
+:func:`open` returns a :class:`FeatureStore`; :mod:`holdfast.aio` has the same for asyncio. Errors are in
+:mod:`holdfast.errors` and here. The work is done by a compiled module, ``holdfast._holdfast``. Bytes move once, between
 the tensors' own memory and the cluster, and other Python threads run meanwhile.
 """
 

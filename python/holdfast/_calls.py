@@ -1,4 +1,5 @@
-"""The calls of a store, begun but not waited for. Both faces of the package, plain and asyncio, are built on these."""
+"""The calls of a store, started but not awaited. Both faces of the package, blocking and asyncio, are built on
+these."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ L = TypeVar("L")
 
 
 class Pending(Generic[T]):
-    """A call under way. A caller that leaves (Ctrl-C, a cancelled task, a timeout, nobody has this any more) cancels it:
-    waits end, what is not committed is undone, and leases go back as if never taken."""
+    """A call in flight. A caller that leaves (Ctrl-C, a cancelled task, a timeout, the last reference is dropped)
+    cancels it: waits end, uncommitted work is undone, and leases are returned as if never taken."""
 
     __slots__ = ("_finish", "_operation")
 
@@ -45,14 +46,14 @@ class Pending(Generic[T]):
         def tell() -> None:
             try:
                 loop.call_soon_threadsafe(end)
-            except RuntimeError:  # the loop is closed: nobody waits any more
+            except RuntimeError:  # the loop is closed: no task waits any more
                 pass
 
         self._operation.on_done(tell)
         try:
             await ended
         except BaseException:
-            # Cancelled; perhaps after it had ended, but before anybody was told.
+            # Cancelled, perhaps after the operation had ended but before the caller learned of it.
             self._operation.cancel()
             raise
         return self._finish(self._operation.result())
@@ -67,12 +68,12 @@ class Calls(Generic[L]):
         self._lease = lease
 
     def within(self, timeout: float | None) -> float:
-        """The time for a call."""
+        """The time limit of a call, in seconds."""
         return self._timeout if timeout is None else float(timeout)
 
     def _core_for(self, leases: list[_holdfast.Lease]) -> _holdfast.Core:
         for lease in leases:
-            _ = lease.token  # raises in a forked child, whose own store would know nothing of it
+            _ = lease.token  # raises in a forked child, whose own store does not know the lease
         return self._core()
 
     def put(self, item: PutItem, timeout: float | None) -> Pending[SampleRef]:

@@ -1,4 +1,4 @@
-"""Values on their way between the package and its compiled half."""
+"""Conversion of values between the package and its compiled module."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ View = Literal["tensor", "torch", "numpy"]
 
 
 def same(value: T) -> T:
-    """For results that need no conversion."""
+    """Returns a result that needs no conversion."""
     return value
 
 
 def checked(results: list[T | HoldfastError]) -> T:
-    """The only result; raised if it is an error."""
+    """The only result of a call; raises it if it is an error."""
     (result,) = results
     if isinstance(result, HoldfastError):
         raise result
@@ -42,7 +42,7 @@ def checked(results: list[T | HoldfastError]) -> T:
 
 
 def each(convert: Callable[[Any], T]) -> Callable[[list[Any]], list[T | HoldfastError]]:
-    """Converts results one by one and leaves errors as they are."""
+    """Converts results one by one and leaves errors unchanged."""
     return lambda results: [r if isinstance(r, HoldfastError) else convert(r) for r in results]
 
 
@@ -52,34 +52,34 @@ def only(convert: Callable[[Any], T]) -> Callable[[list[Any]], T]:
 
 
 def to_ref(reference: tuple[str, int]) -> SampleRef:
-    """A reference, from the compiled half."""
+    """A reference, from the compiled module."""
     return SampleRef(*reference)
 
 
 def from_ref(ref: SampleRef) -> tuple[str, int]:
-    """A reference, for the compiled half."""
+    """A reference, for the compiled module."""
     if not isinstance(ref, SampleRef):
-        raise Invalid(f"a SampleRef is wanted here, not a {type(ref).__name__}", operation="python.ref")
+        raise Invalid(f"expected a SampleRef, not a {type(ref).__name__}", operation="python.ref")
     return ref.sample, ref.generation
 
 
 def from_name(ref: SampleRef | str) -> tuple[str, int | None]:
-    """A reference, or the id of a sample whose live generation is meant."""
+    """A reference, or the id of a sample, which means its live generation."""
     return (ref, None) if isinstance(ref, str) else from_ref(ref)
 
 
 def to_specs(specs: Iterable[_holdfast.Spec]) -> tuple[TensorSpec, ...]:
-    """Specs, from the compiled half."""
+    """Specs, from the compiled module."""
     return tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape, _ in specs)
 
 
 def to_answered(answer: tuple[bool, str | None, bool]) -> Answered:
-    """An answer, from the compiled half."""
+    """The outcome of an answer, from the compiled module."""
     return Answered(*answer)
 
 
 def to_found(found: dict[str, Any] | None) -> Found | None:
-    """What was found, from the compiled half."""
+    """A found sample, from the compiled module."""
     if found is None:
         return None
     return Found(
@@ -93,17 +93,17 @@ def to_found(found: dict[str, Any] | None) -> Found | None:
 
 
 def to_quarantined(listed: Iterable[tuple[str, int, str, int, bool]]) -> list[Quarantined]:
-    """What is in quarantine, from the compiled half."""
+    """The records in quarantine, from the compiled module."""
     return [Quarantined(*record) for record in listed]
 
 
 def to_swept(swept: dict[str, Any]) -> Swept:
-    """What a sweep did, from the compiled half."""
+    """The result of a sweep, from the compiled module."""
     return Swept(**swept)
 
 
 def given(tensors: Mapping[str, Any], *, written: bool = False) -> list[_holdfast.Given]:
-    """Tensors, for the compiled half; if they are to be ``written``, they must allow it."""
+    """Tensors, for the compiled module. With ``written``, their memory must be writable."""
     if not isinstance(tensors, Mapping):
         raise Invalid("pass a dictionary from names to tensors", operation="python.tensor")
     all_given: list[_holdfast.Given] = []
@@ -116,7 +116,7 @@ def given(tensors: Mapping[str, Any], *, written: bool = False) -> list[_holdfas
 
 
 def views(got: _holdfast.Got, into: Mapping[str, Any] | None, view: View) -> dict[str, Any]:
-    """What a get returns, as the caller wants to see it."""
+    """The result of a get, in the view that the caller asked for."""
     if into is not None:
         return {spec[0]: into[spec[0]] for spec, _ in got}
     tensors = [Tensor(name, dtype, tuple(shape), nbytes, memory) for (name, dtype, shape, nbytes), memory in got]
@@ -134,26 +134,26 @@ def check_view(view: View) -> None:
 
 
 def names_of(names: Iterable[str] | None) -> list[str] | None:
-    """Names as a list; one string is a mistake, not its letters."""
+    """Names as a list. A single string is refused: it would be read as a list of its letters."""
     if isinstance(names, str):
         raise Invalid("names is a list of names, not one string", operation="python.get", facts={"names": names})
     return None if names is None else list(names)
 
 
 def groups_of(groups: Iterable[str]) -> list[str]:
-    """Groups as a list; one string is a mistake, not its letters."""
+    """Groups as a list. A single string is refused: it would be read as a list of its letters."""
     if isinstance(groups, str):
         raise Invalid("groups is a list of names, not one string", operation="python.put", facts={"groups": groups})
     return list(groups)
 
 
 def item(put: PutItem) -> _holdfast.Item:
-    """A sample to be put, for the compiled half."""
+    """A sample to put, for the compiled module."""
     return put.sample, given(put.tensors), groups_of(put.groups), put.retain, put.max_attempts
 
 
 def item_or_error(put: PutItem) -> _holdfast.Item | HoldfastError:
-    """As :func:`item`; what is wrong with this sample is its result, and no other's."""
+    """As :func:`item`, but returns the error: a mistake in one sample is the result of that sample only."""
     try:
         return item(put)
     except HoldfastError as error:
@@ -161,12 +161,12 @@ def item_or_error(put: PutItem) -> _holdfast.Item | HoldfastError:
 
 
 def adopted(tensors: Iterable[AdoptedTensor]) -> list[tuple[str, str, Sequence[int], str, str | None]]:
-    """Tensors that somebody else wrote, for the compiled half."""
+    """Tensors that another writer wrote, for the compiled module."""
     return [(one.spec.name, one.spec.dtype, one.spec.shape, one.key, one.digest) for one in tensors]
 
 
 def estimate(tensors: Mapping[str, TensorLike] | Iterable[TensorSpec]) -> int:
-    """How many bytes a sample of these tensors takes."""
+    """The number of bytes that a sample of these tensors takes."""
     if isinstance(tensors, Mapping):
         return sum(_holdfast.spec_bytes(dtype, shape) for _, dtype, shape, _ in given(tensors))
     return sum(spec.nbytes for spec in tensors)

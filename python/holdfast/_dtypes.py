@@ -1,4 +1,4 @@
-"""Element types, as Holdfast, numpy and DLPack call them. Holdfast's names are torch's."""
+"""Element types under their names in Holdfast, numpy and DLPack. Holdfast's names are torch's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast.errors import Invalid
 _NUMPY_NAMES: Final = frozenset(
     "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 float32 float64 complex64 complex128".split()
 )
-"""Types that numpy itself has, by the same names."""
+"""Types that numpy itself has, under the same names."""
 
 _ML_DTYPES: Final = {
     "bfloat16": "bfloat16",
@@ -43,7 +43,7 @@ _DLPACK: Final = {
     "float8_e5m2fnuz": (13, 8),
     "float8_e8m0fnu": (14, 8),
 }
-"""Code and bits of DLPack. The codes of the 8-bit floats are those of DLPack 1.1."""
+"""DLPack's code and bits. The codes of the 8-bit floats are those of DLPack 1.1."""
 
 _FROM_DLPACK: Final = {pair: name for name, pair in _DLPACK.items()}
 
@@ -63,7 +63,7 @@ _TYPESTR: Final = {
     "complex64": "<c8",
     "complex128": "<c16",
 }
-"""How ``__array_interface__`` writes them."""
+"""The type strings of ``__array_interface__``."""
 
 _FROM_TYPESTR: Final = {text: name for name, text in _TYPESTR.items()}
 
@@ -78,7 +78,7 @@ _FORMATS: Final = {
     "Zf": "complex64",
     "Zd": "complex128",
 }
-"""Formats of the buffer protocol whose size is fixed; integers go by their size."""
+"""Formats of the buffer protocol with a fixed size; integers are identified by their size."""
 
 
 def name_of(dtype: object) -> str:
@@ -90,7 +90,7 @@ def name_of(dtype: object) -> str:
 
 
 def of_array(typestr: str, name: str | None) -> str:
-    """The type behind an array interface's type; ``name`` is what the array itself calls it."""
+    """The type for an array interface's type string; ``name`` is the array's own name of its type."""
     if name in _ML_DTYPES:
         return _ML_DTYPES[name]
     known = _FROM_TYPESTR.get(typestr)
@@ -105,7 +105,7 @@ def of_array(typestr: str, name: str | None) -> str:
 
 
 def of_dlpack(code: int, bits: int) -> str:
-    """The type behind DLPack's code and bits."""
+    """The type for DLPack's code and bits."""
     known = _FROM_DLPACK.get((code, bits))
     if known is None:
         raise Invalid(
@@ -117,7 +117,7 @@ def of_dlpack(code: int, bits: int) -> str:
 
 
 def of_format(text: str, itemsize: int) -> str:
-    """The type behind a format of the buffer protocol."""
+    """The type for a format of the buffer protocol."""
     plain = text.lstrip("@=<")
     if plain in _FORMATS:
         return _FORMATS[plain]
@@ -133,20 +133,20 @@ def of_format(text: str, itemsize: int) -> str:
 
 
 def dlpack(dtype: str) -> tuple[int, int] | None:
-    """DLPack's code and bits, if it has the type."""
+    """DLPack's code and bits, or None if DLPack does not have the type."""
     return _DLPACK.get(dtype)
 
 
 def typestr(dtype: str) -> str | None:
-    """What ``__array_interface__`` says, if it can."""
+    """The type string of ``__array_interface__``, or None if it cannot express the type."""
     return _TYPESTR.get(dtype)
 
 
 def is_numpys(dtype: str) -> bool:
-    """Whether numpy has the type by itself."""
+    """Whether numpy itself has the type."""
     return dtype in _NUMPY_NAMES
 
 
 def ml_dtypes_name(dtype: str) -> str | None:
-    """The name of the type in the package ``ml_dtypes``, if that has it."""
+    """The name of the type in the package ``ml_dtypes``, or None."""
     return _ML_DTYPES.get(dtype)

@@ -1,18 +1,18 @@
-"""What the environment says of a store, for programs whose own launchers build it: SpecForge's and TorchSpec's.
+"""The settings of a store in the environment, for programs whose own launchers build it: SpecForge's and TorchSpec's.
 
 | variable | setting |
 |---|---|
-| ``HOLDFAST_ETCD`` | ``etcd``: the index's addresses, with commas |
-| ``HOLDFAST_ADMIN`` | ``admin``: the masters' HTTP addresses, with commas |
+| ``HOLDFAST_ETCD`` | ``etcd``: the index's addresses, separated by commas |
+| ``HOLDFAST_ADMIN`` | ``admin``: the masters' HTTP addresses, separated by commas |
 | ``HOLDFAST_KEY``, ``HOLDFAST_KEY_ID`` | ``key``, ``key_id`` of a sealed store |
-| ``HOLDFAST_ETCD_USER``, ``HOLDFAST_ETCD_PASSWORD`` | who we are to etcd; the password, or ``file:`` and its path |
+| ``HOLDFAST_ETCD_USER``, ``HOLDFAST_ETCD_PASSWORD`` | the login at etcd; the password, or ``file:`` and its path |
 | ``HOLDFAST_ETCD_CA``, ``..._CERTIFICATE``, ``..._PRIVATE_KEY`` | ``tls`` of ``etcd_options``: paths |
 | ``HOLDFAST_ETCD_ROOT`` | ``root`` of ``etcd_options`` |
 | ``HOLDFAST_ETCD_ALLOW_PLAIN_PASSWORD`` | ``1``: a password may go over ``http`` |
-| ``HOLDFAST_SETTINGS`` | any of the settings of :func:`holdfast.open`, as JSON; or the path of a file with it |
+| ``HOLDFAST_SETTINGS`` | any settings of :func:`holdfast.open`, as JSON; or the path of a file that holds the JSON |
 
-A variable of its own counts more than ``HOLDFAST_SETTINGS``. What is secret is handed on as a reference to its variable, or as
-the reference that the variable holds: so it is in no pickle, and it is read again when a connection is made.
+A dedicated variable takes precedence over ``HOLDFAST_SETTINGS``. A secret is passed on as a reference to its variable,
+or as the reference that the variable holds. So it is in no pickle, and it is read again whenever a connection is made.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SETTINGS: Final = "HOLDFAST_SETTINGS"
 
 
 def settings_of_environment(*further: str) -> dict[str, Any]:
-    """The settings that the environment names. ``further`` are names that the caller knows beside those of ``open``."""
+    """The settings in the environment. ``further`` names settings that the caller accepts besides those of ``open``."""
     named: dict[str, Any] = {name: os.environ[v] for v, name in VARIABLES.items() if os.environ.get(v)}
     key, options = secret_of(KEY), etcd_options_of_environment()
     if key is not None:
@@ -61,7 +61,8 @@ def settings_of_environment(*further: str) -> dict[str, Any]:
 
 
 def secret_of(variable: str) -> str | None:
-    """Where the secret is that a variable holds or refers to (``file:PATH``, ``env:NAME``); none if it is not set."""
+    """The reference to a secret that a variable holds or refers to (``file:PATH``, ``env:NAME``); None if it is not
+    set."""
     value = os.environ.get(variable)
     if not value:
         return None
@@ -69,7 +70,7 @@ def secret_of(variable: str) -> str | None:
 
 
 def etcd_options_of_environment() -> dict[str, Any]:
-    """What the environment says about the connection to etcd, besides its addresses."""
+    """The settings of the connection to etcd in the environment, besides its addresses."""
     options: dict[str, Any] = {}
     for name, variable in (("user", "HOLDFAST_ETCD_USER"), ("root", "HOLDFAST_ETCD_ROOT")):
         if os.environ.get(variable):
@@ -86,7 +87,8 @@ def etcd_options_of_environment() -> dict[str, Any]:
 
 
 def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings in layers: a later one counts more. Sections (``engine``, ``features``, ...) are merged, not replaced."""
+    """Merges layers of settings; a later layer takes precedence. Sections (``engine``, ``features``, ...) are merged,
+    not replaced."""
     result: dict[str, Any] = {}
     for layer in layers:
         for name, value in layer.items():
@@ -104,7 +106,8 @@ def _settings(text: str) -> dict[str, Any]:
         try:
             text = Path(text).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            # Why, and not what: what was taken for a path may be settings with a password in them.
+            # Says why, but does not repeat the text: it may be settings with a password in them that were taken for a
+            # path.
             why = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
             raise Invalid(
                 f"{source} cannot be read ({why}); give its path, or the settings themselves as JSON, which begin with {{",
@@ -113,7 +116,7 @@ def _settings(text: str) -> dict[str, Any]:
     try:
         settings = json.loads(text)
     except ValueError as error:
-        # Where, and not what: there may be a password in it.
+        # Says where, but does not repeat the text: there may be a password in it.
         where = f"line {error.lineno}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else "somewhere"
         raise Invalid(f"{source} is no JSON: see {where}", operation="python.environment") from None
     if not isinstance(settings, dict):

@@ -1,14 +1,15 @@
-"""What the compiled half has to tell, in Python's ``logging``.
+"""Events of the compiled module, in Python's ``logging``.
 
-Each event is a record of a logger below ``holdfast``, named after the part that tells it: ``holdfast.features.worker``,
-``holdfast.index_etcd.session``. Its fields stand behind the message and, as a dictionary of texts, in the record's
-attribute ``holdfast``. Time, thread, file and line are those of the event.
+Each event is a record of a logger below ``holdfast``, named after the part that reports it:
+``holdfast.features.worker``, ``holdfast.index_etcd.session``. Its fields stand behind the message and, as a dictionary
+of texts, in the record's attribute ``holdfast``. Time, thread, file and line are those of the event.
 
-One daemon thread of this process hands the records over, from its first store on. So a handler runs on that thread,
-never inside a call of the store, and a slow one holds up nothing: what waits is bounded, and the number of events that
-were dropped because of it is told. A forked child begins with nothing and a thread of its own.
+One daemon thread of this process delivers the records, from the process's first store on. So a handler runs on that
+thread, never inside a call of the store, and a slow handler delays nothing. The queue of events is bounded, and the
+number of events that were dropped because it was full is logged. A forked child begins with an empty queue and its own
+thread.
 
-A change of a logger's level is seen within :data:`LOOK_EVERY_S` seconds.
+A change of a logger's level takes effect within :data:`LOOK_EVERY_S` seconds.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _HIGHEST_LEVEL = 2**31 - 1
 
 
 class _Teller(threading.Thread):
-    """The thread that hands events over."""
+    """The thread that delivers events."""
 
     def __init__(self) -> None:
         super().__init__(name="holdfast-events", daemon=True)
@@ -41,7 +42,7 @@ class _Teller(threading.Thread):
         while not self._ending.is_set():
             want_levels()
             tell(LOOK_EVERY_S)
-        tell(0.0)  # what was told while the others closed
+        tell(0.0)  # events that were reported while the stores closed
 
     def end(self, within: float) -> None:
         self._ending.set()
@@ -54,7 +55,7 @@ _teller: _Teller | None = None
 
 
 def start() -> None:
-    """Has events handed over from now on, in this process. Once is enough."""
+    """Delivers events from now on, in this process. Calling it once is enough."""
     global _teller
     with _lock:
         if _teller is None:
@@ -64,7 +65,7 @@ def start() -> None:
 
 
 def stop(within: float = STOP_WITHIN_S) -> None:
-    """Hands over what there is, and ends; for the end of the process."""
+    """Delivers the remaining events, and ends; for the end of the process."""
     global _teller
     with _lock:
         teller, _teller = _teller, None
@@ -73,32 +74,32 @@ def stop(within: float = STOP_WITHIN_S) -> None:
 
 
 def in_child() -> None:
-    """After a fork: the thread has stayed with the parent."""
+    """After a fork: the thread has stayed in the parent."""
     global _lock, _teller
     _lock = threading.Lock()
     _teller = None
 
 
 def want_levels() -> None:
-    """Tells the compiled half what the loggers let through at most."""
+    """Tells the compiled module the lowest level that the loggers let through."""
     manager = logging.root.manager
     below = [one for name, one in list(manager.loggerDict.items()) if name.startswith(f"{ROOT}.")]
     loggers = [logging.getLogger(ROOT), *(one for one in below if isinstance(one, logging.Logger))]
     level = min(logger.getEffectiveLevel() for logger in loggers)
-    # ``logging.disable(sys.maxsize)`` is common; the compiled half counts in 32 bits.
+    # ``logging.disable(sys.maxsize)`` is common, but the compiled module counts in 32 bits.
     _holdfast.want_events(min(max(0, level, manager.disable + 1), _HIGHEST_LEVEL))
 
 
 def tell(within: float) -> None:
-    """Waits for events and hands them over."""
+    """Waits for events and delivers them."""
     events, dropped = _holdfast.next_events(within)
     for event in events:
         try:
             _tell(event)
-        except Exception:  # a filter or a handler of the program's: its trouble is not the next event's
+        except Exception:  # from the program's filter or handler: the next event is delivered all the same
             threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
     if dropped:
-        log.warning("%d events were dropped: they came faster than the handlers took them", dropped)
+        log.warning("%d events were dropped: they came faster than the handlers processed them", dropped)
 
 
 def _tell(event: _holdfast.Event) -> None:

@@ -1,5 +1,5 @@
-"""Getting for frameworks that give a batch up at the first error: bytes that may come back are waited for, and a lease that
-has ended is taken again."""
+"""Gets for frameworks that give up a batch at the first error: bytes that may come back are waited for, and a lease
+that has ended is taken again."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ T = TypeVar("T")
 
 _LOOK_AGAIN_S: Final = 0.25
 _VERDICT_WITHIN_S: Final = 5.0
-"""How long after the loss grace the verdict may come: the store looks every two seconds at most."""
+"""How long after the loss grace the verdict may come: the store checks at least every two seconds."""
 
 
 def get_waiting(lease: Lease, names: Iterable[str]) -> dict[str, torch.Tensor]:
-    """Gets tensors. Bytes that the engine does not have now come back if their holder registers again, and until the loss
-    grace has ended nobody knows. So they are asked for again until there is a verdict, or should have been one."""
+    """Gets tensors. Bytes that the engine does not have now come back if their holder registers again; until the loss
+    grace has ended, it is unknown whether it will. So the get is retried until there is a verdict, or should have been
+    one."""
     wanted = list(names)
     give_up: float | None = None
     while True:
@@ -43,8 +44,9 @@ def get_waiting(lease: Lease, names: Iterable[str]) -> dict[str, torch.Tensor]:
 
 
 def again_if_fenced(read_and_get: Callable[[], T]) -> T:
-    """Reads and gets, a second time if the lease ended under the get. That alone does not say that the sample is gone: this
-    process may have been cut off for a while, or a newer sample has the key. The second read says which."""
+    """Reads and gets, and does both once more if the lease ended during the get. An ended lease alone does not show
+    that the sample is gone: this process may have been cut off for a while, or a newer sample has the key. The second
+    read shows which."""
     try:
         return read_and_get()
     except Fenced as error:

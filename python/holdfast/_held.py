@@ -1,4 +1,4 @@
-"""What both faces' leases know without asking anybody."""
+"""The part of a lease that needs no call, shared by both faces."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class Held:
 
     def __init__(self, native: _holdfast.Lease) -> None:
         self.native = native
-        """The handle of the compiled half."""
+        """The handle of the compiled module."""
 
     def __repr__(self) -> str:
         return f"Lease({self.ref}, group={self.group!r})"
 
     def __reduce__(self) -> Any:
-        raise TypeError("a lease belongs to its process; pass lease.ref on")
+        raise TypeError("a lease belongs to its process and cannot be pickled; pass lease.ref instead")
 
     @property
     def ref(self) -> SampleRef:
-        """The sample's incarnation."""
+        """The incarnation of the sample."""
         return to_ref(self.native.reference)
 
     @property
@@ -41,7 +41,7 @@ class Held:
 
     @property
     def group(self) -> str | None:
-        """The group that it was taken for; none for a read."""
+        """The group that it was taken for; None for a read."""
         return self.native.group
 
     @property
@@ -56,7 +56,7 @@ class Held:
 
     @property
     def tensors(self) -> tuple[TensorSpec, ...]:
-        """What the sample consists of."""
+        """The sample's tensors."""
         return to_specs(self.native.specs)
 
     @property

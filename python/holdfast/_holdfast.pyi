@@ -1,4 +1,4 @@
-"""The compiled half. Everything here begins an operation or is a handle; the package makes an interface of it."""
+"""The compiled module. Everything here starts an operation or is a handle; the package builds its interface on it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
@@ -72,7 +72,7 @@ class Lease:
     def specs(self) -> list[Spec]: ...
 
 class Announced:
-    """A sample that somebody else is about to write: reserved for this process until it is adopted or discarded."""
+    """A sample that another writer is about to write: reserved for this process until it is adopted or discarded."""
 
     @property
     def reference(self) -> Ref: ...

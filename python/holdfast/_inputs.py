@@ -1,16 +1,17 @@
-"""Tensors on their way in: what they are, and where their bytes lie. Nothing is copied.
+"""Takes input tensors apart: their type and shape, and where their bytes lie. Nothing is copied.
 
-What is held until the engine has let go of the bytes is their owner, which need not be the object that was passed: a torch
-tensor can be given another storage (``t.data = ...``, ``t.set_(...)``), and the old one would be freed under the engine.
+Until the engine has finished with the bytes, their owner is kept alive. That need not be the object that was passed: a
+torch tensor can be given another storage (``t.data = ...``, ``t.set_(...)``), and the old one would be freed while the
+engine uses it.
 
-| passed | held | so the bytes stay, unless |
+| passed | kept alive | the bytes stay in place unless |
 |---|---|---|
 | torch tensor | its storage | the storage itself is resized (``untyped_storage().resize_``, as some sharding code does) |
 | numpy array | a view of it, which holds the owner of the bytes | ``resize(..., refcheck=False)`` is called on the owner |
-| ``__dlpack__`` | what the capsule holds | its producer breaks DLPack's rule |
+| ``__dlpack__`` | the object in the capsule | its producer breaks DLPack's rule |
 | buffer (bytearray, memoryview, ``array``, mmap) | the exported buffer | never: its owner refuses to move or free it |
 
-Neither torch nor numpy is imported here: a program that passes their tensors has done so itself.
+Neither torch nor numpy is imported here: a program that passes their tensors has imported them itself.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ if TYPE_CHECKING:
     import torch
 
     TensorLike = Union["torch.Tensor", "numpy.ndarray[Any, Any]", Tensor, "SupportsDlpack", bytes, bytearray, memoryview]
-"""What can be put, and be read into: a torch tensor on the CPU, a numpy array, a :class:`Tensor`, anything with
-``__dlpack__`` in host memory, or any object with the buffer protocol. Contiguous in each case."""
+"""A tensor that can be put or read into: a torch tensor on the CPU, a numpy array, a :class:`Tensor`, any object with
+``__dlpack__`` in host memory, or any object with the buffer protocol. It must be contiguous in each case."""
 
 
 class SupportsDlpack(Protocol):
-    """An array that hands itself over by DLPack."""
+    """An array that can be exported through DLPack."""
 
     def __dlpack__(self) -> Any: ...
 
@@ -47,12 +48,12 @@ class Input(NamedTuple):
     dtype: str
     shape: Sequence[int]
     source: _holdfast.Memory | tuple[int, int, object] | None
-    """Its memory: of a store, or address, length and owner; none if it has no bytes."""
+    """Its memory: memory of a store, or address, length and owner; None if it has no bytes."""
     writable: bool
 
 
 def take_apart(tensor: object, what: str) -> Input:
-    """Says what a tensor is and where its bytes lie. ``what`` it is to the caller, for messages."""
+    """Determines what a tensor is and where its bytes lie. ``what`` names it in error messages."""
     if isinstance(tensor, Tensor):
         return Input(tensor.dtype, tensor.shape, tensor.memory, True)
     torch_module = sys.modules.get("torch")
@@ -82,7 +83,7 @@ def _of_torch(tensor: torch.Tensor, what: str) -> Input:
     if not tensor.is_contiguous():
         raise _refusal("this tensor is not contiguous; call .contiguous() first", what)
     if tensor.is_conj() or tensor.is_neg():
-        raise _refusal("this tensor is a view that is yet to be computed; call .resolve_conj().resolve_neg() first", what)
+        raise _refusal("this tensor is a lazy conjugate or negation; call .resolve_conj().resolve_neg() first", what)
     nbytes = tensor.numel() * tensor.element_size()
     source = (tensor.data_ptr(), nbytes, tensor.untyped_storage()) if nbytes else None
     return Input(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), source, True)
@@ -101,7 +102,7 @@ def _of_array(array: object, interface: dict[str, Any], what: str) -> Input:
 
 
 def owner_of_array(array: object) -> object:
-    """What keeps the bytes of an array in place: a view of a numpy array, the object itself if it is another kind."""
+    """The object that keeps the bytes of an array in place: a view for a numpy array, otherwise the object itself."""
     numpy_module = sys.modules.get("numpy")
     if numpy_module is not None and isinstance(array, numpy_module.ndarray):
         return array.view()
@@ -120,11 +121,11 @@ def _is_dense(shape: Sequence[int], strides: Sequence[int], typestr: str) -> boo
 def _of_dlpack(array: Any, what: str) -> Input:
     try:
         capsule = array.__dlpack__(max_version=(1, 0))
-    except TypeError:  # from before versions: https://data-apis.org/array-api/latest/API_specification
+    except TypeError:  # before DLPack had versions: https://data-apis.org/array-api/latest/API_specification
         capsule = array.__dlpack__()
-    except (BufferError, RuntimeError) as error:  # what the protocol has for "cannot be handed over", and what some raise
+    except (BufferError, RuntimeError) as error:  # the protocol's error, and what some libraries raise
         raise Unsupported(
-            f"this array cannot be handed over by DLPack; copy it to host memory first: {error}",
+            f"this array cannot be exported through DLPack; copy it to host memory first: {error}",
             operation="python.tensor",
             facts={"tensor": what},
         ) from error
@@ -162,7 +163,7 @@ _release_buffer.restype = None
 
 
 class _Exported:
-    """Holds a buffer: what exported it may neither move nor free it meanwhile."""
+    """Holds a buffer: its exporter may neither move nor free it meanwhile."""
 
     def __init__(self, exporter: memoryview) -> None:
         self._view = _PyBuffer()

@@ -1,7 +1,7 @@
-"""The keys of a sealed store: what people write, and what the compiled half takes.
+"""The keys of a sealed store: their forms in the settings, and the form that the compiled module takes.
 
-Nothing here shows a key: not the representation, not an error. A store that is pickled takes along where its keys are
-(``env:NAME``, ``file:PATH``); with a key that is given by itself it refuses to be pickled.
+Nothing here shows a key, neither a representation nor an error. A pickled store carries the references to its keys
+(``env:NAME``, ``file:PATH``); a store with a literal key refuses to be pickled.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from holdfast.errors import Invalid
 __all__ = ["Key", "Keys", "keys_of"]
 
 OneKey = Union[bytes, bytearray, memoryview, str, "os.PathLike[str]", Secret]
-"""32 bytes; their text in base64 or hex; ``"env:NAME"`` or ``"file:PATH"``, or a path, for where one of these is."""
+"""32 bytes; their text in base64 or hex; or ``"env:NAME"``, ``"file:PATH"`` or a path that refers to one of these."""
 Key = Union[OneKey, Mapping[str, OneKey]]
 """One key, or several by their ids."""
 
 USUAL_ID: Final = "default"
-"""The id of a key that is given without one."""
+"""The id of a key that is given without an id."""
 
 
 class Keys:
-    """The key that seals, and those that still open."""
+    """The key that seals, and the older keys that still open."""
 
     __slots__ = ("_secrets", "current")
 
@@ -39,7 +39,7 @@ class Keys:
         return list(self._secrets)
 
     def native(self) -> tuple[str, list[tuple[str, bytes | str]]]:
-        """As the compiled half takes them."""
+        """The form that the compiled module takes."""
         return self.current, [(name, secret.native()) for name, secret in self._secrets.items()]
 
     def __repr__(self) -> str:
@@ -56,7 +56,7 @@ class Keys:
 
 
 def keys_of(key: Key | None, key_id: str | None) -> Keys | None:
-    """Reads what was given as ``key`` and ``key_id``. What a text or a file holds is looked at when the store opens."""
+    """Parses ``key`` and ``key_id``. The text or file that a reference names is read when the store opens."""
     if key is None:
         if key_id is not None:
             raise _invalid("key_id names the current key; give the key too")

@@ -1,9 +1,10 @@
-"""Why a process that puts samples lends no memory to the cluster, and what is said instead.
+"""Why a process that puts samples lends no memory to the cluster, and what the user is told instead.
 
-What lies in a process's own segment goes with that process: with SIGKILL at once, and also when it closes in order. Mooncake
-0.3.13.post1 can drain a segment (``POST /api/v1/drain_jobs``), but its drain jobs pass over pinned objects, and every
-object of a store is pinned. So samples lie in *holders*: processes that put nothing and stay. A size that a framework's
-launcher passes on is therefore taken note of and not lent, and opening fails where the cluster has no memory at all.
+Objects in a process's own segment go with that process: at once with SIGKILL, and also when it closes in order.
+Mooncake 0.3.13.post1 can drain a segment (``POST /api/v1/drain_jobs``), but its drain jobs skip pinned objects, and
+every object of a store is pinned. So samples lie in *holders*: processes that put nothing and keep running. A segment
+size that a framework's launcher passes is therefore logged and not lent, and opening fails if the cluster has no memory
+at all.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ if TYPE_CHECKING:
 def how_to_hold(settings: Settings) -> str:
     """The command that lends memory to this cluster."""
     return (
-        "start a holder, a process that lends memory and stays, on each host that has some to give: "
+        "start a holder, a process that lends memory and keeps running, on each host with memory to spare: "
         f"mooncake_client --master_server_address={settings.master} --metadata_server={settings.metadata} "
         f"--protocol={settings.protocol} --host=NAME_OF_THAT_HOST --global_segment_size=32GB"
     )
 
 
 def check_memory(store: FeatureStore, asked: int, setting: str, log: Logger) -> None:
-    """Says what becomes of a segment that was ``asked`` for; raises if there is no other memory to put samples in."""
+    """Logs what happens to a segment that was ``asked`` for; raises if the cluster has no other memory for samples."""
     usage = store.health()["engine"]
     if usage is not None and usage["dram_capacity"] == 0:
         raise Capacity(
@@ -39,7 +40,7 @@ def check_memory(store: FeatureStore, asked: int, setting: str, log: Logger) -> 
         )
     if asked:
         log.warning(
-            "%s=%d is not lent: samples in this process's memory would go with it. They go to the cluster's holders, "
+            "%s=%d is not lent: samples in this process's memory would be lost with it. They go to the holders, "
             "which have %s bytes",
             setting,
             asked,

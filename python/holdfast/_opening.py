@@ -40,12 +40,14 @@ def open(  # noqa: A001 - holdfast.open
 ) -> FeatureStore:
     """Opens a store on a Mooncake cluster and an etcd. The settings are those of :class:`Settings`.
 
-    ``client`` is a ``MooncakeDistributedStore`` that is set up already; it stays yours to close. With ``lazy`` the store
-    opens itself at its first call, in the process that makes it: for workers that are forked later.
+    ``client`` is a ``MooncakeDistributedStore`` that is already set up; the caller remains responsible for closing it.
+    With ``lazy`` the store opens itself at its first call, in the process that makes the call: for workers that are
+    forked later.
 
-    With ``key`` the store is sealed: tensors are encrypted and authenticated before they leave this process. It is 32
-    bytes, their base64 or hex text, ``"env:NAME"`` or ``"file:PATH"`` for where one of these is, or several of them by
-    their ids; ``key_id`` then says which one seals, and the others still open. See ``docs/sealing.md``.
+    With ``key`` the store is sealed: tensors are encrypted and authenticated before they leave this process. A key is
+    32 bytes, their base64 or hex text, or ``"env:NAME"`` or ``"file:PATH"`` that refers to one of these. ``key`` may
+    also be a mapping from ids to keys; ``key_id`` then names the key that seals, and the others still open. See
+    ``docs/sealing.md``.
     """
     settings = Settings(
         store=store,

@@ -1,4 +1,4 @@
-"""What a store owes to its process: to be closed when that ends, and to be opened anew when that was forked."""
+"""Ties stores to their process: a store is closed when the process ends, and opened anew after a fork."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLOSE_AT_EXIT_WITHIN_S: Final = 5.0
 
 
 class Closes(Protocol):
-    """Something that wants to be closed when the process ends."""
+    """An object to close when the process ends."""
 
     def close_at_exit(self, within: float) -> None: ...
 
@@ -27,15 +27,15 @@ class Closes(Protocol):
 _open: weakref.WeakSet[Closes] = weakref.WeakSet()
 _knows_worker = False
 lock = threading.RLock()
-"""Held while a store opens itself. A child gets another: nobody is left there to release this one."""
+"""Held while a store opens itself. A forked child gets a new lock: no thread is left there to release this one."""
 
 
 def remember(store: Closes) -> None:
-    """Has a store closed at the end of this process, unless it is gone by then."""
+    """Closes a store at the end of this process, unless it is gone by then."""
     global _knows_worker
     _open.add(store)
     processes = sys.modules.get("multiprocessing.process")
-    # A worker of multiprocessing ends without atexit.
+    # A worker of multiprocessing ends without running atexit handlers.
     if processes is not None and not _knows_worker and processes.parent_process() is not None:
         from multiprocessing.util import Finalize
 
@@ -44,7 +44,7 @@ def remember(store: Closes) -> None:
 
 
 def forget(store: Closes) -> None:
-    """The store is closed."""
+    """Forgets a store that was closed."""
     _open.discard(store)
 
 

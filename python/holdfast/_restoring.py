@@ -1,4 +1,4 @@
-"""What an operator runs when etcd was restored from a snapshot, or replaced."""
+"""The restore guard: the operator runs it when etcd was restored from a snapshot, or replaced."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def restore_guard(
     etcd_options: Mapping[str, Any] | None = None,
     timeout: float = 30.0,
 ) -> str:
-    """Declares that what is in etcd now is the index from now on: begins another epoch, and returns its name.
+    """Declares the current content of etcd to be the index from now on: begins a new epoch, and returns its name.
 
-    Run it once after etcd was restored from a snapshot or replaced, before new processes are started. Every process that used
-    the index before is fenced by it and goes on by itself: its sessions, leases and reservations have ended, and what the
-    snapshot does not have is gone. Running it twice, or without need, costs all processes their sessions and nothing else. If
-    it fails, run it again. See ``docs/etcd-restore.md``.
+    Run it once after etcd was restored from a snapshot or replaced, before new processes are started. It fences every
+    process that used the index before. Each such process goes on by itself: its sessions, leases and reservations have
+    ended, and records that the snapshot does not have are gone. Running it twice, or without need, costs all processes
+    their sessions and nothing else. If it fails, run it again. See ``docs/etcd-restore.md``.
     """
     settings = Settings(store="restore-guard", etcd=addresses(etcd), etcd_options=dict(etcd_options or {}))
     return _holdfast.restore_guard(settings.to_json(), float(timeout), settings.native_secrets()).wait()

@@ -1,7 +1,8 @@
-"""Secrets: a password, a private key or a store's key, itself or by where it is.
+"""Secrets: a password, a private key or a store's key, given literally or by reference.
 
-References (``env:NAME``, ``file:PATH``) are no secrets: they are shown, pickled and written down, and they are read where
-and when the secret is needed, so what is rotated is picked up. A secret itself is none of these: it stays in this process.
+References (``env:NAME``, ``file:PATH``) are not secret: they are shown, pickled and written down, and they are read
+where and when the secret is needed, so a rotated secret is picked up. A literal secret is never shown, pickled or
+written down: it stays in this process.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ _PEM_FIELDS: Final = ("ca", "certificate", "key")
 
 
 class Secret:
-    """A secret, or where it is: ``"env:NAME"``, ``"file:PATH"``, a path, or the secret itself as text or bytes.
+    """A secret, or a reference to it: ``"env:NAME"``, ``"file:PATH"``, a path, or the secret itself as text or bytes.
 
-    Its representation hides a secret that is given by itself, and such a one refuses to be pickled: give a reference to
-    processes that are started later.
+    The representation hides a literal secret, and a literal secret refuses to be pickled: give a reference to processes
+    that are started later.
     """
 
     __slots__ = ("_literal", "_value")
@@ -54,7 +55,7 @@ class Secret:
 
     @classmethod
     def file(cls, path: str | os.PathLike[str]) -> Secret:
-        """What is in a file."""
+        """The content of a file."""
         return cls(f"file:{os.fsdecode(os.fspath(path))}")
 
     @classmethod
@@ -66,16 +67,16 @@ class Secret:
 
     @property
     def is_literal(self) -> bool:
-        """Whether this is the secret itself, which is not shown, pickled or written down."""
+        """Whether this is the secret itself, which is never shown, pickled or written down."""
         return self._literal
 
     @property
     def reference(self) -> str | None:
-        """Where it is; None for a secret that is given by itself."""
+        """The reference; None for a literal secret."""
         return None if self._literal or isinstance(self._value, bytes) else self._value
 
     def native(self) -> str | bytes:
-        """As the compiled half takes it."""
+        """The form that the compiled module takes."""
         return self._value
 
     def __repr__(self) -> str:
@@ -90,16 +91,16 @@ class Secret:
     def __reduce__(self) -> tuple[type[Secret], tuple[str]]:
         if self.reference is None:
             raise Invalid(
-                "a secret that is given by itself does not leave its process in a pickle; "
-                'give it as "env:NAME" or "file:PATH", which is read where it is needed',
+                "a literal secret cannot be pickled, so that it does not leave its process; "
+                'give it as "env:NAME" or "file:PATH", which the other process reads itself',
                 operation="python.secret",
             )
         return Secret, (self.reference,)
 
 
 def guard(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of etcd's connection, with secrets in place of passwords and keys. Refuses what is none, without
-    repeating it."""
+    """The options of the connection to etcd, with :class:`Secret` in place of passwords and keys. Refuses a value that
+    cannot be a secret, without repeating it."""
     guarded = dict(options)
     if guarded.get("password") is not None:
         guarded["password"] = _text("password", guarded["password"])
@@ -115,7 +116,7 @@ def guard(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def written(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for JSON: references as text, and without the secrets that are given by themselves."""
+    """The same for JSON: references as text, and without literal secrets."""
     out: dict[str, Any] = {}
     for name, value in options.items():
         if isinstance(value, Mapping):
@@ -128,7 +129,7 @@ def written(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unwritten(options: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
-    """The secrets that :func:`written` leaves out, by their names."""
+    """The literal secrets that :func:`written` leaves out, by their names."""
     out: list[tuple[str, str]] = []
     for name, value in options.items():
         if isinstance(value, Mapping):
@@ -148,14 +149,14 @@ def _text(name: str, value: object) -> Secret:
         try:
             secret = Secret.literal(native.decode())
         except UnicodeDecodeError:
-            raise _wrong(name, "these bytes are no text") from None
+            raise _wrong(name, "these bytes are not UTF-8 text") from None
     return secret
 
 
 def _pem(name: str, value: object) -> Secret:
     secret = _text(name, value)
     native = secret.native()
-    # A PEM may have a preamble; a path has no lines. What is said to be literal is never shown as a path.
+    # A PEM may have a preamble; a path has no line breaks. A value that is marked as literal is never shown as a path.
     is_text = isinstance(native, str) and (_PEM in native or "\n" in native)
     if secret.is_literal and isinstance(native, str) and not is_text and not isinstance(value, Secret):
         return Secret.file(native)  # a path, as it has always been

@@ -1,4 +1,4 @@
-"""The settings of a store: what people write, and what the compiled half reads."""
+"""The settings of a store: what users write, and the JSON that the compiled module reads."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["Settings"]
 
 
 def warn_about_budget(store: str, asked_for: int | None, in_force: int | None) -> None:
-    """Says that another budget counts than was asked for: the first one that was set."""
+    """Warns that another budget is in force than the requested one: the first budget that was set stays."""
     if asked_for is not None and in_force is not None and asked_for != in_force:
         warnings.warn(
-            f"store {store!r} has a budget of {in_force} bytes already, and that one counts: the {asked_for} bytes that "
-            "were asked for here do not. Open it with the budget in force, or use another store",
+            f"store {store!r} has a budget of {in_force} bytes already, which stays: the {asked_for} bytes that "
+            "were requested here are ignored. Open it with the budget in force, or use another store",
             RuntimeWarning,
             stacklevel=4,
         )
@@ -34,16 +34,17 @@ _TIMES: Final = frozenset(
 
 @dataclass(frozen=True)
 class Settings:
-    """How a store is reached and behaves in this process. Everything but its name has a default."""
+    """How a store is reached, and how it behaves in this process. Everything but its name has a default."""
 
     store: str
-    """The store's name: whoever uses the same name on the same index shares its samples."""
+    """The store's name: all processes that use the same name on the same index share its samples."""
     master: str = "127.0.0.1:50051"
     """Mooncake's master: ``host:port``, or ``etcd://host:port;...`` when masters are highly available."""
     admin: tuple[str, ...] | None = None
     """The masters' HTTP addresses, ``http://host:port``. None: port 9003 on the master's host."""
     metadata: str = "P2PHANDSHAKE"
-    """Where transfer engines find each other: no server, or the URL of a metadata server; the same for all members."""
+    """Where transfer engines find each other: ``P2PHANDSHAKE`` for no server, or the URL of a metadata server. The same
+    for all members of the cluster."""
     etcd: tuple[str, ...] = ("http://127.0.0.1:2379",)
     """The nodes of the etcd that holds the index."""
     protocol: str = "tcp"
@@ -51,36 +52,36 @@ class Settings:
     local_hostname: str = "127.0.0.1"
     """The name under which other hosts reach this one."""
     budget: int | None = None
-    """The most bytes that the store may hold; the first process to say so decides. None: no limit but the engine's."""
+    """The most bytes that the store may hold. The first process that sets it decides. None: only the engine's limit."""
     pool_bytes: int = 1 << 30
-    """The most memory that gets receive into by themselves."""
+    """The most memory of the pool into which gets without ``into`` receive."""
     warm_bytes: int = 0
-    """How much of that is taken when the store is opened."""
+    """How much of ``pool_bytes`` is allocated when the store is opened."""
     checksum: bool = True
-    """Whether tensors get a checksum when they are put; a get checks whatever has one."""
+    """Whether tensors get a checksum when they are put. A get always verifies the checksum of a tensor that has one."""
     lease_seconds: float = 60.0
-    """How long a lease lasts without being renewed."""
+    """How many seconds a lease lasts without being renewed."""
     sweep_every: float | None = 1.0
-    """How often this process clears up after those that died. None: others do."""
+    """How often, in seconds, this process cleans up after processes that died. None: it leaves that to other
+    processes."""
     timeout: float = 30.0
-    """How long a call may take unless it is told otherwise, opening included."""
+    """How many seconds a call may take if it is given no ``timeout``. Applies to opening, too."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that Mooncake's library reads when it is loaded (``MC_...``)."""
     engine: Mapping[str, Any] = field(default_factory=dict)
     """Further settings of the engine: ``devices``, ``buffer_bytes``, ``tenant``, ``max_calls``, ..."""
     features: Mapping[str, Any] = field(default_factory=dict)
     """Further settings of the store: ``chunk_bytes``, ``replicas``, ``streams``, ``max_in_flight``, ``adopt_prefixes``,
-    ``loss_grace``,
-    ..."""
+    ``loss_grace``, ..."""
     index: Mapping[str, Any] = field(default_factory=dict)
-    """Further settings of the index, the same for all: ``session_ttl``, ``tick``, ``grace_ticks``, ``reserve_ticks``,
-    ``lost_ticks``."""
+    """Further settings of the index, the same for all processes: ``session_ttl``, ``tick``, ``grace_ticks``,
+    ``reserve_ticks``, ``lost_ticks``."""
     etcd_options: Mapping[str, Any] = field(default_factory=dict)
-    """Further settings of the connection to etcd: ``root``, ``user``, ``password``, ``tls``, ... The password, and ``ca``,
-    ``certificate`` and ``key`` of ``tls``, become :class:`holdfast.Secret`: ``env:NAME`` and ``file:PATH`` are read at
-    every connection and travel with the settings; a secret that is given by itself stays in this process."""
+    """Further settings of the connection to etcd: ``root``, ``user``, ``password``, ``tls``, ... The password, and
+    ``ca``, ``certificate`` and ``key`` of ``tls``, become :class:`holdfast.Secret`: ``env:NAME`` and ``file:PATH`` are
+    read at every connection and travel with the settings; a literal secret stays in this process."""
     keys: Keys | None = None
-    """The keys of a sealed store; none for a plain one. The same for all its processes."""
+    """The keys of a sealed store; None for a plain one. The same for all processes of the store."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "etcd_options", _secrets.guard(self.etcd_options))
@@ -89,27 +90,27 @@ class Settings:
                 raise Invalid("give a number of seconds above zero", operation="python.settings", facts={"setting": name})
         if self.engine.get("segment_bytes"):
             raise Invalid(
-                "a process that uses a store lends it no memory: what lies there goes with the process, committed or not. "
-                "Leave segment_bytes out, and lend memory by processes that stay: mooncake_client "
+                "a process that uses a store lends no memory: a sample there goes with the process, committed or not. "
+                "Leave segment_bytes out, and lend memory from processes that keep running: mooncake_client "
                 f"--master_server_address={self.master} --metadata_server={self.metadata} --global_segment_size=32GB",
                 operation="python.settings",
                 facts={"setting": "engine.segment_bytes"},
             )
 
     def __repr__(self) -> str:
-        sealed = "" if self.keys is None else f", keys={self.keys!r}"  # which tells their ids
+        sealed = "" if self.keys is None else f", keys={self.keys!r}"  # the representation shows only their ids
         return f"Settings({self.store!r}, master={self.master!r}, etcd={list(self.etcd)!r}{sealed})"  # no password
 
     def native_keys(self) -> tuple[str, list[tuple[str, bytes | str]]] | None:
-        """The keys, as the compiled half takes them; never part of :meth:`to_json`."""
+        """The keys, in the form that the compiled module takes; never part of :meth:`to_json`."""
         return None if self.keys is None else self.keys.native()
 
     def native_secrets(self) -> list[tuple[str, str]]:
-        """The secrets of etcd's connection that are not part of :meth:`to_json`, by their names."""
+        """The secrets of the connection to etcd that are not part of :meth:`to_json`, by their names."""
         return _secrets.unwritten(self.etcd_options)
 
     def to_json(self) -> str:
-        """As the compiled half reads it; without the keys, and without secrets that are given by themselves."""
+        """The JSON that the compiled module reads; without the keys, and without literal secrets."""
         tick = float(self.index.get("tick", 1.0))
         engine = {
             "master": self.master,
@@ -140,11 +141,11 @@ class Settings:
         try:
             return json.dumps(sections)
         except (TypeError, ValueError) as error:
-            raise Invalid(f"a setting has a value that it cannot have: {error}", operation="python.settings") from error
+            raise Invalid(f"a setting cannot be written as JSON: {error}", operation="python.settings") from error
 
 
 def addresses(text: str | Sequence[str]) -> tuple[str, ...]:
-    """One address, several with commas, or a sequence of them."""
+    """One address, several separated by commas, or a sequence of addresses."""
     parts = text.split(",") if isinstance(text, str) else text
     return tuple(part.strip() for part in parts if part.strip())
 

@@ -1,4 +1,4 @@
-"""The options of the SGLang back end, and the names that its pages get."""
+"""The options of the SGLang back end, and the names of its pages."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from holdfast.errors import Invalid
 from holdfast.kv import Namespace, PageStore, Rank
 
 SGLANG_OPTIONS: Final = frozenset({"backend_name", "module_path", "class_name", "interface_v1", "extra_backend_tag"})
-"""Options that SGLang itself reads, or that its own back ends know by this name."""
+"""Options that SGLang itself reads, or that its own back ends know by the same name."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What ``--hicache-storage-backend-extra-config`` may say. Everything has a default."""
+    """The options in ``--hicache-storage-backend-extra-config``. Everything has a default."""
 
     master: str = "127.0.0.1:50051"
     """Mooncake's master: ``host:port``, or ``etcd://host:port;...``."""
     admin: str | list[str] | None = None
-    """The masters' HTTP addresses. None: port 9003 on the master's host. Existence is asked there."""
+    """The masters' HTTP addresses, which answer existence queries. None: port 9003 on the master's host."""
     metadata: str = "P2PHANDSHAKE"
     """Where transfer engines find each other; the same for all members of the cluster."""
     protocol: str = "tcp"
@@ -29,35 +29,38 @@ class Options:
     local_hostname: str = "127.0.0.1"
     """The name under which other hosts reach this one."""
     devices: str = ""
-    """Network devices for RDMA, separated by commas; none: the engine chooses."""
+    """Network devices for RDMA, separated by commas. Empty: the engine chooses."""
     frames: int = 3
-    """Buffers that pages pass through. At least one: the engine must never write to SGLang's own memory."""
+    """The number of buffers that pages pass through. At least one: the engine must never write to SGLang's own
+    memory."""
     frame_bytes: int = 64 << 20
-    """The size of each, at least that of one page. A batch that fits into one is one call of the engine."""
+    """The size of each buffer, at least that of one page. A batch that fits into one buffer is one call of the
+    engine."""
     direct_put_bytes: int = 256 << 10
-    """Sets of pages without a part shorter than this go from where they lie. 0: never, and the engine does not get to know
-    SGLang's memory at all."""
+    """Pages whose parts are all at least this long are stored directly from where they lie. 0: never, and the engine
+    does not get to know SGLang's memory at all."""
     lanes: int = 2
-    """Threads of one set or get, the caller's included."""
+    """The number of threads of one set or get, including the caller's."""
     replicas: int = 1
-    """Copies of each page in DRAM."""
+    """The number of copies of each page in DRAM."""
     connect_timeout: float = 30.0
-    """Seconds that opening may take."""
+    """The most seconds that opening may take."""
     exists_timeout: float = 2.0
-    """Seconds that a question for existence may take; after that nothing is there."""
+    """The most seconds that an existence query may take; after that, the pages count as absent."""
     get_timeout: float = 10.0
-    """Seconds that one batch of gets may take; pages that have not come by then are misses."""
+    """The most seconds that one batch of gets may take; pages that have not arrived by then are misses."""
     set_timeout: float = 20.0
-    """Seconds that one batch of sets may take."""
+    """The most seconds that one batch of sets may take."""
     weights_version: str = ""
-    """The version of the model's weights: pages of another one are not found."""
+    """The version of the model's weights. Pages of another version are not found."""
     interface_v1: bool = False
     """Whether SGLang calls ``batch_get_v1`` and ``batch_set_v1``. Set it: the older calls copy every page once more."""
     extra_backend_tag: str | None = None
-    """A prefix of all names: who has another one shares no page."""
+    """A prefix of all names: processes with different prefixes share no pages."""
     key: str | None = field(default=None, repr=False)
-    """The tier's key, the same for all: ``env:NAME``, ``file:PATH``, or its base64 or hex. Pages are then encrypted and
-    authenticated, and their names tell nothing. SGLang shows its options in logs: give a reference."""
+    """The tier's key, the same for all processes: ``env:NAME``, ``file:PATH``, or its base64 or hex text. Pages are
+    then encrypted and authenticated, and their names reveal nothing. SGLang shows its options in logs: give a
+    reference."""
     environment: dict[str, str] = field(default_factory=dict)
     """Variables that Mooncake's library reads when it is loaded (``MC_...``)."""
     engine: dict[str, Any] = field(default_factory=dict)
@@ -65,7 +68,8 @@ class Options:
 
     @staticmethod
     def read(extra: Mapping[str, Any] | None) -> Options:
-        """From SGLang's extra config. A name that nobody knows is refused: a slip is not a default."""
+        """Parses SGLang's extra config. An unknown name is refused, so that a typing error does not silently become a
+        default."""
         known = {one.name for one in fields(Options)}
         given = {name: value for name, value in (extra or {}).items() if name in known}
         strange = sorted(set(extra or {}) - known - SGLANG_OPTIONS)
@@ -81,7 +85,7 @@ class Options:
         return options
 
     def open(self) -> PageStore:
-        """The page store."""
+        """Opens the page store."""
         return PageStore(
             master=self.master,
             admin=self.admin,
@@ -106,8 +110,8 @@ class Options:
 class Names:
     """The names of one pool's pages: ``kv/{tag}/{namespace}/{key}/t{tp}p{pp}c{cp}``.
 
-    The namespace is a hash of all that a page's bytes depend on besides its tokens (KV11). A pool that splits heads has
-    several objects for a page, one for each of the smaller ranks; all others have one.
+    The namespace is a hash of everything that a page's bytes depend on besides its tokens (KV11). A pool that splits
+    heads has several objects for a page, one for each of the smaller ranks; all other pools have one.
     """
 
     before: str
@@ -115,7 +119,7 @@ class Names:
 
     @staticmethod
     def of(config: Any, options: Options, pool: Any, group: str, shared: bool, layout: str) -> Names:
-        """``shared``: all TP ranks hold the same bytes, so the names are without the rank."""
+        """With ``shared`` all TP ranks hold the same bytes, so the names do not contain the rank."""
         pp = Rank(config.pp_rank, config.pp_size)
         cp = Rank(config.attn_cp_rank, config.attn_cp_size)
         split = config.tp_lcm_size // config.tp_size if config.should_split_heads and not shared else 1
@@ -141,7 +145,7 @@ class Names:
         )
 
     def all(self, keys: list[str]) -> list[str]:
-        """The objects of these pages, page by page."""
+        """The names of the objects of these pages, page by page."""
         before, after = self.before, self.after
         if len(after) == 1:
             end = after[0]

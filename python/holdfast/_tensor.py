@@ -1,4 +1,4 @@
-"""Tensors on their way out: the very memory that the bytes arrived in, seen as whatever the caller works with."""
+"""Output tensors: the memory in which the bytes arrived, seen through the array library that the caller uses."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _CPU = (1, 0)
 
 
 class Tensor:
-    """A tensor in a store's memory: what a get returns, and what :meth:`FeatureStore.empty` hands out to be filled.
+    """A tensor in a store's memory: what a get returns, and what :meth:`FeatureStore.empty` returns to be filled.
 
-    It is seen without a copy as a torch tensor, a numpy array, a memoryview, or anything that takes DLPack. Its memory
-    goes back to the store's pool when the last of these views is gone.
+    It is seen without a copy as a torch tensor, a numpy array, a memoryview, or through DLPack. Its memory returns to
+    the store's pool when the last of these views is gone.
 
-    While an engine call may still write to it (a ``get`` into it is under way, or has ended at its deadline and its
-    transfer has not) it cannot be seen: :class:`~holdfast.errors.Unavailable`. A view that was taken before shows whatever
-    such a call writes.
+    While an engine call may still write to it, it cannot be viewed and raises :class:`~holdfast.errors.Unavailable`.
+    That is the case while a ``get`` into it is in flight, or when a ``get`` has ended at its deadline but its transfer
+    has not. A view that was taken before shows whatever such a call writes.
     """
 
     __slots__ = ("__weakref__", "dtype", "memory", "name", "nbytes", "shape")
@@ -38,7 +38,7 @@ class Tensor:
     shape: tuple[int, ...]
     nbytes: int
     memory: _holdfast.Memory | None
-    """Its memory; none if it has no bytes."""
+    """Its memory; None if it has no bytes."""
 
     def __init__(self, name: str, dtype: str, shape: tuple[int, ...], nbytes: int, memory: _holdfast.Memory | None) -> None:
         self.name = name
@@ -52,7 +52,7 @@ class Tensor:
 
     @property
     def address(self) -> int:
-        """Where its bytes begin; 0 if it has none."""
+        """The address of its first byte; 0 if it has none."""
         return self.memory.address if self.memory else 0
 
     def tobytes(self) -> bytes:
@@ -69,13 +69,13 @@ class Tensor:
         return memoryview(array).cast("B")
 
     def torch(self) -> torch.Tensor:
-        """It as a torch tensor."""
+        """A view as a torch tensor."""
         import torch
 
         dtype = getattr(torch, self.dtype, None)
         if not isinstance(dtype, torch.dtype):
             raise Unsupported(
-                "this release of torch does not have the element type; take .memoryview()",
+                "this release of torch does not have the element type; use .memoryview()",
                 operation="python.tensor",
                 facts={"dtype": self.dtype, "torch": torch.__version__},
             )
@@ -84,10 +84,10 @@ class Tensor:
         return torch.frombuffer(self.memoryview(), dtype=torch.uint8).view(dtype).reshape(self.shape)
 
     def numpy(self, *, raw: bool = False) -> numpy.ndarray[Any, Any]:
-        """It as a numpy array.
+        """A view as a numpy array.
 
-        numpy has neither bfloat16 nor 8-bit floats. With the package ``ml_dtypes`` installed they come as its types;
-        with ``raw=True`` they come as unsigned integers of the same width; else this raises :class:`Unsupported`.
+        numpy has neither bfloat16 nor 8-bit floats. If the package ``ml_dtypes`` is installed, they come as its types;
+        with ``raw=True`` they come as unsigned integers of the same width; otherwise this raises :class:`Unsupported`.
         """
         import numpy
 
@@ -104,9 +104,9 @@ class Tensor:
             try:
                 return getattr(importlib.import_module("ml_dtypes"), name)
             except (ImportError, AttributeError):
-                pass  # not installed, or too old: told below
+                pass  # not installed, or too old: reported below
         raise Unsupported(
-            "numpy does not have this element type; install ml_dtypes, pass raw=True for plain integers, or take .torch()",
+            "numpy does not have this element type; install ml_dtypes, pass raw=True for integers, or use .torch()",
             operation="python.tensor",
             facts={"dtype": self.dtype},
         )
@@ -131,10 +131,10 @@ class Tensor:
     ) -> Any:
         known = _dtypes.dlpack(self.dtype)
         if known is None:
-            raise BufferError(f"DLPack does not have the element type {self.dtype}; take .torch() or .memoryview()")
+            raise BufferError(f"DLPack does not have the element type {self.dtype}; use .torch() or .memoryview()")
         if (dl_device is not None and tuple(dl_device) != _CPU) or copy:
-            raise BufferError("a Tensor is handed over where it lies, in host memory; copy it afterwards")
+            raise BufferError("a Tensor is exported where it lies, in host memory; copy it to the device afterwards")
         if self.memory is None:
-            raise BufferError("a tensor without bytes cannot be handed over; take .torch() or .numpy()")
+            raise BufferError("a tensor without bytes cannot be exported; use .torch() or .numpy()")
         versioned = max_version is not None and tuple(max_version) >= (1, 0)
         return self.memory.dlpack(*known, self.shape, versioned)

@@ -1,4 +1,4 @@
-"""Plain values: what is said about samples, leases and sweeps. All of them can be pickled and compared."""
+"""Plain values that describe samples, leases and sweeps. All of them can be pickled and compared."""
 
 from __future__ import annotations
 
@@ -14,40 +14,41 @@ __all__ = ["AdoptedTensor", "Answered", "Found", "GroupProgress", "PutItem", "Sa
 
 @dataclass(frozen=True, order=True)
 class SampleRef:
-    """One incarnation of a sample. As text it is ``sample-1#g3``; it can be pickled, and be a key of a dictionary."""
+    """One incarnation of a sample. Its text form is ``sample-1#g3``. It can be pickled, and be the key of a
+    dictionary."""
 
     sample: str
     """The sample's id."""
     generation: int
-    """Which incarnation; only grows."""
+    """Which incarnation; the number only grows."""
 
     def __str__(self) -> str:
         return f"{self.sample}#g{self.generation}"
 
     @classmethod
     def parse(cls, text: str) -> SampleRef:
-        """The reference behind its text form."""
+        """Parses the text form."""
         sample, mark, generation = text.rpartition("#g")
         if not (mark and sample and generation.isascii() and generation.isdecimal()):
             raise Invalid("a reference reads sample#g3", operation="python.ref", facts={"text": text})
         return cls(sample, int(generation))
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The form for JSON."""
         return {"sample": self.sample, "generation": self.generation}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> SampleRef:
-        """The reference behind its form for JSON."""
+        """Parses the form for JSON."""
         try:
             return cls(str(fields["sample"]), int(fields["generation"]))
         except (KeyError, TypeError, ValueError) as error:
-            raise Invalid("a reference has a sample and a generation", operation="python.ref") from error
+            raise Invalid("a reference needs a sample and a generation", operation="python.ref") from error
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What a tensor is, without its bytes."""
+    """A tensor without its bytes: name, element type and shape."""
 
     name: str
     dtype: str
@@ -56,24 +57,25 @@ class TensorSpec:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it has, dense."""
+        """Its size in bytes when contiguous."""
         return _holdfast.spec_bytes(self.dtype, self.shape)
 
 
 @dataclass(frozen=True)
 class AdoptedTensor:
-    """A tensor that somebody else has written as one object."""
+    """A tensor that another writer has written as one object."""
 
     spec: TensorSpec
     key: str
-    """The object that its bytes are."""
+    """The object that holds its bytes."""
     digest: str | None = None
-    """The XXH3-128 checksum of its bytes in hexadecimal digits, if the writer made one. Without it a get cannot tell whether they changed."""
+    """The XXH3-128 checksum of its bytes in hexadecimal digits, if the writer computed one. Without it a get cannot
+    tell whether the bytes changed."""
 
 
 @dataclass(frozen=True)
 class PutItem:
-    """A sample to be put, for :meth:`FeatureStore.put_many`."""
+    """A sample to put, for :meth:`FeatureStore.put_many`."""
 
     sample: str
     tensors: Mapping[str, Any]
@@ -84,23 +86,23 @@ class PutItem:
 
 @dataclass(frozen=True)
 class Answered:
-    """What became of a sample by an answer."""
+    """The state of a sample after an answer (ack, nack, retire)."""
 
     retired: bool
-    """Whether it was the last answer: the sample is out of circulation."""
+    """Whether this was the last answer: the sample is out of circulation."""
     reason: str | None = None
     """Why: ``consumed``, ``dead-letter``, ``aborted``, ``superseded``, ``lost``, ``abandoned``."""
     free: bool = False
-    """Whether nobody reads it any more, so that its bytes are being removed now."""
+    """Whether no reader is left, so that the bytes are being removed now."""
 
 
 @dataclass(frozen=True)
 class GroupProgress:
-    """How far a group is with a sample."""
+    """How far a group has come with a sample."""
 
     state: Literal["waiting", "leased", "acked", "dead"]
     attempts: int
-    """How often the group has taken it."""
+    """How often the group has taken the sample."""
 
 
 @dataclass(frozen=True)
@@ -122,18 +124,18 @@ class Found:
 
 @dataclass(frozen=True)
 class Swept:
-    """What a sweep did."""
+    """The result of a sweep."""
 
     looked_at: int
     """Records that were due."""
     abandoned: int
-    """Reservations given up on."""
+    """Reservations that were given up."""
     taken_back: int
     """Leases taken back."""
     retired: int
-    """Samples that retired because of it."""
+    """Samples that were retired as a result."""
     sessions_cleared: int
-    """Sessions that had ended and are cleared up."""
+    """Ended sessions that were cleaned up."""
     more: bool
     """Whether there is more to do."""
     freed: int
@@ -141,22 +143,22 @@ class Swept:
     failed: int
     """Samples whose objects could not be removed yet; they stay recorded."""
     quarantined: int = 0
-    """Records that could not be read and were moved into quarantine."""
+    """Records that could not be parsed and were moved into quarantine."""
     later: int = 0
-    """Records of later releases, which were passed over."""
+    """Records of later releases, which were skipped."""
 
 
 @dataclass(frozen=True)
 class Quarantined:
-    """A record that nobody could read. It harms nothing; :meth:`FeatureStore.quarantined` lists them."""
+    """A record in quarantine: it could not be parsed. It does no harm; :meth:`FeatureStore.quarantined` lists them."""
 
     key: str
-    """Where it was, below the root in etcd."""
+    """Its former key, below the root in etcd."""
     version: int
-    """When it had been written there: etcd's revision."""
+    """The revision of etcd at which it was written there."""
     why: str
-    """What is wrong with it."""
+    """Why it could not be parsed."""
     nbytes: int
-    """How long it is."""
+    """Its length in bytes."""
     in_place: bool
-    """Whether it is too long to be moved and stays where it was."""
+    """Whether it is too long to be moved and therefore stays under its key."""

@@ -1,4 +1,4 @@
-"""The same for asyncio: every call is awaited, and the loop is never blocked.
+"""The asyncio face: every call is awaited, and the event loop is never blocked.
 
 ::
 
@@ -8,10 +8,10 @@
             async with lease:
                 train(await lease.get(as_="torch"))
 
-What each call does is said in :mod:`holdfast`. Cancelling an await (``asyncio.wait_for``, ``asyncio.timeout``) leaves
-nothing half-way: a wait ends; a put that is not committed yet is undone, a committed one stands; a lease that did not
-reach its caller goes back as if it had never been taken; memory goes back to the pool. A store belongs to the process
-that opened it; it cannot be pickled, and in a forked child it is refused.
+:mod:`holdfast` documents what each call does. Cancelling an await (``asyncio.wait_for``, ``asyncio.timeout``) leaves
+nothing half-done: a wait ends; a put that is not committed yet is undone, a committed one stands; a lease that did not
+reach its caller is returned as if it had never been taken; memory returns to the pool. A store belongs to the process
+that opened it: it cannot be pickled, and its calls raise in a forked child.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ __all__ = ["FeatureStore", "Lease", "open"]
 class Lease(Held):
     """A sample that this process has taken, for a group or for reading only.
 
-    While it holds, the sample's bytes stay. As a context manager it answers for itself: acknowledged at the end of the
-    block, handed back if the block raises. Dropped without an answer, it is let go of in the background; if nobody has
-    looked at it, as if it had never been taken.
+    While the lease holds, the sample's bytes stay. As a context manager the lease answers for itself: it is
+    acknowledged at the end of the block, and handed back if the block raises. A lease that is dropped without an answer
+    is released in the background; if the caller never looked at it, the sample counts as never taken.
     """
 
     __slots__ = ("_calls",)
@@ -82,19 +82,19 @@ class Lease(Held):
         return await self._calls.get(self.native, names, into, as_, timeout)
 
     async def ack(self, *, timeout: float | None = None) -> Answered:
-        """Answers that the sample was used. Final; the last group's ack frees it."""
+        """Acknowledges that the sample was used. Final; the last group's ack frees the sample."""
         return checked(await self._calls.ack([self.native], timeout))
 
     async def nack(self, *, timeout: float | None = None) -> Answered:
-        """Hands the sample back unused: another of the group takes it, unless this was the last attempt."""
+        """Hands the sample back unused: another consumer of the group takes it, unless this was the last attempt."""
         return checked(await self._calls.nack([self.native], timeout))
 
     async def release(self, *, timeout: float | None = None) -> None:
-        """Lets go of it. For a group's lease that is a nack."""
+        """Releases the lease. For a group's lease this is a nack."""
         checked(await self._calls.release([self.native], timeout))
 
     async def renew(self, *, timeout: float | None = None) -> None:
-        """Prolongs it to its full time from now. A get does so by itself while bytes move."""
+        """Extends the lease to its full duration from now. A get does so by itself while bytes move."""
         checked(await self._calls.renew([self.native], timeout))
 
     async def __aenter__(self) -> Lease:
@@ -111,17 +111,17 @@ class Lease(Held):
         try:
             await (self.release() if self.group is None else self.nack())
         except Fenced:
-            pass  # there is nothing left to let go of
+            pass  # there is nothing left to release
         except HoldfastError as trouble:
             if error is None:
                 raise
-            _process.log.warning("a lease was not handed back; it runs out by itself: %s", trouble)
+            _process.log.warning("a lease was not handed back; it expires by itself: %s", trouble)
 
 
 class FeatureStore:
     """Samples of tensors in custody. Open one with :func:`holdfast.aio.open`; it closes at the end of ``async with``.
-
-    Its loops, and whichever threads they run in, may share it. Every call takes a ``timeout`` in seconds; without one the
+Several event loops, in any threads, may share it. Every call takes a ``timeout`` in seconds; the default is the store's
+setting.
     store's setting counts.
     """
 
@@ -137,7 +137,7 @@ class FeatureStore:
         return f"FeatureStore({self.name!r}, {'closed' if self._closed else self._settings.master})"
 
     def __reduce__(self) -> Any:
-        raise TypeError("this store belongs to its process and its loop; pass store.settings on, and open another there")
+        raise TypeError("this store cannot be pickled; pass store.settings, and open another there")
 
     @property
     def name(self) -> str:
@@ -146,17 +146,17 @@ class FeatureStore:
 
     @property
     def settings(self) -> Settings:
-        """How it is reached and behaves."""
+        """How it is reached, and how it behaves."""
         return self._settings
 
     @property
     def client(self) -> object | None:
-        """The engine's client that it was opened over, if that is somebody else's."""
+        """The engine's client that the caller passed when opening the store; None if the store made its own."""
         return self._client
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed here."""
+        """Whether it was closed in this process."""
         return self._closed
 
     def _lease(self, native: _holdfast.Lease) -> Lease:
@@ -168,7 +168,7 @@ class FeatureStore:
         return self._native
 
     async def connect(self) -> None:
-        """Opens it. Part of :func:`open`."""
+        """Opens the store. :func:`open` calls it."""
         if self._native is None and not self._closed:
             settings = self._settings
             _events.start()
@@ -190,42 +190,45 @@ class FeatureStore:
         max_attempts: int = 3,
         timeout: float | None = None,
     ) -> SampleRef:
-        """Puts a sample: visible as a whole or not at all. If one of this id is live, this one takes its place.
+        """Puts a sample: it becomes visible as a whole or not at all. If a sample with this id is live, this one
+        replaces it.
 
-        Each of ``groups`` gets it once; when all have acknowledged it, it is freed, unless ``retain`` keeps it for
-        another epoch (:meth:`reopen`). Without groups it stays until it is aborted or retired. A group may take it
-        ``max_attempts`` times. Over the store's budget it waits for room; :class:`Capacity` at the timeout.
+        Each of ``groups`` gets it once. When all groups have acknowledged it, it is freed, unless ``retain`` keeps it
+        for another epoch (:meth:`reopen`). Without groups it stays until it is aborted or retired. A group may take it
+        ``max_attempts`` times. Over the store's budget the call waits for room, and raises :class:`Capacity` at the
+        timeout.
 
-        Do not change the tensors before it returns.
+        Do not change the tensors before the call returns.
         """
         return await self._calls.put(PutItem(sample, tensors, groups, retain, max_attempts), timeout)
 
     async def put_many(self, items: Iterable[PutItem], *, timeout: float | None = None) -> list[SampleRef | HoldfastError]:
-        """Puts samples in one go. One result for each: its reference, or what went wrong with it."""
+        """Puts samples in one batch. Returns one result per sample: its reference, or the error."""
         return await self._calls.put_many(items, timeout)
 
     async def take(self, group: str, count: int = 1, *, timeout: float | None = None) -> list[Lease]:
-        """Takes the next samples of a group, up to ``count``. Waits for the first; an empty list at the timeout."""
+        """Takes the next samples of a group, up to ``count``. Waits for the first one; returns an empty list at the
+        timeout."""
         return await self._calls.take(group, count, timeout)
 
     async def lease(self, ref: SampleRef, group: str, *, timeout: float | None = None) -> Lease:
-        """Takes this very sample for a group."""
+        """Takes exactly this sample for a group."""
         return await self._calls.lease(ref, group, timeout)
 
     async def lease_many(
         self, refs: Iterable[SampleRef], group: str, *, timeout: float | None = None
     ) -> list[Lease | HoldfastError]:
-        """Takes these samples for a group. One result for each: a lease, or what went wrong."""
+        """Takes these samples for a group. Returns one result per sample: a lease, or the error."""
         return await self._calls.lease_many(refs, group, timeout)
 
     async def read(self, ref: SampleRef | str, *, timeout: float | None = None) -> Lease:
-        """Takes a sample for reading only, beside any number of others. An id means the live generation."""
+        """Takes a sample for reading only, alongside any number of other readers. An id means the live generation."""
         return await self._calls.read(ref, timeout)
 
     async def read_many(
         self, refs: Iterable[SampleRef | str], *, timeout: float | None = None
     ) -> list[Lease | HoldfastError]:
-        """Takes samples for reading. One result for each: a lease, or what went wrong."""
+        """Takes samples for reading only. Returns one result per sample: a lease, or the error."""
         return await self._calls.read_many(refs, timeout)
 
     @overload
@@ -268,44 +271,47 @@ class FeatureStore:
         as_: View = "tensor",
         timeout: float | None = None,
     ) -> dict[str, Any]:
-        """A sample's tensors: exactly the committed bytes, or an error and no bytes.
+        """Gets a sample's tensors: exactly the committed bytes, or an error and no bytes.
 
-        ``names`` chooses some of them. They come in memory of the store's pool, seen without a copy as a
-        :class:`Tensor`, a torch tensor or a numpy array, and go back there when the last view is gone. With ``into``
-        the bytes go into tensors of yours instead, which are returned; after an error their content is unspecified.
+        ``names`` selects some of the tensors. They arrive in memory of the store's pool, are seen without a copy as a
+        :class:`Tensor`, a torch tensor or a numpy array, and the memory returns to the pool when the last view is gone.
+        With ``into`` the bytes go into the caller's tensors instead, which are returned; after an error their content
+        is unspecified.
 
-        A reference or an id is looked up and got in one, without a lease: what arrives is compared with what was
-        committed, so nothing has to be held meanwhile (a store without checksums takes it for that time).
+        A reference or an id is looked up and read in one call, without a lease: the bytes that arrive are compared with
+        the committed checksums, so no lease has to protect them meanwhile (a store without checksums takes a lease for
+        that time).
         """
         held = what.native if isinstance(what, Lease) else what
         return await self._calls.get(held, names, into, as_, timeout)
 
     async def find(self, samples: Iterable[str], *, timeout: float | None = None) -> list[Found | None]:
-        """Looks samples up without taking them; none for one that is not live."""
+        """Looks up samples without taking them; None for a sample that is not live."""
         return await self._calls.find(samples, timeout)
 
     async def ack_many(self, leases: Iterable[Lease], *, timeout: float | None = None) -> list[Answered | HoldfastError]:
-        """Acknowledges leases in one go."""
+        """Acknowledges leases in one batch."""
         return await self._calls.ack([lease.native for lease in leases], timeout)
 
     async def nack_many(self, leases: Iterable[Lease], *, timeout: float | None = None) -> list[Answered | HoldfastError]:
-        """Hands leases back in one go."""
+        """Hands leases back in one batch."""
         return await self._calls.nack([lease.native for lease in leases], timeout)
 
     async def release_many(self, leases: Iterable[Lease], *, timeout: float | None = None) -> list[HoldfastError | None]:
-        """Lets go of leases in one go."""
+        """Releases leases in one batch."""
         return await self._calls.release([lease.native for lease in leases], timeout)
 
     async def renew_many(self, leases: Iterable[Lease], *, timeout: float | None = None) -> list[HoldfastError | None]:
-        """Prolongs leases in one go."""
+        """Extends leases in one batch."""
         return await self._calls.renew([lease.native for lease in leases], timeout)
 
     async def abort(self, sample: str, *, timeout: float | None = None) -> None:
-        """Takes a sample out of circulation, whoever made it and whoever reads it: their gets fail from now on."""
+        """Takes a sample out of circulation, whichever process made it or reads it: gets of its readers fail from now
+        on."""
         checked(await self._calls.abort([sample], timeout))
 
     async def abort_many(self, samples: Iterable[str], *, timeout: float | None = None) -> list[HoldfastError | None]:
-        """Takes samples out of circulation. One result for each: none, or what went wrong."""
+        """Takes samples out of circulation. Returns one result per sample: None, or the error."""
         return await self._calls.abort(samples, timeout)
 
     async def retire(self, ref: SampleRef, *, timeout: float | None = None) -> Answered:
@@ -315,22 +321,23 @@ class FeatureStore:
     async def retire_many(
         self, refs: Iterable[SampleRef], *, timeout: float | None = None
     ) -> list[Answered | HoldfastError]:
-        """Takes exactly these generations out of circulation."""
+        """Takes exactly these generations out of circulation. Returns one result per generation."""
         return await self._calls.retire(refs, timeout)
 
     async def reopen(self, ref: SampleRef, *, timeout: float | None = None) -> None:
-        """Another epoch for a retained sample: every group that was done with it gets it again."""
+        """Starts another epoch of a retained sample: every group that was done with it gets it again."""
         checked(await self._calls.reopen([ref], timeout))
 
     async def reopen_many(self, refs: Iterable[SampleRef], *, timeout: float | None = None) -> list[HoldfastError | None]:
-        """Another epoch for retained samples. One result for each: none, or what went wrong."""
+        """Starts another epoch of retained samples. Returns one result per sample: None, or the error."""
         return await self._calls.reopen(refs, timeout)
 
     async def announce(self, sample: str, keys: Iterable[str], nbytes: int, *, timeout: float | None = None) -> Announced:
-        """Reserves a sample that another writer is about to write, so that its objects go if it is never adopted.
+        """Reserves a sample that another writer is about to write, so that its objects are removed if it is never
+        adopted.
 
-        Their keys begin with the store's name and a slash, or with one of its ``adopt_prefixes``; no other sample has them
-        until this one is freed."""
+        Their keys begin with the store's name and a slash, or with one of its ``adopt_prefixes``; no other sample can
+        have these keys until this one is freed."""
         return await self._calls.announce(sample, keys, nbytes, timeout)
 
     async def adopt(
@@ -343,62 +350,64 @@ class FeatureStore:
         max_attempts: int = 3,
         timeout: float | None = None,
     ) -> SampleRef:
-        """Commits what another writer has written: an announced sample, or, by its id, objects that are there already.
+        """Commits objects that another writer has written: an announced sample, or, by its id, objects that already
+        exist.
 
-        Done again with the same objects it returns the live sample."""
+        Adopting the same objects again returns the live sample."""
         return await self._calls.adopt(what, tensors, groups, retain, max_attempts, timeout)
 
     async def discard(self, announced: Announced, *, timeout: float | None = None) -> None:
-        """Gives an announced sample up. Its writer must have stopped."""
+        """Gives up an announced sample. Its writer must have stopped."""
         await self._calls.discard(announced, timeout)
 
     async def empty(self, shape: Iterable[int], dtype: object, *, timeout: float | None = None) -> Tensor:
-        """Memory of the pool to be filled and then put: it is registered, so putting it needs no more than the transfer."""
+        """Memory of the pool to fill and then put. It is registered already, so putting it needs only the transfer."""
         return await self._calls.empty(shape, dtype, timeout)
 
     async def empty_many(
         self, tensors: Iterable[tuple[Iterable[int], object]], *, timeout: float | None = None
     ) -> list[Tensor]:
-        """:meth:`empty` for several, each a shape and an element type: all of them at once, or none."""
+        """:meth:`empty` for several tensors, each a shape and an element type: all of them at once, or none."""
         return await self._calls.empty_many(tensors, timeout)
 
     async def sweep(self, *, timeout: float | None = None) -> Swept:
-        """Takes back what has ended, of anybody, and frees what is to be freed."""
+        """Takes back ended leases and reservations of all processes, and frees what is due."""
         return await self._calls.sweep(timeout)
 
     async def quarantined(
         self, *, after: Quarantined | None = None, limit: int = 1000, timeout: float | None = None
     ) -> list[Quarantined]:
-        """Records that nobody could read, in the order of their keys: at most ``limit``, after this one if one is given.
+        """The records in quarantine, which could not be parsed, in the order of their keys: at most ``limit``, starting
+        behind ``after``.
 
-        They harm nothing and stay until a person deletes them, or puts them back. See ``docs/custody.md``.
+        They do no harm and stay until an operator deletes them, or puts them back. See ``docs/custody.md``.
         """
         return await self._calls.quarantined(after, limit, timeout)
 
     async def quarantined_bytes(self, which: Quarantined, *, timeout: float | None = None) -> bytes:
-        """The bytes of a record in quarantine, as they were."""
+        """The unchanged bytes of a record in quarantine."""
         return await self._calls.quarantined_bytes(which, timeout)
 
     async def drain(self, *, timeout: float | None = None) -> None:
-        """Waits until everything that was retired here is freed; :class:`Timeout` says what is left."""
+        """Waits until every sample that was retired here is freed; :class:`Timeout` says what is left."""
         await self._calls.drain(timeout)
 
     async def health(self, *, timeout: float | None = None) -> dict[str, Any]:
-        """How the store is doing in this process: session, pool, pending frees, counters, use of the engine."""
+        """The state of the store in this process: session, pool, pending frees, counters, use of the engine."""
         return await self._calls.health(timeout)
 
     def estimate_bytes(self, tensors: Mapping[str, TensorLike] | Iterable[TensorSpec]) -> int:
-        """How many bytes a sample of these tensors takes."""
+        """The number of bytes that a sample of these tensors takes."""
         return estimate(tensors)
 
     async def close(self, *, timeout: float | None = None) -> None:
-        """Ends this process's membership: waits for what is under way and frees what was retired here. Once is enough."""
+        """Ends this process's membership: waits for calls in flight and frees what was retired here. Idempotent."""
         operation = self._begin_close(self._calls.within(timeout))
         if operation is not None:
             await Pending(operation, lambda nothing: None)
 
     def close_at_exit(self, within: float) -> None:
-        """For the end of the process."""
+        """Closes the store at the end of the process."""
         operation = self._begin_close(min(within, self._settings.timeout))
         if operation is not None:
             operation.wait()
@@ -423,7 +432,7 @@ P = ParamSpec("P")
 
 def _awaited(plain: Callable[P, _PlainStore]) -> Callable[P, Awaitable[FeatureStore]]:
     async def opened(*args: P.args, **settings: P.kwargs) -> FeatureStore:
-        settings["lazy"] = True  # only read, not opened: that must not block the loop
+        settings["lazy"] = True  # the settings are only parsed; opening here would block the loop
         made = plain(*args, **settings)
         store = FeatureStore(made.settings, client=made.client)
         await store.connect()

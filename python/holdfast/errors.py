@@ -1,7 +1,7 @@
-"""What can go wrong: one exception for each kind, all of them :class:`HoldfastError`.
+"""The exceptions of Holdfast: one for each kind of error, all of them :class:`HoldfastError`.
 
-Each is also the builtin exception that Python programs expect for such a thing: a sample that is gone is a
-``KeyError``, a full store a ``MemoryError``, and so on. Decide by the class and by ``retry``; read the message.
+Each is also the builtin exception that Python programs expect in its place: for a sample that is gone a ``KeyError``,
+for a full store a ``MemoryError``, and so on. Decide by the class and by ``retry``; read the message.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ Retry = Literal["never", "safe", "ambiguous"]
 
 
 class HoldfastError(Exception):
-    """Something went wrong. The message says what happened and, where there is something to do, what to do."""
+    """A Holdfast call failed. The message says what happened and, where there is something to do, what to do."""
 
     kind: ClassVar[str] = "internal"
-    """What went wrong, as coarsely as a caller needs it to decide."""
+    """What went wrong, only as finely as a caller needs in order to decide."""
     message: str
     """What happened, without operation and facts."""
     retry: Retry
-    """``never``: the same call fails again. ``safe``: call again later. ``ambiguous``: it may have taken effect, look first."""
+    """``never``: the same call fails again. ``safe``: call again later. ``ambiguous``: it may have taken effect, read
+    back first."""
     operation: str
     """The operation that failed, dotted."""
     facts: dict[str, str]
-    """What else is known: the sample, the key, the code of the engine, ..."""
+    """Further facts: the sample, the key, the engine's code, ..."""
 
     def __init__(
         self,
@@ -73,19 +74,19 @@ class Invalid(HoldfastError, ValueError):
 
 
 class NotFound(HoldfastError, KeyError):
-    """The thing named does not exist, or no longer does. A sample that was lost has ``facts["reason"] == "lost"``."""
+    """The named sample does not exist, or no longer does. A sample that was lost has ``facts["reason"] == "lost"``."""
 
     kind = "not found"
 
 
 class Fenced(HoldfastError, KeyError):
-    """The lease or session is no longer valid: it was answered, ran out, or the sample was taken back."""
+    """The lease or session is no longer valid: the lease was answered or expired, or the sample was taken back."""
 
     kind = "fenced"
 
 
 class Conflict(HoldfastError):
-    """Somebody else changed the thing first; look again."""
+    """Another process changed the record first; read it again."""
 
     kind = "conflict"
 
@@ -103,23 +104,23 @@ class Unavailable(HoldfastError, ConnectionError):
 
 
 class DeadlineExceeded(Unavailable, TimeoutError):
-    """The other side did not answer within the time that the caller gave."""
+    """The other side did not answer within the caller's timeout."""
 
 
 class Timeout(HoldfastError, TimeoutError):
-    """A wait for a condition ended without it."""
+    """A wait for a condition ended before the condition was met."""
 
     kind = "timeout"
 
 
 class Corrupt(HoldfastError):
-    """Bytes are not what was committed; they are not handed out."""
+    """The bytes are not the committed bytes; they are not returned."""
 
     kind = "corrupt"
 
 
 class Denied(HoldfastError, PermissionError):
-    """The caller is not allowed to."""
+    """The caller lacks the permission."""
 
     kind = "denied"
 
@@ -131,6 +132,6 @@ class Unsupported(HoldfastError, NotImplementedError):
 
 
 class Internal(HoldfastError, RuntimeError):
-    """A bug of ours or of the other side."""
+    """A bug in Holdfast or in the other side."""
 
     kind = "internal"

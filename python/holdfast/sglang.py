@@ -7,15 +7,16 @@
         "interface_v1": 1, "master": "10.0.0.1:50051"}'
 
 A page is one object: its parts (keys and values, or a slice for each layer) and a footer with its length and checksum,
-bound to its name. A get gives exactly the page that was set, or says that it did not.
+bound to its name. A get returns exactly the page that was set, or reports that it did not.
 
-Gets pass through frames, buffers of the page store's own. So the engine never writes to SGLang's host pool: a page that
-was given back because its get ran out of time is not written to later. Sets of pages with long parts go from where they
-lie (``direct_put_bytes``): what the engine reads too late is refused by its checksum. A batch is one call of the engine,
-and no question for existence comes before a set: the master ignores a set of a page that it has.
+Gets pass through frames, which are buffers of the page store. So the engine never writes to SGLang's host pool: a page
+that was given back because its get timed out is not written to later. Sets of pages with long parts are read from where
+they lie (``direct_put_bytes``): if the engine reads them too late, the checksum does not match and the page is refused.
+A batch is one call of the engine, and no existence query precedes a set: the master ignores a set of a page that it
+has.
 
-What goes wrong is never raised into SGLang's threads as long as its arguments are right: a store that is slow, lying or
-gone means misses and sets that did not work. :meth:`HoldfastHiCacheStorage.page_stats` counts them.
+As long as SGLang's arguments are right, no failure is raised into its threads: a store that is slow, gone or returns
+wrong bytes means misses and failed sets. :meth:`HoldfastHiCacheStorage.page_stats` counts them.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ Parts = tuple[list[int], list[int]]
 
 @dataclass(frozen=True)
 class Pool:
-    """One host pool: how its pages are named, how long they are, and where they lie."""
+    """One host pool: the names of its pages, their length, and where they lie."""
 
     names: Names
     page_bytes: int
@@ -78,7 +79,7 @@ class Pool:
         return (self.names.all(keys), *self.parts(indices))
 
     def pages(self, results: list[bool]) -> list[bool]:
-        """From objects to pages."""
+        """Combines the results of objects into results of pages."""
         if self.split == 1:
             return results
         return [all(results[at : at + self.split]) for at in range(0, len(results), self.split)]
@@ -99,7 +100,7 @@ class HoldfastHiCacheStorage(HiCacheStorage):  # type: ignore[misc]  # published
     # Pools.
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
-        """The pool of the KV pages. One without memory of its own (a logical anchor) has its pages in side pools."""
+        """The pool of the KV pages. A pool without its own memory (a logical anchor) has its pages in side pools."""
         super().register_mem_pool_host(mem_pool_host)
         if getattr(mem_pool_host, "kv_buffer", None) is None:
             return
@@ -109,7 +110,7 @@ class HoldfastHiCacheStorage(HiCacheStorage):  # type: ignore[misc]  # published
         self._flat = Names.of(config, self.options, mem_pool_host, "flat", config.is_mla_model, layout)
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
-        """A side pool, such as an indexer's, a sliding window's or Mamba states."""
+        """A side pool, such as that of an indexer, a sliding window or Mamba states."""
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
         if host_pool_name != PoolName.KV or PoolName.KV not in self._pools:
             self._add(host_pool_name, host_pool)
@@ -130,7 +131,7 @@ class HoldfastHiCacheStorage(HiCacheStorage):  # type: ignore[misc]  # published
         nbytes = sum(sizes[:each])
         if nbytes > self.pages.frame_bytes:
             raise Invalid(
-                f"a page of the pool {name} has {nbytes} bytes; set frame_bytes to at least that",
+                f"a page of the pool {name} has {nbytes} bytes, more than a frame; set frame_bytes to at least that",
                 operation="sglang.register",
             )
         tag = getattr(host, "storage_format_tag", None)
@@ -143,7 +144,7 @@ class HoldfastHiCacheStorage(HiCacheStorage):  # type: ignore[misc]  # published
         self._pools[name] = Pool(names, nbytes, host, tokens, split)
 
     def _is_shared(self, name: Any, host: Any) -> bool:
-        """Whether all TP ranks hold the same pages: then one of them writes, and the names are without the rank."""
+        """Whether all TP ranks hold the same pages: then one of them writes, and the names do not contain the rank."""
         return bool(self.storage_config.is_mla_model) and not _is_rank_sharded(name, host)
 
     def _pool(self, name: Any) -> Pool:
@@ -154,10 +155,10 @@ class HoldfastHiCacheStorage(HiCacheStorage):  # type: ignore[misc]  # published
 
     @property
     def _has_pages(self) -> bool:
-        """Whether the main pool has memory of its own."""
+        """Whether the main pool has its own memory."""
         return PoolName.KV in self._pools
 
-    # What moves pages.
+    # Moving pages.
 
     def _load(self, pool: Pool, keys: list[str], indices: torch.Tensor) -> list[bool]:
         names, addresses, sizes = pool.objects(keys, indices)
@@ -201,7 +202,7 @@ class HoldfastHiCacheStorage(HiCacheStorage):  # type: ignore[misc]  # published
     # v1.
 
     def batch_exists(self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None) -> int:
-        """How many pages from the start are there, of exactly the right length."""
+        """The number of pages from the start that exist, with exactly the right length."""
         if self.options.interface_v1:
             pool = self._pools.get(PoolName.KV)
             if pool is None:
@@ -212,7 +213,7 @@ class HoldfastHiCacheStorage(HiCacheStorage):  # type: ignore[misc]  # published
     def batch_get_v1(
         self, keys: list[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
     ) -> list[bool]:
-        """Loads pages into the host pool. The memory of those that are not loaded is the caller's again."""
+        """Loads pages into the host pool. The caller may reuse the memory of pages that are not loaded."""
         if not self._has_pages:
             return [True] * len(keys)
         pool = self._pools[PoolName.KV]
@@ -221,7 +222,7 @@ class HoldfastHiCacheStorage(HiCacheStorage):  # type: ignore[misc]  # published
     def batch_set_v1(
         self, keys: list[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
     ) -> list[bool]:
-        """Stores pages of the host pool. One that is there already is stored."""
+        """Stores pages of the host pool. A page that already exists counts as stored."""
         if not self._has_pages:
             return [True] * len(keys)
         pool = self._pools[PoolName.KV]
@@ -235,7 +236,7 @@ class HoldfastHiCacheStorage(HiCacheStorage):  # type: ignore[misc]  # published
         pool_transfers: list[PoolTransfer] | None = None,
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> PoolTransferResult:
-        """The longest prefix that every pool can restore, by its policy, and all shorter ones that they can."""
+        """The longest prefix that every pool can restore, by its policy, and all shorter prefixes that they can."""
         kv_pages = self.batch_exists(keys, extra_info) if self._has_pages else len(keys)
         hits: dict[Any, int] = {PoolName.KV: kv_pages} if kv_pages else {}
         restorable = set(range(1, kv_pages + 1))
@@ -246,11 +247,11 @@ class HoldfastHiCacheStorage(HiCacheStorage):  # type: ignore[misc]  # published
             if transfer.hit_policy == PoolHitPolicy.ALL_PAGES:
                 pages = set(range(1, (there.index(False) if False in there else kv_pages) + 1))
             elif transfer.hit_policy == PoolHitPolicy.TRAILING_PAGES:
-                # A prefix will do if the window that ends there is whole.
+                # A prefix is enough if the window that ends there is complete.
                 window = max(1, len(transfer.keys or ()))
                 pages = {end for end in range(1, kv_pages + 1) if all(there[max(0, end - window) : end])}
             else:
-                raise ValueError(f"this pool hit policy is not known: {transfer.hit_policy}")
+                raise ValueError(f"unknown pool hit policy: {transfer.hit_policy}")
             if pages:
                 hits[transfer.name] = max(pages)
             restorable &= pages
@@ -269,7 +270,7 @@ class HoldfastHiCacheStorage(HiCacheStorage):  # type: ignore[misc]  # published
         self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> dict[Any, list[bool]]:
         """Loads pages of several pools."""
-        # Pools may differ in the number of parts of a page, so each is a call of its own.
+        # Pools may differ in the number of parts of a page, so each pool is a separate call.
         return {one.name: self._load(*self._wanted(one)) for one in transfers}
 
     def batch_set_v2(
@@ -283,7 +284,7 @@ class HoldfastHiCacheStorage(HiCacheStorage):  # type: ignore[misc]  # published
             raise Invalid(f"a transfer of the pool {transfer.name} names no pages", operation="sglang.v2")
         return self._pool(transfer.name), list(transfer.keys), transfer.host_indices
 
-    # The older calls: pages as tensors, each under a name of its own kind.
+    # The older calls: pages as tensors, under names of another kind.
 
     def _flat_names(self, keys: list[str]) -> list[str]:
         if self._flat is None:
@@ -291,13 +292,13 @@ class HoldfastHiCacheStorage(HiCacheStorage):  # type: ignore[misc]  # published
         return [f"{self._flat.before}{key}{self._flat.after[0]}" for key in keys]
 
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> torch.Tensor | None:
-        """One page, into the tensor ``target_location`` or, without one, into a new one."""
+        """One page, into the tensor ``target_location`` or, without it, into a new tensor."""
         return self.batch_get([key], None if target_location is None else [target_location])[0]
 
     def batch_get(
         self, keys: list[str], target_locations: Any = None, target_sizes: Any = None
     ) -> list[torch.Tensor | None]:
-        """Pages, each as a tensor, or none where there is no such page."""
+        """Pages, each as a tensor, or None for a page that does not exist."""
         names = self._flat_names(keys)
         targets: list[torch.Tensor | None] = list(target_locations or self._room(names))
         wanted = [(name, target) for name, target in zip(names, targets, strict=True) if target is not None]
@@ -320,7 +321,7 @@ class HoldfastHiCacheStorage(HiCacheStorage):  # type: ignore[misc]  # published
     def batch_set(
         self, keys: list[str], values: Any = None, target_locations: Any = None, target_sizes: Any = None
     ) -> bool:
-        """Stores pages, each a tensor. Whether all of them are stored."""
+        """Stores pages, each a tensor. Returns whether all of them are stored."""
         tensors = list(values if values is not None else target_locations or ())
         if not keys or len(tensors) != len(keys) or not all(isinstance(one, torch.Tensor) for one in tensors):
             raise Invalid("give a tensor for each key", operation="sglang.set")
@@ -331,7 +332,8 @@ class HoldfastHiCacheStorage(HiCacheStorage):  # type: ignore[misc]  # published
         if not wanted:
             return []
         names = [name for name, _ in wanted]
-        # New memory for each call: with frames, registering little of it costs nothing, and afterwards nobody has it.
+        # New memory for each call: with frames, registering a little of it costs nothing, and afterwards nothing else
+        # refers to it.
         runs = [Memory.of(tensor) for _, tensor in wanted]
         kept = []
         try:
@@ -352,17 +354,19 @@ class HoldfastHiCacheStorage(HiCacheStorage):  # type: ignore[misc]  # published
                 self.pages.unregister(run)
 
     def exists(self, key: str) -> bool:
-        """Whether a page seems to be there."""
+        """Whether a page seems to exist."""
         return self.batch_exists([key]) == 1
 
     # The rest.
 
     def clear(self) -> None:
-        """Removes the pages of this model, tag and rank that the master knows. Others on the cluster keep theirs.
+        """Removes the pages of this model, tag and rank that the master knows. Other processes on the cluster keep
+        theirs.
 
-        With a key, names do not tell whose pages they are: nothing is removed, and the engine evicts them in time."""
+        With a key, names do not show which pages are whose: nothing is removed, and the engine evicts the pages in
+        time."""
         if self.options.key is not None:
-            log.warning("pages of a tier with a key are not cleared: their names tell nothing; use another key or tag")
+            log.warning("pages of a tier with a key are not cleared: their names are hidden; use another key or tag")
             return
         mine = [pool.names for pool in self._pools.values()] + ([self._flat] if self._flat else [])
         for address in self._admin():
@@ -371,7 +375,7 @@ class HoldfastHiCacheStorage(HiCacheStorage):  # type: ignore[misc]  # published
                     known = answer.read().decode().split()
                 break
             except OSError as error:
-                log.warning("the master's keys are not to be had at %s: %s", address, error)
+                log.warning("the list of keys could not be read from the master at %s: %s", address, error)
         else:
             return
         keys = [key for key in known if any(key.startswith(n.before) and key.endswith(n.after) for n in mine)]
@@ -387,7 +391,7 @@ class HoldfastHiCacheStorage(HiCacheStorage):  # type: ignore[misc]  # published
         return list(addresses(given)) if given is not None else _usual_admin(self.options.master)
 
     def get_stats(self) -> Any:
-        """Pages and GB/s of each get and set since the last time, as SGLang's metrics want them."""
+        """Pages and GB/s of each get and set since the last call, in the form of SGLang's metrics."""
         from sglang.srt.observability.metrics_collector import StorageMetrics
 
         metrics = StorageMetrics()
@@ -403,11 +407,11 @@ class HoldfastHiCacheStorage(HiCacheStorage):  # type: ignore[misc]  # published
         return metrics
 
     def page_stats(self) -> dict[str, int]:
-        """What the page store has done and seen: pages loaded, missed, refused as wrong, ..."""
+        """The page store's counters: pages loaded, missed, refused as wrong, ..."""
         return self.pages.stats()
 
     def close(self) -> None:
-        """Lets go of pools and engine."""
+        """Releases pools and engine."""
         self.pages.close()
 
     def __repr__(self) -> str:
@@ -420,13 +424,13 @@ def _tell(what: str, errors: dict[int, HoldfastError], of: int) -> None:
 
 
 def _memory(tensor: torch.Tensor) -> Memory:
-    """All the memory under a tensor: a pool may show one run of memory as several tensors."""
+    """All the memory under a tensor: a pool may expose one run of memory as several tensors."""
     storage = tensor.untyped_storage()
     if tensor.device.type != "cpu":
-        raise Invalid("pages lie in host memory", operation="sglang.memory")
-    return Memory(storage.data_ptr(), storage.nbytes(), storage)  # the tensor could be given other memory
+        raise Invalid("pages must lie in host memory", operation="sglang.memory")
+    return Memory(storage.data_ptr(), storage.nbytes(), storage)  # not the tensor, which could be given other memory
 
 
 def _is_rank_sharded(name: Any, host: Any) -> bool:
-    """Whether every TP rank holds its own part of this pool's pages, whatever the main pool is like."""
+    """Whether every TP rank holds its own part of this pool's pages, whatever the kind of the main pool."""
     return name == PoolName.MAMBA or any(base.__name__ == "MHATokenToKVPoolHost" for base in type(host).__mro__)

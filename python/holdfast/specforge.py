@@ -11,17 +11,17 @@ store = HoldfastFeatureStore(store_id="run-7", master="127.0.0.1:50051", etcd=["
 | ``SampleRef`` | a sample of the store ``store_id``; its generation is given by the shared index (``specforge_refs``) |
 | ``get`` and its ``FeatureHandle`` | a reader in the index, held by this process until ``release``; the handle's token finds it |
 | ``release`` of the last handle | the sample is retired: from then on no process gets it (``specforge_removals``) |
-| ``release`` with ``retain_on_release`` | the reader ends and the sample stays, until somebody aborts it |
-| ``abort`` | the sample is retired, whoever reads it |
+| ``release`` with ``retain_on_release`` | the reader ends and the sample stays, until a process aborts it |
+| ``abort`` | the sample is retired, whichever process reads it |
 | ``track_external_attempt``, ``adopt`` | a reservation in the index, and its commit (``specforge_external``) |
 | ``max_resident_bytes`` | the budget of the store, over all processes |
 
-A handle means something only in the process that got it; elsewhere releasing it does nothing, and its sample is not
-freed by that. If the process dies, the index ends its readers, and the sample goes to whoever gets it next.
+A handle is valid only in the process that got it; releasing it in another process does nothing, and does not free its
+sample. If the process dies, the index ends its readers, and the sample goes to the next process that gets it.
 
-A reader lasts ``lease_seconds`` (an hour, unless told otherwise), and ``gc``, which SpecForge's loader calls all the
-time, prolongs it. What it protects is the right of others to get the sample, not the tensors that ``get`` returned:
-those are this process's own memory.
+A reader lasts ``lease_seconds`` (an hour by default). ``gc``, which SpecForge's loader calls all the time, extends it.
+A reader protects the right of others to get the sample, not the tensors that ``get`` returned: those are this process's
+own memory.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ LEASE_SECONDS: Final = 3600.0
 class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no type information
     """A :class:`specforge.runtime.data_plane.feature_store.FeatureStore` that all processes of a run share.
 
-    It takes what ``MooncakeFeatureStore`` takes, and every setting of :func:`holdfast.open`. ``store`` is a store of
-    Holdfast's that is open already, or a client of Mooncake's that is set up; either stays yours to close.
-    ``external_sample_bytes`` is what one sample of a serving engine takes of the budget: SpecForge announces them before
-    their size is known.
+    It takes the arguments of ``MooncakeFeatureStore``, and every setting of :func:`holdfast.open`. ``store`` is a
+    Holdfast store that is already open, or a Mooncake client that is set up; the caller remains responsible for closing
+    it. ``external_sample_bytes`` is the share of the budget that is reserved for one sample of a serving engine:
+    SpecForge announces such samples before their size is known.
 
     ``replica_num`` copies are kept of each object, as far as the cluster has that many holders. ``hard_pin=False`` is
-    refused: what may be evicted is not in custody. ``max_release_attempts`` is taken and not needed: ``gc`` goes on until
-    a removal is done. A segment in ``setup_kwargs`` is not lent, see ``_lending``.
+    refused: an object that may be evicted is not in custody. ``max_release_attempts`` is accepted but not needed:
+    ``gc`` retries until a removal is done. A segment in ``setup_kwargs`` is not lent, see ``_lending``.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no 
         if isinstance(store, FeatureStore):
             told = setup_kwargs or settings or max_resident_bytes is not None or replica_num != 1
             if told or store_id not in (None, store.name):
-                raise ValueError("an open store has its settings already; give either a store or settings")
+                raise ValueError("an open store has its settings already; pass either a store or settings, not both")
         else:
             with refs.in_specforge_terms():
                 given = merged(
@@ -129,10 +129,11 @@ class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no 
         self._external = ExternalAttempts(store, self.store_id, external_sample_bytes)
 
     def put(self, tensors: dict[str, torch.Tensor], *, sample_id: str, metadata: dict[str, Any]) -> Reference:
-        """Puts a sample: visible to all as a whole, or not at all. Over the budget it waits for room, then MemoryError."""
+        """Puts a sample: visible to all processes as a whole, or not at all. Over the budget it waits for room, then
+        raises MemoryError."""
         self.auth.check(self._credential)
         if not tensors:
-            raise ValueError("a sample has at least one tensor")
+            raise ValueError("a sample needs at least one tensor")
         staged = {name: refs.staged(tensor) for name, tensor in tensors.items()}
         with refs.in_specforge_terms():
             ref = self._store.put(sample_id, staged)
@@ -144,7 +145,8 @@ class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no 
     def get(
         self, sample_ref: Reference, *, device: torch.device | str = "cpu", names: list[str] | None = None
     ) -> tuple[dict[str, torch.Tensor], FeatureHandle]:
-        """Exactly the committed bytes, in memory of this process's own; KeyError once the sample is gone, for anybody."""
+        """Exactly the committed bytes, in this process's own memory; KeyError once the sample is gone, in every
+        process."""
         self.auth.check(self._credential)
         wanted = list(dict.fromkeys(names or sample_ref.feature_keys))
         lease, tensors = again_if_fenced(lambda: self._read_and_get(sample_ref, wanted, device))
@@ -168,7 +170,7 @@ class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no 
             if str(device) != "cpu":
                 tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
         except BaseException:
-            self._removals.let_go(lease)  # only the reader ends: the sample is still to be used
+            self._removals.let_go(lease)  # only the reader ends: the sample is not used up
             raise
         return lease, tensors
 
@@ -189,7 +191,8 @@ class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no 
         raise KeyError(f"sample {lease.ref} is not what this reference means; adopt the reference where it was made")
 
     def release(self, handle: FeatureHandle, *, reason: str = "consumed") -> None:
-        """Ends a reader. Unless samples are retained, the last one, in any process, ends the sample. Twice is once."""
+        """Ends a reader. Unless samples are retained, the end of the last reader, in any process, ends the sample.
+        Idempotent."""
         with self._lock:
             lease = self._leases.pop(handle.lease_token, None)
         if lease is None:
@@ -201,10 +204,11 @@ class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no 
             self._external.removing()
 
     def abort(self, sample_id: str, *, reason: str = "aborted") -> None:
-        """Ends a sample, whichever process put it and reads it. Nothing happens if it has ended.
+        """Ends a sample, whichever processes put it and read it. Does nothing if it has ended.
 
-        If the index does not answer, the removal of a sample that this process knows is owed (``drain_pending_removals``);
-        of one that it does not know this raises, because what is live later may be another.
+        If the index does not answer, the removal of a sample that this process knows is owed
+        (``drain_pending_removals``). For a sample that it does not know this raises, because another sample may be live
+        under the id later.
         """
         known = self._known.pop(sample_id)
         ref, nbytes = (None, 0) if known is None else (known.ref, known.nbytes)
@@ -213,21 +217,24 @@ class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no 
         with self._lock:
             readers = [lease for lease in self._leases.values() if lease.sample == sample_id]
         for lease in readers:
-            self._removals.let_go(lease)  # it can get nothing more, and the bytes would wait for it
+            self._removals.let_go(lease)  # the reader can get nothing more, and would delay the removal of the bytes
         self._external.removing()
 
     def adopt(self, sample_ref: Reference) -> None:
-        """Takes a sample that a serving engine wrote into custody; one that is in custody is only taken note of."""
+        """Takes a sample that a serving engine wrote into custody. A sample that is already in custody is only
+        remembered."""
         refs.writer_generation(sample_ref)
         ref = refs.custody_of(self.store_id, sample_ref) or self._external.adopt(sample_ref)
         self._known.add(ref, int(sample_ref.estimated_bytes or 0), self._clock())
 
     def track_external_attempt(self, sample_id: str, *, generation: int, feature_names: Iterable[str]) -> None:
-        """Announces what a serving engine is about to write: if nobody adopts it, it is removed, whoever dies."""
+        """Announces a sample that a serving engine is about to write: if no process adopts it, it is removed, even if
+        this process dies."""
         self._external.track(str(sample_id), int(generation), feature_names)
 
     def discard_external_attempts(self, *, reason: str = "unadopted-external-capture") -> int:
-        """Gives up what was announced and never adopted. How many that were. Their writers must have stopped."""
+        """Gives up the samples that were announced and never adopted. Returns their number. Their writers must have
+        stopped."""
         return self._external.discard()
 
     def drain_pending_removals(
@@ -244,11 +251,12 @@ class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no 
         retry_interval_s: float = 0.25,
         sleep: Callable[[float], None] = time.sleep,
     ) -> dict[str, int]:
-        """Settles the removals of these samples: they are on record, so they happen. It does not wait for the bytes."""
+        """Settles the removals of these samples: the index has recorded them, so they will happen. Does not wait for
+        the bytes."""
         return self._removals.settle(frozenset(sample_ids), max_attempts, retry_interval_s, sleep, wait=False)
 
     def gc(self, *, now: float | None = None) -> dict[str, int]:
-        """Settles what is owed, prolongs readers, and ends samples past ``max_hold_age_s`` that nobody reads, anywhere."""
+        """Settles owed removals, extends readers, and ends samples past ``max_hold_age_s`` that no process reads."""
         now = self._clock() if now is None else now
         freed = nbytes = 0
         try:
@@ -256,17 +264,17 @@ class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no 
             for count, size in (self._removals.try_again(), self._removals.look_again(), self._end_old(now)):
                 freed, nbytes = freed + count, nbytes + size
         except HoldfastError as error:
-            log.warning("gc could not finish; the next one goes on: %s", error)
+            log.warning("gc could not finish; the next gc continues: %s", error)
         with self._lock:
             self._force_freed += freed
         return {"force_freed": freed, "force_freed_bytes": nbytes, "release_pending": len(self._removals)}
 
     def estimate_bytes(self, specs: Mapping[str, FeatureSpec]) -> int:
-        """How many bytes these features take, by their true element sizes."""
+        """The number of bytes of these features, by their true element sizes."""
         return self._store.estimate_bytes([refs.tensor_spec(spec) for spec in specs.values()])
 
     def health(self) -> dict[str, Any]:
-        """What SpecForge's stores say of themselves, and what the whole cluster holds (``engine``)."""
+        """The fields that SpecForge's stores report, and the usage of the whole cluster (``engine``)."""
         told: dict[str, Any] = {"pending_frees": 0, "engine": None}
         reachable = True
         try:
@@ -274,7 +282,7 @@ class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no 
             told = self._store.health()
         except HoldfastError as error:
             reachable = False
-            log.warning("the store's health is not known now: %s", error)
+            log.warning("the store's health could not be read: %s", error)
         now, samples = self._clock(), self._known.all()
         ages = [now - known.since for known in samples if known.since is not None]
         return {
@@ -296,13 +304,13 @@ class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no 
         }
 
     def close(self) -> None:
-        """Closes the store if this object opened it. Readers end; samples stay. Removals that are still owed are tried once
-        more; the log names what cannot be removed even now."""
+        """Closes the store if this object opened it. Readers end; samples stay. Removals that are still owed are tried
+        once more; the log names the samples that could not be removed."""
         with self._lock:
             self._leases.clear()
         try:
             if len(self._removals):
-                self._store.find(["-"])  # if nobody answers, each of them would take its time to find out
+                self._store.find(["-"])  # if the index does not answer, each removal would wait for its own timeout
                 self._removals.settle(None, 1, 0.0, time.sleep, wait=False)
         except (HoldfastError, FeatureStoreFailure) as error:
             log.error("%d removals are owed and are given up by closing: %s", len(self._removals), error)
@@ -332,21 +340,21 @@ class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no 
             leases = list(self._leases.values())
         for lease, result in zip(leases, self._store.renew_many(leases) if leases else []):
             if isinstance(result, HoldfastError):
-                log.debug("the reader of %s was not prolonged: %s", lease.ref, result)
+                log.debug("the reader of %s was not extended: %s", lease.ref, result)
 
 
 def _leave_open() -> None:
-    """For a store that somebody else opened."""
+    """Does nothing: the caller opened the store, and closes it."""
 
 
 def _check_arguments(max_release_attempts: int, replica_num: int, hard_pin: bool) -> None:
     if replica_num < 1:
-        raise ValueError("replica_num: a sample has at least one copy")
+        raise ValueError("replica_num must be at least 1")
     if max_release_attempts < 1:
         raise ValueError("max_release_attempts must be at least 1")
     if not hard_pin:
         raise ValueError(
-            "hard_pin=False cannot be had here: what the engine may evict is lost without a word, and this store keeps "
+            "hard_pin=False is not supported: objects that the engine may evict are lost silently; this store keeps "
             "what was committed. Limit it by max_resident_bytes instead; a put then waits for room"
         )
 
@@ -363,7 +371,7 @@ def _opened(name: str, client: object | None, setup: Mapping[str, Any], settings
 
 
 def _of_mooncake(setup: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings behind the arguments of Mooncake's ``setup``."""
+    """Translates the arguments of Mooncake's ``setup`` into settings."""
     settings: dict[str, Any] = {}
     names = {
         "master_server_addr": "master",
@@ -377,17 +385,17 @@ def _of_mooncake(setup: Mapping[str, Any]) -> dict[str, Any]:
             settings[names[name]] = value
         elif name in engine:
             settings.setdefault("engine", {})[engine[name]] = value
-        elif name != "global_segment_size":  # which is not lent
-            raise ValueError(f"setup_kwargs: {name} has no meaning here; see holdfast.open for what has")
+        elif name != "global_segment_size":  # ignored: the segment is not lent
+            raise ValueError(f"setup_kwargs: {name} has no meaning here; see holdfast.open for the settings")
     return settings
 
 
 def replace_mooncake_store() -> None:
-    """Has SpecForge's own launchers use Holdfast where they would use ``MooncakeFeatureStore``, in this process.
+    """Makes SpecForge's own launchers use Holdfast in place of ``MooncakeFeatureStore``, in this process.
 
-    They go on reading the variables that they read (``MOONCAKE_MASTER_SERVER_ADDR``, ...). Those of ``_environment``
-    are read beside: ``HOLDFAST_ETCD``, ``HOLDFAST_ADMIN``, ``HOLDFAST_KEY`` if the store is sealed, and
-    ``HOLDFAST_SETTINGS`` for every other setting, ``external_sample_bytes`` included.
+    They still read their own variables (``MOONCAKE_MASTER_SERVER_ADDR``, ...). The variables of ``_environment`` are
+    read in addition: ``HOLDFAST_ETCD``, ``HOLDFAST_ADMIN``, ``HOLDFAST_KEY`` if the store is sealed, and
+    ``HOLDFAST_SETTINGS`` for every other setting, including ``external_sample_bytes``.
     """
     from specforge.runtime.data_plane import mooncake_store
 

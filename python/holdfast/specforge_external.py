@@ -1,18 +1,19 @@
-"""Samples whose objects a serving engine writes, under keys of SpecForge's making.
+"""Samples whose objects a serving engine writes, under keys that SpecForge chooses.
 
 ```text
               track                          adopt
 (nothing) ───────────▶ announced, in the index ─────▶ live, as if it had been put
                           │ discard · this process dies · 10 minutes pass
                           ▼
-                       the objects are removed, by us or by anybody's sweep
+                                              the objects are removed, by this process or by any process's sweep
 ```
 
-Invariants. A key is announced before its writer is asked to write, so no crash leaves an object that nobody knows. A
-live sample's keys are never announced again: giving that announcement up would remove the live sample's objects.
+Invariants. A key is announced before its writer is asked to write, so no crash leaves an object that the index does not
+know. A live sample's keys are never announced again: giving up that announcement would remove the live sample's
+objects.
 
-If the reply to an adoption is lost, the announcement stays here; whoever adopts the same reference again finds the
-sample live, and that is the same adoption.
+If the reply to an adoption is lost, the announcement stays here. A caller that adopts the same reference again finds
+the sample live, and that counts as the same adoption.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from holdfast.errors import Fenced, HoldfastError, NotFound
 
 
 class ExternalAttempts:
-    """What serving engines were asked to write and what nobody has adopted yet. Threads may share it."""
+    """The samples that serving engines were asked to write and that are not adopted yet. Threads may share it."""
 
     def __init__(self, store: FeatureStore, store_id: str, bytes_each: int) -> None:
         self._store = store
@@ -38,14 +39,14 @@ class ExternalAttempts:
         self._bytes_each = bytes_each
         self._announced: dict[tuple[str, int], Announced] = {}
         self._removing = False
-        # Held across calls: an adoption and a discard of the same sample must not meet. Each call has a deadline.
+        # Held across calls: an adoption and a discard of the same sample must not interleave. Each call has a deadline.
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._announced)
 
     def track(self, sample: str, generation: int, names: Iterable[str]) -> None:
-        """Announces what is about to be written. With a budget this is where a full store refuses it."""
+        """Announces a sample that is about to be written. With a budget, a full store refuses it here."""
         wanted = dict.fromkeys(str(name) for name in names)
         if not wanted:
             raise ValueError("name at least one feature that will be written")
@@ -55,16 +56,16 @@ class ExternalAttempts:
             known = self._announced.get(attempt)
             if known is not None:
                 if set(keys) <= set(known.keys):
-                    return  # another try at the same; it is protected already
+                    return  # a retry of the same sample, which is announced already
                 keys = list(dict.fromkeys([*known.keys, *keys]))
                 self._give_up(attempt, known)
             if self._live(sample, generation) is not None:
-                return  # in custody already: the engine keeps the bytes that it has
+                return  # already in custody: the engine keeps its bytes
             self._await_removals()
             self._announced[attempt] = self._store.announce(sample, keys, self._bytes_each)
 
     def adopt(self, sample: Reference) -> SampleRef:
-        """Takes what was written into custody. The reference carries our generation from then on."""
+        """Takes the written objects into custody. From then on the reference carries our generation."""
         generation = refs.writer_generation(sample)
         attempt = (sample.sample_id, generation)
         tensors = [
@@ -94,7 +95,8 @@ class ExternalAttempts:
             raise
 
     def discard(self) -> int:
-        """Gives up what was never adopted. What cannot be given up now stays here, and an error names it."""
+        """Gives up samples that were never adopted. Those that cannot be given up now stay here, and an error names
+        them."""
         failed: dict[str, str] = {}
         discarded = 0
         with self._lock:
@@ -109,11 +111,12 @@ class ExternalAttempts:
         return discarded
 
     def removing(self) -> None:
-        """Something was ended here: its keys may not be written again until they are removed."""
-        self._removing = True  # without the lock: who ends samples must not wait for who announces them
+        """Notes that a sample was ended here: its keys must not be written again until its objects are removed."""
+        self._removing = True  # without the lock: ending a sample must not wait for an announcement
 
     def _await_removals(self) -> None:
-        """Keys to be announced may be among those being removed; what is written before that would go with them."""
+        """Waits for removals: keys to be announced may be among those being removed, and objects written before that
+        would be removed with them."""
         if not self._removing:
             return
         self._removing = False
@@ -125,11 +128,11 @@ class ExternalAttempts:
 
     def _give_up(self, attempt: tuple[str, int], announced: Announced) -> None:
         live = self._live(*attempt)
-        if live is None or live.ref != announced.ref:  # or else it was adopted, and the reply was lost
+        if live is None or live.ref != announced.ref:  # otherwise it was adopted, and the reply was lost
             try:
                 self._store.discard(announced)
             except (NotFound, Fenced):
-                pass  # its time had run out: a sweep gives it up, or has done so
+                pass  # the announcement has expired: a sweep gives it up, or has done so
         self._announced.pop(attempt, None)
         self._removing = True
 

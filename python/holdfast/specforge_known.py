@@ -1,8 +1,8 @@
-"""What this process knows of samples: for health, for gc, and to name an incarnation when the index cannot be asked.
+"""The samples that this process knows: for health, for gc, and to name an incarnation when the index cannot be asked.
 
-It is a memory, not the truth: samples end in other processes. Whoever needs to be sure looks them up, and those that
-have ended are forgotten then. So that a process that only puts does not remember for ever, adding looks them up whenever
-their number has doubled.
+It is a cache, not the truth: samples also end in other processes. A caller that needs to be sure looks the samples up,
+and those that have ended are then forgotten. A process that only puts must not remember samples for ever, so adding a
+sample looks all of them up whenever their number has doubled.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log: Final = logging.getLogger("holdfast.specforge")
 LOOK_AT_ONCE: Final = 256
 """How many samples are looked up in one call."""
 FIRST_LOOK: Final = 1024
-"""How many samples are remembered before the first look."""
+"""How many samples are remembered before the first lookup."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Known:
     ref: SampleRef
     nbytes: int
     since: float | None
-    """When it was put or adopted here; none if it was only got."""
+    """When it was put or adopted here; None if it was only got."""
 
 
 class KnownSamples:
-    """The samples that this process knows. Threads may share it; no lock is held while a call is under way."""
+    """The samples that this process knows. Threads may share it; no lock is held during a call."""
 
     def __init__(self, store: FeatureStore) -> None:
         self._store = store
@@ -44,7 +44,7 @@ class KnownSamples:
         self._look_at = FIRST_LOOK
 
     def add(self, ref: SampleRef, nbytes: int, since: float | None) -> None:
-        """Takes note of a sample. That it was got says nothing new of one that was put here."""
+        """Remembers a sample. Getting a sample that was put here changes nothing."""
         with self._lock:
             known = self._samples.get(ref.sample)
             if since is not None or known is None or known.ref.generation < ref.generation:
@@ -55,17 +55,17 @@ class KnownSamples:
         try:
             self.look()
         except HoldfastError as error:
-            log.warning("it is not known now which samples have ended: %s", error)
+            log.warning("could not look up which samples have ended: %s", error)
         with self._lock:
             self._look_at = max(FIRST_LOOK, 2 * len(self._samples))
 
     def all(self) -> list[Known]:
-        """All of them."""
+        """All known samples."""
         with self._lock:
             return list(self._samples.values())
 
     def pop(self, sample: str) -> Known | None:
-        """Forgets a sample, whichever its incarnation, and says what was known of it."""
+        """Forgets a sample, whichever its incarnation, and returns what was known of it."""
         with self._lock:
             return self._samples.pop(sample, None)
 
@@ -77,7 +77,7 @@ class KnownSamples:
                 del self._samples[ref.sample]
 
     def look(self, samples: list[Known] | None = None) -> list[tuple[Known, Found]]:
-        """Looks samples up, all unless told otherwise, and forgets those that have ended."""
+        """Looks up samples, by default all, and forgets those that have ended."""
         asked = self.all() if samples is None else samples
         live = []
         for at in range(0, len(asked), LOOK_AT_ONCE):

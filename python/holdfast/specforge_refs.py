@@ -1,10 +1,10 @@
-"""How SpecForge's references and errors are told in ours, and the other way round.
+"""Translates SpecForge's references and errors to Holdfast's, and back.
 
 A sample that was put here is named ``holdfast://<store>/<sample>?generation=<n>``; the generation is the shared index's.
 A sample that a serving engine wrote keeps SpecForge's own reference. Its ``metadata["generation"]`` is the writer's (it
-is part of the object keys), so ours is noted beside it, under :data:`CUSTODY`, when the reference is adopted. The
-writer's generation is recorded with the sample too, as an empty tensor whose shape says it (:func:`written_spec`): any
-process can so tell whether a live sample is the one that a reference without our note means.
+is part of the object keys), so ours is stored beside it, under :data:`CUSTODY`, when the reference is adopted. The
+writer's generation is also recorded with the sample, as an empty tensor whose shape encodes it (:func:`written_spec`).
+So any process can tell whether a live sample is the one that a reference without :data:`CUSTODY` means.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ from holdfast.errors import Corrupt, HoldfastError
 
 SCHEME: Final = "holdfast"
 GENERATION: Final = "generation"
-"""Where SpecForge carries the generation, in a reference's metadata."""
+"""The key in a reference's metadata that holds SpecForge's generation."""
 CUSTODY: Final = "holdfast_generation"
-"""Where an adopted reference carries ours."""
+"""The key in an adopted reference's metadata that holds our generation."""
 WRITTEN: Final = ".written"
-"""The empty tensor that says which generation a serving engine wrote."""
+"""The empty tensor that records which generation a serving engine wrote."""
 
 
 class FeatureStoreFailure(RuntimeError):
-    """The store could not do it now: it did not answer, or somebody else is at the same sample. The cause says more."""
+    """The store could not do it now: it did not answer, or another process changed the same sample. The cause says
+    more."""
 
 
 class FeatureCorrupt(KeyError):
-    """The bytes that came were not the committed ones; none of them were handed out."""
+    """The bytes that arrived were not the committed ones; none of them were returned."""
 
 
 @contextmanager
 def in_specforge_terms() -> Iterator[None]:
-    """Raises our errors as SpecForge's contract wants them: KeyError, MemoryError, PermissionError, ValueError are that
-    already, wrong bytes are a KeyError, and anything else is a RuntimeError."""
+    """Raises our errors as SpecForge's contract requires: KeyError, MemoryError, PermissionError and ValueError already
+    conform, wrong bytes are a KeyError, and any other error is a RuntimeError."""
     try:
         yield
     except Corrupt as error:
@@ -55,7 +56,7 @@ def in_specforge_terms() -> Iterator[None]:
 
 
 def staged(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's bytes in host memory, dense. Nothing is copied if they are so already."""
+    """A tensor's bytes in host memory, contiguous. Nothing is copied if they already are."""
     return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
 
 
@@ -66,7 +67,7 @@ def reference(
     specs = {name: spec_from_tensor(name, tensor) for name, tensor in tensors.items()}
     target, form = metadata.get("target_feature_name", "target"), metadata.get("target_repr")
     if form and target in specs:
-        # How the target is to be read travels with it: the trainer refuses a map that it does not have.
+        # The version of the vocabulary map travels with the target: the trainer refuses a map that it does not have.
         version = metadata.get("vocab_map_version")
         meta = {"vocab_map_version": version} if version else {}
         specs[target] = replace(specs[target], target_repr=form, target_meta=meta)
@@ -89,10 +90,11 @@ def reference(
 
 
 def custody_of(store_id: str, sample: Reference) -> SampleRef | None:
-    """The incarnation that a reference means; none if it was written by somebody else and never adopted as this object."""
+    """The incarnation that a reference means; None if another writer wrote it and it was never adopted as this
+    object."""
     parts = urlsplit(sample.feature_store_uri)
     if parts.netloc and unquote(parts.netloc) != store_id:
-        raise KeyError(f"sample {sample.sample_id} is of the store {unquote(parts.netloc)}, and this is {store_id}")
+        raise KeyError(f"sample {sample.sample_id} belongs to the store {unquote(parts.netloc)}, not to {store_id}")
     if parts.scheme != SCHEME:
         noted = sample.metadata.get(CUSTODY)
         return None if noted is None else SampleRef(sample.sample_id, int(noted))
@@ -117,10 +119,10 @@ def written_spec(generation: int) -> TensorSpec:
 
 
 def was_written_as(tensors: Iterable[TensorSpec], generation: int) -> bool:
-    """Whether a sample of these tensors is what a serving engine wrote under this generation."""
+    """Whether a sample of these tensors is the one that a serving engine wrote under this generation."""
     return written_spec(generation) in tuple(tensors)
 
 
 def tensor_spec(spec: FeatureSpec) -> TensorSpec:
-    """A feature's spec in our terms."""
+    """Translates a feature's spec."""
     return TensorSpec(spec.name, spec.dtype, tuple(int(length) for length in spec.shape))

@@ -1,15 +1,16 @@
-"""Taking samples out of circulation, and what becomes of it when the index does not answer.
+"""Takes samples out of circulation, and keeps track of removals when the index does not answer.
 
-Two ways lead there. *Used up*: the last reader of a sample, in any process, lets go of it. *Aborted*: somebody says so.
-Once the index has it on record, every get fails, in every process, and the objects go: this process removes them in the
-background, and if it dies any other does. Until the index has it on record, the removal is *owed*: kept here, refused to
-readers of this process, tried again by every gc and drain, and never forgotten. A drain that cannot settle what is owed
-raises.
+A sample is removed in two cases. *Used up*: the last reader of the sample, in any process, is done with it. *Aborted*:
+a caller asks for it. Once the index has recorded the removal, every get fails, in every process, and the objects are
+removed: this process does so in the background, and if it dies any other process does. Until the index has recorded it,
+the removal is *owed*: it is kept here, gets in this process are refused, every gc and drain tries it again, and it is
+never forgotten. A drain that cannot settle owed removals raises.
 
-Who is the last reader? The index counts them. One that sees itself alone retires the sample first and then lets go, so
-dying in between loses nothing. One that sees others lets go first and looks again: if all let go at once, at least one
-of them sees nobody left. If the others are still there, they are *watched*: a reader that dies never says that it is
-done, so gc looks again, and retires the sample once nobody is left.
+The index counts readers, and so decides which reader is the last. A reader that sees itself alone retires the sample
+first and is released afterwards, so dying in between loses nothing. A reader that sees others is released first and
+counts again: if all are released at once, at least one of them sees no reader left. If the others are still there, they
+are *watched*: a reader that dies never reports that it is done, so gc counts again, and retires the sample once no
+reader is left.
 """
 
 from __future__ import annotations
@@ -33,20 +34,20 @@ SHOWN: Final = 16
 
 @dataclass
 class Owed:
-    """A removal that is to be done."""
+    """A removal that is still to be done."""
 
     sample: str
     ref: SampleRef
-    """Exactly this incarnation: by the time that it is tried again, another one may be live."""
+    """Exactly this incarnation: by the time of the retry, another one may be live."""
     nbytes: int
     lease: Lease | None = None
-    """The reader that is done with it. Without one nobody is asked."""
+    """The reader that is done with the sample; None if no reader has to be released."""
     used_up: bool = False
-    """Whether readers elsewhere keep it."""
+    """Whether the sample is used up rather than aborted: then readers in other processes keep it."""
 
 
 class Removals:
-    """The removals of one process. Threads may share it; no lock is held while a call is under way."""
+    """The removals of one process. Threads may share it; no lock is held during a call."""
 
     def __init__(self, store: FeatureStore) -> None:
         self._store = store
@@ -58,20 +59,20 @@ class Removals:
         return len(self._owed)
 
     def refuse(self, ref: SampleRef) -> None:
-        """Raises if this sample was given up here and the index does not know it yet."""
+        """Raises if this sample was given up here and the index does not know that yet."""
         with self._lock:
             given_up = any(owed.ref == ref for owed in self._owed)
         if given_up:
             raise KeyError(f"sample {ref} was released or aborted here")
 
     def superseded(self, sample: str) -> None:
-        """A new incarnation was committed: whatever was owed for an older one has happened."""
+        """Notes that a new incarnation was committed: removals owed for an older one have thereby happened."""
         for owed in self._forget(sample):
             if owed.lease is not None:
                 self.let_go(owed.lease)
 
     def use_up(self, lease: Lease) -> bool:
-        """The reader is done with its sample. Whether that ends it: not while others read it."""
+        """The reader is done with its sample. Returns whether that ends the sample: not while others read it."""
         self._try(Owed(lease.sample, lease.ref, lease.nbytes, lease, used_up=True))
         with self._lock:
             return lease.ref not in self._watched
@@ -79,13 +80,14 @@ class Removals:
     def abort(self, sample: str, ref: SampleRef | None, nbytes: int) -> bool:
         """Ends a sample: whichever incarnation is live now.
 
-        ``ref`` is what this process knows it as, should the index have to be told later. Without one nothing is owed when
-        the index does not answer, and the error says so: whatever is live by then may be another sample than was meant.
+        ``ref`` is the incarnation that this process knows, in case the index has to be told later. Without it nothing
+        is owed when the index does not answer, and the error is raised: the sample that is live later may be another
+        one.
         """
         try:
             self._store.abort(sample)
         except NotFound:
-            pass  # nobody has it any more
+            pass  # the sample has already ended
         except Denied as error:
             if ref is not None:
                 self._keep(Owed(sample, ref, nbytes), error)
@@ -103,23 +105,25 @@ class Removals:
         return self._try(Owed(ref.sample, ref, nbytes))
 
     def let_go(self, lease: Lease) -> None:
-        """Ends a reader. If the index does not answer, the reader ends with its time, or with this process."""
+        """Ends a reader. If the index does not answer, the reader expires by itself, or ends with this process."""
         try:
             lease.release()
         except (NotFound, Fenced):
             pass
         except HoldfastError as error:
-            log.warning("a reader of %s was not let go of; it runs out by itself: %s", lease.ref, error)
+            log.warning("a reader of %s was not released; it expires by itself: %s", lease.ref, error)
 
     def try_again(self, samples: Collection[str] | None = None) -> tuple[int, int]:
-        """Tries what is owed, for these samples or for all. How many samples, and bytes, that settled."""
+        """Tries owed removals again, of these samples or of all. Returns the number of settled samples and of their
+        bytes."""
         with self._lock:
             due = [owed for owed in self._owed if samples is None or owed.sample in samples]
         settled = [owed for owed in due if self._try(owed)]
         return len(settled), sum(owed.nbytes for owed in settled)
 
     def look_again(self) -> tuple[int, int]:
-        """Retires what others were still reading when its reader here was done, and nobody reads any more."""
+        """Retires samples that others were still reading when the reader here was done, and that no process reads any
+        more."""
         with self._lock:
             watched = list(self._watched.items())
         ended = nbytes = 0
@@ -137,7 +141,8 @@ class Removals:
     def settle(
         self, samples: Collection[str] | None, attempts: int, pause_s: float, sleep: Callable[[float], None], wait: bool
     ) -> dict[str, int]:
-        """Tries what is owed until nothing is, and with ``wait`` until the objects are gone too; or raises."""
+        """Tries owed removals until none is left, and with ``wait`` until the objects are gone too; otherwise
+        raises."""
         if attempts < 1 or pause_s < 0:
             raise ValueError("max_attempts must be at least 1 and retry_interval_s not below 0")
         done = nbytes = 0
@@ -164,14 +169,15 @@ class Removals:
         except Timeout as error:
             return f"objects of removed samples are still there: {error}"
         except HoldfastError as error:
-            return f"it is not known whether the objects are gone: {error}"
+            return f"it is unknown whether the objects are gone: {error}"
         return ""
 
     def _try(self, owed: Owed) -> bool:
         try:
             self._do(owed)
         except Denied as error:
-            # A password that is being changed is refused for a while: the removal stays owed, and the caller is told.
+            # While a password is being rotated, access is denied for a while: the removal stays owed, and the caller
+            # gets the error.
             self._keep(owed, error)
             raise
         except HoldfastError as error:
@@ -220,7 +226,7 @@ class Removals:
         try:
             self._store.retire(ref)
         except (NotFound, Fenced):
-            pass  # somebody else has done it, or a later one took its place
+            pass  # another process has retired it, or a later incarnation replaced it
 
     def _release(self, lease: Lease) -> None:
         try:
@@ -229,7 +235,7 @@ class Removals:
             pass
 
     def _keep(self, owed: Owed, error: HoldfastError) -> None:
-        log.warning("removing %s is tried again later: %s", owed.ref, error)
+        log.warning("the removal of %s failed and will be retried: %s", owed.ref, error)
         with self._lock:
             if not any(other is owed for other in self._owed):
                 self._owed.append(owed)

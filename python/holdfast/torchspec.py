@@ -11,25 +11,25 @@ and ``lhs``. They are visible together or not at all.
 
 ```text
         put: copied into the pool            transferred and committed
-(nothing) ───────────────────────▶ under way ─────────────────────────▶ there ──remove──▶ gone, for everybody
+(nothing) ───────────────────────▶ in flight ─────────────────────────▶ there ──remove──▶ gone, for all processes
                                       │ failed: nothing is visible
                                       ▼
-                                   told by flush, for every key
+                                                                      reported by flush, for every key
 ```
 
 A put returns when the tensors are copied into registered memory of the pool, so the caller may overwrite them. The pool
-is the limit of what is under way, in bytes; when it is full, or the store's budget is, putting waits. A sample of more than
-half of the pool is not copied: its put returns when it has ended, and Ctrl-C gives it up. ``flush`` waits for all of it and
-raises if any of it failed. If the process dies before that, what was not committed is removed by the others. Of several
-puts of one key the last call wins, and a removal sees those that are under way: one that has not begun is taken back, and
-one that has is waited for.
+limits the bytes in flight; when it is full, or the store's budget is, putting waits. A sample of more than half of the
+pool is not copied: its put returns when it has ended, and Ctrl-C gives it up. ``flush`` waits for all puts and raises
+if any of them failed. If the process dies before that, other processes remove what was not committed. Of several puts
+of one key the last call wins. A removal takes puts in flight into account: a put that has not begun is cancelled, and
+one that has begun is waited for.
 
-TorchSpec builds its store from a ``MooncakeConfig`` in four places. :func:`replace_mooncake_store` has them all build this
-one, in the process that calls it; :meth:`EagleStore.from_config` does so for one.
+TorchSpec builds its store from a ``MooncakeConfig`` in four places. :func:`replace_mooncake_store` makes all of them
+build this one, in the process that calls it; :meth:`EagleStore.from_config` does so for one.
 
-With ``defer_removals`` a removal is only taken note of until :meth:`EagleStore.trained` is called. TorchSpec's trainer
-removes a sample as soon as it has got it; a step that fails after that could not be done again. What is noted is what the
-key means at that moment: a later put of the key stays.
+With ``defer_removals`` a removal is only recorded until :meth:`EagleStore.trained` is called. TorchSpec's trainer
+removes a sample as soon as it has got it; a step that fails after that could not be repeated. The record names the
+incarnation that the key means at that moment: a later put of the key stays.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ __all__ = ["EagleOutput", "EagleStore", "PutsFailed", "replace_mooncake_store"]
 log: Final = logging.getLogger("holdfast.torchspec")
 
 STORED_AS: Final = torch.bfloat16
-"""What hidden states are stored as, whatever they come as."""
+"""The element type in which hidden states are stored, whatever type they come in."""
 SUFFIXES: Final = {"hidden_states": "hs", "input_ids": "ids", "target": "tgt", "last_hidden_states": "lhs"}
 PUTS_AT_ONCE: Final = 4
 
 
 @dataclass
 class EagleOutput:
-    """What a get returns: the fields of TorchSpec's ``Eagle3TargetOutput``."""
+    """The result of a get: the fields of TorchSpec's ``Eagle3TargetOutput``."""
 
     hidden_states: torch.Tensor
     target: torch.Tensor | None
@@ -79,12 +79,12 @@ class EagleOutput:
     input_ids_cpu: torch.Tensor | None = None
 
     def to_tensor_dict(self) -> dict[str, torch.Tensor]:
-        """The tensors that there are, by name: what TorchSpec's data fetcher takes."""
+        """The tensors that are present, by name: the form that TorchSpec's data fetcher takes."""
         return {one.name: tensor for one in fields(self) if (tensor := getattr(self, one.name)) is not None}
 
 
 class PutsFailed(RuntimeError):
-    """Some puts failed; none of their keys is visible by them. ``errors`` says for each key what happened."""
+    """Some puts failed; they made none of their keys visible. ``errors`` says for each key what happened."""
 
     def __init__(self, errors: dict[str, BaseException]) -> None:
         super().__init__(f"{len(errors)} put(s) failed: " + "; ".join(f"{key}: {error}" for key, error in errors.items()))
@@ -92,11 +92,13 @@ class PutsFailed(RuntimeError):
 
 
 class EagleStore:
-    """What TorchSpec calls an ``EagleMooncakeStore``. Threads may share it; a context manager that closes at its end.
+    """Holdfast's replacement for TorchSpec's ``EagleMooncakeStore``. Threads may share it; as a context manager it
+    closes at the end.
 
-    ``store`` is the name of a store, opened with ``settings`` as :func:`holdfast.open` takes them, or a store that is open
-    already and stays yours to close, or TorchSpec's ``MooncakeConfig``, as for :meth:`from_config`. ``output`` makes what
-    :meth:`get` returns: pass TorchSpec's ``Eagle3TargetOutput`` if something asks for that very class.
+    ``store`` is one of: the name of a store, opened with ``settings`` as :func:`holdfast.open` takes them; an open
+    store, which the caller remains responsible for closing; or TorchSpec's ``MooncakeConfig``, as for
+    :meth:`from_config`. ``output`` makes the result of :meth:`get`: pass TorchSpec's ``Eagle3TargetOutput`` if other
+    code requires that very class.
     """
 
     def __init__(
@@ -108,7 +110,7 @@ class EagleStore:
         **settings: Any,
     ) -> None:
         if isinstance(store, FeatureStore) and settings:
-            raise ValueError("an open store has its settings already; give either a store or settings")
+            raise ValueError("an open store has its settings already; pass either a store or settings, not both")
         self._asked_segment = 0
         if not isinstance(store, (str, FeatureStore)):
             self._asked_segment = int(store.global_segment_size)
@@ -129,18 +131,19 @@ class EagleStore:
     def from_config(cls, config: Any, *, store_id: str | None = None, **settings: Any) -> EagleStore:
         """A store from TorchSpec's ``MooncakeConfig``.
 
-        That names no store, so ``store_id`` or ``HOLDFAST_STORE`` does: the same for all processes of a run, and for no
-        other run. ``settings`` and the variables of ``_environment`` count more than the config. What is taken from it:
-        the addresses, the protocol and its devices, ``replica_num``, and its buffers as the least size of the pool. Its
-        segment is not lent (see ``_lending``), hard pins are always set, and tensors go through host memory.
+        The config names no store, so ``store_id`` or ``HOLDFAST_STORE`` does: the same for all processes of a run, and
+        different for every run. ``settings`` and the variables of ``_environment`` take precedence over the config.
+        These values are taken from the config: the addresses, the protocol and its devices, ``replica_num``, and its
+        buffers as the least size of the pool. Its segment is not lent (see ``_lending``), hard pins are always set, and
+        tensors go through host memory.
         """
         named: dict[str, Any] = {} if store_id is None else {"store_id": store_id}
         return cls(config, **settings, **named)
 
     def setup(self, device: torch.device | str | int | None = None) -> None:
-        """Connects, which every call does by itself too. ``device`` is where a get puts tensors unless told otherwise.
+        """Connects; otherwise the first call does. ``device`` is where a get puts tensors by default.
 
-        Raises if the cluster has no memory that samples could lie in.
+        Raises if the cluster has no memory for samples.
         """
         if device is not None:
             self._device = torch.device(device)
@@ -149,7 +152,8 @@ class EagleStore:
             check_memory(self._store, self._asked_segment, "global_segment_size", log)
 
     def warmup_rdma(self) -> None:
-        """Writes, reads and removes a small sample: connections are made now and not under the first real one."""
+        """Writes, reads and removes a small sample, so that connections are made now and not during the first real
+        sample."""
         name = f"holdfast-warm-up-{uuid.uuid4().hex}"
         self._store.put(name, {"x": torch.zeros(1, dtype=torch.uint8)})
         try:
@@ -165,7 +169,8 @@ class EagleStore:
         last_hidden_states: torch.Tensor | None,
         target: torch.Tensor | None = None,
     ) -> dict[str, dict[str, Any]]:
-        """Starts to put a sample, and says what is stored: ``shapes`` and ``dtypes`` by name. :meth:`flush` ends it."""
+        """Starts to put a sample, and returns what is stored: ``shapes`` and ``dtypes`` by name. :meth:`flush` waits
+        for it."""
         given = {
             "hidden_states": hidden_states.to(STORED_AS),
             "input_ids": input_ids,
@@ -184,17 +189,18 @@ class EagleStore:
         }
 
     def flush(self, *, timeout: float | None = None) -> None:
-        """Waits for every put that was started here. :class:`PutsFailed` names those that failed since the last flush, and
-        those that are still under way at the timeout, by default twice that of the store; these may yet succeed.
+        """Waits for every put that was started here. :class:`PutsFailed` names the puts that failed since the last
+        flush, and those that are still in flight at the timeout (by default twice that of the store); these may yet
+        succeed.
         """
         with self._lock:
             under_way = dict(self._under_way)
         done, late = wait(under_way, timeout=2 * self._store.settings.timeout if timeout is None else timeout)
         for future in done:
-            self._ended(future)  # it may not have been told yet
+            self._ended(future)  # its callback may not have run yet
         with self._lock:
             failed, self._failed = self._failed, {}
-        failed.update({under_way[future]: TimeoutError("it is still under way") for future in late})
+        failed.update({under_way[future]: TimeoutError("the put is still in flight") for future in late})
         if failed:
             raise PutsFailed(failed)
 
@@ -230,11 +236,12 @@ class EagleStore:
         )
 
     def exists(self, key: str) -> bool:
-        """Whether a sample is there, whole. Asking prolongs nothing."""
+        """Whether the complete sample exists. Asking extends no lease."""
         return self._store.find([key])[0] is not None
 
     def remove_eagle3_tensors(self, key: str, has_last_hidden_states: bool = False, has_target: bool = False) -> None:
-        """Removes a sample, for everybody. Which tensors it has is known; the flags are TorchSpec's."""
+        """Removes a sample, for all processes. The store knows which tensors it has; the flags are only there for
+        TorchSpec."""
         if not self._defer:
             self._remove(key)
             return
@@ -245,15 +252,15 @@ class EagleStore:
                 self._deferred[found.ref] = None
 
     def trained(self) -> int:
-        """Does the removals that were deferred: call it when the step is safe. How many samples that were.
+        """Carries out the deferred removals: call it when the step is safe. Returns the number of samples.
 
-        If some of them fail this raises, and only those stay deferred.
+        If some of them fail it raises, and only those stay deferred.
         """
         with self._lock:
             refs = list(self._deferred)
         failed: list[HoldfastError] = []
         for ref, result in zip(refs, self._store.retire_many(refs) if refs else []):
-            # One that is gone, or that a later put has replaced, is removed.
+            # A sample that is gone, or that a later put has replaced, counts as removed.
             if isinstance(result, HoldfastError) and not isinstance(result, (NotFound, Fenced)):
                 failed.append(result)
                 continue
@@ -264,7 +271,8 @@ class EagleStore:
         return len(refs)
 
     def close(self) -> None:
-        """Ends puts that are under way, then closes the store if this object opened it. Deferred removals are not done."""
+        """Waits for puts in flight, then closes the store if this object opened it. Deferred removals are not carried
+        out."""
         self._workers.shutdown(wait=True)
         try:
             self.flush()
@@ -281,7 +289,7 @@ class EagleStore:
         self.close()
 
     def _copied(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Tensor | torch.Tensor]:
-        """In memory of the pool, taken for all of them at once."""
+        """Copies into memory of the pool, which is allocated for all tensors at once."""
         filled = [tensor for tensor in tensors.values() if tensor.numel()]
         memories = iter(self._store.empty_many([(tensor.shape, tensor.dtype) for tensor in filled]))
         copied: dict[str, Tensor | torch.Tensor] = {}
@@ -305,7 +313,8 @@ class EagleStore:
         future.add_done_callback(self._ended)
 
     def _put_here(self, key: str, tensors: dict[str, Any]) -> None:
-        """Puts on the caller's thread: the tensors are the caller's memory, so Ctrl-C has to give the put up."""
+        """Puts on the caller's thread: the tensors are the caller's memory, so Ctrl-C must be able to give up the
+        put."""
         future: Future[None] = Future()
         future.set_running_or_notify_cancel()
         try:
@@ -314,10 +323,10 @@ class EagleStore:
                 self._under_way[future] = key
             self._put(key, tensors, before)
         except Exception as error:
-            future.set_exception(error)  # flush tells it
+            future.set_exception(error)  # flush reports it
         finally:
             if not future.done():
-                future.set_result(None)  # it was put, or the caller has left and knows that it was not
+                future.set_result(None)  # it was put, or the caller was interrupted and knows that it was not
             self._ended(future)
 
     def _put(self, key: str, tensors: dict[str, Any], before: list[Future[None]]) -> None:
@@ -325,7 +334,7 @@ class EagleStore:
         self._store.put(key, tensors)
 
     def _puts_of(self, key: str) -> list[Future[None]]:
-        """Puts of this key that are under way. Under the lock."""
+        """The puts of this key that are in flight. Call it under the lock."""
         return [future for future, of in self._under_way.items() if of == key]
 
     def _ended(self, future: Future[None]) -> None:
@@ -336,10 +345,10 @@ class EagleStore:
                 self._failed[key] = error
 
     def _end_puts(self, key: str) -> None:
-        """Takes back or waits for puts that are under way: one that ends later would make a removed sample live again."""
+        """Cancels or waits for puts in flight: one that ends later would make a removed sample live again."""
         with self._lock:
             puts = self._puts_of(key)
-        begun = [future for future in puts if not future.cancel()]  # not under the lock: it tells _ended
+        begun = [future for future in puts if not future.cancel()]  # not under the lock: cancelling calls _ended
         late = wait(begun, timeout=2 * self._store.settings.timeout).not_done
         if late:
             raise Timeout("puts of this sample do not end; it is not removed, call again", operation="torchspec.remove")
@@ -371,7 +380,7 @@ def _store_name(given: str | None) -> str:
 
 
 def _of_config(config: Any) -> dict[str, Any]:
-    """The settings behind TorchSpec's ``MooncakeConfig``."""
+    """Translates TorchSpec's ``MooncakeConfig`` into settings."""
     if config.enable_gpu_direct:
         log.warning("enable_gpu_direct has no effect here: tensors go through host memory")
     put_buffers = int(config.host_buffer_size or 0) * int(config.async_put_pool_size or 0)
@@ -389,11 +398,12 @@ def _of_config(config: Any) -> dict[str, Any]:
 
 
 def replace_mooncake_store() -> None:
-    """Has TorchSpec use Holdfast wherever it would build an ``EagleMooncakeStore``, in this process. Twice is once.
+    """Makes TorchSpec use Holdfast wherever it would build an ``EagleMooncakeStore``, in this process. Idempotent.
 
-    Trainers and engines are processes of their own: call it in each, with Ray by
-    ``runtime_env={"worker_process_setup_hook": "holdfast.torchspec.replace_mooncake_store"}``. They go on reading what
-    they read for Mooncake, and ``HOLDFAST_STORE``, ``HOLDFAST_ETCD`` and the other variables of ``_environment`` beside.
+    Trainers and engines are separate processes: call it in each, with Ray by
+    ``runtime_env={"worker_process_setup_hook": "holdfast.torchspec.replace_mooncake_store"}``. They still read their
+    settings for Mooncake, and in addition ``HOLDFAST_STORE``, ``HOLDFAST_ETCD`` and the other variables of
+    ``_environment``.
     """
     from torchspec.transfer.mooncake import eagle_store  # type: ignore[import-not-found]  # not on the package index
 
@@ -401,8 +411,8 @@ def replace_mooncake_store() -> None:
     if theirs is EagleStore:
         return
     eagle_store.EagleMooncakeStore = EagleStore
-    # Its trainer and its runner have it by name, if they were imported before.
+    # TorchSpec's trainer and runner hold the class by name, if they were imported before.
     for name, module in list(sys.modules.items()):
         if name.startswith("torchspec.") and vars(module).get("EagleMooncakeStore") is theirs:
             module.EagleMooncakeStore = EagleStore  # type: ignore[attr-defined]
-    log.info("TorchSpec's EagleMooncakeStore is Holdfast's in this process")
+    log.info("TorchSpec's EagleMooncakeStore is replaced by Holdfast's in this process")

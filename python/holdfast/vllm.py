@@ -6,12 +6,12 @@
         "spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 8589934592, "secondary_tiers": [
             {"type": "HoldfastTierManager", "module_path": "holdfast.vllm", "master": "10.0.0.1:50051"}]}}'
 
-It runs in the scheduler's process, so nothing in it blocks: lookups are answered by ``RETRY`` until a thread knows, stores
-and loads are carried out by threads of the tier's own, and their results are fetched by ``get_finished_jobs``.
+It runs in the scheduler's process, so nothing in it blocks: a lookup answers ``RETRY`` until a thread knows the result,
+stores and loads run on the tier's own threads, and ``get_finished_jobs`` collects their results.
 
-A chunk is one object with a footer that holds its length and checksum, bound to its name: a load gives exactly what was
-stored, or the key is not among the successful ones. Chunks pass through frames of the page store, so the engine never has
-the primary tier's memory, and a slot whose load failed is not written to later.
+A chunk is one object with a footer that holds its length and checksum, bound to its name: a load returns exactly what
+was stored, or the key is not among the successful ones. Chunks pass through frames of the page store, so the engine
+never gets the primary tier's memory, and a slot whose load failed is not written to later.
 
 States of a job::
 
@@ -51,13 +51,14 @@ __all__ = ["HoldfastTierManager"]
 log: Final = logging.getLogger("holdfast.vllm")
 
 PAGES_A_CALL: Final = 256
-"""So many chunks at most are one call of the page store; a job may have more."""
+"""The most chunks in one call of the page store; a job may have more."""
 AFTER_A_CALL_S: Final = 5.0
 """How much longer than the timeout of its call a job may take to end while the tier is drained."""
 
 
 class _Lookups(AsyncLookupManager):
-    """vLLM's own bookkeeping of lookups: asked once, on a thread, and remembered while a request asks for them."""
+    """vLLM's own bookkeeping of lookups: each is asked once, on a thread, and remembered while a request asks for
+    it."""
 
     def __init__(self, tier: HoldfastTierManager) -> None:
         self._tier = tier
@@ -97,9 +98,10 @@ class HoldfastTierManager(SecondaryTierManager):
         environment: dict[str, str] | None = None,
         engine: dict[str, Any] | None = None,
     ) -> None:
-        """``tag`` is a prefix of all names; ``weights_version`` goes into them. More than ``most_jobs`` open jobs, and the
-        next one fails at once. ``key`` (``env:NAME``, ``file:PATH``, or its text; the same for all) has chunks encrypted,
-        authenticated and hidden by their names. ``frame_bytes`` is at least one chunk; by default the larger of 8 MiB and that."""
+        """``tag`` is a prefix of all names; ``weights_version`` is part of them. While ``most_jobs`` jobs are open, the
+        next one fails at once. With ``key`` (``env:NAME``, ``file:PATH``, or its text; the same for all processes)
+        chunks are encrypted and authenticated, and their names reveal nothing. ``frame_bytes`` is at least one chunk;
+        the default is one chunk or 8 MiB, whichever is larger."""
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         if frames < 1:
             raise Invalid("frames must be at least 1", operation="vllm.options")
@@ -133,29 +135,29 @@ class HoldfastTierManager(SecondaryTierManager):
         self._lookups = _Lookups(self)
 
     def name(self, key: OffloadKey) -> str:
-        """The object of a chunk."""
+        """The name of a chunk's object."""
         return f"{self._before}{get_offload_block_hash(key).hex()}/g{get_offload_group_idx(key)}"
 
     def present(self, keys: list[OffloadKey]) -> list[bool]:
-        """Whether chunks seem to be there, of exactly the right length. Blocks; called on the thread for lookups."""
+        """Whether chunks seem to exist, with exactly the right length. Blocks; called on the thread for lookups."""
         try:
             hints = self.pages.exists([self.name(key) for key in keys], timeout=self._exists_timeout)
         except HoldfastError as error:
-            log.warning("whether %d chunks exist is not known: %s", len(keys), error)
+            log.warning("it is unknown whether %d chunks exist: %s", len(keys), error)
             return [False] * len(keys)
         return [hint is not None and hint.nbytes == self.block_size_bytes for hint in hints]
 
-    # What the scheduler calls.
+    # Called by the scheduler.
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        """``RETRY`` until it is known; a hit is a hint, and its load may still fail."""
+        """``RETRY`` until the result is known; a hit is a hint, and its load may still fail."""
         known = self._lookups.lookup(key, req_context)
         if known is None:
             return LookupResult.RETRY
         return LookupResult.HIT if known else LookupResult.MISS
 
     def submit_store(self, job_metadata: TransferJob) -> None:
-        """Stores chunks of the primary tier. One that is there already is stored."""
+        """Stores chunks of the primary tier. A chunk that already exists counts as stored."""
         self._submit(self._stores, job_metadata, self._store)
 
     def submit_load(self, job_metadata: TransferJob) -> None:
@@ -164,7 +166,7 @@ class HoldfastTierManager(SecondaryTierManager):
         self._submit(self._loads, job_metadata, self._load)
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
-        """Results since the last time. A key whose load failed is a miss from now on, so that it is recomputed."""
+        """The results since the last call. A key whose load failed is a miss from now on, so that it is recomputed."""
         results: list[JobResult] = []
         while True:
             try:
@@ -178,7 +180,7 @@ class HoldfastTierManager(SecondaryTierManager):
             results.append(result)
 
     def has_pending_work(self) -> bool:
-        """Whether jobs are open or wait to be fetched."""
+        """Whether jobs are open or have results to collect."""
         return self._open > 0 or not self._finished.empty()
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
@@ -186,17 +188,18 @@ class HoldfastTierManager(SecondaryTierManager):
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: ReqContext) -> None:
-        """Forgets its lookups."""
+        """Forgets the request's lookups."""
         self._lookups.cleanup(req_context.req_id)
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
-        """Has the lookups of this step looked up."""
+        """Starts the lookups of this step."""
         self._lookups.flush()
 
     def drain_jobs(self) -> None:
-        """Waits until no job is open. What was not begun fails at once, and a call under way is bounded by its timeout.
+        """Waits until no job is open. Jobs that were not begun fail at once, and a call in flight is bounded by its
+        timeout.
 
-        :class:`Timeout` if a call does not keep to that: vLLM must not reuse memory that it may still write to.
+        Raises :class:`Timeout` if a call exceeds that: vLLM must not reuse memory that the call may still write to.
         """
         within = max(self._load_timeout, self._store_timeout) + AFTER_A_CALL_S
         with self._idle:
@@ -208,9 +211,9 @@ class HoldfastTierManager(SecondaryTierManager):
                 self._draining = False
 
     def shutdown(self) -> None:
-        """Ends threads and lets go of the primary tier's memory. Once that is done it does nothing.
+        """Ends the threads and releases the primary tier's memory. Idempotent once it has succeeded.
 
-        If a job does not end it raises as :meth:`drain_jobs` does, and lets go of nothing.
+        If a job does not end, it raises as :meth:`drain_jobs` does, and releases nothing.
         """
         if self._ended:
             return
@@ -222,7 +225,7 @@ class HoldfastTierManager(SecondaryTierManager):
         self._stores.shutdown()
         self.pages.close()
 
-    # What the threads do.
+    # Run on the tier's threads.
 
     def _submit(
         self, threads: ThreadPoolExecutor, job: TransferJob, work: Callable[[list[str], list[int]], list[bool]]
@@ -234,15 +237,15 @@ class HoldfastTierManager(SecondaryTierManager):
             if not refused:
                 self._open += 1
         if refused:
-            log.warning("%d jobs are open; one more was refused", self._most_jobs)
+            log.warning("a job was refused: %d jobs are open, or the tier is closed", self._most_jobs)
             self._finished.put(JobResult(job_id=job.job_id, success=False))
             return
-        answering = threading.Lock()  # only the one that gets it answers the job
+        answering = threading.Lock()  # only the thread that acquires it completes the job
         try:
             threads.submit(self._run, answering, job.job_id, keys, slots, work)
         except Exception:  # a job must end, whatever happens: the scheduler waits for it
-            log.exception("job %d was not handed to a thread", job.job_id)
-            # A pool that cannot start a thread has queued the job all the same: another of its threads may run it.
+            log.exception("job %d could not be submitted to a thread", job.job_id)
+            # A pool that cannot start a thread has queued the job nevertheless: another of its threads may run it.
             if answering.acquire(blocking=False):
                 self._answer(JobResult(job_id=job.job_id, success=False))
 
@@ -255,7 +258,7 @@ class HoldfastTierManager(SecondaryTierManager):
         work: Callable[[list[str], list[int]], list[bool]],
     ) -> None:
         if not answering.acquire(blocking=False):
-            return  # it has failed, and its slots may be others' by now
+            return  # it has failed, and its slots may belong to another job by now
         begun = time.monotonic()
         done = [False] * len(keys)
         try:
@@ -317,8 +320,8 @@ def _tell(what: str, errors: dict[int, HoldfastError], of: int) -> None:
 
 
 def _names(config: Any, chunk: int, tag: str | None, weights: str) -> str:
-    """What all names begin with: the hash of all that a chunk's bytes depend on besides its tokens (KV11). A chunk holds
-    the bytes of all workers, so sizes of the groups of ranks are part of it, and no rank is."""
+    """The prefix of all names: a hash of everything that a chunk's bytes depend on besides its tokens (KV11). A chunk
+    holds the bytes of all workers, so the prefix covers the sizes of the groups of ranks, but no rank."""
     parallel = config.parallel
     layout = {
         "chunk": chunk,

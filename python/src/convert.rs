@@ -1,6 +1,6 @@
-//! Values on their way between Python and the store.
+//! Conversion of values between Python and the store.
 //!
-//! Python sees plain tuples, lists and dictionaries here; the package makes dataclasses of them.
+//! Python sees plain tuples, lists and dictionaries here; the package turns them into dataclasses.
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use pyo3::types::{PyDict, PyList};
 
 use crate::errors::exception;
 
-/// The longest time that a caller can ask for: a year is as good as for ever.
+/// The longest timeout that a caller can give: a year is as good as for ever.
 const LONGEST: f64 = 366.0 * 24.0 * 3600.0;
 
-/// Seconds, as Python has them.
+/// Converts Python's seconds.
 pub(crate) fn seconds(time: f64) -> Result<Duration> {
     if time.is_nan() || time < 0.0 {
         return Err(Error::invalid(
@@ -27,7 +27,7 @@ pub(crate) fn seconds(time: f64) -> Result<Duration> {
     Ok(Duration::from_secs_f64(time.min(LONGEST)))
 }
 
-/// A sample and its generation, as Python has them.
+/// Converts a sample and its generation from Python.
 pub(crate) fn sample_ref(sample: &str, generation: u64) -> Result<SampleRef> {
     let generation =
         Generation::new(generation).ok_or_else(|| Error::invalid("python.ref", "generations start at 1"))?;
@@ -35,7 +35,7 @@ pub(crate) fn sample_ref(sample: &str, generation: u64) -> Result<SampleRef> {
     Ok(SampleRef { sample, generation })
 }
 
-/// For whom a sample is.
+/// The groups that a sample is for, and its other delivery settings.
 pub(crate) fn publication(groups: &[String], retain: bool, max_attempts: u32) -> Result<Publication> {
     let groups: Result<Vec<GroupName>> = groups.iter().map(GroupName::new).collect();
     Ok(Publication {
@@ -60,7 +60,7 @@ impl Spec {
     }
 }
 
-/// One object for each result; what failed is an exception in its place.
+/// One object for each result; an error becomes an exception in its place.
 pub(crate) fn each<T>(
     py: Python<'_>,
     results: Vec<Result<T>>,
@@ -93,7 +93,7 @@ const fn reason(reason: Reason) -> &'static str {
     }
 }
 
-/// Whether it retired, why, and whether its bytes go at once.
+/// Whether the sample retired, why, and whether its bytes are removed at once.
 pub(crate) fn answered(py: Python<'_>, answer: Answered) -> PyResult<Py<PyAny>> {
     match answer {
         Answered::Live => (false, py.None(), false).into_py_any(py),
@@ -144,7 +144,7 @@ pub(crate) fn swept(py: Python<'_>, swept: &Swept) -> PyResult<Py<PyAny>> {
     dict.into_py_any(py)
 }
 
-/// Key, version, why, how long, whether it stays where it was.
+/// Key, version, reason, length, and whether the record stays under its key.
 pub(crate) fn quarantined(py: Python<'_>, record: Quarantined) -> PyResult<Py<PyAny>> {
     let Quarantined {
         key,

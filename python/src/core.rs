@@ -1,7 +1,7 @@
-//! The store, as a Python object: each method begins an operation and returns it.
+//! The store, as a Python object: each method starts an operation and returns it.
 //!
-//! The interpreter's lock is held while arguments are read, not while anything waits. Arguments that are wrong raise at
-//! once; everything else is told by the operation.
+//! The interpreter's lock is held while arguments are read, not while anything waits. Wrong arguments raise at once;
+//! the operation reports every other error.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,7 +41,7 @@ fn prepared((sample, given, groups, retain, max_attempts): Item) -> Result<Prepa
 #[pyclass(frozen, module = "holdfast._holdfast")]
 pub(crate) struct Core(AtHome<Arc<Opened>>);
 
-/// Begins to open a store; the operation's result is a `Core`.
+/// Starts to open a store; the operation's result is a `Core`.
 #[pyfunction]
 #[pyo3(signature = (settings, client, timeout, keys=None, secrets=Vec::new()))]
 pub(crate) fn open_store(
@@ -60,7 +60,7 @@ pub(crate) fn open_store(
     Operation::begin(within, work, deliver).or_raise(py)
 }
 
-/// Begins to run the restore guard; the operation's result is the name of the new epoch.
+/// Starts to run the restore guard; the operation's result is the name of the new epoch.
 #[pyfunction]
 #[pyo3(signature = (settings, timeout, secrets=Vec::new()))]
 pub(crate) fn restore_guard(
@@ -112,7 +112,7 @@ fn adopted(py: Python<'_>, tensors: Vec<Adopted>) -> PyResult<Vec<AdoptedTensor>
     tensors.or_raise(py)
 }
 
-/// A sample to read: a generation, or none for the one that is live.
+/// Samples to read: each with a generation, or `None` for the live one.
 fn wanted_refs(py: Python<'_>, refs: Vec<(String, Option<u64>)>) -> PyResult<Vec<(SampleId, Option<SampleRef>)>> {
     let one = |(sample, generation): (String, Option<u64>)| {
         let exact = generation.map(|number| sample_ref(&sample, number)).transpose()?;
@@ -122,7 +122,7 @@ fn wanted_refs(py: Python<'_>, refs: Vec<(String, Option<u64>)>) -> PyResult<Vec
     refs.or_raise(py)
 }
 
-/// Leases for reading. Samples without a generation are looked up first.
+/// Takes leases for reading. Samples without a generation are looked up first.
 async fn read(
     store: &FeatureStore,
     wanted: Vec<(SampleId, Option<SampleRef>)>,
@@ -149,9 +149,12 @@ async fn read(
     let live: Vec<SampleRef> = refs.iter().flatten().cloned().collect();
     let mut leases = store.read(&live, within).await.into_iter();
     let answer = |(reference, (sample, _)): (Option<SampleRef>, &(SampleId, _))| match reference {
-        Some(_) => leases
-            .next()
-            .unwrap_or_else(|| Err(Error::internal("python.read", "the store gave too few answers"))),
+        Some(_) => leases.next().unwrap_or_else(|| {
+            Err(Error::internal(
+                "python.read",
+                "the store returned fewer results than samples; this is a bug in Holdfast",
+            ))
+        }),
         None => Err(Error::new(
             ErrorKind::NotFound,
             "python.read",
@@ -173,7 +176,7 @@ fn quarantined_at(key: String, version: u64, in_place: bool) -> Quarantined {
 }
 
 impl Core {
-    /// The parts, and the time that the caller gives.
+    /// The parts of the store, and the caller's timeout.
     fn begin(&self, py: Python<'_>, timeout: f64) -> PyResult<(Parts, Duration)> {
         let opened = self.0.get("store").or_raise(py)?;
         Ok((opened.parts().or_raise(py)?, seconds(timeout).or_raise(py)?))
@@ -185,10 +188,10 @@ impl Core {
     /// Puts samples. Result: for each a reference, or an exception.
     fn put(&self, py: Python<'_>, items: Vec<Item>, timeout: f64) -> PyResult<Operation> {
         let (parts, within) = self.begin(py, timeout)?;
-        // What is wrong with one sample is its own result.
+        // An error in one sample is the result of that sample only.
         let items: Vec<Result<Prepared>> = items.into_iter().map(prepared).collect();
         let wanted = items.iter().filter_map(|item| item.as_ref().ok());
-        // From now on, whatever it waits for: a later call takes its place, and an abort gives it up.
+        // From now on, even while this put waits, a later put of the id replaces it, and an abort gives it up.
         let turn = parts.store.begin_put(wanted.map(|(sample, _, _)| sample));
         let until = Until::after(within);
         let work = async move {
@@ -219,7 +222,12 @@ impl Core {
                 .put_begun(turn, items.collect(), until.left())
                 .await
                 .into_iter();
-            let missing = || Err(Error::internal("python.put", "the store gave too few answers"));
+            let missing = || {
+                Err(Error::internal(
+                    "python.put",
+                    "the store returned fewer results than samples; this is a bug in Holdfast",
+                ))
+            };
             let each = refused.into_iter().map(|refused| match refused {
                 Some(error) => Err(error),
                 None => put.next().unwrap_or_else(missing),
@@ -234,7 +242,7 @@ impl Core {
         Operation::begin(within, work, deliver).or_raise(py)
     }
 
-    /// The next samples of a group. Result: a list of leases.
+    /// Takes the next samples of a group. Result: a list of leases.
     fn take(&self, py: Python<'_>, group: &str, count: usize, timeout: f64) -> PyResult<Operation> {
         let (parts, within) = self.begin(py, timeout)?;
         let group = GroupName::new(group).or_raise(py)?;
@@ -251,7 +259,7 @@ impl Core {
         Operation::begin(within, work, deliver).or_raise(py)
     }
 
-    /// These samples for a group. Result: for each a lease, or an exception.
+    /// Takes these samples for a group. Result: for each a lease, or an exception.
     fn lease(&self, py: Python<'_>, refs: Vec<(String, u64)>, group: &str, timeout: f64) -> PyResult<Operation> {
         let (parts, within) = self.begin(py, timeout)?;
         let (refs, group) = (references(py, &refs)?, GroupName::new(group).or_raise(py)?);
@@ -260,7 +268,7 @@ impl Core {
         Operation::begin(within, work, deliver).or_raise(py)
     }
 
-    /// These samples for reading; without a generation, the one that is live. Result: for each a lease, or an exception.
+    /// Takes these samples for reading; without a generation, the live one. Result: for each a lease, or an exception.
     fn read(&self, py: Python<'_>, refs: Vec<(String, Option<u64>)>, timeout: f64) -> PyResult<Operation> {
         let (parts, within) = self.begin(py, timeout)?;
         let wanted = wanted_refs(py, refs)?;
@@ -269,7 +277,7 @@ impl Core {
         Operation::begin(within, work, deliver).or_raise(py)
     }
 
-    /// A leased sample's tensors. Result: for each its spec, and its memory if that is the pool's.
+    /// Gets a leased sample's tensors. Result: for each its spec, and its memory if that belongs to the pool.
     #[pyo3(signature = (held, names, into, timeout))]
     fn get(
         &self,
@@ -290,7 +298,7 @@ impl Core {
         Operation::begin(within, work, |py, got: Got, _late| got.deliver(py)).or_raise(py)
     }
 
-    /// A sample's tensors, found and got in one. Result as of `get`.
+    /// Looks up and gets a sample's tensors in one call. Result as for `get`.
     #[pyo3(signature = (sample, generation, names, into, timeout))]
     fn read_get(
         &self,
@@ -316,7 +324,7 @@ impl Core {
         Operation::begin(within, work, |py, got: Got, _late| got.deliver(py)).or_raise(py)
     }
 
-    /// Looks samples up. Result: for each what is known, or none.
+    /// Looks up samples. Result: for each what is known, or `None`.
     fn find(&self, py: Python<'_>, samples: Vec<String>, timeout: f64) -> PyResult<Operation> {
         let (parts, within) = self.begin(py, timeout)?;
         let samples = sample_ids(py, &samples)?;
@@ -325,7 +333,7 @@ impl Core {
         Operation::begin(within, work, deliver).or_raise(py)
     }
 
-    /// Answers that samples were used.
+    /// Acknowledges that samples were used.
     fn ack(&self, py: Python<'_>, leases: Vec<Py<PyLease>>, timeout: f64) -> PyResult<Operation> {
         let (parts, within) = self.begin(py, timeout)?;
         let leases = held(py, &leases)?;
@@ -341,7 +349,7 @@ impl Core {
         Operation::begin(within, work, |py, all, late| each(py, all, late, convert::answered)).or_raise(py)
     }
 
-    /// Lets go of leases.
+    /// Releases leases.
     fn release(&self, py: Python<'_>, leases: Vec<Py<PyLease>>, timeout: f64) -> PyResult<Operation> {
         let (parts, within) = self.begin(py, timeout)?;
         let leases = held(py, &leases)?;
@@ -349,7 +357,7 @@ impl Core {
         Operation::begin(within, work, |py, all, late| each(py, all, late, nothing)).or_raise(py)
     }
 
-    /// Prolongs leases.
+    /// Extends leases.
     fn renew(&self, py: Python<'_>, leases: Vec<Py<PyLease>>, timeout: f64) -> PyResult<Operation> {
         let (parts, within) = self.begin(py, timeout)?;
         let leases = held(py, &leases)?;
@@ -373,7 +381,7 @@ impl Core {
         Operation::begin(within, work, |py, all, late| each(py, all, late, convert::answered)).or_raise(py)
     }
 
-    /// Another epoch for retained samples.
+    /// Starts another epoch of retained samples.
     fn reopen(&self, py: Python<'_>, refs: Vec<(String, u64)>, timeout: f64) -> PyResult<Operation> {
         let (parts, within) = self.begin(py, timeout)?;
         let refs = references(py, &refs)?;
@@ -381,7 +389,7 @@ impl Core {
         Operation::begin(within, work, |py, all, late| each(py, all, late, nothing)).or_raise(py)
     }
 
-    /// Reserves a sample that somebody else will write. Result: an `Announced`.
+    /// Reserves a sample that another writer will write. Result: an `Announced`.
     fn announce(
         &self,
         py: Python<'_>,
@@ -423,7 +431,7 @@ impl Core {
         Operation::begin(within, work, deliver).or_raise(py)
     }
 
-    /// Adopts objects that are there already. Result: the sample's reference.
+    /// Adopts objects that already exist. Result: the sample's reference.
     #[expect(clippy::too_many_arguments, reason = "as Python passes them")]
     fn adopt_now(
         &self,
@@ -444,7 +452,7 @@ impl Core {
         Operation::begin(within, work, deliver).or_raise(py)
     }
 
-    /// Gives an announced sample up.
+    /// Gives up an announced sample.
     fn discard(&self, py: Python<'_>, announced: &Bound<'_, PyAnnounced>, timeout: f64) -> PyResult<Operation> {
         let (parts, within) = self.begin(py, timeout)?;
         let announced = announced.get().announced(py)?;
@@ -452,7 +460,7 @@ impl Core {
         Operation::begin(within, work, |py, (), _late| Ok(py.None())).or_raise(py)
     }
 
-    /// Memory of the pool, all at once. Result: a `Memory` for each length.
+    /// Allocates memory of the pool, all lengths at once. Result: a `Memory` for each length.
     fn buffers(&self, py: Python<'_>, nbytes: Vec<usize>, timeout: f64) -> PyResult<Operation> {
         let (parts, within) = self.begin(py, timeout)?;
         let work = async move {
@@ -466,14 +474,14 @@ impl Core {
         Operation::begin(within, work, deliver).or_raise(py)
     }
 
-    /// Takes back what has ended and frees what is to be freed. Result: a dictionary of counts.
+    /// Takes back ended leases and reservations, and frees what is due. Result: a dictionary of counts.
     fn sweep(&self, py: Python<'_>, timeout: f64) -> PyResult<Operation> {
         let (parts, within) = self.begin(py, timeout)?;
         let work = async move { parts.store.sweep(within).await };
         Operation::begin(within, work, |py, swept, _late| convert::swept(py, &swept)).or_raise(py)
     }
 
-    /// Records that nobody could read. Result: a list of tuples.
+    /// Lists the records in quarantine, which could not be parsed. Result: a list of tuples.
     fn quarantined(
         &self,
         py: Python<'_>,
@@ -507,26 +515,26 @@ impl Core {
         Operation::begin(within, work, deliver).or_raise(py)
     }
 
-    /// The budget in force, if one was asked for.
+    /// The budget in force, if one was requested.
     fn budget(&self, py: Python<'_>) -> PyResult<Option<u64>> {
         Ok(self.0.get("store").or_raise(py)?.parts().or_raise(py)?.budget)
     }
 
-    /// Waits until everything retired here is freed.
+    /// Waits until everything that was retired here is freed.
     fn drain(&self, py: Python<'_>, timeout: f64) -> PyResult<Operation> {
         let (parts, within) = self.begin(py, timeout)?;
         let work = async move { parts.store.drain(within).await };
         Operation::begin(within, work, |py, (), _late| Ok(py.None())).or_raise(py)
     }
 
-    /// How the store is doing. Result: a dictionary.
+    /// The state of the store. Result: a dictionary.
     fn health(&self, py: Python<'_>, timeout: f64) -> PyResult<Operation> {
         let (parts, within) = self.begin(py, timeout)?;
         let work = async move { Ok(parts.store.health(within).await) };
         Operation::begin(within, work, |py, health, _late| convert::health(py, &health)).or_raise(py)
     }
 
-    /// Ends this process's membership. The second time it does nothing.
+    /// Ends this process's membership. Does nothing the second time.
     fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<Operation> {
         let opened = Arc::clone(self.0.get("store").or_raise(py)?);
         let within = seconds(timeout).or_raise(py)?;

@@ -1,11 +1,12 @@
-//! DLPack: how arrays pass from library to library by pointer. <https://dmlc.github.io/dlpack/latest/>
+//! DLPack: the protocol that passes arrays between libraries by pointer. <https://dmlc.github.io/dlpack/latest/>
 //!
-//! A capsule holds a C structure with a deleter. Whoever consumes it renames the capsule (`used_…`) and calls the deleter
-//! when it is done; a capsule that nobody consumed calls it itself. Two layouts exist, with and without a version; the
-//! name of the capsule tells which.
+//! A capsule holds a C structure with a deleter. The consumer renames the capsule (`used_…`) and calls the deleter when
+//! it is done; a capsule that was never consumed calls the deleter itself. Two layouts exist, with and without a
+//! version; the name of the capsule says which.
 //!
-//! Ours keeps the exporting object alive and drops it in the deleter, which may be called on any thread. What we take
-//! in is checked (host memory, dense, one lane) and held by [`Imported`] until the engine has let go of it.
+//! An exported capsule keeps the exporting object alive and drops it in the deleter, which may be called on any thread.
+//! An imported array is checked (host memory, contiguous, one lane) and held by [`Imported`] until the engine has
+//! finished with it.
 
 #![expect(
     unsafe_code,
@@ -72,7 +73,7 @@ struct ManagedVersioned {
     tensor: DlTensor,
 }
 
-/// What an exported structure keeps alive: its arrays, and the object that owns the memory.
+/// The values that an exported structure keeps alive: its arrays, and the object that owns the memory.
 struct Context {
     _shape: Vec<i64>,
     _strides: Vec<i64>,
@@ -137,35 +138,35 @@ pub(crate) fn export(
         };
         (Box::into_raw(Box::new(managed)).cast(), NAME, end_unversioned)
     };
-    // SAFETY: the pointer is not null and of the kind that the name says; the name lives for ever.
+    // SAFETY: the pointer is not null and of the kind that the name says; the name is static.
     let capsule = unsafe { ffi::PyCapsule_New(pointer, name.as_ptr(), Some(end)) };
     // SAFETY: PyCapsule_New returned a new reference, or null with an exception set.
     unsafe { Bound::from_owned_ptr_or_err(py, capsule) }
 }
 
-/// SAFETY (of the caller): `managed` came from `export`, and nobody uses it any more.
+/// SAFETY (of the caller): `managed` came from `export`, and no other code uses it any more.
 unsafe extern "C" fn delete(managed: *mut Managed) {
-    // SAFETY: `export` made it of a Box, and DLPack calls the deleter once.
+    // SAFETY: `export` made it from a Box, and DLPack calls the deleter once.
     let managed = unsafe { Box::from_raw(managed) };
-    // SAFETY: so it made the context.
+    // SAFETY: `export` made the context the same way.
     drop(unsafe { Box::from_raw(managed.context.cast::<Context>()) });
 }
 
-/// SAFETY (of the caller): as of `delete`.
+/// SAFETY (of the caller): as for `delete`.
 unsafe extern "C" fn delete_versioned(managed: *mut ManagedVersioned) {
-    // SAFETY: `export` made it of a Box, and DLPack calls the deleter once.
+    // SAFETY: `export` made it from a Box, and DLPack calls the deleter once.
     let managed = unsafe { Box::from_raw(managed) };
-    // SAFETY: so it made the context.
+    // SAFETY: `export` made the context the same way.
     drop(unsafe { Box::from_raw(managed.context.cast::<Context>()) });
 }
 
-/// The end of a capsule that nobody consumed. SAFETY (of the caller): CPython calls it with the capsule.
+/// The destructor of a capsule that was never consumed. SAFETY (of the caller): CPython calls it with the capsule.
 unsafe extern "C" fn end_unversioned(capsule: *mut ffi::PyObject) {
     // SAFETY: the capsule is valid while its destructor runs.
     if unsafe { ffi::PyCapsule_IsValid(capsule, NAME.as_ptr()) } == 1 {
-        // SAFETY: it has this name, so it holds what `export` put in and nobody has taken.
+        // SAFETY: it has this name, so it still holds what `export` put in, and no consumer has taken it.
         let managed = unsafe { ffi::PyCapsule_GetPointer(capsule, NAME.as_ptr()) };
-        // SAFETY: as above; nobody uses it any more.
+        // SAFETY: as above; no consumer uses it.
         unsafe { delete(managed.cast()) };
     }
 }
@@ -174,9 +175,9 @@ unsafe extern "C" fn end_unversioned(capsule: *mut ffi::PyObject) {
 unsafe extern "C" fn end_versioned(capsule: *mut ffi::PyObject) {
     // SAFETY: the capsule is valid while its destructor runs.
     if unsafe { ffi::PyCapsule_IsValid(capsule, NAME_VERSIONED.as_ptr()) } == 1 {
-        // SAFETY: it has this name, so it holds what `export` put in and nobody has taken.
+        // SAFETY: it has this name, so it still holds what `export` put in, and no consumer has taken it.
         let managed = unsafe { ffi::PyCapsule_GetPointer(capsule, NAME_VERSIONED.as_ptr()) };
-        // SAFETY: as above; nobody uses it any more.
+        // SAFETY: as above; no consumer uses it.
         unsafe { delete_versioned(managed.cast()) };
     }
 }
@@ -185,7 +186,7 @@ unsafe extern "C" fn end_versioned(capsule: *mut ffi::PyObject) {
 #[pyclass(frozen, module = "holdfast._holdfast")]
 pub(crate) struct Imported {
     held: Held,
-    /// The element type's code, as DLPack counts them.
+    /// The code of the element type in DLPack.
     #[pyo3(get)]
     code: u8,
     /// Bits of one element.
@@ -194,10 +195,10 @@ pub(crate) struct Imported {
     /// The shape.
     #[pyo3(get)]
     shape: Vec<i64>,
-    /// Where its bytes begin.
+    /// The address of its first byte.
     #[pyo3(get)]
     address: usize,
-    /// Whether they may not be written.
+    /// Whether the bytes must not be written.
     #[pyo3(get)]
     read_only: bool,
 }
@@ -207,9 +208,9 @@ enum Held {
     Versioned(*mut ManagedVersioned),
 }
 
-// SAFETY: a structure that was handed over belongs to whoever took it; DLPack lets any thread call its deleter.
+// SAFETY: a structure that was handed over belongs to its consumer; DLPack lets any thread call its deleter.
 unsafe impl Send for Held {}
-// SAFETY: shared references to it are never followed.
+// SAFETY: shared references to it are never dereferenced.
 unsafe impl Sync for Held {}
 
 impl Drop for Held {
@@ -244,7 +245,7 @@ pub(crate) fn import_dlpack(capsule: &Bound<'_, PyAny>) -> PyResult<Imported> {
         (take(py, raw, NAME_VERSIONED, USED_VERSIONED)?, true)
     } else {
         return Err(PyTypeError::new_err(
-            "this is no DLPack capsule, or it was used already",
+            "this is not a DLPack capsule, or it was consumed already",
         ));
     };
     let refuse = |why: &'static str| exception(py, &Error::invalid("python.dlpack", why), false);
@@ -254,7 +255,7 @@ pub(crate) fn import_dlpack(capsule: &Bound<'_, PyAny>) -> PyResult<Imported> {
         // SAFETY: the capsule's name says that it is this structure, whose first fields no version changes.
         if unsafe { (*managed).major } != 1 {
             return Err(refuse(
-                "this array comes in a later version of DLPack; pass a numpy array or a torch tensor",
+                "this array uses a later version of DLPack; pass a numpy array or a torch tensor",
             ));
         }
         // SAFETY: version 1 has the layout that is declared here.
@@ -282,7 +283,7 @@ pub(crate) fn import_dlpack(capsule: &Bound<'_, PyAny>) -> PyResult<Imported> {
             return Err(refuse("this array is not contiguous; make a contiguous copy first"));
         }
     }
-    let offset = usize::try_from(tensor.byte_offset).map_err(|_| refuse("this array leaves the address space"))?;
+    let offset = usize::try_from(tensor.byte_offset).map_err(|_| refuse("this array exceeds the address space"))?;
     let address = tensor.data.expose_provenance().wrapping_add(offset);
     let (code, bits) = (tensor.dtype.code, tensor.dtype.bits);
     Ok(Imported {
@@ -317,7 +318,7 @@ unsafe fn copied(from: *const i64, len: usize) -> Vec<i64> {
 }
 
 fn is_named(object: *mut ffi::PyObject, name: &CStr) -> bool {
-    // SAFETY: any object may be asked; the interpreter's lock is held by the caller, who has a Bound of it.
+    // SAFETY: any object may be asked; the caller has a Bound of it, and so holds the interpreter's lock.
     unsafe { ffi::PyCapsule_IsValid(object, name.as_ptr()) == 1 }
 }
 
@@ -327,12 +328,12 @@ fn take(
     name: &'static CStr,
     used: &'static CStr,
 ) -> PyResult<*mut c_void> {
-    // SAFETY: the capsule has this name, as was just asked.
+    // SAFETY: the capsule has this name, as was just checked.
     let pointer = unsafe { ffi::PyCapsule_GetPointer(capsule, name.as_ptr()) };
     if pointer.is_null() {
         return Err(PyErr::fetch(py));
     }
-    // SAFETY: it is a capsule; the name lives for ever.
+    // SAFETY: it is a capsule; the name is static.
     if unsafe { ffi::PyCapsule_SetName(capsule, used.as_ptr()) } != 0 {
         return Err(PyErr::fetch(py));
     }

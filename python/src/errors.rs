@@ -1,4 +1,4 @@
-//! Errors on their way to Python: one class of `holdfast.errors` for each kind.
+//! Converts errors to Python exceptions: one class of `holdfast.errors` for each kind.
 
 use holdfast_core::{Error, ErrorKind, Result, Retry};
 use pyo3::prelude::*;
@@ -31,11 +31,11 @@ const fn retry_name(retry: Retry) -> &'static str {
     }
 }
 
-/// The exception for an error. `late`: the time that the caller gave had passed, so `Unavailable` is a deadline too.
+/// The exception for an error. `late`: the caller's timeout had passed, so `Unavailable` becomes a deadline error.
 pub(crate) fn exception(py: Python<'_>, error: &Error, late: bool) -> PyErr {
     match build(py, error, late) {
         Ok(value) => PyErr::from_value(value),
-        // Such as a package that is only half installed: that is what must be told then.
+        // For example, a package that is only half installed: then that error is the one to report.
         Err(trouble) => trouble,
     }
 }
@@ -68,7 +68,7 @@ fn causes(error: &Error) -> Option<String> {
     (!texts.is_empty()).then(|| texts.join(": "))
 }
 
-/// For what is wrong before anything is begun.
+/// For errors found before anything is started.
 pub(crate) trait OrRaise<T> {
     fn or_raise(self, py: Python<'_>) -> PyResult<T>;
 }

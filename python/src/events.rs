@@ -1,22 +1,23 @@
-//! Events of this half (`tracing`), on their way to Python's `logging`.
+//! Passes events of the compiled module (`tracing`) to Python's `logging`.
 //!
 //! ```text
 //! any thread, with or without the interpreter's lock        one thread of Python's (holdfast/_events.py)
 //! tracing::warn!(…) ─▶ wanted? ─▶ queue, bounded ──────────▶ next_events() ─▶ logging.getLogger("holdfast.…").handle
 //!                        │ no        │ full
 //!                        ▼           ▼
-//!                     nothing     counted, and told with the next events
+//!                     nothing     counted, and reported with the next events
 //! ```
-//! - EV1: a thread that has something to tell never waits, and never touches Python: it holds the queue's lock for one push. So
-//!   an event can be told with the interpreter's lock held, without it, and while Python is ending.
-//! - EV2: the queue's lock is never held while the interpreter's is waited for.
-//! - EV3: only Holdfast's own events pass. Those of libraries below are theirs: an HTTP/2 library tells of headers, and
-//!   with them of passwords.
-//! - EV4: each process has a queue of its own. At a fork another thread may hold the lock of the parent's, so a child
-//!   leaves that alone; what was in it is told by the parent.
-//! - EV5: what is kept is bounded: at most [`MOST`] events, of at most [`LONGEST`] bytes for each text.
+//! - EV1: a thread that reports an event never waits, and never touches Python: it holds the queue's lock for one push.
+//!   So an event can be reported with the interpreter's lock held, without it, and while Python is ending.
+//! - EV2: the queue's lock is never held while waiting for the interpreter's lock.
+//! - EV3: only Holdfast's own events pass. Events of libraries below are dropped: an HTTP/2 library reports headers,
+//!   and with them passwords.
+//! - EV4: each process has its own queue. At a fork another thread may hold the lock of the parent's queue, so a child
+//!   does not touch that queue; the parent reports the events in it.
+//! - EV5: memory is bounded: at most [`MOST`] events, of at most [`LONGEST`] bytes for each text.
 //!
-//! Which levels are wanted is what Python's loggers say; that side looks at them when it looks for events.
+//! The levels of Python's loggers decide which events are wanted; the Python side reads them whenever it fetches
+//! events.
 
 #![expect(
     unsafe_code,
@@ -40,11 +41,11 @@ use tracing::{Event, Level, Metadata, Subscriber};
 use crate::convert::seconds;
 use crate::errors::OrRaise as _;
 
-/// How many events wait at most.
+/// The most events that wait in the queue.
 const MOST: usize = 1024;
-/// How many bytes of a text are kept.
+/// The most bytes of a text that are kept.
 const LONGEST: usize = 4096;
-/// Python's WARNING, which is what its root logger lets through unless told otherwise.
+/// Python's WARNING, the default level of its root logger.
 const USUAL_LEVEL: u32 = 30;
 
 static WANTED: AtomicU32 = AtomicU32::new(USUAL_LEVEL);
@@ -80,7 +81,7 @@ fn queue() -> &'static Queue {
     let pid = process::id();
     loop {
         let seen = QUEUE.load(Ordering::Acquire);
-        // SAFETY: what QUEUE points to is never freed (EV4: a child leaves it as it is), so it is valid for ever.
+        // SAFETY: the target of QUEUE is never freed (EV4: a child does not touch it), so it is valid for ever.
         if let Some(queue) = unsafe { seen.as_ref() }
             && queue.pid == pid
         {
@@ -101,7 +102,7 @@ fn queue() -> &'static Queue {
     }
 }
 
-/// Has events of this half collected, from now on. Once for the life of the module.
+/// Collects events of this module from now on. Called once in the life of the module.
 pub(crate) fn collect() {
     if tracing::subscriber::set_global_default(Collector).is_err() {
         tracing::debug!("events are collected already");
@@ -140,7 +141,7 @@ fn logger_of(target: &str) -> String {
 impl Subscriber for Collector {
     fn register_callsite(&self, metadata: &'static Metadata<'static>) -> Interest {
         match metadata.is_event() && is_ours(metadata.target()) {
-            true => Interest::sometimes(), // the level that is wanted changes
+            true => Interest::sometimes(), // the wanted level may change
             false => Interest::never(),
         }
     }
@@ -200,7 +201,7 @@ struct Parts {
 impl Visit for Parts {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         let mut text = Short::default();
-        // It ends with an error where the text is long enough; what is there by then is what is kept.
+        // Writing ends with an error once the text is long enough; the text written so far is kept.
         let cut = write!(text, "{value:?}").is_err();
         let text = if cut { text.0 + "…" } else { text.0 };
         match field.name() {
@@ -230,7 +231,8 @@ impl fmt::Write for Short {
     }
 }
 
-/// The events that wait, and how many were dropped because too many did. Waits for the first, or for `wake_events`.
+/// The waiting events, and how many were dropped because the queue was full. Waits for the first event, or for
+/// `wake_events`.
 #[pyfunction]
 pub(crate) fn next_events(py: Python<'_>, timeout: f64) -> PyResult<(Vec<Told>, u64)> {
     let within: Duration = seconds(timeout).or_raise(py)?;
@@ -246,7 +248,7 @@ pub(crate) fn next_events(py: Python<'_>, timeout: f64) -> PyResult<(Vec<Told>, 
     }))
 }
 
-/// Ends a wait for events, now or the next one.
+/// Ends the current wait for events, or the next one.
 #[pyfunction]
 pub(crate) fn wake_events(py: Python<'_>) {
     py.detach(|| {
@@ -256,7 +258,7 @@ pub(crate) fn wake_events(py: Python<'_>) {
     });
 }
 
-/// Which events are wanted: those of this level of Python's, and above.
+/// Selects the events to collect: those of this Python level and above.
 #[pyfunction]
 pub(crate) fn want_events(level: u32) {
     WANTED.store(level, Ordering::Relaxed);

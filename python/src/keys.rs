@@ -1,7 +1,7 @@
-//! The keys of a sealed store, or of a KV tier, on their way from Python: bytes, text, or where one of these is.
+//! The keys of a sealed store or of a KV tier, from Python: bytes, text, or a reference to one of these.
 //!
-//! They come beside the settings, never in them. What is copied here is wiped; what Python holds is Python's. No error
-//! repeats what was given.
+//! They are passed beside the settings, never in them. Copies made here are wiped; Python's own copies are not. No
+//! error repeats a key.
 
 use holdfast_core::{Error, Result};
 use holdfast_features::seal::{KeyId, Keyring, StoreKey};
@@ -9,7 +9,7 @@ use holdfast_kv::tier::PageSeal;
 use pyo3::prelude::*;
 use zeroize::Zeroizing;
 
-/// One key, as Python has it: of a store, or of a KV tier.
+/// One key from Python: of a store, or of a KV tier.
 #[derive(FromPyObject)]
 pub(crate) enum Secret {
     #[pyo3(transparent)]
@@ -31,7 +31,7 @@ impl Keys {
 }
 
 fn key_id(text: &str) -> Result<KeyId> {
-    // The given text is not repeated: somebody may have mistaken the two.
+    // The given text is not repeated: the caller may have passed the key in place of its id.
     KeyId::new(text)
 }
 

@@ -7,7 +7,7 @@ use crate::convert::Spec;
 use crate::errors::OrRaise;
 use crate::process::AtHome;
 
-/// A lease. Dropped unanswered, it is let go of in the background.
+/// A lease. If it is dropped unanswered, it is released in the background.
 #[pyclass(frozen, name = "Lease", module = "holdfast._holdfast")]
 pub(crate) struct PyLease(AtHome<Lease>);
 
@@ -30,7 +30,7 @@ impl PyLease {
         Ok((reference.sample.to_string(), reference.generation.get()))
     }
 
-    /// The group; none for a read.
+    /// The group; `None` for a read.
     #[getter]
     fn group(&self, py: Python<'_>) -> PyResult<Option<String>> {
         Ok(self.lease(py)?.group().map(|group| group.to_string()))
@@ -57,7 +57,7 @@ impl PyLease {
     }
 }
 
-/// A sample that somebody else is about to write.
+/// A sample that another writer is about to write.
 #[pyclass(frozen, name = "Announced", module = "holdfast._holdfast")]
 pub(crate) struct PyAnnounced(AtHome<Announced>);
 
@@ -73,7 +73,7 @@ impl PyAnnounced {
 
 #[pymethods]
 impl PyAnnounced {
-    /// The sample and the generation that it will be.
+    /// The sample and the generation that it will have.
     #[getter]
     fn reference(&self, py: Python<'_>) -> PyResult<(String, u64)> {
         let announced = self.announced(py)?;
@@ -88,7 +88,7 @@ impl PyAnnounced {
         class.call1(self.reference(py)?)
     }
 
-    /// Every object that may be written for it.
+    /// The keys of all objects that may be written for it.
     #[getter]
     fn keys(&self, py: Python<'_>) -> PyResult<Vec<String>> {
         Ok(self.announced(py)?.keys().iter().map(ToString::to_string).collect())

@@ -1,21 +1,21 @@
 //! Which memory an engine knows: memory lent by Python objects, and registered memory that Python objects see.
 //!
-//! An engine knows each byte at most once, and forgets it some time after the transfer. But one tensor may stand in a
-//! sample under two names, be put again at once, or be a view of what a get has returned. So:
-//! - LG1: memory inside a live output is used under the registration that it has.
-//! - LG2: the ranges of one call that overlap are lent as one.
-//! - LG3: a range that overlaps one lent by an earlier call waits until the engine has forgotten that.
+//! An engine may know each byte at most once, and forgets it some time after the transfer. But one tensor may stand in
+//! a sample under two names, be put again at once, or be a view of the result of a get. So:
+//! - LG1: memory inside a live output is used under its existing registration.
+//! - LG2: overlapping ranges of one call are lent as one.
+//! - LG3: a range that overlaps one lent by an earlier call waits until the engine has forgotten that one.
 //!
-//! What a transfer does to memory, and whether a late one may still do it, is another question, and is asked for every
-//! memory alike: of the process's table of memory in use ([`holdfast_engine::busy`]). LG3 is a table of the same kind, of
-//! what one engine knows.
+//! Whether a transfer, even a late one, may still touch some memory is a separate question. It is answered for all
+//! memory alike by the process's table of memory in use ([`holdfast_engine::busy`]). LG3 is a table of the same kind,
+//! for the memory that one engine knows.
 //!
 //! ```text
 //! range ── inside a live output? ─▶ a span of it
 //!       └─ else, free of others' ──▶ lent: registered, spans of it ── last span gone, forgotten ─▶ owner dropped, range free
 //!               └ not free: wait, until the deadline
 //! ```
-//! All ranges of a call are taken at once and in turn, so two calls never wait for each other.
+//! All ranges of a call are taken at once and in queue order, so two calls never wait for each other.
 
 #![expect(unsafe_code, reason = "the FFI edge: memory of Python objects, named by its address")]
 
@@ -32,8 +32,8 @@ use pyo3::prelude::*;
 
 use crate::process;
 
-/// Drops the engine where that may take its time: dropping the last one waits for calls under way, and these need the
-/// interpreter's lock, which whoever lets go of a tensor holds.
+/// Drops the engine on a thread that may wait: dropping the last reference waits for calls in flight, and these need
+/// the interpreter's lock, which the thread that drops a tensor holds.
 #[derive(Debug)]
 pub(crate) struct Keeper(Option<Arc<dyn Engine>>);
 
@@ -48,7 +48,7 @@ impl Drop for Keeper {
         let engine = self.0.take();
         match process::runtime() {
             Ok(runtime) => drop(runtime.spawn_blocking(move || drop(engine))),
-            // Without threads nothing waits either; better not closed than never returned.
+            // If no thread can be started, the engine is leaked: not closing it is better than never returning.
             Err(_) => std::mem::forget(engine),
         }
     }
@@ -58,14 +58,15 @@ impl Drop for Keeper {
 #[derive(Debug)]
 pub(crate) struct Output {
     span: Span,
-    /// Where it stands if the engine knows it; memory that the pool had no room for is lent like anybody's.
+    /// The ledger that lists it, if the engine knows it; memory that the pool had no room for is lent like any other
+    /// memory.
     ledger: Option<Arc<Ledger>>,
     /// Dropped after the span.
     _keeper: Arc<Keeper>,
 }
 
 impl Output {
-    /// `known`: whether its memory can be put from and got into as it is.
+    /// `known`: whether the engine can put from this memory and get into it without registering it again.
     pub(crate) fn new(span: Span, known: bool, ledger: &Arc<Ledger>, keeper: &Arc<Keeper>) -> Arc<Self> {
         let output = Arc::new(Self {
             span,
@@ -113,14 +114,14 @@ impl Piece {
 /// Outputs by their address, with their length.
 type Outputs = BTreeMap<usize, (usize, Weak<Output>)>;
 
-/// The memory that one store's engine knows. See the module's story.
+/// The memory that one store's engine knows. See the module documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     outputs: Mutex<Outputs>,
     lent: Busy,
 }
 
-/// What keeps lent memory alive; dropped by the engine when it has forgotten it.
+/// The owners that keep lent memory alive; the engine drops them when it has forgotten the memory.
 struct Lent {
     claim: Option<Arc<Claim>>,
     owners: Option<Vec<Py<PyAny>>>,
@@ -130,7 +131,7 @@ impl Drop for Lent {
     fn drop(&mut self) {
         drop(self.claim.take());
         let mut owners = self.owners.take();
-        // At the end of the interpreter they cannot be dropped any more, and need not.
+        // At the end of the interpreter they can no longer be dropped, and need not be.
         if Python::try_attach(|_| drop(owners.take())).is_none() {
             std::mem::forget(owners);
         }
@@ -140,7 +141,7 @@ impl Drop for Lent {
 /// Ranges that are lent as one (LG2).
 struct Union {
     range: Range<usize>,
-    /// Which pieces of the call, by their place.
+    /// The pieces of the call, by their position.
     members: Vec<usize>,
 }
 
@@ -164,8 +165,8 @@ fn unions(pieces: &[Piece], which: Vec<usize>) -> Vec<Union> {
     unions
 }
 
-/// The live output that the piece lies in, and its span there (LG1). The output is the caller's to drop, once the table is
-/// no longer locked: if nobody else has it by then, dropping it locks the table.
+/// The live output that contains the piece, and the piece's span there (LG1). The caller must drop the output only
+/// after it has unlocked the table: if this is the last reference by then, dropping it locks the table.
 fn inside(outputs: &Outputs, piece: &Piece) -> Option<(Arc<Output>, Result<Span>)> {
     let (address, (len, output)) = outputs.range(..=piece.address).next_back()?;
     if piece.end() > address + len {
@@ -174,7 +175,12 @@ fn inside(outputs: &Outputs, piece: &Piece) -> Option<(Arc<Output>, Result<Span>
     let output = output.upgrade()?;
     let region = output.span.region();
     let from = piece.address.checked_sub(region.address());
-    let misplaced = || Error::internal("python.lend", "an output lies outside its region");
+    let misplaced = || {
+        Error::internal(
+            "python.lend",
+            "an output lies outside its region; this is a bug in Holdfast",
+        )
+    };
     let span = from
         .ok_or_else(misplaced)
         .and_then(|from| region.span(from..from + piece.len));
@@ -214,7 +220,7 @@ impl Ledger {
             places.push((piece.address, piece.len));
             owners.push(Some(piece.owner));
         }
-        // Each memory gives its range back when it is dropped, whatever happens to the others.
+        // Each memory releases its range when it is dropped, whatever happens to the others.
         let mut memories = Vec::with_capacity(unions.len());
         for union in &unions {
             let lent = Lent {
@@ -222,7 +228,7 @@ impl Ledger {
                 owners: Some(union.members.iter().filter_map(|at| owners[*at].take()).collect()),
             };
             let base = std::ptr::with_exposed_provenance_mut::<u8>(union.range.start);
-            // SAFETY: the objects that own the memory say where it is, and are held by `lent`. Nobody has a Rust
+            // SAFETY: the objects that own the memory gave its address, and `lent` holds them. There is no Rust
             // reference into it; Python code was told not to change it meanwhile.
             memories.push(unsafe { HostMemory::lent(base, union.range.len(), lent) });
         }
@@ -235,25 +241,25 @@ impl Ledger {
                 spans[*at] = Some(region.span(from..from + len)?);
             }
         }
-        let forgotten = || Error::internal("python.lend", "a tensor got no memory");
+        let forgotten = || Error::internal("python.lend", "a tensor got no memory; this is a bug in Holdfast");
         spans.into_iter().map(|span| span.ok_or_else(forgotten)).collect()
     }
 
-    /// Takes all ranges at once, as soon as none of them overlaps one that is lent (LG3).
+    /// Takes all ranges at once, as soon as none of them overlaps a lent one (LG3).
     async fn take(&self, unions: &[Union], within: Duration) -> Result<Claim> {
         let ranges = unions.iter().map(|union| union.range.clone());
         let mut waiting = self.lent.claim("python.lend", Access::Write, ranges)?;
         tokio::time::timeout(within, &mut waiting).await.map_err(|_| {
             Error::unavailable(
                 "python.lend",
-                "a tensor's memory is still in use by an earlier transfer, which the engine has not ended yet; wait for \
-                 that, or give a copy",
+                "a tensor's memory is still in use by an earlier transfer that the engine has not finished; wait for \
+                 it, or pass a copy",
             )
         })
     }
 }
 
-/// Owners whose memory is registered under another's name: that one keeps it alive.
+/// Drops owners whose memory is registered as part of another owner's, which keeps it alive.
 fn drop_attached(owners: Vec<Option<Py<PyAny>>>) {
     let mut left: Option<Vec<Py<PyAny>>> = Some(owners.into_iter().flatten().collect());
     if left.as_ref().is_some_and(Vec::is_empty) {

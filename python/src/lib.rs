@@ -1,38 +1,37 @@
-//! The compiled half of the Python package `holdfast`: the module `holdfast._holdfast`.
+//! The compiled module of the Python package `holdfast`: `holdfast._holdfast`.
 //!
 //! # One pyo3 for two kinds of program
 //! An extension must not link libpython: the interpreter that loads it has those symbols. Our test binaries embed an
 //! interpreter and must link it. Cargo builds one pyo3 for all members of a workspace build, with the union of their
-//! features, so a feature that says "do not link" (`pyo3/extension-module`) would break every test binary. Therefore
-//! no manifest here names that feature. Maturin says it through the environment instead
-//! (`PYO3_BUILD_EXTENSION_MODULE`, read by pyo3's build script), so it holds for the builds that make the extension,
-//! and for no other:
+//! features, so a feature that says "do not link" (`pyo3/extension-module`) would break every test binary. Therefore no
+//! manifest here names that feature. Maturin sets it through the environment instead (`PYO3_BUILD_EXTENSION_MODULE`,
+//! read by pyo3's build script), so it applies only to the builds that make the extension:
 //!
 //! | build | libpython | what it is for |
 //! |---|---|---|
 //! | `maturin build`, `maturin develop` | not linked | the package |
 //! | `cargo build`, `clippy`, `nextest`, with any features | linked | checking this crate, running the tests of others |
 //!
-//! Both share the target folder, and Cargo notices the change: going from one to the other compiles pyo3 and what uses it
-//! anew, some 20 s.
+//! Both share the target folder, and Cargo notices the change: switching from one to the other recompiles pyo3 and the
+//! crates that use it, which takes some 20 s.
 //!
-//! The union does hold for `abi3-py310`: in a build of the whole workspace, the crates below are compiled against the
-//! limited API too. That is wanted, since they must do with it inside this module.
+//! The union does apply to `abi3-py310`: in a build of the whole workspace, the crates below are compiled against the
+//! limited API too. That is intended, since they must work with it inside this module.
 //!
 //! # The interpreter's lock
-//! Whatever may wait is done detached from the interpreter, so that other Python threads go on, and because the
+//! Every step that may wait runs detached from the interpreter, so that other Python threads go on, and because the
 //! engine's threads need the lock themselves.
 //!
 //! | module | its job |
 //! |---|---|
 //! | `process` | one runtime for each process, and what a fork leaves behind |
-//! | `operation` | an operation under way: waited for, or listened to |
+//! | `operation` | an operation in flight: waited for, or observed by a callback |
 //! | `opening`, `core` | opening a store; its methods |
 //! | `ledger`, `tensors`, `memory`, `dlpack` | tensors in and out, by pointer |
-//! | `keys` | the keys of a sealed store, on their way in |
-//! | `events` | what this half has to tell, on its way to Python's `logging` |
+//! | `keys` | the keys of a sealed store, from Python |
+//! | `events` | events of this module, to Python's `logging` |
 //! | `kv` | the KV tier: page store, planner, tier |
-//! | `lease`, `convert`, `errors` | what Python gets to see |
+//! | `lease`, `convert`, `errors` | the values and errors that Python sees |
 
 mod convert;
 mod core;
@@ -51,7 +50,7 @@ mod tensors;
 
 use pyo3::prelude::*;
 
-/// The compiled half of the package `holdfast`.
+/// The compiled module of the package `holdfast`.
 #[pymodule]
 mod _holdfast {
     #[pymodule_export]
@@ -89,13 +88,13 @@ fn version() -> &'static str {
     env!("CARGO_PKG_VERSION")
 }
 
-/// To be called when the interpreter ends and every store is closed: nothing calls into Python from then on.
+/// Call it when the interpreter ends and every store is closed: nothing calls into Python from then on.
 #[pyfunction]
 fn finish() {
     process::finish();
 }
 
-/// How many bytes a tensor of this element type and shape has.
+/// The number of bytes of a tensor of this element type and shape.
 #[pyfunction]
 fn spec_bytes(py: Python<'_>, dtype: &str, shape: Vec<u64>) -> PyResult<u64> {
     use errors::OrRaise as _;

@@ -1,7 +1,7 @@
-//! Memory of a store, as a Python object sees it; the package builds its `Tensor` on it.
+//! Memory of a store as a Python object; the package builds its `Tensor` on it.
 //!
-//! It is not looked at while an engine call may still write there: a get into it that ended at its deadline, or one that
-//! is under way. What is seen would change by itself, also after a later get was verified.
+//! It cannot be viewed while an engine call may still write there: a get into it that is in flight, or one that ended
+//! at its deadline but not in the engine. A view would change by itself, even after a later get was verified.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::errors::OrRaise;
 use crate::ledger::Output;
 use crate::process::AtHome;
 
-/// Registered memory of a store. It goes back to the pool when this object, and every view of it, is gone.
+/// Registered memory of a store. It returns to the pool when this object, and every view of it, is gone.
 #[pyclass(frozen, weakref, module = "holdfast._holdfast")]
 pub(crate) struct Memory {
     output: AtHome<Arc<Output>>,
@@ -38,13 +38,13 @@ impl Memory {
 
 #[pymethods]
 impl Memory {
-    /// Where it begins.
+    /// The address of its first byte.
     #[getter]
     fn address(&self) -> usize {
         self.address
     }
 
-    /// How many bytes it has; never zero.
+    /// Its length in bytes; never zero.
     #[getter]
     fn nbytes(&self) -> usize {
         self.len
@@ -52,7 +52,7 @@ impl Memory {
 
     /// Raises if an engine call may still write there.
     fn check_settled(&self, py: Python<'_>) -> PyResult<()> {
-        // In a forked child no engine writes, and the table is the parent's.
+        // In a forked child no engine writes, and the table belongs to the parent.
         if self.output().is_err() {
             return Ok(());
         }
@@ -67,7 +67,7 @@ impl Memory {
         PyBytes::new_with(py, self.len, |bytes| span.read(0, bytes).or_raise(py))
     }
 
-    /// A DLPack capsule over it: `versioned` as of DLPack 1.0, else as before.
+    /// A DLPack capsule over it: `versioned` in the layout of DLPack 1.0, otherwise in the older one.
     #[pyo3(signature = (code, bits, shape, versioned))]
     fn dlpack<'py>(
         slf: &Bound<'py, Self>,

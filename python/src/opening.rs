@@ -3,11 +3,11 @@
 //! ```text
 //! settings ─▶ does the master listen? ─▶ etcd ─▶ budget ─▶ engine ─▶ store
 //! ```
-//! The master is asked first, by a plain connection: the engine's own attempt at a dead master takes a minute and a half,
-//! and holds the interpreter's lock all that time.
+//! The master is probed first, by a plain connection: the engine's own attempt at a dead master takes a minute and a
+//! half, and holds the interpreter's lock all that time.
 //!
-//! A store that nobody closes is closed in the background when its last handle goes. If that cannot be done either, its
-//! session ends by its time to live, and a sweep clears up after it.
+//! A store that is never closed is closed in the background when its last handle is dropped. If that is impossible too,
+//! its session ends by its time to live, and a sweep cleans up after it.
 
 use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ use crate::ledger::{Keeper, Ledger};
 use crate::process;
 
 const OPERATION: &str = "python.open";
-/// How long a store that nobody closed may take to close.
+/// How long closing may take for a store that the caller never closed.
 const CLOSE_WITHIN: Duration = Duration::from_secs(10);
 
 /// All settings, as the Python side writes them.
@@ -44,7 +44,7 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Reads settings. Keys, and secrets that are not references, come by themselves: what is text may be shown.
+    /// Parses settings. Keys and literal secrets are passed separately, because the text may be shown.
     pub(crate) fn read(text: &str, keyring: Option<Keyring>, secrets: Vec<(String, String)>) -> Result<Self> {
         let mut settings: Self = read_json(OPERATION, text)?;
         for (name, secret) in secrets {
@@ -58,17 +58,17 @@ impl Settings {
     }
 }
 
-/// Reads settings, and does not repeat any value in the error if they cannot be: it may be a secret in a wrong place.
+/// Parses settings. If that fails, the error repeats no value: it may be a secret in the wrong place.
 pub(crate) fn read_json<T: DeserializeOwned>(operation: &'static str, text: &str) -> Result<T> {
     serde_json::from_str(text).map_err(|error| {
-        let message = "a setting is unknown or has a value that it cannot have";
+        let message = "a setting is unknown or has an invalid value";
         Error::invalid(operation, message).with("why", without_values(&error.to_string()))
     })
 }
 
-/// A message of serde's without the value that it is about: `invalid type: string "…", expected …`.
+/// A message of serde without the value that it is about: `invalid type: string "…", expected …`.
 fn without_values(message: &str) -> String {
-    // The end of the value is the last such text: the value itself may have it, too.
+    // The value ends at the last such text: the value itself may contain it, too.
     let value = |kind: &str| {
         message
             .starts_with(kind)
@@ -89,7 +89,7 @@ pub(crate) struct Parts {
     pub(crate) store: FeatureStore,
     pub(crate) keeper: Arc<Keeper>,
     pub(crate) ledger: Arc<Ledger>,
-    /// The budget in force, if one was asked for.
+    /// The budget in force, if one was requested.
     pub(crate) budget: Option<u64>,
 }
 
@@ -104,7 +104,7 @@ impl Opened {
         })
     }
 
-    /// Closes the store, then lets go of the engine. The second time it does nothing.
+    /// Closes the store, then releases the engine. Does nothing the second time.
     pub(crate) async fn close(&self, within: Duration) -> Result<()> {
         let parts = self.0.lock().take();
         match parts {
@@ -130,7 +130,7 @@ impl Drop for Opened {
 
 async fn close(parts: Parts, within: Duration) -> Result<()> {
     let closed = parts.store.close(within).await;
-    // The engine waits for its calls when it goes: not on a thread that others need.
+    // The engine waits for its calls when it is dropped, so that must not happen on a thread that others need.
     let gone = tokio::task::spawn_blocking(move || drop(parts));
     if tokio::time::timeout(CLOSE_WITHIN, gone).await.is_err() {
         tracing::warn!("the engine's client is still closing, in the background");
@@ -165,7 +165,8 @@ pub(crate) async fn open(settings: Settings, client: Option<Py<PyAny>>, within: 
     let mut in_force = budget;
     if let Some(bytes) = budget {
         match index.set_budget(bytes, left()).await {
-            // The first one decides; everybody after that lives with it, and is told so if it is another one.
+            // The first process that sets a budget decides; a later process with another budget is told the one in
+            // force.
             Err(error) if error.kind() == ErrorKind::Conflict => {
                 in_force = error.fact("budget").and_then(|bytes| bytes.parse().ok());
             }
@@ -179,13 +180,13 @@ pub(crate) async fn open(settings: Settings, client: Option<Py<PyAny>>, within: 
         None => MooncakeEngine::connect(engine),
     });
     let engine: Arc<dyn Engine> = Arc::new(connected.await.map_err(|failure| {
-        Error::internal(OPERATION, "connecting the engine did not end as it should").caused_by(failure)
+        Error::internal(OPERATION, "the task that connects the engine panicked or was cancelled").caused_by(failure)
     })??);
     let keeper = Arc::new(Keeper::new(Arc::clone(&engine)));
     let opening = FeatureStore::open(engine, Arc::new(index), features, Arc::clone(&clock), rng);
     let store = tokio::time::timeout(left(), opening)
         .await
-        .map_err(|_| Error::unavailable(OPERATION, "the store did not open within the time"))??;
+        .map_err(|_| Error::unavailable(OPERATION, "the store did not open within the timeout"))??;
     let parts = Parts {
         store,
         keeper,
@@ -195,12 +196,12 @@ pub(crate) async fn open(settings: Settings, client: Option<Py<PyAny>>, within: 
     Ok(Opened(Mutex::new(Some(parts))))
 }
 
-/// Declares that what is in etcd now is the index from now on. Returns the name of the epoch that begins with it.
+/// Declares the current content of etcd to be the index from now on. Returns the name of the epoch that begins with it.
 pub(crate) async fn guard(settings: Settings, within: Duration) -> Result<String> {
     restore_guard(settings.etcd, Arc::new(SystemClock::new()), within).await
 }
 
-/// Whether anybody listens where the master should.
+/// Checks that a process listens at the master's address.
 pub(crate) async fn master_listens(operation: &'static str, master: &str, within: Duration) -> Result<()> {
     let unavailable = |why: &'static str| Error::unavailable(operation, why).with("master", master);
     let addresses: Vec<String> = match master.strip_prefix("etcd://") {
@@ -214,7 +215,7 @@ pub(crate) async fn master_listens(operation: &'static str, master: &str, within
             "the master does not listen there; is it running, and is the address right?",
         )),
         Err(_) => Err(unavailable(
-            "the master did not answer within the time; is the address right?",
+            "the master did not answer within the timeout; is the address right?",
         )),
     }
 }

@@ -1,22 +1,22 @@
-//! An operation under way: begun by one call from Python, waited for by another.
+//! An operation in flight: started by one call from Python, waited for by another.
 //!
 //! ```text
-//! Python calls ─▶ Under way ────────────────▶ Done ──wait(), result()──▶ Taken
+//! Python calls ─▶ In flight ────────────────▶ Done ──wait(), result()──▶ Taken
 //!                  │ Ctrl-C, cancelled,         │ the same
-//!                  │ nobody has it any more     │
+//!                  │ last reference dropped     │
 //!                  └─▶ Cancelled ◀──────────────┘ the result, if there is one, is dropped here
 //! ```
 //!
-//! Both faces of the package are built on this: the plain one waits ([`Operation::wait`]), the asyncio one asks to be
-//! told ([`Operation::on_done`]). Every operation has a deadline of its own; a waiter goes by it, with some patience for
-//! the last step.
+//! Both faces of the package are built on this: the blocking one waits ([`Operation::wait`]), the asyncio one registers
+//! a callback ([`Operation::on_done`]). Every operation has its own deadline; a waiter goes by it, with some patience
+//! for the last step.
 //!
 //! # Callers that leave
-//! Cancelling drops the future that waits for the store; the store sees that its caller has left, and ends the operation
-//! in good order (crate `holdfast-features`, module `tasks`). A result goes to exactly one place, decided under one lock:
-//! to Python (*taken*), or it is dropped (*cancelled*) and undoes itself: leases go back as if never taken, memory goes
-//! back to the pool. What Python takes and loses before anybody looks at it (Ctrl-C between two byte codes) is undone the
-//! same way, because a lease that was never looked at does not count.
+//! Cancelling drops the future that waits for the store; the store sees that its caller has left, and ends the
+//! operation in good order (crate `holdfast-features`, module `tasks`). A result goes to exactly one place, decided
+//! under one lock: to Python (*taken*), or it is dropped (*cancelled*) and undoes itself: leases are returned as if
+//! never taken, memory returns to the pool. A result that Python takes and loses before any code looks at it (Ctrl-C
+//! between two byte codes) is undone the same way, because a lease that was never looked at does not count.
 //!
 //! Waiting is done without the interpreter's lock, in slices, so that signals are seen.
 
@@ -31,9 +31,9 @@ use tokio::task::AbortHandle;
 use crate::errors::exception;
 use crate::process::{AtHome, runtime};
 
-/// How long a signal may go unseen.
+/// How long a signal may go unnoticed.
 const SLICE: Duration = Duration::from_millis(50);
-/// One deadline for all the steps of a call: each of them has what the others left.
+/// One deadline for all the steps of a call: each step has the time that the others left.
 #[derive(Debug)]
 pub(crate) struct Until {
     clock: SystemClock,
@@ -52,10 +52,10 @@ impl Until {
     }
 }
 
-/// How much later than its deadline an operation may end before its waiter gives up on it.
+/// How long after its deadline an operation may end before its waiter gives up on it.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// Makes a Python object of what came out.
+/// Makes a Python object of the result.
 type Deliver = Box<dyn for<'py> FnOnce(Python<'py>, bool) -> PyResult<Py<PyAny>> + Send>;
 
 #[derive(Default)]
@@ -77,7 +77,7 @@ struct Shared {
     clock: SystemClock,
 }
 
-/// An operation under way. Dropped, it is cancelled.
+/// An operation in flight. Dropping it cancels it.
 #[pyclass(frozen, module = "holdfast._holdfast")]
 pub(crate) struct Operation {
     begun: AtHome<Begun>,
@@ -110,7 +110,7 @@ impl Drop for Begun {
     }
 }
 
-/// Ends the operation, with an error if it was not ended otherwise: its task panicked, or was dropped.
+/// Ends the operation with an error if it did not end otherwise: its task panicked, or was dropped.
 struct Ender(Option<Arc<Shared>>);
 
 impl Ender {
@@ -124,7 +124,7 @@ impl Ender {
 impl Drop for Ender {
     fn drop(&mut self) {
         if let Some(shared) = self.0.take() {
-            let error = Error::internal("python.operation", "an operation did not end as it should");
+            let error = Error::internal("python.operation", "the operation's task panicked or was cancelled");
             shared.finish(Box::new(move |py, late| Err(exception(py, &error, late))));
         }
     }
@@ -136,7 +136,7 @@ impl Shared {
         {
             let mut state = self.state.lock();
             if !matches!(*state, State::UnderWay) {
-                // The caller has left: what comes of it is dropped, not under the lock.
+                // The caller has left: the result is dropped, but not under the lock.
                 drop(state);
                 return drop(deliver);
             }
@@ -146,10 +146,10 @@ impl Shared {
         let Some(listener) = self.listener.lock().take() else {
             return;
         };
-        // Where waiting for the interpreter's lock keeps nobody from working.
+        // On a thread where waiting for the interpreter's lock blocks no other work.
         let told = runtime().map(|runtime| runtime.spawn_blocking(move || tell(listener)));
         if let Err(error) = told {
-            tracing::error!(%error, "nobody can be told that an operation has ended");
+            tracing::error!(%error, "the listener of an ended operation cannot be called");
         }
     }
 }
@@ -167,7 +167,7 @@ fn tell(listener: Py<PyAny>) {
 }
 
 impl Operation {
-    /// Begins an operation; `deliver` makes a Python object of its result, and is told whether that was late.
+    /// Starts an operation; `deliver` makes a Python object of its result, and is told whether it was late.
     pub(crate) fn begin<T: Send + 'static>(
         within: Duration,
         work: impl Future<Output = Result<T>> + Send + 'static,
@@ -196,7 +196,7 @@ impl Operation {
         })
     }
 
-    /// As [`Operation::begin`], for work that is brought to its end although nobody waits for it any more.
+    /// As [`Operation::begin`], for work that is completed even if no caller waits for it any more.
     pub(crate) fn begin_to_the_end<T: Send + 'static>(
         within: Duration,
         work: impl Future<Output = Result<T>> + Send + 'static,
@@ -204,7 +204,8 @@ impl Operation {
     ) -> Result<Self> {
         let task = runtime()?.spawn(work);
         let work = async move {
-            let lost = |failure| Error::internal("python.operation", "an operation was lost").caused_by(failure);
+            let lost =
+                |failure| Error::internal("python.operation", "the task panicked or was cancelled").caused_by(failure);
             task.await.map_err(lost)?
         };
         Self::begin(within, work, deliver)
@@ -259,7 +260,7 @@ impl Operation {
             if shared.patience.passed(&shared.clock) {
                 let error = Error::unavailable(
                     "python.operation",
-                    "an operation has not ended long after its deadline; it is given up, and ends in the background",
+                    "the operation has not ended long after its deadline; it was given up, and ends in the background",
                 );
                 begun.cancel();
                 return Err(exception(py, &error.with_retry(holdfast_core::Retry::Ambiguous), true));
@@ -272,18 +273,19 @@ impl Operation {
         Self::take(&self.begun(py)?.shared, py)
     }
 
-    /// The caller has left: the store ends the operation, and undoes what nobody will get. Once is enough.
+    /// The caller has left: the store ends the operation, and undoes results that no caller will get. Idempotent.
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
         let begun = self.begun(py)?;
         py.detach(|| begun.cancel());
         Ok(())
     }
 
-    /// Has `listener` called, without arguments and on some thread, when the operation has ended. At most one.
+    /// Registers `listener`, which is called without arguments and on some thread when the operation has ended. At most
+    /// one.
     fn on_done(&self, py: Python<'_>, listener: Py<PyAny>) -> PyResult<()> {
         let shared = &self.begun(py)?.shared;
         *shared.listener.lock() = Some(listener);
-        // It may have ended before the listener was there to be seen.
+        // The operation may have ended before the listener was registered.
         if !matches!(*shared.state.lock(), State::UnderWay)
             && let Some(listener) = shared.listener.lock().take()
         {

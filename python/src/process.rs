@@ -1,16 +1,17 @@
-//! One process, one runtime; and what a fork leaves behind.
+//! One runtime per process; and what a fork leaves behind.
 //!
-//! A fork copies memory but no thread. In the child, the parent's runtime, engine and session are ruins: their threads
-//! are gone, their locks may be held for ever, their connections are the parent's. So:
-//! - PR1: the runtime belongs to the process that made it; a child makes its own and leaves the parent's as it is.
-//! - PR2: whatever lives on a runtime is wrapped in [`AtHome`]: elsewhere it can be neither used nor dropped.
-//! - PR3: the engine's library starts threads of its own on first use and cannot start them again. A child of a process
-//!   that has used it would wait for them for ever, so it is refused instead ([`claim_engine`]).
+//! A fork copies memory but no thread. In the child, the parent's runtime, engine and session are unusable: their
+//! threads are gone, their locks may be held for ever, their connections belong to the parent. So:
+//! - PR1: the runtime belongs to the process that made it; a child makes its own and does not touch the parent's.
+//! - PR2: every value that lives on a runtime is wrapped in [`AtHome`]: in another process it can be neither used nor
+//!   dropped.
+//! - PR3: the engine's library starts its own threads on first use and cannot start them again. A child of a process
+//!   that has used the library would wait for them for ever, so it is refused instead ([`claim_engine`]).
 //!
 //! Nothing here takes a lock, since another thread may have held it at the fork.
 //!
-//! When the interpreter ends, threads can no longer call into Python. [`finish`] says so: from then on nothing is
-//! dropped that might; the kernel takes it all a moment later.
+//! When the interpreter ends, threads can no longer call into Python. [`finish`] records that: from then on, values
+//! whose drop might call Python are leaked; the kernel frees everything a moment later.
 
 #![expect(
     unsafe_code,
@@ -36,12 +37,12 @@ static HOME: AtomicPtr<Home> = AtomicPtr::new(ptr::null_mut());
 static ENGINE_USED_BY: AtomicU32 = AtomicU32::new(0);
 static ENDING: AtomicBool = AtomicBool::new(false);
 
-/// The runtime of this process; made when it is first needed.
+/// The runtime of this process; created when it is first needed.
 pub(crate) fn runtime() -> Result<&'static Runtime> {
     let pid = process::id();
     loop {
         let seen = HOME.load(Ordering::Acquire);
-        // SAFETY: what HOME points to is never freed (PR1: a child leaves it as it is), so it is valid for ever.
+        // SAFETY: the target of HOME is never freed (PR1: a child does not touch it), so it is valid for ever.
         if let Some(home) = unsafe { seen.as_ref() }
             && home.pid == pid
         {
@@ -50,7 +51,7 @@ pub(crate) fn runtime() -> Result<&'static Runtime> {
         let made = Box::into_raw(Box::new(Home { pid, runtime: make()? }));
         let put_up = HOME.compare_exchange(seen, made, Ordering::AcqRel, Ordering::Acquire);
         if put_up.is_err() {
-            // SAFETY: nobody else has seen `made`, which came from a Box just now.
+            // SAFETY: no other thread has seen `made`, which came from a Box just now.
             let ours = unsafe { Box::from_raw(made) };
             ours.runtime.shutdown_background();
         }
@@ -63,10 +64,10 @@ fn make() -> Result<Runtime> {
         .thread_name("holdfast")
         .enable_all()
         .build()
-        .map_err(|error| Error::unavailable("python.runtime", "threads cannot be started").caused_by(error))
+        .map_err(|error| Error::unavailable("python.runtime", "the runtime's threads did not start").caused_by(error))
 }
 
-/// To be called before the engine's library is used.
+/// Must be called before the engine's library is used.
 pub(crate) fn claim_engine() -> Result<()> {
     let pid = process::id();
     match ENGINE_USED_BY.compare_exchange(0, pid, Ordering::AcqRel, Ordering::Acquire) {
@@ -82,12 +83,12 @@ pub(crate) fn claim_engine() -> Result<()> {
     }
 }
 
-/// The interpreter ends.
+/// Records that the interpreter ends.
 pub(crate) fn finish() {
     ENDING.store(true, Ordering::Release);
 }
 
-/// Something that can be used and dropped only in the process that made it.
+/// A value that can be used and dropped only in the process that made it.
 #[derive(Debug)]
 pub(crate) struct AtHome<T> {
     pid: u32,
@@ -102,7 +103,7 @@ impl<T> AtHome<T> {
         }
     }
 
-    /// `what` it is, for the message.
+    /// The value. `what` names it in the error message.
     pub(crate) fn get(&self, what: &'static str) -> Result<&T> {
         if self.pid == process::id() {
             return Ok(&self.value);
@@ -110,7 +111,7 @@ impl<T> AtHome<T> {
         Err(Error::new(
             ErrorKind::Fenced,
             "python.fork",
-            format!("this {what} belongs to the process that this one was forked from; take your own in this process"),
+            format!("this {what} belongs to the process that this one was forked from; get another in this process"),
         )
         .with("owner", self.pid))
     }

@@ -1,7 +1,7 @@
-//! Tensors on their way in and out: what Python says about them, and where their bytes are.
+//! Tensors in and out: their description from Python, and where their bytes are.
 //!
-//! Tensors are put from where they lie. Only small ones (token ids, masks) are copied into the pool first: to register and
-//! forget their memory takes longer than that.
+//! Tensors are put from where they lie. Only small ones (token ids, masks) are copied into the pool first, because
+//! registering and forgetting their memory takes longer than the copy.
 
 #![expect(
     unsafe_code,
@@ -24,13 +24,13 @@ use crate::memory::Memory;
 use crate::opening::Parts;
 use crate::operation::Until;
 
-/// Where a tensor's bytes are, as Python says it.
+/// Where a tensor's bytes are, according to Python.
 #[derive(FromPyObject)]
 pub(crate) enum Bytes {
     /// Memory of a store.
     #[pyo3(transparent)]
     Own(Py<Memory>),
-    /// Somebody else's: address, length, and the object that keeps it alive.
+    /// Memory of another object: address, length, and the object that keeps it alive.
     Lent(usize, usize, Py<PyAny>),
 }
 
@@ -42,7 +42,7 @@ pub(crate) enum Place {
     Nowhere,
     Output(Arc<Output>),
     Piece(Piece),
-    /// In the pool; what it was copied from goes with it.
+    /// In the pool; the original piece is kept with it.
     Copied(Span, Piece),
 }
 
@@ -86,10 +86,11 @@ impl Ready {
     }
 }
 
-/// What is copied into the pool instead of being registered, if there is room.
+/// Tensors up to this size are copied into the pool instead of being registered, if there is room.
 const SMALL: usize = 128 << 10;
 
-/// Copies of small pieces in memory of the pool; none if that is in use: nobody waits for it, lending needs no room.
+/// Copies small pieces into memory of the pool; `None` if the pool has no room: this does not wait for room, because
+/// lending needs none.
 async fn copied(parts: &Parts, pieces: &[&Piece], within: Duration) -> Result<Option<Vec<Span>>> {
     let usage = parts.store.pool().usage();
     let room = usage.budget.saturating_sub(usage.lent);
@@ -109,9 +110,9 @@ async fn copied(parts: &Parts, pieces: &[&Piece], within: Duration) -> Result<Op
     for (piece, span) in pieces.iter().zip(&spans) {
         let from = std::ptr::with_exposed_provenance::<u8>(piece.address);
         let to = std::ptr::with_exposed_provenance_mut::<u8>(span.address());
-        // SAFETY: the piece's owner keeps its bytes alive, no engine writes to them while they are claimed, and the call's
-        // contract is that nobody else changes them; the buffer has just been lent to us alone and is as long. No
-        // reference is made to either.
+        // SAFETY: the piece's owner keeps its bytes alive, no engine writes to them while they are claimed, and the
+        // call's contract is that no other code changes them; the buffer was just allocated for this copy alone and is
+        // as long. No reference is made to either.
         unsafe {
             std::ptr::copy_nonoverlapping(from, to, piece.len);
         }
@@ -135,7 +136,7 @@ async fn registered(parts: &Parts, places: Vec<Place>, within: Duration) -> Resu
         });
     }
     let mut lent = parts.ledger.lend(&parts.store, pieces, within).await?.into_iter();
-    let missing = || Error::internal("python.lend", "a tensor got no memory");
+    let missing = || Error::internal("python.lend", "a tensor got no memory; this is a bug in Holdfast");
     spans
         .into_iter()
         .map(|known| known.or_else(|| lent.next().map(|span| vec![span])).ok_or_else(missing))
@@ -167,7 +168,7 @@ async fn small_copied(parts: &Parts, places: Vec<Place>, within: Duration) -> Re
     Ok(places.into_iter().map(moved).collect())
 }
 
-/// Tensors as the store wants them, for several samples at once: overlapping memory is lent only once.
+/// Tensors in the store's form, for several samples at once: overlapping memory is lent only once.
 pub(crate) async fn sources(parts: &Parts, samples: Vec<Vec<Ready>>, within: Duration) -> Result<Vec<Vec<TensorIn>>> {
     let mut places = Vec::new();
     let mut specs = Vec::new();
@@ -192,7 +193,7 @@ pub(crate) async fn sources(parts: &Parts, samples: Vec<Vec<Ready>>, within: Dur
         .collect())
 }
 
-/// What to get, as Python says it, ready for the store's tasks.
+/// A get request from Python, ready for the store's tasks.
 pub(crate) enum Wish {
     All,
     Names(Vec<TensorName>),
@@ -214,7 +215,7 @@ impl Wish {
         }
     }
 
-    /// What to get of a sample that is described so.
+    /// The get plan for a sample with this description.
     pub(crate) async fn wanted(self, parts: &Parts, sample: &Description, within: Duration) -> Result<Wanted> {
         Ok(match self {
             Self::All => Wanted::All,
@@ -235,10 +236,11 @@ impl Wish {
     }
 }
 
-/// Refuses a destination that is another kind of tensor than the one that goes there. Flat bytes take any.
+/// Refuses a destination with another element type or shape than the tensor that goes there. Flat bytes accept any
+/// tensor.
 fn check_fits(sample: &Description, given: &TensorSpec) -> Result<()> {
     let Some(tensor) = sample.tensor(given.name()) else {
-        return Ok(()); // the get says that there is none
+        return Ok(()); // the get itself reports that there is no such tensor
     };
     let flat = given.dtype() == DType::Uint8 && given.shape().len() == 1 && given.bytes() == tensor.spec.bytes();
     if flat || (given.dtype() == tensor.spec.dtype() && given.shape() == tensor.spec.shape()) {
@@ -246,13 +248,13 @@ fn check_fits(sample: &Description, given: &TensorSpec) -> Result<()> {
     }
     Err(Error::invalid(
         "python.get",
-        "the memory to get into is of another element type or shape than the tensor",
+        "the memory to get into has another element type or shape than the tensor",
     )
     .with("tensor", &tensor.spec)
     .with("into", given))
 }
 
-/// What a get returns to Python: for each tensor its spec and, if it has bytes of the pool, its memory.
+/// The result of a get for Python: for each tensor its spec and, if its bytes are in the pool, its memory.
 pub(crate) struct Got {
     tensors: Vec<TensorOut>,
     parts: Parts,
@@ -273,7 +275,7 @@ impl Got {
         for tensor in self.tensors {
             let spec = Spec::of(&tensor.spec);
             let mut spans = tensor.parts.into_iter();
-            // What went into the caller's own memory has nothing to keep alive.
+            // For a get into the caller's own memory there is nothing to keep alive.
             let memory = match spans.next().filter(|_| self.from_pool) {
                 Some(span) => Some(Py::new(py, memory(span, &self.parts))?),
                 None => None,
@@ -284,7 +286,7 @@ impl Got {
     }
 }
 
-/// Memory of the pool, or of its own, as a Python object.
+/// Memory of the pool, or memory allocated outside it, as a Python object.
 pub(crate) fn memory(span: Span, parts: &Parts) -> Memory {
     let known = !parts.store.is_private(&span);
     Memory::new(Output::new(span, known, &parts.ledger, &parts.keeper))

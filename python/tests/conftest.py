@@ -44,7 +44,7 @@ def start_cluster() -> Iterator[Callable[..., Cluster]]:
 
 @pytest.fixture
 def store_name() -> str:
-    """A store that nobody else uses."""
+    """A store that no other test uses."""
     return f"test-{uuid.uuid4().hex[:12]}"
 
 

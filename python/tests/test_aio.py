@@ -74,7 +74,7 @@ async def test_a_cancelled_take_gives_its_sample_back(store: aio.FeatureStore) -
     with pytest.raises(asyncio.CancelledError):
         await taking
     ref = await store.put("a", {"x": b"1"}, groups=["g"])
-    # The call that nobody waits for may get it first; then it lets go of it.
+    # The call that no task waits for may get it first; then it releases it.
     (lease,) = await store.take("g", timeout=20)
     assert lease.ref == ref
     await lease.release()

@@ -1,4 +1,5 @@
-"""Callers that leave: cancelled tasks, timeouts, Ctrl-C. Nothing that nobody saw is counted, kept or committed."""
+"""Callers that leave: cancelled tasks, timeouts, Ctrl-C. A result that no caller saw is not counted, kept or
+committed."""
 
 from __future__ import annotations
 
@@ -73,7 +74,7 @@ async def test_takes_cancelled_at_any_moment_cost_no_attempt(cluster: Cluster, s
             except asyncio.CancelledError:
                 continue
             timer.cancel()  # it has the task, and that has the lease
-            del lease, task  # it came first; nobody has looked at it
+            del lease, task  # it came first; the caller has not looked at it
     consume(store, "sample-1")
 
 

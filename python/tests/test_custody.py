@@ -155,7 +155,7 @@ def test_an_abort_by_another_process_makes_gets_fail(store: FeatureStore, cluste
 
 def test_what_somebody_else_wrote_is_adopted(store: FeatureStore, store_name: str) -> None:
     donor = store.put("donor", {"x": torch.arange(100)})
-    # Objects of our own will do as somebody else's: their keys are known by their form only to us.
+    # Objects of our own serve as another writer's: only Holdfast recognizes their keys, by their form.
     announced = store.announce("theirs", [f"{store_name}/k1", f"{store_name}/k2"], 800)
     assert announced.ref.sample == "theirs" and announced.keys == [f"{store_name}/k1", f"{store_name}/k2"]
     tensor = AdoptedTensor(TensorSpec("x", "int64", (100,)), f"{store_name}/k1")

@@ -1,4 +1,4 @@
-"""What the compiled half has to tell arrives in Python's logging, from real servers."""
+"""Events of the compiled module arrive in Python's logging, from real servers."""
 
 from __future__ import annotations
 

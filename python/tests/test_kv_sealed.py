@@ -1,4 +1,4 @@
-"""A KV tier with a key, on a real master: nobody at Mooncake's ports reads, plants, changes or guesses a page."""
+"""A KV tier with a key, on a real master: no client at Mooncake's ports reads, plants, changes or guesses a page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FOOTER = 64
 
 @pytest.fixture
 def raw(cluster: Cluster) -> Iterator[Any]:
-    """A client of the engine without any of ours: what an enemy has who reaches its ports."""
+    """A client of the engine without any of ours: what an attacker has who reaches its ports."""
     os.environ.update(cluster.client_env)
     from mooncake.store import MooncakeDistributedStore
 

@@ -20,7 +20,7 @@ from servers import REPOSITORY, Cluster
 
 
 def write(cluster: Cluster, key: str, value: bytes) -> None:
-    """What anybody with access to etcd can write."""
+    """What any client with access to etcd can write."""
     command = [str(REPOSITORY / ".etcd/bin/etcdctl"), "--endpoints=" + ",".join(cluster.etcd), "put", f"/holdfast/{key}"]
     subprocess.run(command, input=value, capture_output=True, check=True, timeout=30)
 

@@ -176,7 +176,7 @@ def test_a_worker_of_multiprocessing_closes_its_store(cluster: Cluster, store_na
     worker.start()
     worker.join(WITHIN_S)
     assert worker.exitcode == 0
-    # It ended without an answer and in good order: nobody has to wait for its session's end.
+    # It ended without an answer and in good order: no process has to wait for the end of its session.
     assert store.sweep().taken_back == 1
     assert [lease.sample for lease in store.take("g", timeout=8)] == ["a"]
 

@@ -96,7 +96,7 @@ def test_dlpack_in_and_out(store: FeatureStore, versions: bool) -> None:
     assert numpy.array_equal(numpy.asarray(got["n"]), array_in)
     legacy = from_dlpack(got["i"].__dlpack__())
     assert torch.equal(legacy, tensors["i"])
-    # A capsule that nobody takes frees itself.
+    # A capsule that is never consumed frees itself.
     assert got["i"].__dlpack__(max_version=(1, 0)) is not None and got["i"].__dlpack__() is not None
 
 

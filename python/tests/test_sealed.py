@@ -1,4 +1,5 @@
-"""Sealed stores on a real cluster: who has the key gets the bytes, nobody else learns anything, and no key is shown."""
+"""Sealed stores on a real cluster: only a process with the key gets the bytes or learns anything, and no key is
+shown."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ PLAIN = b"what nobody else may read, " * 40_000
 
 @pytest.fixture
 def raw(cluster: Cluster) -> Iterator[Any]:
-    """A client of the engine without any of ours: what somebody has who reaches its ports."""
+    """A client of the engine without any of ours: what an attacker has who reaches its ports."""
     os.environ.update(cluster.client_env)
     from mooncake.store import MooncakeDistributedStore
 

@@ -41,7 +41,7 @@ def test_no_exception_repeats_a_secret(options: dict[str, Any]) -> None:
 def test_a_password_does_not_go_over_plain_http_unless_a_setting_says_so() -> None:
     with pytest.raises(holdfast.Invalid, match="allow_plain_password"):
         holdfast.open("x", etcd="http://127.0.0.1:1", etcd_options={"user": "u", "password": PASSWORD})
-    with pytest.raises(holdfast.Unavailable):  # the settings are fine; nobody is there
+    with pytest.raises(holdfast.Unavailable):  # the settings are fine; no server is there
         holdfast.open(
             "x",
             master="127.0.0.1:1",

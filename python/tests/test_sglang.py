@@ -27,7 +27,7 @@ Make = Callable[..., Storage]
 
 @pytest.fixture(scope="module")
 def pages_cluster() -> Iterator[Cluster]:
-    """One master and two holders, no etcd that anybody uses."""
+    """One master and two holders; no test uses the etcd."""
     with running_cluster(holders=2, segment_mib=256) as running:
         os.environ.update({**running.client_env, "MC_LOG_LEVEL": "ERROR"})  # read when the engine is loaded
         yield running
@@ -264,7 +264,7 @@ def test_a_page_larger_than_a_frame_is_refused_when_the_pool_is_registered(make:
 def test_a_short_object_is_a_hit_for_sglangs_own_back_end_and_refused_by_ours(
     make: Make, pages_cluster: Cluster
 ) -> None:
-    """Somebody left half a page under the name: a writer of another layout, or one that was cut off."""
+    """Another writer left half a page under the name: one of another layout, or one that was cut off."""
     from mooncake.store import MooncakeDistributedStore
 
     pool, key = parts.mha_pool(), hashes(1)

@@ -246,7 +246,7 @@ def test_of_two_puts_of_one_key_the_later_call_wins(open_eagle: OpenEagle, monke
     store.put("k", torch.zeros(2), torch.tensor([1]), None)
     assert held.begun.wait(20)
     store.put("k", torch.ones(2), torch.tensor([2]), None)
-    held.passed.wait(1)  # it must not happen: what is shown is who wins if it does
+    held.passed.wait(1)  # it must not happen: this shows which put wins if it does
     held.go.set()
     store.flush()
     got = store.get("k", {"hidden_states": (2,), "input_ids": (1,)}, {}, "cpu")

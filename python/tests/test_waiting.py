@@ -80,7 +80,7 @@ def test_ctrl_c_ends_a_long_wait_and_the_store_works_on(store: FeatureStore) -> 
     assert time.monotonic() - begun < 1.3
     ref = store.put("after", {"x": b"works"}, groups=["nobody"])
     assert store.get(ref)["x"].tobytes() == b"works"
-    # What the abandoned call gets is let go of, so that it comes to whoever asks now.
+    # A sample that the abandoned call gets is released, so that the next caller gets it.
     assert [lease.ref for lease in store.take("nobody", timeout=20)] == [ref]
 
 

@@ -1,9 +1,9 @@
 //! `cargo xtask compare NAME --with REVISION`: is this checkout as fast as another revision?
 //!
 //! Single runs of a benchmark differ by 0.1 to 0.3 on a small machine, more than most changes are worth. So both
-//! revisions run in turns on one machine, each from a checkout of its own, and what counts is the median over the pairs
-//! of "this checkout / the other revision" for each figure. The order within a pair alternates, so that a machine that
-//! slows down or warms up favours neither.
+//! revisions run in turns on one machine, each from its own checkout. The result is the median over the pairs of "this
+//! checkout / the other revision" for each figure. The order within a pair alternates, so that a machine that slows
+//! down or warms up favours neither.
 //!
 //! ```text
 //! pair 1: other, this    pair 2: this, other    pair 3: other, this    …
@@ -47,7 +47,7 @@ enum Subject {
 }
 
 impl Subject {
-    /// The quick form of the benchmark, such that every revision of this repository understands it.
+    /// The quick form of the benchmark, in a form that every revision of this repository understands.
     fn arguments(self) -> &'static [&'static str] {
         match self {
             Self::Index => &[
@@ -140,11 +140,11 @@ fn git(arguments: &[&str]) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?.trim().to_owned())
 }
 
-/// One run. Each checkout builds into a folder of its own, so that neither builds the other's crates again.
+/// One run. Each checkout builds into its own folder, so that neither rebuilds the other's crates.
 fn bench(checkout: &Path, subject: Subject) -> Result<Map<String, Value>> {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(subject.arguments()).current_dir(checkout);
-    // What cargo set for this program speaks of this checkout.
+    // The variables that cargo set for this program refer to this checkout.
     for name in [
         "CARGO_TARGET_DIR",
         "HOLDFAST_VENV",
@@ -172,7 +172,7 @@ struct Figure {
     high: f64,
 }
 
-/// Whether more of a figure is better; none if it is neither.
+/// Whether more of a figure is better; `None` if it is neither better nor worse.
 fn more_is_better(name: &str) -> Option<bool> {
     let any = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
     if any(&["_bare", "_of_", "torn", "holds"]) {

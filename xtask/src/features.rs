@@ -4,11 +4,11 @@
 //!
 //! | program | what it gives |
 //! |---|---|
-//! | `python/bench/features.py` | the ratios; on a cluster of its own, the contenders taking turns |
+//! | `python/bench/features.py` | the ratios; on its own cluster, the contenders taking turns |
 //! | `prove ttl --quick` | the time from the last acknowledgement until the bytes are free |
 //! | `prove torn --quick` | how many reads had wrong bytes |
 //!
-//! The Python package is built in release mode before; a proof whose claims do not hold still tells its figures.
+//! The Python package is built in release mode first. A proof whose claims do not hold still reports its figures.
 
 use std::ffi::OsStr;
 use std::process::{Command, Stdio};
@@ -49,7 +49,7 @@ pub(crate) fn build_package() -> Result<()> {
     build
         .args(["develop", "--release", "--quiet", "--skip-install", "-m"])
         .arg(crate::repository().join("python/Cargo.toml"));
-    // What maturin says is for people.
+    // maturin's output is for people, not for the JSON on standard output.
     let built = build.current_dir(crate::repository()).stdout(Stdio::null()).status();
     let built = built.context("maturin could not be started; has .ci/setup been run?")?;
     ensure!(built.success(), "building the Python package ended with {built}");
@@ -97,8 +97,8 @@ fn proof_command(proof: &str) -> Command {
     command
 }
 
-/// Runs a program whose last line is a JSON object, and shows the lines before it unless only JSON is wanted. Also tells
-/// whether it ended well.
+/// Runs a program whose last line is a JSON object, and prints the lines before it unless only JSON is requested. Also
+/// returns whether the program succeeded.
 pub(crate) fn last_line(command: &mut Command, json: bool) -> Result<(Map<String, Value>, bool)> {
     let started = command.stdout(Stdio::piped()).spawn();
     let program = started.with_context(|| format!("{command:?} could not be started"))?;

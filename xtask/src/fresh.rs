@@ -33,7 +33,8 @@ pub(crate) fn run(options: &Fresh) -> Result<()> {
     script.args(options.ignore_uncommitted.then_some("--ignore-uncommitted"));
     script.args(options.json.then_some("--json"));
     if let Some(dir) = &options.dir {
-        let dir = std::path::absolute(dir).with_context(|| format!("{} is no usable path", dir.display()))?;
+        let dir =
+            std::path::absolute(dir).with_context(|| format!("{} cannot be made an absolute path", dir.display()))?;
         script.arg("--dir").arg(dir);
     }
     Err(script.exec()).with_context(|| format!("{script:?} could not be started"))

@@ -1,13 +1,13 @@
-//! `cargo xtask fuzz`: lets libFuzzer loose on every decoder of foreign bytes (`fuzz/`), two at a time.
+//! `cargo xtask fuzz`: runs libFuzzer on every decoder of foreign bytes (`fuzz/`), two at a time.
 //!
 //! It needs the stable toolchain and nothing that is not in the lock file: the instrumentation is the compiler's own
 //! (LLVM's SanitizerCoverage, by stable flags), and libFuzzer comes with its crate.
 //!
-//! | folder | what | who writes it |
+//! | folder | what | written by |
 //! |---|---|---|
 //! | `fuzz/corpus/<target>` | seeds, and inputs that reached something new | people; `--keep` |
 //! | `fuzz/regressions/<target>` | inputs that once crashed | people |
-//! | `target/fuzz/corpus/<target>` | what this machine's runs have found | every run |
+//! | `target/fuzz/corpus/<target>` | inputs that this machine's runs have found | every run |
 //! | `target/fuzz/crashes/<target>` | inputs that crash | every run |
 
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use serde::Serialize;
 
 use crate::instrumented::Instrumented;
 
-/// What cargo-fuzz passes, too. All of it is stable.
+/// The flags that cargo-fuzz passes, too. All of them are stable.
 const FLAGS: &[&str] = &[
     "--cfg fuzzing",
     "-Cpasses=sancov-module",
@@ -137,7 +137,7 @@ pub(crate) fn run(options: &Fuzz) -> Result<()> {
     Ok(())
 }
 
-/// The targets are the folders of the corpora; a test holds the two to each other.
+/// The targets are the folders of the corpora; a test checks that the two agree.
 fn targets(named: Option<&str>) -> Result<Vec<String>> {
     let folder = crate::repository().join("fuzz/corpus");
     let mut all = Vec::new();
@@ -232,12 +232,12 @@ fn finish(build: &Instrumented, mut running: Running) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Adds to the repository's corpus the fewest inputs that reach all that was ever reached here.
+/// Adds to the repository's corpus the fewest inputs that cover everything ever reached here.
 fn keep(build: &Instrumented, program: &Path, target: &str) -> Result<()> {
     let corpus = made(crate::repository().join("fuzz/corpus").join(target))?;
     let status = Command::new(program)
         .env("HOLDFAST_FUZZ_TARGET", target)
-        // By places reached, not by how often: the corpus is to stay small.
+        // By places reached, not by how often, so that the corpus stays small.
         .args(["-set_cover_merge=1", "-use_counters=0", "-max_len=1024"])
         .arg(corpus)
         .arg(build.folder().join("corpus").join(target))

@@ -1,8 +1,8 @@
 //! Builds with the compiler's instrumentation (coverage for the fuzzer, AddressSanitizer).
 //!
-//! With an explicit target, even if it is the host's, cargo leaves build scripts and macros as they are: they could not be
-//! loaded into an uninstrumented compiler. Each kind of instrumentation has an output folder of its own, because cargo
-//! would otherwise compile everything again whenever the flags change.
+//! With an explicit target, even if it is the host's, cargo leaves build scripts and macros uninstrumented:
+//! instrumented ones could not be loaded into an uninstrumented compiler. Each kind of instrumentation has its own
+//! output folder, because cargo would otherwise compile everything again whenever the flags change.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -32,7 +32,7 @@ impl Instrumented {
         Ok(Self { name, flags, host })
     }
 
-    /// Where everything goes.
+    /// The output folder.
     pub(crate) fn folder(&self) -> PathBuf {
         crate::target_dir().join(self.name)
     }

@@ -21,7 +21,7 @@ pub(crate) fn bench(quick: bool, json: bool) -> Result<()> {
     let (planner, ended_well) = last_line(&mut plan_bench(), json)?;
     ensure!(ended_well, "the benchmark of the planner failed");
     figures.extend(planner);
-    // Whichever of the two is larger.
+    // The larger of the two.
     let bytes = ["bytes_per_page_1m", "bytes_per_page_10m"].map(|name| figures.get(name).and_then(Value::as_f64));
     let bytes = bytes.into_iter().flatten().reduce(f64::max);
     let bytes = bytes.context("the planner's benchmark tells no bytes per page")?;

@@ -73,7 +73,7 @@ fn repository() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }
 
-/// Cargo's output folder, for what a task keeps between two runs.
+/// Cargo's output folder, for files that a task keeps between two runs.
 fn target_dir() -> PathBuf {
     let from_environment = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
     from_environment.unwrap_or_else(|| repository().join("target"))

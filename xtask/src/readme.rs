@@ -1,7 +1,7 @@
-//! Runs the README's commands as they are printed, so that what a newcomer types is what CI has tried.
+//! Runs the README's commands as they are printed, so that CI has tried exactly what a newcomer types.
 //!
-//! Every block that is marked `sh` is run, in order, by one shell each, from the repository's root. What is not meant to
-//! be run is marked otherwise (`text`, `rust`).
+//! Every block that is marked `sh` is run, in order, each by its own shell, from the repository's root. Blocks that are
+//! not meant to be run are marked otherwise (`text`, `rust`).
 
 use std::process::Command;
 use std::time::Duration;

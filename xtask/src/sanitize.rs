@@ -1,15 +1,15 @@
 //! `cargo xtask sanitize`: the tests over the memory engine, under AddressSanitizer.
 //!
-//! What `unsafe` there is hands out addresses of registered memory; a use after its end, or beyond it, is what this finds.
-//! The sanitizer is an unstable flag of the compiler, which `RUSTC_BOOTSTRAP` lets the stable one take. The standard
-//! library and C code (AWS-LC) are not instrumented; reads and writes of theirs are checked where they call `memcpy` and
-//! its like. Tests that start servers or embed CPython are left out: a process that loads foreign libraries needs the
-//! sanitizer loaded before them.
+//! The `unsafe` code of this repository hands out addresses of registered memory; this task finds a use after the end
+//! of that memory, or beyond it. The sanitizer is an unstable flag of the compiler, which `RUSTC_BOOTSTRAP` enables on
+//! the stable one. The standard library and C code (AWS-LC) are not instrumented; their reads and writes are checked
+//! where they call `memcpy` and similar functions. Tests that start servers or embed CPython are left out: a process
+//! that loads foreign libraries needs the sanitizer loaded before them.
 //!
 //! `cargo xtask sanitize --storm` does that for the Python package: the storm of callers that leave (`cargo xtask prove
-//! storm`) runs on an extension that is instrumented, in processes that load the sanitizer first. The compiler's own is
-//! only for programs, so it takes clang's (Debian: `libclang-rt-19-dev`). Mooncake is not instrumented; the memory that it
-//! is given is watched where it copies.
+//! storm`) runs on an instrumented extension, in processes that load the sanitizer first. The compiler's own runtime is
+//! only for programs, so clang's is used (Debian: `libclang-rt-19-dev`). Mooncake is not instrumented; the memory that
+//! it is given is checked where it copies.
 
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,7 @@ use clap::Args;
 use crate::features::python_bench;
 use crate::instrumented::Instrumented;
 
-/// Where Debian's packages of clang's runtime put it.
+/// The folder where Debian's packages put clang's runtimes.
 const RUNTIMES: &str = "/usr/lib";
 const RUNTIME: &str = "linux/libclang_rt.asan-x86_64.so";
 
@@ -41,7 +41,7 @@ pub(crate) fn run(options: &Sanitize) -> Result<()> {
     let mut cargo = build.cargo(&["nextest", "run"]);
     cargo
         .env("RUSTC_BOOTSTRAP", "1")
-        // A test that leaks on purpose (a hung call keeps its memory) is no finding.
+        // A test that leaks on purpose (a hung call keeps its memory) is not a finding.
         .env("ASAN_OPTIONS", "detect_leaks=0:detect_stack_use_after_return=1")
         .args([
             "--package",
@@ -70,7 +70,7 @@ fn storm(build: &Instrumented, rest: &[String]) -> Result<()> {
         .args(["--package", "holdfast-python"])
         .status()?;
     ensure!(status.success(), "{cargo:?} ended with {status}");
-    // A package of its own: what else imports the one in the repository does not load the sanitizer.
+    // A separate package, so that other programs that import the repository's package do not load the sanitizer.
     let python = build.folder().join("python");
     let package = python.join("holdfast");
     if package.exists() {
@@ -94,7 +94,7 @@ fn storm(build: &Instrumented, rest: &[String]) -> Result<()> {
         .args(rest)
         .env("PYTHONPATH", std::env::join_paths(path)?)
         .env("LD_PRELOAD", runtime)
-        // CPython and Mooncake free in one way what they got in another, and leak at their end.
+        // CPython and Mooncake free memory in another way than they allocated it, and leak at their end.
         .env(
             "ASAN_OPTIONS",
             "detect_leaks=0:alloc_dealloc_mismatch=0:detect_odr_violation=0",
@@ -105,7 +105,7 @@ fn storm(build: &Instrumented, rest: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The newest of clang's runtimes that are installed.
+/// The newest of the installed clang runtimes.
 fn runtime() -> Result<PathBuf> {
     let mut found = Vec::new();
     for llvm in std::fs::read_dir(RUNTIMES)?.flatten() {

@@ -1,9 +1,9 @@
 //! The checksum of committed bytes.
 //!
 //! XXH3 with 128 bits: several times faster than memory moves on the wire, and strong against accidents (short reads,
-//! torn transfers, resurrected objects). It is no defence against an attacker; sealed stores authenticate instead.
-//! The implementation finds out at run time which vector instructions the processor has.
-//! The text form carries the algorithm's name, so another one can be added without a guess about old records.
+//! torn transfers, resurrected objects). It is no defence against an attacker; sealed stores authenticate instead. The
+//! implementation detects at run time which vector instructions the processor has. The text form carries the
+//! algorithm's name, so another algorithm can be added without ambiguity about old records.
 //!
 //! ```
 //! use holdfast_core::Digest;
@@ -34,7 +34,7 @@ const PREFIX: &str = "xxh3-128:";
 pub struct Digest(u128);
 
 impl Digest {
-    /// The checksum of bytes that lie in one piece.
+    /// The checksum of contiguous bytes.
     pub fn of(bytes: &[u8]) -> Self {
         Self(XxHash3_128::oneshot(bytes))
     }
@@ -91,12 +91,12 @@ impl From<Digest> for String {
     }
 }
 
-/// Computes a [`Digest`] of bytes that come in pieces.
+/// Computes a [`Digest`] of bytes that arrive in pieces.
 #[derive(Clone)]
 pub struct Hasher(XxHash3_128);
 
 impl Hasher {
-    /// A hasher that has seen nothing.
+    /// A hasher that has seen no bytes.
     pub fn new() -> Self {
         Self(XxHash3_128::new())
     }

@@ -1,7 +1,7 @@
 //! The one error type.
 //!
-//! A caller decides by [`ErrorKind`] and [`Retry`]; a person reads the operation, the message and the context pairs.
-//! A miss, a full pool or a refused read is *not* an error: those are values of the call that met them.
+//! A program decides by [`ErrorKind`] and [`Retry`]; a person reads the operation, the message and the context pairs. A
+//! miss, a full pool or a refused read is *not* an error: each is a return value of the call that met it.
 //!
 //! ```
 //! use holdfast_core::{Error, ErrorKind, Retry};
@@ -25,7 +25,7 @@ use std::sync::Arc;
 /// A result whose error is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, as coarsely as a caller needs it to decide.
+/// What went wrong, only as finely as a caller needs in order to decide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -33,7 +33,7 @@ pub enum ErrorKind {
     Invalid,
     /// The thing named does not exist, or no longer does.
     NotFound,
-    /// Somebody else changed the thing first; look again.
+    /// Another process changed the record first; read it again and decide anew.
     Conflict,
     /// The caller's token, lease or session is no longer valid; it may change nothing.
     Fenced,
@@ -41,15 +41,15 @@ pub enum ErrorKind {
     Capacity,
     /// The other side did not answer, or said that it cannot serve now. Includes calls that outlived their deadline.
     Unavailable,
-    /// A wait for a condition (credits, the next sample) ended without it.
+    /// A wait for a condition (quota, the next sample) ended before the condition was met.
     Timeout,
-    /// Bytes are not what was committed.
+    /// The bytes are not the bytes that were committed.
     Corrupt,
-    /// The caller is not allowed to.
+    /// The caller lacks the permission.
     Denied,
     /// This back end or this build cannot do it.
     Unsupported,
-    /// A bug of ours or of the other side: an answer that its own protocol rules out.
+    /// A bug in Holdfast or in the other side: an answer that the other side's own protocol rules out.
     Internal,
 }
 
@@ -90,7 +90,7 @@ impl fmt::Display for ErrorKind {
 pub enum Retry {
     /// The same call will fail again.
     Never,
-    /// The call had no effect, or one that repeating does not change: call again later.
+    /// The call had no effect, or is idempotent: call again later.
     Safe,
     /// The call may have taken effect and the reply was lost: read back before you do anything else.
     Ambiguous,

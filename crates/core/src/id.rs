@@ -1,8 +1,9 @@
-//! The names of things, each with a type of its own.
+//! The names of stores, samples and tensors, each with its own type.
 //!
-//! Names come from other people (a training framework's sample ids, a model's tensor names), so almost any text is
-//! taken as it is; [`crate::key`] escapes what an engine's key cannot hold. Only what could never be meant is refused:
-//! an empty name, one with control characters, one longer than [`MAX_NAME_BYTES`].
+//! Names come from outside (a training framework's sample ids, a model's tensor names), so almost any text is accepted
+//! unchanged; [`crate::key`] escapes the characters that an engine's key cannot hold. Only three kinds of names, which
+//! are never intended, are refused: an empty name, a name with control characters and a name longer than
+//! [`MAX_NAME_BYTES`].
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -14,7 +15,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use crate::error::{Error, Result};
 use crate::rng::Rng;
 
-/// The longest name we take, in bytes of UTF-8.
+/// The longest name that is accepted, in bytes of UTF-8.
 pub const MAX_NAME_BYTES: usize = 255;
 
 fn checked_name(what: &'static str, text: &str) -> Result<Arc<str>> {
@@ -46,7 +47,7 @@ macro_rules! names {
         }
 
         impl $name {
-            /// Checks and takes a name.
+            /// Checks a name and wraps it.
             pub fn new(text: impl AsRef<str>) -> Result<Self> {
                 checked_name($what, text.as_ref()).map(Self)
             }
@@ -94,7 +95,8 @@ macro_rules! names {
 }
 
 names! {
-    /// A store: the samples of one training job, or of several that share them. Budgets and keys belong to it.
+    /// A store: the samples of one training job, or of several jobs that share them. Budgets and keys belong to a
+    /// store.
     StoreId = "store id";
     /// A sample: what a producer makes and a trainer uses once (or once per epoch).
     SampleId = "sample id";
@@ -102,7 +104,7 @@ names! {
     TensorName = "tensor name";
 }
 
-/// One physical incarnation of a sample id. A later one is larger. Zero does not exist.
+/// One physical incarnation of a sample id. A later incarnation has a larger number. There is no generation zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Generation(NonZeroU64);
@@ -135,12 +137,12 @@ impl fmt::Display for Generation {
 pub struct Nonce(u64);
 
 impl Nonce {
-    /// Draws one.
+    /// Draws a random nonce.
     pub fn draw(rng: &dyn Rng) -> Self {
         Self(rng.next_u64())
     }
 
-    /// One read back from a key or a record.
+    /// A nonce read back from a key or a record.
     pub const fn from_u64(bits: u64) -> Self {
         Self(bits)
     }

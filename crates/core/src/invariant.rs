@@ -1,8 +1,8 @@
-//! Invariants have names, and one place that counts when they are broken.
+//! Named invariants, and one place that counts their violations.
 //!
-//! A crate declares its invariants once (`LC1`, `KV3`), writes one predicate for each, and uses that same predicate in
-//! the model, in property tests and in the running program. [`Recorder::check`] hands a violation back to code that can
-//! stop (a test, a model) and counts it for code that must go on (a server).
+//! A crate declares each of its invariants once (`LC1`, `KV3`), writes one predicate for it, and uses that same
+//! predicate in the model, in property tests and in the running program. [`Recorder::check`] returns the violation to
+//! code that can stop (a test, a model) and counts it for code that must go on (a server).
 //!
 //! ```
 //! use holdfast_core::{Invariant, Recorder};
@@ -22,7 +22,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::error::Error;
 
-/// Something that must always hold.
+/// A condition that must always hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Invariant {
     name: &'static str,
@@ -46,12 +46,12 @@ impl Invariant {
     }
 }
 
-/// One time that an invariant did not hold.
+/// One observed violation of an invariant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
     /// Which invariant.
     pub invariant: Invariant,
-    /// What was seen instead.
+    /// The state that was seen instead.
     pub detail: String,
 }
 
@@ -80,7 +80,8 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Says whether an invariant held; counts it and hands it back if not. `detail` is only called then.
+    /// Checks that an invariant holds. If it does not, counts the violation and returns it. `detail` is called only
+    /// then.
     pub fn check(&self, invariant: &Invariant, holds: bool, detail: impl FnOnce() -> String) -> Result<(), Violation> {
         if holds {
             return Ok(());
@@ -101,7 +102,7 @@ impl Recorder {
         broken.get(invariant.name).map_or(0, |(count, _)| *count)
     }
 
-    /// Every invariant that was broken: how often, and the latest time. In the order of their names.
+    /// Every invariant that was broken, in the order of their names: the number of violations and the latest one.
     pub fn violations(&self) -> Vec<(u64, Violation)> {
         self.broken
             .lock()

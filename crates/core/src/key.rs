@@ -1,13 +1,14 @@
-//! Object keys: the only place where they are built or taken apart.
+//! Object keys: the only module that builds them or takes them apart.
 //!
-//! An [`ObjectKey`] is what an engine sees: any text that every engine call can carry, foreign keys included (a sample
-//! that a serving engine wrote keeps the keys that it chose). A [`SampleKey`] is what Holdfast's own keys are made of:
+//! An [`ObjectKey`] is the key that an engine sees: any text that every engine call can carry. That includes foreign
+//! keys: a sample that a serving engine wrote keeps the keys that the serving engine chose. A [`SampleKey`] holds the
+//! parts of Holdfast's own keys:
 //!
 //! ```text
 //! {store}/{sample}/g{generation}-{nonce}/{tensor}
 //! ```
 //!
-//! Names are percent-escaped where they hold anything but `A–Z a–z 0–9 . _ ~ : @ = + -`, so a slash or a comma in a
+//! Every character of a name other than `A–Z a–z 0–9 . _ ~ : @ = + -` is percent-escaped. So a slash or a comma in a
 //! sample id cannot be read as a separator, and two different samples never share a key.
 //!
 //! ```
@@ -36,7 +37,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 use crate::id::{Generation, MAX_NAME_BYTES, Nonce, SampleId, StoreId, TensorName};
 
-/// The longest key we hand to an engine. Long enough for three escaped names of the longest kind.
+/// The longest key that is handed to an engine: room for three escaped names of the longest kind.
 pub const MAX_KEY_BYTES: usize = 3 * (3 * MAX_NAME_BYTES) + 64;
 
 /// The name of one object in an engine. Cheap to clone.
@@ -45,11 +46,11 @@ pub const MAX_KEY_BYTES: usize = 3 * (3 * MAX_NAME_BYTES) + 64;
 pub struct ObjectKey(Arc<str>);
 
 impl ObjectKey {
-    /// Checks and takes a key.
+    /// Checks a key and wraps it.
     ///
-    /// Refused, because some engine call could not carry it: an empty key, one longer than [`MAX_KEY_BYTES`], one with
-    /// a control character, and one with a comma (the separator of the side-effect-free probe, which is split after
-    /// unescaping and so cannot be escaped).
+    /// Refused, because some engine call could not carry it: an empty key, a key longer than [`MAX_KEY_BYTES`], a key
+    /// with a control character, and a key with a comma. The engine's probe (the query without side effects) separates
+    /// keys by commas and splits after unescaping, so a comma cannot be escaped.
     pub fn new(text: impl AsRef<str>) -> Result<Self> {
         let text = text.as_ref();
         let refuse =
@@ -109,7 +110,7 @@ impl From<ObjectKey> for String {
     }
 }
 
-/// What one of Holdfast's own object keys is made of.
+/// The parts of one of Holdfast's own object keys.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SampleKey {
     /// The store that the sample belongs to.
@@ -118,7 +119,7 @@ pub struct SampleKey {
     pub sample: SampleId,
     /// Which incarnation of the sample.
     pub generation: Generation,
-    /// Keeps every key unique, for ever.
+    /// Random bits that make the key unique for ever.
     pub nonce: Nonce,
     /// Which of the sample's tensors.
     pub tensor: TensorName,
@@ -137,13 +138,13 @@ impl SampleKey {
         text.push_str(&self.nonce.to_string());
         text.push('/');
         escape_into(&mut text, self.tensor.as_str());
-        // Within the rules of ObjectKey by construction: escaped names hold neither commas nor control characters, and
-        // the parts fit MAX_KEY_BYTES. The property test below holds this to ObjectKey::new.
+        // This obeys the rules of ObjectKey by construction: escaped names hold neither commas nor control characters,
+        // and the parts fit MAX_KEY_BYTES. The property test below checks this against ObjectKey::new.
         ObjectKey(Arc::from(text))
     }
 
-    /// Takes a key apart again. An error of kind `Invalid` for a key that is not of this form, such as one that a
-    /// serving engine chose.
+    /// Parses a key into its parts. Fails with kind `Invalid` for a key that does not have this form, such as a key
+    /// that a serving engine chose.
     pub fn parse(key: &ObjectKey) -> Result<Self> {
         Self::parse_text(key.as_str())
             .ok_or_else(|| Error::invalid("key.parse", "this is not a key of Holdfast's own form").with("key", key))
@@ -163,31 +164,31 @@ impl SampleKey {
             nonce: Nonce::from_u64(u64::from_str_radix(nonce, 16).ok()?),
             tensor: TensorName::new(unescape(tensor)?).ok()?,
         };
-        // One key, one text: "g007", upper-case hex and needless escapes are other people's keys.
+        // Each key has exactly one text: "g007", upper-case hex and needless escapes are not keys of Holdfast.
         (key.to_object_key().as_str() == text).then_some(key)
     }
 }
 
-/// Whose space of keys an object's key lies in, by its form alone.
+/// Which writer's key space an object's key lies in, judged by the form of the key alone.
 ///
-/// A physical key belongs to one live generation of one store. For keys of Holdfast's own making that follows from their
-/// form: nobody else may own, adopt or remove them. Any other key is its writer's.
+/// A physical key belongs to one live generation of one store. For Holdfast's own keys that follows from their form: no
+/// other writer may own, adopt or remove them. Any other key belongs to the writer that chose it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeySpace {
-    /// Of the samples of some store: `{store}/{sample}/g{generation}-{nonce}/…`.
+    /// Keys of the samples of some store: `{store}/{sample}/g{generation}-{nonce}/…`.
     Samples,
-    /// Of KV pages: `kv/…`.
+    /// Keys of KV pages: `kv/…`.
     Pages,
-    /// Neither: its writer chose it.
+    /// Any other key: its writer chose it.
     Foreign,
 }
 
-/// What the keys of all KV pages begin with.
+/// The prefix of the keys of all KV pages.
 pub const PAGES_PREFIX: &str = "kv/";
 
 impl KeySpace {
-    /// Whose space a key lies in. Keys that only look like a sample's (needless escapes, more segments) count as one: it is
-    /// better to refuse a strange key than to let it be taken for another store's.
+    /// The key space of a key. A key that only looks like a sample's (needless escapes, more segments) counts as a
+    /// sample's: refusing a strange key is better than mistaking it for another store's key.
     pub fn of(key: &ObjectKey) -> Self {
         let is_incarnation = |segment: &str| {
             let numbers = segment.strip_prefix('g').and_then(|rest| rest.split_once('-'));
@@ -213,14 +214,15 @@ fn is_plain(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"._~:@=+-".contains(&byte)
 }
 
-/// A name as one segment of a key: without slashes, commas or anything else that a separator could be mistaken for.
+/// Escapes a name into one segment of a key, without slashes, commas or any other character that could be mistaken for
+/// a separator.
 pub fn escape(name: &str) -> String {
     let mut text = String::with_capacity(name.len());
     escape_into(&mut text, name);
     text
 }
 
-/// Adds what [`escape`] makes of a name to a text.
+/// Appends the escaped form of a name (see [`escape`]) to a text.
 pub fn escape_into(text: &mut String, name: &str) {
     if name.bytes().all(is_plain) {
         text.push_str(name);
@@ -254,7 +256,8 @@ pub fn unescape(text: &str) -> Option<String> {
         }
     }
     let name = String::from_utf8(bytes).ok()?;
-    // One name, one text: what was escaped in another way, or not at all, is not a segment of ours.
+    // Each name has exactly one escaped form: a segment that is escaped differently, or not at all, was not made by
+    // Holdfast.
     (escape(&name) == text).then_some(name)
 }
 

@@ -1,19 +1,19 @@
-//! What every other crate of Holdfast speaks in: ids, object keys, tensor specs, digests, the one [`Error`], time and
-//! randomness as things that are handed in, and invariants that have names.
+//! The vocabulary that every other crate of Holdfast shares: ids, object keys, tensor specs, digests, the one [`Error`]
+//! type, injected time and randomness, and named invariants.
 //!
-//! Nothing in here does I/O, starts a thread or knows about an async runtime. That is what lets the same code run in
-//! production, under a property test and inside a simulation.
+//! Nothing in here does I/O, starts a thread or knows about an async runtime, so the same code runs in production,
+//! under a property test and inside a simulation.
 //!
 //! | module | what it holds |
 //! |---|---|
 //! | [`error`] | [`Error`]: a coarse kind, whether to try again, the operation, context pairs |
 //! | [`id`] | [`StoreId`], [`SampleId`], [`TensorName`], [`Generation`], [`Nonce`] |
-//! | [`key`] | [`ObjectKey`] (what an engine sees) and [`SampleKey`] (what we build it from) |
+//! | [`key`] | [`ObjectKey`] (the key that an engine sees) and [`SampleKey`] (the parts of Holdfast's own keys) |
 //! | [`tensor`] | [`DType`], [`TensorSpec`] |
 //! | [`digest`] | [`Digest`]: the checksum of committed bytes |
 //! | [`time`] | [`Clock`], [`Deadline`], [`poll_until`] |
 //! | [`rng`] | [`Rng`], seeded or from the system |
-//! | [`invariant`] | named [`Invariant`]s and the one recorder of their violations |
+//! | [`invariant`] | named [`Invariant`]s and the [`Recorder`] that counts their violations |
 
 pub mod digest;
 pub mod error;

@@ -1,4 +1,4 @@
-//! Randomness is handed in.
+//! Injected randomness.
 //!
 //! [`SystemRng`] is for production: nonces must differ across processes that know nothing of each other. [`SeededRng`]
 //! is for tests, simulations and fault plans: the same seed gives the same numbers on every machine and release.

@@ -1,8 +1,8 @@
-//! What a tensor is made of, without its bytes: element type and shape.
+//! The description of a tensor without its bytes: element type and shape.
 //!
-//! The element types are all of those that torch 2.15 and safetensors 0.8 know. Their text form is torch's name where
-//! torch has one. Types that torch packs (`float4_e2m1fn_x2`, `bits1x8`, …) count packed bytes as elements, as torch
-//! itself does; the unpacked 4- and 6-bit types of safetensors count values.
+//! The element types are all types that torch 2.15 and safetensors 0.8 know. Their text form is torch's name where
+//! torch has one. For types that torch packs (`float4_e2m1fn_x2`, `bits1x8`, …) an element is one packed byte, as in
+//! torch itself; for the unpacked 4- and 6-bit types of safetensors an element is one value.
 
 use std::fmt;
 use std::str::FromStr;

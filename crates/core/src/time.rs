@@ -1,15 +1,15 @@
-//! Time is handed in.
+//! Injected time.
 //!
-//! Code that needs the time takes a [`Clock`]; only [`SystemClock`] may ask the machine. A [`ManualClock`] moves when
-//! it is told to, or when somebody sleeps on it, so a simulated hour takes no time and always goes the same way.
-//! All time here is monotonic: a wall clock of another host decides nothing in Holdfast.
+//! Code that needs the time takes a [`Clock`]; only [`SystemClock`] may ask the machine. A [`ManualClock`] moves only
+//! when it is advanced or when a caller sleeps on it, so a simulated hour takes no time and every run is the same. All
+//! time here is monotonic: the wall clock of another host decides nothing in Holdfast.
 
 use std::fmt::Debug;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// A point on one clock's monotonic time line. Means nothing to another process.
+/// A point on one clock's monotonic time line. It has no meaning in another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(Duration);
 
@@ -17,12 +17,12 @@ impl Timestamp {
     /// Where a clock's time line begins.
     pub const ORIGIN: Self = Self(Duration::ZERO);
 
-    /// This much later; stops at the end of the time line instead of wrapping.
+    /// The timestamp `delay` later; stops at the end of the time line instead of wrapping.
     pub fn after(self, delay: Duration) -> Self {
         Self(self.0.saturating_add(delay))
     }
 
-    /// How long after `earlier` this is; zero if it is not.
+    /// The time since `earlier`; zero if `earlier` is in fact later.
     pub fn since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
@@ -100,7 +100,7 @@ impl Clock for ManualClock {
     }
 }
 
-/// The moment until which a caller is willing to wait, across as many calls as it takes.
+/// The moment until which a caller is willing to wait, across any number of calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Deadline(Timestamp);
 
@@ -110,12 +110,12 @@ impl Deadline {
         Self(clock.now().after(within))
     }
 
-    /// What is left of it; zero once it has passed.
+    /// The time left until the deadline; zero once it has passed.
     pub fn remaining(self, clock: &dyn Clock) -> Duration {
         self.0.since(clock.now())
     }
 
-    /// The moment so much later.
+    /// The deadline moved `by` later.
     pub fn later(self, by: Duration) -> Self {
         Self(self.0.after(by))
     }
@@ -126,10 +126,11 @@ impl Deadline {
     }
 }
 
-/// Asks `ready` now and then every `every`, until it answers or `within` has passed. It is asked at least once, and
-/// once more at the very end.
+/// Calls `ready` now and then every `every`, until it returns a value or `within` has passed. `ready` is called at
+/// least once, and once more at the very end.
 ///
-/// For things that give no signal (a foreign server that comes up). What can be waited for is waited for.
+/// For conditions that give no signal, such as a foreign server that comes up. Where an event can be awaited, await it
+/// instead.
 pub fn poll_until<T>(
     clock: &dyn Clock,
     within: Duration,

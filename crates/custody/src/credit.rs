@@ -1,23 +1,24 @@
-//! Credits: bytes are set aside before they are made.
+//! Quota: bytes are reserved before they are produced.
 //!
-//! A store has a budget. Sessions hold parts of it (`granted`) and spend them without asking anybody; what is freed comes
-//! back to the session that spent it, or, if somebody is waiting, to whoever has waited longest. So pressure slows
-//! producers down, and no put fails half-way for lack of room.
+//! A store has a budget. Sessions hold parts of it (`granted`) and spend them without coordination. Freed bytes
+//! come back to the session that spent them or, if another session is waiting, go to the one that has waited longest.
+//! So pressure slows producers down, and no put fails half-way for lack of room.
 //!
 //! ```text
 //!            draw                    spend (reserve)               give back (freed)
 //! free ───────────────▶ available ───────────────────▶ outstanding ──────────────────▶ available
 //!   ▲  ▲                    │  ▲                                                  │
-//!   │  └──── yield ─────────┘  └───────────── nobody waits ───────────────────────┤
+//!   │  └──── yield ─────────┘  └───────────── no session waits ───────────────────┤
 //!   └──── the session has ended ──────────────────────────────────────────────────┤
-//!                                                        available of the first who waits
+//!                                                 available of the first in the queue
 //! ```
 //!
 //! `granted = available + outstanding` for each session, and over all of them LC5: granted + free = budget, always.
 //!
-//! This is the specification, and what the model runs. An index keeps the same books without an account that is written
-//! whenever a sample moves on: what is outstanding stands in the records themselves (`paid`), and only what a session has
-//! available is kept apart. [`crate::invariants::budget_is_accounted_for`] says the same of those.
+//! This is the specification, and what the model runs. An index keeps the same books, but without an account that has
+//! to be written whenever a sample changes state: outstanding bytes are recorded in the samples' own records (`paid`),
+//! and only a session's available bytes are stored separately. [`crate::invariants::budget_is_accounted_for`] states
+//! the same for that form.
 
 use std::collections::BTreeMap;
 
@@ -26,27 +27,27 @@ use serde::{Deserialize, Serialize};
 
 use crate::id::SessionId;
 
-/// For records: nothing paid is nothing said.
+/// For serde: a record that was paid with nothing leaves the field out.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "how serde calls it")]
 pub(crate) fn is_zero(bytes: &u64) -> bool {
     *bytes == 0
 }
 
-/// What one session holds of the budget.
+/// A session's part of the budget.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Account {
-    /// Bytes of the budget that are this session's.
+    /// Bytes of the budget that belong to this session.
     pub granted: u64,
-    /// Of those, the bytes behind samples that exist: reserved, live or not yet freed.
+    /// Of those, the bytes of samples that exist: reserved, live or not yet freed.
     pub outstanding: u64,
-    /// Whether the session has ended: what comes back is nobody's.
+    /// Whether the session has ended. Then bytes that come back belong to no session.
     pub ended: bool,
 }
 
 const SPEND: &str = "credit.spend";
 
 impl Account {
-    /// What the session may spend now.
+    /// The bytes that the session may spend now.
     pub fn available(&self) -> u64 {
         self.granted.saturating_sub(self.outstanding)
     }
@@ -60,7 +61,7 @@ impl Account {
             return Err(Error::new(
                 ErrorKind::Capacity,
                 SPEND,
-                "the session has not that many credits; draw some",
+                "the session does not have that much quota; draw more first",
             )
             .with("available", self.available())
             .with("wanted", bytes));
@@ -69,22 +70,22 @@ impl Account {
         Ok(())
     }
 
-    /// Whether it can be forgotten.
+    /// Whether the account can be forgotten.
     pub fn is_settled(&self) -> bool {
         self.ended && self.granted == 0 && self.outstanding == 0
     }
 }
 
-/// A session that waits for credits.
+/// A session that waits for quota.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Want {
-    /// Who waits.
+    /// The session that waits.
     pub session: SessionId,
-    /// For how much.
+    /// How many bytes it waits for.
     pub bytes: u64,
 }
 
-/// The budget of one store and who has it.
+/// The budget of one store, and which session has how much of it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Ledger {
     budget: u64,
@@ -95,7 +96,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// All of the budget is free.
+    /// A ledger whose whole budget is free.
     pub fn new(budget: u64) -> Self {
         Self {
             budget,
@@ -110,7 +111,7 @@ impl Ledger {
         self.budget
     }
 
-    /// What is nobody's.
+    /// The bytes that belong to no session.
     pub fn free(&self) -> u64 {
         self.free
     }
@@ -125,18 +126,19 @@ impl Ledger {
         self.accounts.iter().map(|(session, account)| (*session, account))
     }
 
-    /// Who waits, longest first.
+    /// The waiting sessions, longest wait first.
     pub fn waiting(&self) -> &[Want] {
         &self.waiting
     }
 
-    /// A session asks for bytes. True if it has them now; else it waits in line, once, for this much.
+    /// A session asks for bytes. True if it has them now. Otherwise it waits in the queue, only once, for this many
+    /// bytes.
     pub fn draw(&mut self, session: SessionId, bytes: u64) -> Result<bool> {
         if bytes > self.budget {
             return Err(Error::new(
                 ErrorKind::Capacity,
                 "credit.draw",
-                "this is more than the whole budget; it can never be had",
+                "this is more than the whole budget and can never be granted; ask for less",
             )
             .with("wanted", bytes)
             .with("budget", self.budget)
@@ -162,7 +164,7 @@ impl Ledger {
         self.accounts.entry(session).or_default().spend(bytes)
     }
 
-    /// A sample of `session`'s is freed: its bytes come back.
+    /// A sample of `session` is freed: its bytes come back.
     pub fn give_back(&mut self, session: SessionId, bytes: u64) {
         let Some(account) = self.accounts.get_mut(&session) else {
             return;
@@ -177,7 +179,7 @@ impl Ledger {
         self.serve();
     }
 
-    /// A session does not need what it has not spent.
+    /// Gives back the bytes that a session has not spent.
     pub fn yield_unspent(&mut self, session: SessionId) {
         let Some(account) = self.accounts.get_mut(&session) else {
             return;
@@ -194,7 +196,8 @@ impl Ledger {
         self.serve();
     }
 
-    /// A session has ended: what it had not spent is free; the rest follows as its samples are freed. Twice is once.
+    /// A session has ended: its unspent bytes become free; the rest follows as its samples are freed. Calling it twice
+    /// is the same as once.
     pub fn end(&mut self, session: SessionId) {
         self.waiting.retain(|want| want.session != session);
         if let Some(account) = self.accounts.get_mut(&session) {
@@ -211,7 +214,7 @@ impl Ledger {
         }
     }
 
-    /// Gives what is free to those who wait, in order. The first is not passed over for a smaller want behind it.
+    /// Gives free bytes to the waiting sessions, in order. The first is not overtaken by a smaller request behind it.
     fn serve(&mut self) {
         while let Some(want) = self.waiting.first().copied() {
             let account = self.accounts.entry(want.session).or_default();

@@ -1,4 +1,4 @@
-//! Who and when: sessions, groups, versions, tokens, ticks.
+//! Identifiers and times: sessions, groups, versions, tokens, ticks.
 
 use std::fmt;
 
@@ -22,14 +22,14 @@ macro_rules! numbers {
 }
 
 numbers! {
-    /// One process's membership of a store, from its opening to its death. Never used again after that.
+    /// One process's membership of a store, from its opening to its end. Never used again after that.
     SessionId;
     /// The index's revision at which a record was last written. Only grows, over the whole index.
     Version;
     /// The fencing token of a lease: the [`Version`] at which it was granted. Zero stands for "the write that this
-    /// record is part of", until the index has told which that was; see [`Token::THIS_WRITE`].
+    /// record is part of", until the index has filled in that version; see [`Token::THIS_WRITE`].
     Token;
-    /// A point on the clock that the index's users share. See the crate's story for how it moves.
+    /// A point on the clock that all users of the index share. See the crate documentation for how it moves.
     Tick;
 }
 
@@ -37,7 +37,7 @@ impl Token {
     /// In a record that is about to be written: the version of that very write. No version is zero.
     pub const THIS_WRITE: Self = Self(0);
 
-    /// Puts in the version of the write that the token was part of.
+    /// Fills in the version of the write that the token was part of.
     pub(crate) fn settle(&mut self, version: Version) {
         if *self == Self::THIS_WRITE {
             *self = Self(version.0);
@@ -52,11 +52,11 @@ impl Tick {
     }
 }
 
-/// A group of consumers that together use each sample once: the trainers of one job, say.
+/// A group of consumers that together use each sample once, for example the trainers of one job.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GroupName(std::sync::Arc<str>);
 
-// By hand, and without a `String` in between: every record names its groups.
+// Written by hand to avoid a `String` in between: every record names its groups.
 impl Serialize for GroupName {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&self.0)
@@ -84,7 +84,7 @@ impl<'de> Deserialize<'de> for GroupName {
 }
 
 impl GroupName {
-    /// Checks and takes a name: letters, digits, `.`, `_` and `-`, at most 64 of them, because it becomes part of keys.
+    /// Validates a name: letters, digits, `.`, `_` and `-`, at most 64 of them, because it becomes part of keys.
     pub fn new(text: impl AsRef<str>) -> Result<Self> {
         let text = text.as_ref();
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');

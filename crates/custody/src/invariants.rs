@@ -1,4 +1,4 @@
-//! What must always hold, by name. The same predicates serve the tests, the model and the running program.
+//! What must always hold, by name. The tests, the model and the running program use the same predicates.
 
 use std::collections::BTreeMap;
 
@@ -18,14 +18,14 @@ pub const LC2: Invariant = Invariant::new("LC2", "a freed generation is never re
 pub const LC3: Invariant = Invariant::new("LC3", "no physical free while a reader's lease could still be valid");
 /// A stale token changes nothing.
 pub const LC4: Invariant = Invariant::new("LC4", "a stale token changes nothing");
-/// Credits add up.
+/// The quota adds up.
 pub const LC5: Invariant = Invariant::new("LC5", "credits granted + free = budget, always");
 /// Every reservation, lease and free ends after its owner's death.
 pub const LC6: Invariant = Invariant::new(
     "LC6",
     "every reservation, lease and free ends in a bounded number of sweeps after its owner dies",
 );
-/// What was acknowledged to a producer as committed is delivered, or its loss is told.
+/// A commit that was acknowledged to a producer is delivered, or its loss is reported.
 pub const LC7: Invariant = Invariant::new("LC7", "an acknowledged commit is never lost");
 /// Retirement by consumption needs every group.
 pub const LC8: Invariant = Invariant::new("LC8", "a sample is consumed only when every group has acknowledged it");
@@ -35,7 +35,7 @@ pub const LC9: Invariant = Invariant::new("LC9", "delivery count and dead letter
 /// All of them.
 pub const ALL: [Invariant; 9] = [LC1, LC2, LC3, LC4, LC5, LC6, LC7, LC8, LC9];
 
-/// LC1, over the generations that the index calls live for one sample, in the order in which they were committed.
+/// LC1, for the generations that the index calls live for one sample, in the order in which they were committed.
 pub fn one_live_generation(live: &[Generation], latest_committed: Option<Generation>) -> bool {
     live.len() <= 1
         && live
@@ -43,30 +43,30 @@ pub fn one_live_generation(live: &[Generation], latest_committed: Option<Generat
             .is_none_or(|generation| Some(*generation) == latest_committed)
 }
 
-/// LC2, of one sample's records: nothing that was retired is live.
+/// LC2, for one sample's records: no retired generation is live.
 pub fn retired_is_hidden<'a>(live: Option<&Live>, mut retired: impl Iterator<Item = &'a Retired>) -> bool {
     live.is_none_or(|live| retired.all(|record| record.generation != Some(live.generation)))
 }
 
 /// LC2, at the moment at which bytes are handed out under a lease that the record still has: the objects were `whole`,
-/// that is, there from before the transfer began until now. `told` is whether the engine said that it has lost them, in
-/// which case there are no bytes to hand out.
+/// that is, present from before the transfer began until now. `told` is whether the engine said that it has lost them,
+/// in which case there are no bytes to hand out.
 pub fn handed_out_is_whole(held: bool, whole: bool, told: bool) -> bool {
     !held || whole || told
 }
 
-/// LC3, at the moment of a physical free. The record is `None` if another sweep has freed it already.
+/// LC3, at the moment of a physical free. The record is `None` if another sweep has already freed it.
 pub fn free_is_safe(record: Option<&Retired>, leases_that_may_be_in_use: &[Lease], now: Tick) -> bool {
     record.is_none_or(Retired::may_be_freed) && !leases_that_may_be_in_use.iter().any(|lease| now <= lease.until)
 }
 
-/// LC4, of one step taken on the strength of a token or a generation: `held` is whether the record was the caller's
-/// before the step, `changed` whether the step changed anything.
+/// LC4, for one step that presents a token or a generation: `held` is whether the record was the caller's before the
+/// step, `changed` whether the step changed anything.
 pub fn stale_changes_nothing(held: bool, changed: bool) -> bool {
     held || !changed
 }
 
-/// LC5, of the ledger alone.
+/// LC5, for the ledger alone.
 pub fn credits_add_up(ledger: &Ledger) -> bool {
     let granted: u64 = ledger.accounts().map(|(_, account)| account.granted).sum();
     granted + ledger.free() == ledger.budget()
@@ -75,8 +75,8 @@ pub fn credits_add_up(ledger: &Ledger) -> bool {
             .all(|(_, account)| account.outstanding <= account.granted)
 }
 
-/// LC5, of what an index keeps: what is nobody's, what sessions have available, and what the records were paid with, that
-/// is all of the budget, once.
+/// LC5, for what an index stores: the free bytes, the bytes that sessions have available, and the bytes that the
+/// records were paid with add up to the budget, each byte once.
 pub fn budget_is_accounted_for(
     budget: u64,
     free: u64,
@@ -86,8 +86,8 @@ pub fn budget_is_accounted_for(
     free + available.sum::<u64>() + paid.sum::<u64>() == budget
 }
 
-/// LC5, of the ledger and the records: each session has spent what its reserved, live and retired samples take, no more
-/// and no less. The sum alone would not show that credits came back twice.
+/// LC5, for the ledger and the records: each session has spent exactly what its reserved, live and retired samples
+/// take. The sum alone would not show that quota came back twice.
 pub fn credits_are_spent_on(ledger: &Ledger, samples: impl Iterator<Item = (SessionId, u64)>) -> bool {
     let mut spent: BTreeMap<SessionId, u64> = BTreeMap::new();
     for (producer, bytes) in samples {
@@ -100,7 +100,7 @@ pub fn credits_are_spent_on(ledger: &Ledger, samples: impl Iterator<Item = (Sess
 }
 
 /// LC6, when every session has ended and the bounded number of sweeps has been made: what is left are committed samples
-/// that nobody has taken, with their objects and their credits, and nothing else.
+/// that no consumer has taken, with their objects and their quota, and nothing else.
 pub fn nothing_lingers(
     unfinished: usize,
     live: &[&Live],
@@ -115,8 +115,8 @@ pub fn nothing_lingers(
         && ledger.waiting().is_empty()
 }
 
-/// LC7, of a generation that was committed: it is live and its objects are there (or their loss is yet to be found), or
-/// it was retired for a reason that is open to a committed sample.
+/// LC7, for a committed generation: it is live and its objects are there (or their loss is yet to be found), or it was
+/// retired for a reason that a committed sample can have.
 pub fn commit_is_kept(
     generation: Generation,
     live: Option<&Live>,
@@ -129,8 +129,8 @@ pub fn commit_is_kept(
     }
 }
 
-/// LC8, of a step from `before` to a retired record: all groups had acknowledged it, but for one, which had it and does
-/// so now.
+/// LC8, for a step from `before` to a retired record: all groups but one had acknowledged it, and that one had leased
+/// it and acknowledges it now.
 pub fn consumed_by_all(before: &Live, after: &Retired) -> bool {
     let mut others = before.groups.iter().filter(|state| state.progress != Progress::Acked);
     after.reason != Reason::Consumed
@@ -140,7 +140,7 @@ pub fn consumed_by_all(before: &Live, after: &Retired) -> bool {
             && others.next().is_none())
 }
 
-/// LC9, of a live record: attempts within bounds, and dead exactly when they are used up.
+/// LC9, for a live record: attempts are within bounds, and a group is dead exactly when they are used up.
 pub fn attempts_are_exact(live: &Live) -> bool {
     live.groups.iter().all(|state| match state.progress {
         Progress::Waiting => state.attempts < live.max_attempts,
@@ -149,14 +149,14 @@ pub fn attempts_are_exact(live: &Live) -> bool {
     })
 }
 
-/// LC9, of a live record and how many leases were granted to each of its groups, and not undone, since it was committed or
-/// reopened.
+/// LC9, for a live record and the number of leases that were granted to each of its groups, and not undone, since it
+/// was committed or reopened.
 pub fn deliveries_are_counted(live: &Live, granted: impl Fn(&GroupState) -> u32) -> bool {
     live.groups.iter().all(|state| state.attempts == granted(state))
 }
 
-/// LC9, of a step from `before` to a retired record: it is a dead letter exactly if a group was out of attempts and
-/// none was left that waited.
+/// LC9, for a step from `before` to a retired record: it is a dead letter exactly if a group was out of attempts and no
+/// group was still waiting.
 pub fn dead_letter_is_exact(before: &Live, after: &Retired) -> bool {
     let used_up = |state: &GroupState| match state.progress {
         Progress::Dead => true,

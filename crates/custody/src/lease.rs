@@ -1,4 +1,4 @@
-//! Who may read, until when.
+//! Leases: which session may read, until when.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,9 +8,9 @@ use crate::sweep::Sweep;
 /// Permission to read a sample's bytes, and to answer for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Lease {
-    /// The process that holds it.
+    /// The session of the process that holds it.
     pub session: SessionId,
-    /// What it must show to change anything.
+    /// The token that the holder must present to change anything.
     pub token: Token,
     /// The last tick at which it is valid.
     pub until: Tick,
@@ -30,15 +30,17 @@ impl Lease {
         self.token.settle(version);
     }
 
-    /// Whether this is the lease that the token stands for. A lease that is not written yet has no token.
+    /// Whether this is the lease of this token. A lease that is not written yet has no token.
     pub fn has(&self, token: Token) -> bool {
         token != Token::THIS_WRITE && self.token == token
     }
 
-    /// Whether nobody can be reading under it any more: its session is gone, or its time and the grace have passed.
+    /// Whether no reader can be reading under it any more: its session is gone, or its time and the grace period have
+    /// passed.
     ///
-    /// A session that is gone may have a reader in it that does not know yet; it finds out before it hands out bytes,
-    /// because that takes a look at the index, which is fenced by the session. The grace covers transfers under way.
+    /// A session that is gone may have a reader in it that does not know yet. The reader finds out before it hands out
+    /// bytes, because that takes a read of the index, which is fenced by the session. The grace period covers transfers
+    /// in flight.
     pub fn is_over(&self, sweep: &Sweep<'_>) -> bool {
         sweep.is_gone(self.session) || sweep.tick > self.until.after(sweep.grace)
     }

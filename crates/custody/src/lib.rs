@@ -1,12 +1,12 @@
 //! The custody of a sample, as pure code.
 //!
 //! A sample is precious: it was expensive to make, it is used once (or once per epoch), and it must be gone the moment
-//! nobody needs it. This crate decides what may happen to it. It does no I/O and knows no clock: an index (crate
-//! `holdfast-index`) stores what is decided here and hands in what it read. The same code runs in production, in the
+//! no group needs it. This crate decides what may happen to it. It does no I/O and knows no clock: an index (crate
+//! `holdfast-index`) stores what is decided here and passes in what it read. The same code runs in production, in the
 //! property tests and in the model checker.
 //!
 //! # States
-//! A sample id has at most one of each of the first two, and any number of the third; each is a Rust type, so a
+//! A sample id has at most one of each of the first two, and any number of the third. Each is a Rust type, so a
 //! transition that makes no sense does not compile.
 //!
 //! ```text
@@ -19,24 +19,24 @@
 //!                                                         (expire, nack: one attempt more) ─▶ Dead
 //! ```
 //!
-//! * [`Reserved`]: bytes are set aside, the producer is writing. Nobody can see it.
-//! * [`Live`]: committed. Each group of consumers takes it, uses it, acknowledges it; others may read it.
+//! * [`Reserved`]: bytes are reserved, the producer is writing. No consumer and no reader can see it.
+//! * [`Live`]: committed. Each group of consumers takes it, uses it and acknowledges it; readers may read it.
 //! * [`Retired`]: no new reader gets in. When the last reader's lease has ended, its objects may be removed.
 //!
 //! # Fencing
-//! Every lease has a [`Token`]: the index's revision at which it was granted. Whoever comes with another token than the
-//! one in the record is [`holdfast_core::ErrorKind::Fenced`] and changes nothing. Revisions only grow, so a token is never
-//! given out twice.
+//! Every lease has a [`Token`]: the index's revision at which it was granted. A caller that presents another token than
+//! the one in the record is [`holdfast_core::ErrorKind::Fenced`] and changes nothing. Revisions only grow, so a token
+//! is never given out twice.
 //!
 //! # Time
-//! Deadlines are [`Tick`]s of a clock that the index's users share: it is moved on by one only by somebody who has, by
-//! their own monotonic clock, watched the present tick for a whole tick's length. So it never runs fast, whatever any
-//! host's wall clock says, and if nobody moves it nothing expires.
+//! Deadlines are [`Tick`]s of a clock that all users of the index share. A process advances it by one only if it has,
+//! by its own monotonic clock, watched the present tick for a whole tick's length. So it never runs fast, whatever any
+//! host's wall clock says, and if no process advances it nothing expires.
 //!
 //! # What must hold
-//! See [`invariants`]: LC1 … LC9, each with the predicates that say so of a state or of a step. `tests/model` puts this
-//! code into a world of crashes, pauses, late requests and sweepers that get in each other's way, and asks them in every
-//! state that can be reached: `cargo run --release -p holdfast-custody --example custody_model`.
+//! See [`invariants`]: LC1 … LC9, each with the predicates that state it for a state or for a step. `tests/model` puts
+//! this code into a world of crashes, pauses, late requests and sweepers that get in each other's way, and checks the
+//! predicates in every reachable state: `cargo run --release -p holdfast-custody --example custody_model`.
 
 pub mod credit;
 pub mod id;

@@ -8,19 +8,19 @@ use crate::id::{GroupName, SessionId, Tick, Token, Version};
 use crate::lease::Lease;
 use crate::retired::{Reason, Retired};
 
-/// For whom a sample is, and how.
+/// Which groups a sample is for, and how they use it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Publication {
-    /// The groups that each use it once. With none, it stays until it is retired by hand.
+    /// The groups that each use it once. With none, it stays until it is retired explicitly.
     pub groups: Vec<GroupName>,
     /// Whether it stays for the next epoch when every group has acknowledged it.
     pub retain: bool,
-    /// How often a group may take it before it is given up on.
+    /// How often a group may take it before it becomes a dead letter.
     pub max_attempts: u32,
 }
 
 impl Publication {
-    /// Refuses what no sample can be committed with.
+    /// Refuses a publication with which no sample can be committed.
     pub fn check(&self, operation: &'static str) -> Result<()> {
         if self.max_attempts == 0 {
             return Err(Error::invalid(
@@ -40,13 +40,13 @@ impl Publication {
 /// How far one group is with a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Progress {
-    /// To be taken.
+    /// Waits to be taken.
     Waiting,
     /// Taken.
     Leased(Lease),
-    /// Used.
+    /// Used and acknowledged.
     Acked,
-    /// Given up on.
+    /// Out of attempts.
     Dead,
 }
 
@@ -55,9 +55,10 @@ pub enum Progress {
 pub struct GroupState {
     /// The group.
     pub group: GroupName,
-    /// How often it has taken the sample, the present time included; a take that was undone is none. Exact: LC9.
+    /// How often the group has taken the sample, the present lease included. A lease that was undone does not count.
+    /// Exact: LC9.
     pub attempts: u32,
-    /// Where it stands.
+    /// How far the group is.
     pub progress: Progress,
 }
 
@@ -68,16 +69,16 @@ pub struct Live {
     pub generation: Generation,
     /// Random part of the objects' keys.
     pub nonce: Nonce,
-    /// The session that made it.
+    /// The session that produced it.
     pub producer: SessionId,
-    /// Its bytes.
+    /// Its size in bytes.
     pub bytes: u64,
     /// The bytes of the store's budget that it holds.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub paid: u64,
     /// One entry per group, in the order of their names.
     pub groups: Vec<GroupState>,
-    /// Leases of those who read it without using it up.
+    /// Leases of readers, which do not use the sample up.
     pub readers: Vec<Lease>,
     /// Whether it stays when every group is done.
     pub retain: bool,
@@ -88,12 +89,12 @@ pub struct Live {
     pub claims: Vec<ObjectKey>,
 }
 
-/// What an acknowledgement leaves behind.
+/// The result of an ack or a nack.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Acknowledged {
     /// Other groups still need it, or it is retained.
     Live(Live),
-    /// It was the last one.
+    /// It was the last group.
     Retired(Retired),
 }
 
@@ -107,7 +108,7 @@ pub(crate) fn fenced(operation: &'static str, token: Token) -> Error {
 }
 
 impl Live {
-    /// Puts in the version of the write that this record was part of.
+    /// Fills in the version of the write that this record was part of.
     pub fn settle(&mut self, version: Version) {
         self.leases_mut().for_each(|lease| lease.settle(version));
     }
@@ -152,14 +153,14 @@ impl Live {
         }
     }
 
-    /// A group takes the sample. `Conflict` if it has it already, has used it, or has been given up on.
+    /// A group takes the sample. `Conflict` if the group has it already, has used it, or is out of attempts.
     pub fn lease(mut self, group: &GroupName, session: SessionId, until: Tick) -> Result<Self> {
         let state = self.group_mut("custody.lease", group)?;
         if state.progress != Progress::Waiting {
             return Err(Error::new(
                 ErrorKind::Conflict,
                 "custody.lease",
-                "the group has this sample, or is done with it",
+                "the group already has a lease on this sample, has acknowledged it, or is out of attempts",
             )
             .with("group", group)
             .with_retry(holdfast_core::Retry::Never));
@@ -169,13 +170,13 @@ impl Live {
         Ok(self)
     }
 
-    /// Somebody reads the sample without using it up.
+    /// A reader takes a lease, without using the sample up.
     pub fn read(mut self, session: SessionId, until: Tick) -> Self {
         self.readers.push(Lease::granted(session, until));
         self
     }
 
-    /// The holder of a lease asks for more time. The token stays.
+    /// Extends a lease. Its token stays the same.
     pub fn renew(mut self, token: Token, until: Tick) -> Result<Self> {
         let lease = self
             .leases_mut()
@@ -185,27 +186,27 @@ impl Live {
         Ok(self)
     }
 
-    /// Whether a token still holds a lease: what a reader asks before it hands out bytes.
+    /// Whether a token still holds a lease. A reader checks this before it hands out bytes.
     pub fn holds(&self, token: Token) -> bool {
         self.leases().any(|lease| lease.has(token))
     }
 
-    /// A group has used the sample. When every group is done, it retires, unless it is retained.
+    /// A group has used the sample. When every group is done, the sample is retired, unless it is retained.
     pub fn ack(mut self, group: &GroupName, token: Token) -> Result<Acknowledged> {
         self.held("custody.ack", group, token)?.progress = Progress::Acked;
         Ok(self.retire_if_done())
     }
 
-    /// A group hands the sample back unused: it waits for another attempt, or is given up on.
+    /// A group hands the sample back unused: it waits for another attempt, or is out of attempts.
     pub fn nack(mut self, group: &GroupName, token: Token) -> Result<Acknowledged> {
         let most = self.max_attempts;
         self.held("custody.nack", group, token)?.hand_back(most);
         Ok(self.retire_if_done())
     }
 
-    /// A group's take is undone: the sample goes back as if it had never been taken, with the attempt that it cost. For a
-    /// lease that did not reach the consumer that it was meant for, and for one whose sample the engine could not serve. It
-    /// takes the lease's own token, so a lease that was taken back meanwhile, and counted, stays so.
+    /// Undoes a group's lease: the sample goes back as if it had never been taken, and the attempt is not counted. For
+    /// a lease that did not reach the consumer that it was meant for, and for one whose sample the engine could not
+    /// serve. It needs the lease's own token, so a lease that was taken back meanwhile, and counted, stays counted.
     pub fn give_back(mut self, group: &GroupName, token: Token) -> Result<Self> {
         let state = self.held("custody.give_back", group, token)?;
         state.attempts = state.attempts.saturating_sub(1);
@@ -213,7 +214,7 @@ impl Live {
         Ok(self)
     }
 
-    /// A reader lets go.
+    /// A reader releases its lease.
     pub fn release(mut self, token: Token) -> Result<Self> {
         let before = self.readers.len();
         self.readers.retain(|lease| !lease.has(token));
@@ -233,7 +234,7 @@ impl Live {
         self
     }
 
-    /// It is taken out of circulation. Whoever holds a lease keeps the objects until it ends.
+    /// Takes the sample out of circulation. Holders of leases keep the objects until their leases end.
     pub fn retire(self, reason: Reason) -> Retired {
         let readers = self.leases().copied().collect();
         Retired {
@@ -251,7 +252,7 @@ impl Live {
         }
     }
 
-    /// Takes back every lease that `over` says is over; returns how many.
+    /// Takes back every lease that `over` says is over. Returns how many.
     pub(crate) fn take_back(&mut self, over: impl Fn(&Lease) -> bool) -> usize {
         let mut taken = 0;
         let most = self.max_attempts;
@@ -266,7 +267,7 @@ impl Live {
         taken + before - self.readers.len()
     }
 
-    /// Retires it if it was published for groups, none of them waits or works any more, and it is not retained.
+    /// Retires the sample if it was published for groups, all of them are done, and it is not retained.
     pub(crate) fn retire_if_done(self) -> Acknowledged {
         let done = |state: &GroupState| matches!(state.progress, Progress::Acked | Progress::Dead);
         let dead = self.groups.iter().any(|state| state.progress == Progress::Dead);

@@ -8,29 +8,29 @@ use crate::id::{SessionId, Tick, Version};
 use crate::live::{GroupState, Live, Progress, Publication};
 use crate::retired::{Reason, Retired};
 
-/// Bytes set aside for a sample that its producer is writing.
+/// Bytes reserved for a sample that its producer is writing.
 ///
 /// Its generation is the version of the write that reserved it, so of two reservations of one sample id the later one
-/// has the larger generation, whoever made them.
+/// has the larger generation, no matter which producers made them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Reserved {
-    /// The physical incarnation; `None` until the index has told the version of the reserving write.
+    /// The physical incarnation; `None` until the index has filled in the version of the reserving write.
     pub generation: Option<Generation>,
     /// Random part of the objects' keys.
     pub nonce: Nonce,
-    /// The producer.
+    /// The producer's session.
     pub session: SessionId,
-    /// The bytes that it may write.
+    /// The bytes that the producer may write.
     pub bytes: u64,
-    /// The bytes of the store's budget that it holds; none if the store had no budget when it was reserved.
+    /// The bytes of the store's budget that it holds; zero if the store had no budget when it was reserved.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub paid: u64,
-    /// The last tick at which it may commit.
+    /// The last tick at which the producer may commit.
     pub until: Tick,
-    /// What it is about to write, in its own words: whoever removes the objects of one that never commits reads it.
+    /// What the producer is about to write, in its own format. The reclaimer reads it if the sample never commits.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub plan: String,
-    /// The objects that it owns although it did not name them: keys that another writer chose. No other record has them.
+    /// The objects that it owns although another writer chose their keys. No other record has them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub claims: Vec<ObjectKey>,
 }
@@ -50,36 +50,36 @@ impl Reserved {
         }
     }
 
-    /// Says how many bytes of the store's budget were taken for it.
+    /// Sets how many bytes of the store's budget were taken for it.
     #[must_use]
     pub fn with_paid(mut self, bytes: u64) -> Self {
         self.paid = bytes;
         self
     }
 
-    /// Says what is about to be written.
+    /// Sets what is about to be written.
     #[must_use]
     pub fn with_plan(mut self, plan: impl Into<String>) -> Self {
         self.plan = plan.into();
         self
     }
 
-    /// Says which objects of another writer's naming it owns.
+    /// Sets the objects that it owns although another writer named them.
     #[must_use]
     pub fn with_claims(mut self, keys: &[ObjectKey]) -> Self {
         self.claims = keys.to_vec();
         self
     }
 
-    /// Puts in the version of the write that made it.
+    /// Fills in the version of the write that made it.
     pub fn settle(&mut self, version: Version) {
         if self.generation.is_none() {
             self.generation = Generation::new(version.0);
         }
     }
 
-    /// What the producer wrote becomes visible, to all groups at once. Only the session and the generation that made
-    /// the reservation may do so.
+    /// Makes what the producer wrote visible, to all groups at once. Only the session and the generation that made the
+    /// reservation may do so.
     pub fn commit(self, session: SessionId, generation: Generation, publication: &Publication) -> Result<Live> {
         self.check_owner("custody.commit", session, generation)?;
         publication.check("custody.commit")?;
@@ -107,7 +107,7 @@ impl Reserved {
         })
     }
 
-    /// The producer gives up, or is given up on: whatever it wrote is to be removed.
+    /// The producer gives up, or a sweep gives it up: whatever it wrote is to be removed.
     pub fn abort(self, reason: Reason) -> Retired {
         Retired {
             generation: self.generation,
@@ -124,7 +124,7 @@ impl Reserved {
         }
     }
 
-    /// Refuses everybody but the producer of this very reservation.
+    /// Refuses every caller but the producer of exactly this reservation.
     pub fn check_owner(&self, operation: &'static str, session: SessionId, generation: Generation) -> Result<()> {
         if self.session == session && self.generation == Some(generation) {
             return Ok(());
@@ -132,7 +132,7 @@ impl Reserved {
         Err(Error::new(
             ErrorKind::Fenced,
             operation,
-            "the reservation belongs to another producer or generation by now",
+            "the reservation now belongs to another producer or generation; reserve the sample again",
         )
         .with("session", session)
         .with("generation", generation))

@@ -1,4 +1,4 @@
-//! A sample that is on its way out.
+//! A sample that is to be removed.
 
 use holdfast_core::{Generation, Nonce, ObjectKey, Result};
 use serde::de::IgnoredAny;
@@ -10,15 +10,15 @@ use crate::lease::Lease;
 
 /// Why a generation was retired.
 ///
-/// A release that does not know a reason reads [`Reason::Other`]: nothing is decided by it.
+/// A release that does not know a reason reads [`Reason::Other`]. No decision depends on the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(from = "ReasonText")]
 pub enum Reason {
     /// Every group has acknowledged it.
     Consumed,
-    /// Its producer, or somebody with the right to, took it back.
+    /// Its producer, or another session that is allowed to, took it back.
     Aborted,
-    /// Its producer died, or let its time run out, before it committed.
+    /// Its producer died, or let its reservation expire, before it committed.
     Abandoned,
     /// A later generation of the same sample was committed.
     Superseded,
@@ -26,11 +26,11 @@ pub enum Reason {
     DeadLetter,
     /// Its objects are gone from the engine.
     Lost,
-    /// One that a later release has.
+    /// A reason that only a later release knows.
     Other,
 }
 
-/// A reason as it is written: a name, or whatever a later release writes.
+/// A reason as it is stored: a name, or whatever a later release writes.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum ReasonText {
@@ -55,31 +55,31 @@ impl From<ReasonText> for Reason {
     }
 }
 
-/// A generation that no new reader gets at. Its objects may be removed once [`Retired::may_be_freed`] holds.
+/// A generation that no new reader can lease. Its objects may be removed once [`Retired::may_be_freed`] holds.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Retired {
-    /// Which incarnation; `None` until the index has told the version of the reserving write.
+    /// Which incarnation; `None` until the index has filled in the version of the reserving write.
     pub generation: Option<Generation>,
     /// Random part of the objects' keys.
     pub nonce: Nonce,
-    /// The session that made it.
+    /// The session that produced it.
     pub producer: SessionId,
-    /// Its bytes.
+    /// Its size in bytes.
     pub bytes: u64,
     /// How many bytes of the store's budget come back when it is freed.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub paid: u64,
-    /// Those who had a lease when it was retired and have not let go of it.
+    /// The leases that existed when it was retired and that their holders have not released.
     pub readers: Vec<Lease>,
-    /// Why.
+    /// Why it was retired.
     pub reason: Reason,
     /// How often removing its objects has failed.
     pub failed_frees: u32,
     /// What its producer was about to write, if it never committed.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub plan: String,
-    /// The tick until which it is not forgotten, although its objects may be removed: those of a lost sample may come back
-    /// with a holder that was away, and are removed again then.
+    /// The tick until which the record is kept, although its objects may be removed. The objects of a lost sample may
+    /// come back with a process that held them and was away, and are then removed again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept: Option<Tick>,
     /// The objects that it owns although another writer named them, until it is freed.
@@ -88,12 +88,12 @@ pub struct Retired {
 }
 
 impl Retired {
-    /// Puts in the version of the write that this record was part of.
+    /// Fills in the version of the write that this record was part of.
     pub fn settle(&mut self, version: Version) {
         self.readers.iter_mut().for_each(|lease| lease.settle(version));
     }
 
-    /// A reader lets go.
+    /// A reader releases its lease.
     pub fn release(mut self, token: Token) -> Result<Self> {
         let before = self.readers.len();
         self.readers.retain(|lease| !lease.has(token));
@@ -103,31 +103,31 @@ impl Retired {
         Ok(self)
     }
 
-    /// Whether a token still holds a lease: what a reader asks before it hands out bytes.
+    /// Whether a token still holds a lease. A reader checks this before it hands out bytes.
     pub fn holds(&self, token: Token) -> bool {
         self.readers.iter().any(|lease| lease.has(token))
     }
 
-    /// Whether its objects may be removed: nobody can be reading them.
+    /// Whether its objects may be removed: no reader can be reading them.
     pub fn may_be_freed(&self) -> bool {
         self.readers.is_empty()
     }
 
-    /// It is not forgotten before this tick is over.
+    /// Keeps the record until this tick is over.
     #[must_use]
     pub fn kept_until(mut self, tick: Tick) -> Self {
         self.kept = Some(tick);
         self
     }
 
-    /// Its time is over: once its objects are removed it may be forgotten.
+    /// The time is over: once its objects are removed, the record may be forgotten.
     #[must_use]
     pub fn kept_no_longer(mut self) -> Self {
         self.kept = None;
         self
     }
 
-    /// Removing its objects failed; it stays recorded and is tried again.
+    /// Counts a failed attempt to remove its objects. The record stays, and removal is tried again.
     pub fn free_failed(mut self) -> Self {
         self.failed_frees = self.failed_frees.saturating_add(1);
         self

@@ -1,4 +1,4 @@
-//! What a sweep must do next.
+//! What a sweep does with a record.
 //!
 //! Any process may sweep at any time, several at once, and each may die half-way: a sweep only takes decisions that
 //! follow from what it read, and writes them on condition that nothing has changed since.
@@ -13,9 +13,9 @@ use crate::retired::{Reason, Retired};
 pub struct Sweep<'a> {
     /// The shared clock.
     pub tick: Tick,
-    /// How many ticks after its end a lease still counts, for transfers under way.
+    /// How many ticks after its end a lease still counts, for transfers in flight.
     pub grace: u64,
-    /// Whether a session has ended. It must have ended before the record was read: asked the other way round, a lease
+    /// Whether a session has ended. It must have ended before the record was read: in the other order, a lease that was
     /// taken in between would be missed.
     pub gone: &'a dyn Fn(SessionId) -> bool,
 }
@@ -37,12 +37,12 @@ impl Sweep<'_> {
 pub enum Verdict<Next> {
     /// Nothing is due.
     Leave,
-    /// It becomes this.
+    /// The record becomes this.
     Become(Next),
 }
 
 impl Reserved {
-    /// A reservation ends with its producer, or when its time is over: what was written is to be removed.
+    /// A reservation ends with its producer's session, or when its time is over. What was written is to be removed.
     pub fn sweep(&self, sweep: &Sweep<'_>) -> Verdict<Retired> {
         if sweep.is_gone(self.session) || sweep.tick > self.until.after(sweep.grace) {
             return Verdict::Become(self.clone().abort(Reason::Abandoned));
@@ -52,8 +52,8 @@ impl Reserved {
 }
 
 impl Live {
-    /// Leases that are over are taken back; each costs its group one attempt. A group out of attempts is given up on,
-    /// and a sample that no group waits for any more retires.
+    /// Takes back leases that are over; each of a group's leases has cost the group one attempt. A group that is out of
+    /// attempts is dead, and a sample that no group needs any more is retired.
     pub fn sweep(&self, sweep: &Sweep<'_>) -> Verdict<crate::live::Acknowledged> {
         let mut next = self.clone();
         if next.take_back(|lease| lease.is_over(sweep)) == 0 {
@@ -64,7 +64,7 @@ impl Live {
 }
 
 impl Retired {
-    /// Readers that are over are struck off. When none is left, [`Retired::may_be_freed`] holds.
+    /// Removes readers' leases that are over. When none is left, [`Retired::may_be_freed`] holds.
     pub fn sweep(&self, sweep: &Sweep<'_>) -> Verdict<Retired> {
         let mut next = self.clone();
         next.readers.retain(|lease| !lease.is_over(sweep));

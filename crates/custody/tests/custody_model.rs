@@ -55,7 +55,7 @@ fn a_take_that_is_undone_costs_no_attempt_however_late_the_request_comes() {
         crashes: 0,
         ..left
     };
-    // With one attempt, whatever counts one too many makes a dead letter of a sample that nobody saw.
+    // With one attempt, a count that is one too high makes a dead letter of a sample that no consumer saw.
     let mut scenario = runs::redelivery()
         .with_left(left)
         .reaching(&[Reach::Consumed, Reach::Undone]);

@@ -128,7 +128,7 @@ impl Life {
         })
     }
 
-    /// Takes a step. What it retired, if it did.
+    /// Takes a step. Returns the record that it retired, if it did.
     fn take(&mut self, step: &Step) -> Result<Option<Retired>, TestCaseError> {
         let shown = match *step {
             Step::Ack(_, t) | Step::Nack(_, t) | Step::Untake(_, t) | Step::Release(t) | Step::Renew(t) => {
@@ -187,7 +187,7 @@ proptest! {
                 prop_assert!(!retain);
                 let readers = retired.readers.iter().map(|lease| lease.token);
                 prop_assert!(readers.eq(life.live.readers.iter().filter(|r| retired.holds(r.token)).map(|r| r.token)));
-                // Everybody dies: one sweep lets the objects go, the next finds nothing to do.
+                // All sessions end: one sweep releases the objects, the next finds nothing to do.
                 life.gone = (0..5).map(SessionId).collect();
                 let swept = match life.sweep(|sweep| retired.sweep(sweep)) {
                     Verdict::Become(next) => next,

@@ -1,9 +1,10 @@
 //! The engine benchmark: the wheel's calls from a Python process, and the same work through the [`Engine`] trait from
-//! this one, on one real cluster, turn by turn. `cargo xtask bench engine` runs it.
+//! this one, on one real cluster, in alternation. `cargo xtask bench engine` runs it.
 //!
-//! Only one side works at a time, and who goes first alternates, so whatever else the machine does hits both alike. The
-//! pool is written once before anything is timed: the first write to a segment's pages costs twice as much. A ratio is
-//! the median time of the bare calls over the median time of ours, so 1.0 is as fast and more is faster.
+//! Only one side works at a time, and the side that goes first alternates, so other load on the machine hits both
+//! alike. The pool is written once before anything is timed: the first write to a segment's pages costs twice as much.
+//! A ratio is the median time of the bare calls over the median time of the trait, so 1.0 is as fast and more is
+//! faster.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark prints")]
 
 use std::collections::BTreeMap;

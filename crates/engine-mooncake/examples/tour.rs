@@ -1,5 +1,4 @@
-//! A short tour of the engine on the cluster that `cargo xtask cluster up` started: what goes in, what can be seen of
-//! it, what comes out, and how it goes away.
+//! A short tour of the engine on the cluster that `cargo xtask cluster up` started: a put, probes, a get and a remove.
 #![allow(clippy::print_stdout, reason = "a tour talks")]
 
 use std::path::PathBuf;

@@ -1,14 +1,14 @@
-//! The master's admin HTTP, for what the wheel's module cannot do without side effects.
+//! The master's admin HTTP port, for the questions that the wheel's module cannot ask without side effects.
 //!
-//! Asking the module whether an object exists grants a read lease, which keeps garbage alive; asking it for replicas
+//! Asking the module whether an object exists grants a read lease, which keeps garbage alive. Asking it for replicas
 //! counts as a hit, which moves objects between tiers. The admin endpoint `batch_query_keys` does neither.
 //!
-//! It takes keys as one comma-separated list and splits *after* unescaping, so a comma in a key cannot be sent at all;
-//! [`holdfast_core::ObjectKey`] refuses such keys from the start. Everything else is percent-escaped. It knows the
-//! default tenant only.
+//! The endpoint takes keys as one comma-separated list and splits it *after* unescaping, so a comma in a key cannot be
+//! sent at all; [`holdfast_core::ObjectKey`] refuses such keys from the start. Everything else is percent-escaped. The
+//! endpoint knows the default tenant only.
 //!
-//! Of several masters only the leader answers; the others say so, and the next one is asked. The one that answered is
-//! asked first the next time.
+//! Of several masters only the leader answers; the others say that they do not lead, and the next one is asked. The
+//! master that answered is asked first the next time.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,9 +20,10 @@ use parking_lot::Mutex;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
 
-/// Long enough for a few hundred keys; far below what the server and the URL type take.
+/// Bounds the length of one request: enough for a few hundred keys, far below the limits of the server and of the URL
+/// type.
 const MAX_QUERY_BYTES: usize = 16 << 10;
-/// Far above any answer to such a query; a limit all the same.
+/// Bounds the answer that is read into memory: far above any answer to such a request.
 const MAX_ANSWER_BYTES: u64 = 64 << 20;
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
@@ -41,8 +42,8 @@ pub(crate) struct Admin {
     incarnation: Mutex<Incarnation>,
 }
 
-/// What tells one incarnation of the master's directory from the next: which master answers, and its counters, which only
-/// grow while it lives.
+/// Tells one incarnation of the master's directory from the next: by which master answers, and by its request counters,
+/// which only grow while it lives.
 #[derive(Debug, Default)]
 struct Incarnation {
     last: Option<(usize, u64)>,
@@ -50,7 +51,7 @@ struct Incarnation {
 }
 
 impl Incarnation {
-    /// Takes in who answered and what it has counted. Returns how often another incarnation was met.
+    /// Records which master answered and its counters. Returns how many changes of incarnation were seen so far.
     fn saw(&mut self, master: usize, counted: u64) -> u64 {
         if self
             .last
@@ -118,7 +119,7 @@ impl Admin {
         }
     }
 
-    /// Whether there is anybody to ask.
+    /// Whether any master's admin address is configured.
     pub(crate) fn is_configured(&self) -> bool {
         !self.addresses.is_empty()
     }
@@ -132,9 +133,9 @@ impl Admin {
             let text = self.ask(OPERATION, &query, deadline)?;
             let mut answer: QueryAnswer = parse(OPERATION, &text)?;
             for key in chunk {
-                // The same key may stand in the batch twice; the answer names it once.
+                // The same key may be in the batch twice; the answer names it once.
                 let entry = answer.data.get_mut(key.as_str()).ok_or_else(|| {
-                    Error::internal(OPERATION, "the master's answer leaves out a key it was asked for").with("key", key)
+                    Error::internal(OPERATION, "the master's answer lacks a key that was asked for").with("key", key)
                 })?;
                 found.push(entry.presence(key)?);
             }
@@ -154,7 +155,7 @@ impl Admin {
         Ok(answer.usage(&metrics, restarts))
     }
 
-    /// Asks the masters in turn, beginning with the one that answered last time.
+    /// Asks the masters one by one, beginning with the one that answered last time.
     fn ask(&self, operation: &'static str, path: &str, deadline: Deadline) -> Result<String> {
         let count = self.addresses.len();
         let first = self.leader.load(Ordering::Relaxed);
@@ -165,7 +166,7 @@ impl Admin {
         );
         for turn in 0..count {
             let at = (first + turn) % count;
-            // A master that hangs must not eat the time of those that would answer.
+            // A master that hangs must not use up the time of the masters that would answer.
             let share = u32::try_from(count - turn).unwrap_or(1);
             match self.ask_one(
                 operation,
@@ -201,7 +202,7 @@ impl Admin {
         let body = answer.body_mut().with_config().limit(MAX_ANSWER_BYTES).read_to_string();
         let body = body.map_err(|error| fail("the master's answer broke off").caused_by(error))?;
         if status.as_u16() == 503 {
-            return Err(fail("this master does not lead now"));
+            return Err(fail("this master is not the leader now"));
         }
         if !status.is_success() {
             return Err(
@@ -216,7 +217,7 @@ impl Admin {
 
 impl SegmentsAnswer {
     fn usage(&self, metrics: &str, restarts: u64) -> Usage {
-        // The master's numbers are taken as they are, and may be nonsense: a sum must not overflow.
+        // The master's numbers are unchecked and may be nonsense: a sum must not overflow.
         let sum = |of: fn(&Segment) -> u64| self.segments.iter().map(of).fold(0, u64::saturating_add);
         Usage {
             holders: self.segments.len() as u64,
@@ -246,7 +247,7 @@ impl KeyAnswer {
                     ssd: count(ssd().count()),
                     bytes,
                 },
-                // Known, but without one whole copy: nobody could read it.
+                // The master knows the object, but no copy is complete: no reader could read it.
                 None => Presence::Unfinished,
             });
         }
@@ -254,7 +255,7 @@ impl KeyAnswer {
             Some("OBJECT_NOT_FOUND") => Ok(Presence::Absent),
             Some("REPLICA_IS_NOT_READY") => Ok(Presence::Unfinished),
             other => Err(
-                Error::internal("engine.probe", "the master cannot say where this object is")
+                Error::internal("engine.probe", "the master reports an unknown error for this object")
                     .with("key", key)
                     .with("answer", other.unwrap_or("none")),
             ),
@@ -262,7 +263,7 @@ impl KeyAnswer {
     }
 }
 
-/// Cuts keys into requests that are not too long.
+/// Splits keys into requests within the length limit.
 fn queries(keys: &[ObjectKey]) -> Vec<(&[ObjectKey], String)> {
     const PATH: &str = "/batch_query_keys?keys=";
     let mut requests = Vec::new();
@@ -294,7 +295,7 @@ fn parse<'a, T: Deserialize<'a>>(operation: &'static str, text: &'a str) -> Resu
     })
 }
 
-/// The sum of all counters of requests in Prometheus' text form.
+/// The sum of all request counters in Prometheus' text form.
 fn counted(metrics: &str) -> u64 {
     let counters = metrics.lines().filter_map(|line| {
         let (name, value) = line.split_once(' ')?;
@@ -312,7 +313,7 @@ fn gauge(metrics: &str, name: &str) -> u64 {
         .unwrap_or(0)
 }
 
-/// The master's answers, for the fuzzer (folder `fuzz/`): whatever it says is understood or refused.
+/// The master's answers, for the fuzzer (folder `fuzz/`): every answer is either understood or refused.
 #[cfg(feature = "fuzzing")]
 pub(crate) fn fuzz(text: &str) {
     if let Ok(answer) = parse::<QueryAnswer>("fuzz", text) {

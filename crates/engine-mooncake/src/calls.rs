@@ -1,8 +1,8 @@
-//! Calls that cannot be taken back, with deadlines all the same.
+//! Deadlines for calls that cannot be cancelled.
 //!
 //! A call into the wheel blocks until the engine answers, and an engine that hangs (a stopped master, a holder behind a
-//! broken link) may never do so. So no caller runs a call itself: it hands the call to a thread of this pool and waits
-//! for the answer only as long as it wants to.
+//! broken link) may never answer. So no caller runs a call itself. It hands the call to a thread of this pool and waits
+//! for the answer until its own deadline.
 //!
 //! ```text
 //!          run()                 a thread takes it              it returns
@@ -14,11 +14,12 @@
 //! ```
 //!
 //! Invariants:
-//! - CP1: what a call owns (spans, so registrations, so memory) is dropped only after the call has returned or was
-//!   never begun.
-//! - CP2: there are never more than `most` threads; a call that finds none free waits in the queue, within its deadline.
+//! - CP1: the values that a call owns (spans, so registrations, so memory) are dropped only after the call has returned
+//!   or if it was never begun.
+//! - CP2: there are never more than `most` threads. A call that finds none free waits in the queue, within its
+//!   deadline.
 //! - CP3: a call that panics takes down neither its thread nor the pool.
-//! - CP4: the pool ends by waiting for its calls, but no longer than it is told; it then says how many are left.
+//! - CP4: the pool ends by waiting for its calls, but no longer than the given time; it then reports how many are left.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,21 +32,21 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::courtesy::{Courtesy, Lookout, Turn};
 
-/// Runs a call and returns what hands its answer over. The two are apart so that a thread counts as free again before
-/// its caller, who may call again at once, has the answer.
+/// Runs a call and returns a closure that delivers its answer. The two are separate so that the thread counts as free
+/// again before the caller has the answer: the caller may call again at once.
 type Work = Box<dyn FnOnce() -> Deliver + Send>;
 type Deliver = Box<dyn FnOnce() + Send>;
 
-/// Whether repeating a call whose answer was lost is harmless.
+/// Whether a call may be repeated after its answer was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// It changes nothing, or the same thing again.
+    /// The call changes nothing, or is idempotent.
     Repeatable,
-    /// It may have taken effect: look before you repeat it.
+    /// The call may have taken effect: its outcome is ambiguous, so check before repeating it.
     Changes,
 }
 
-/// Threads that run calls. See the module's story.
+/// Threads that run calls. See the module documentation.
 #[derive(Debug)]
 pub(crate) struct CallPool {
     shared: Arc<Shared>,
@@ -90,7 +91,7 @@ struct Slot<T> {
 }
 
 impl CallPool {
-    /// A pool of at most `most` threads; they are started when they are needed.
+    /// A pool of at most `most` threads, started on demand.
     pub(crate) fn new(most: usize) -> Self {
         let shared = Shared {
             state: Mutex::default(),
@@ -115,7 +116,7 @@ impl CallPool {
         self.run_transfer(operation, effect, within, Courtesy::Never, call)
     }
 
-    /// The same for a call that moves bytes, whose thread [lets others go first](crate::courtesy).
+    /// Like [`CallPool::run`], for a call that moves bytes and whose thread [waits at idle priority](crate::courtesy).
     pub(crate) fn run_transfer<T: Send + 'static>(
         &self,
         operation: &'static str,
@@ -164,7 +165,7 @@ impl CallPool {
         Err(self.give_up(operation, effect, ticket, within))
     }
 
-    /// Runs `call` on a thread of the pool some time soon; nobody waits for it, but [`CallPool::finish`] does.
+    /// Queues `call` for a thread of the pool and does not wait for it. Only [`CallPool::finish`] waits.
     pub(crate) fn post(&self, operation: &'static str, call: impl FnOnce() + Send + 'static) -> Result<()> {
         self.submit(operation, move || {
             if catch_unwind(AssertUnwindSafe(call)).is_err() {
@@ -195,7 +196,7 @@ impl CallPool {
                     state.threads.push(thread.thread().id());
                     state.idle += 1;
                 }
-                // With other threads at work the call just waits for one of them.
+                // Other threads are at work: the call waits for one of them.
                 Err(_) if !state.threads.is_empty() => {}
                 Err(error) => {
                     state.queue.retain(|(queued, _)| *queued != ticket);
@@ -223,7 +224,7 @@ impl CallPool {
         let error = match queued {
             Some(_never_begun) => Error::unavailable(
                 operation,
-                "every call thread was taken until the deadline; nothing was sent (the engine hangs, or max_calls is too low)",
+                "every call thread was busy until the deadline; nothing was sent (the engine hangs, or max_calls is too low)",
             ),
             None => Error::unavailable(operation, "the engine did not answer within the deadline").with_retry(
                 if effect == Effect::Changes {
@@ -238,11 +239,12 @@ impl CallPool {
             .with("calls_under_way", busy)
     }
 
-    /// Takes no more calls, and waits until those under way and in the queue are done, but no longer than `within`.
-    /// Returns how many are left; they keep their threads and whatever they own until the engine answers.
+    /// Refuses new calls, and waits until the queued and running ones are done, but no longer than `within`. Returns
+    /// how many are left; they keep their threads and all that they own until the engine answers.
     pub(crate) fn finish(&self, within: Duration) -> usize {
         let deadline = Deadline::after(&self.shared.clock, within);
-        // The last owner of an engine can be a call of its own, whose thread must not wait for itself.
+        // The last owner of an engine can be one of its own calls, and the thread of that call must not wait for
+        // itself.
         let me = thread::current().id();
         let mut state = self.shared.state.lock();
         state.closing = true;
@@ -259,7 +261,7 @@ impl CallPool {
 }
 
 impl Drop for CallPool {
-    /// Lets the threads go as soon as their calls are done; [`CallPool::finish`] is for those who want to wait.
+    /// Lets the threads end as soon as their calls are done. A caller that wants to wait uses [`CallPool::finish`].
     fn drop(&mut self) {
         self.shared.state.lock().closing = true;
         self.shared.work.notify_all();
@@ -267,7 +269,7 @@ impl Drop for CallPool {
 }
 
 impl Shared {
-    /// What a thread of the pool does: takes calls until the pool is closed and the queue is empty.
+    /// The loop of a pool thread: runs calls until the pool is closed and the queue is empty.
     fn serve(&self) {
         let me = thread::current().id();
         let mut state = self.state.lock();

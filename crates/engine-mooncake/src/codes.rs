@@ -1,12 +1,12 @@
 //! The engine's result codes, and what each means for the call that got it.
 //!
-//! Codes are grouped by what a caller can do about them. A code that this release of ours does not know is an
+//! Codes are grouped by what a caller can do about them. A code that this release of Holdfast does not know becomes an
 //! `Internal` error with the code in its context, so that nothing is guessed and nothing is lost.
 
 use holdfast_core::{Error, ErrorKind, ObjectKey, Retry};
 use holdfast_engine::{GetOutcome, PutOutcome, RemoveOutcome};
 
-/// DRAM is full, now.
+/// DRAM is full at the moment.
 const NO_AVAILABLE_HANDLE: i64 = -200;
 /// A parameter is wrong: a buffer that is too small, an address registered twice, an empty key.
 pub(crate) const INVALID_PARAMS: i64 = -600;
@@ -14,12 +14,12 @@ pub(crate) const INVALID_PARAMS: i64 = -600;
 const REPLICA_IS_NOT_READY: i64 = -703;
 /// There is no such object.
 pub(crate) const OBJECT_NOT_FOUND: i64 = -704;
-/// There is such an object already.
+/// An object with this key exists already.
 const OBJECT_ALREADY_EXISTS: i64 = -705;
 /// The bytes did not arrive, or not all of them.
 pub(crate) const TRANSFER_FAIL: i64 = -800;
 
-/// What a code means: how to say it, and the kind of error that it is.
+/// What a code means: the kind of error, and its message.
 fn meaning(code: i64) -> (ErrorKind, &'static str) {
     match code {
         -10 => (
@@ -43,7 +43,7 @@ fn meaning(code: i64) -> (ErrorKind, &'static str) {
         REPLICA_IS_NOT_READY => (ErrorKind::Conflict, "the object's put has not ended"),
         OBJECT_NOT_FOUND | -710 | -712 => (ErrorKind::NotFound, "there is no such object"),
         OBJECT_ALREADY_EXISTS | -711 => (ErrorKind::Conflict, "there is such an object already"),
-        -706 => (ErrorKind::Conflict, "somebody reads the object (read lease)"),
+        -706 => (ErrorKind::Conflict, "a reader holds a read lease on the object"),
         -707 => (
             ErrorKind::Unavailable,
             "the transfer outlasted the engine's read lease, so its bytes cannot be trusted",
@@ -67,7 +67,7 @@ fn meaning(code: i64) -> (ErrorKind, &'static str) {
     }
 }
 
-/// The error behind `code`. `lost_reply` says what it means if the request may have reached the engine all the same.
+/// The error for `code`. `lost_reply` is the retry advice if the request may have reached the engine all the same.
 pub(crate) fn error(operation: &'static str, code: i64, lost_reply: Retry) -> Error {
     let (kind, message) = meaning(code);
     let error = Error::new(kind, operation, message).with("code", code);
@@ -77,7 +77,7 @@ pub(crate) fn error(operation: &'static str, code: i64, lost_reply: Retry) -> Er
     }
 }
 
-/// What became of one object of a put.
+/// The outcome of one object of a put.
 pub(crate) fn put(key: &ObjectKey, code: i64) -> PutOutcome {
     match code {
         0 | OBJECT_ALREADY_EXISTS => PutOutcome::Stored,
@@ -86,7 +86,7 @@ pub(crate) fn put(key: &ObjectKey, code: i64) -> PutOutcome {
     }
 }
 
-/// What became of one object of a get that wanted `wanted` bytes.
+/// The outcome of one object of a get that wanted `wanted` bytes.
 pub(crate) fn get(key: &ObjectKey, code: i64, wanted: u64) -> GetOutcome {
     match u64::try_from(code) {
         Ok(read) if read == wanted => GetOutcome::Loaded,
@@ -97,7 +97,7 @@ pub(crate) fn get(key: &ObjectKey, code: i64, wanted: u64) -> GetOutcome {
     }
 }
 
-/// What became of one object of a forced remove.
+/// The outcome of one object of a forced remove.
 pub(crate) fn remove(key: &ObjectKey, code: i64) -> RemoveOutcome {
     match code {
         0 => RemoveOutcome::Removed,

@@ -7,49 +7,50 @@ use std::time::Duration;
 use holdfast_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// Every setting of a [`crate::MooncakeEngine`]. All have a default; the defaults reach a cluster on this host.
+/// Every setting of a [`crate::MooncakeEngine`]. All have a default. The defaults reach a cluster on this host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MooncakeConfig {
     /// The master: `host:port`, or `etcd://host:port[;host:port]` when masters are highly available.
     /// Default: `127.0.0.1:50051`.
     pub master: String,
-    /// The masters' admin addresses, `http://host:port` each; needed by probe and usage. Name all masters of a highly
-    /// available cluster: the one that leads answers. Default: `http://127.0.0.1:9003`.
+    /// The masters' admin addresses, `http://host:port` each; probe and usage need them. Name all masters of a highly
+    /// available cluster: only the leader answers. Default: `http://127.0.0.1:9003`.
     pub admin: Vec<String>,
     /// Where transfer engines find each other: `P2PHANDSHAKE` (no server), or the address of a metadata server. All
-    /// members of a cluster use the same. Default: `P2PHANDSHAKE`, because with a metadata server that is out of reach
-    /// memory can neither be registered nor forgotten.
+    /// members of a cluster use the same value. Default: `P2PHANDSHAKE`, because memory can neither be registered nor
+    /// unregistered while a metadata server is out of reach.
     pub metadata: String,
     /// The name or address under which other hosts reach this one. Default: `127.0.0.1`.
     pub local_hostname: String,
-    /// How bytes move: `tcp`, `rdma`, or whatever else the wheel was built with. Default: `tcp`.
+    /// How bytes move: `tcp`, `rdma`, or another protocol that the wheel was built with. Default: `tcp`.
     pub protocol: String,
     /// Network devices for RDMA, separated by commas. Default: none, the engine chooses.
     pub devices: String,
-    /// DRAM that this process gives to the cluster. What lies there goes with the process, pinned or not, so it is for
-    /// what may be lost (KV pages), and for processes that do nothing else. Default: 0, a pure client.
+    /// DRAM that this process contributes to the cluster. The objects in it are lost when the process ends, pinned or
+    /// not. So it is for objects that may be lost (KV pages), and for processes that do nothing else. Default: 0, a
+    /// pure client.
     pub segment_bytes: u64,
     /// The client's own staging buffer; Holdfast's transfers do not pass through it. Default: 16 MiB.
     pub buffer_bytes: u64,
-    /// Where this process keeps SSD copies of what lies in its segment. Default: none.
+    /// Where this process keeps SSD copies of the objects in its segment. Default: none.
     pub ssd_path: Option<PathBuf>,
-    /// The tenant that keys belong to. The probe of this release of the engine sees the default one only.
-    /// Default: `default`.
+    /// The tenant that keys belong to. A probe of this release of the engine sees the default tenant only. Default:
+    /// `default`.
     pub tenant: String,
-    /// Port of the client's own HTTP metrics, if it is to have any. Default: none.
+    /// Port of the client's own HTTP metrics, if it should serve them. Default: none.
     pub client_http_port: Option<u16>,
     /// Environment variables that the engine reads when it is loaded (`MC_…`, `GLOG_…`, `MOONCAKE_…`). They are set for
     /// the whole process, before the first engine in it is made. Default: none.
     pub environment: BTreeMap<String, String>,
-    /// Open the engine with a release of Mooncake that was never tried with this one of Holdfast, too. The environment
-    /// variable `HOLDFAST_UNTESTED_MOONCAKE=1` does the same. Default: no.
+    /// Also open the engine with a release of Mooncake that was never tested with this release of Holdfast. The
+    /// environment variable `HOLDFAST_UNTESTED_MOONCAKE=1` does the same. Default: no.
     pub untested_release: bool,
-    /// The most calls under way at once, those that hang included. Default: 128.
+    /// The most calls in flight at once, including calls that hang. Default: 128.
     pub max_calls: usize,
     /// How long connecting may take. Default: 30 s.
     pub connect_within: Duration,
-    /// How long to wait, when the engine value is dropped, for calls that are under way. Default: 10 s.
+    /// How long the drop of the engine value waits for calls in flight. Default: 10 s.
     pub close_within: Duration,
 }
 
@@ -82,7 +83,7 @@ impl MooncakeConfig {
     /// The tenant of keys that name none.
     pub const DEFAULT_TENANT: &'static str = "default";
 
-    /// Checks what can be checked without the cluster.
+    /// Checks the settings as far as possible without the cluster.
     pub fn validate(&self) -> Result<()> {
         let refuse =
             |setting: &'static str, why: &str| Err(Error::invalid("mooncake.config", why).with("setting", setting));

@@ -1,32 +1,35 @@
-//! Letting the threads that move the bytes go first.
+//! Idle-priority waits: the threads that move the bytes run before the threads that wait for them.
 //!
-//! The engine waits for a transfer by asking, over and over, whether it is done. While it asks, it wants a processor
-//! like anybody else, and where processors are few it takes it from the threads that move the bytes: on two cores a
-//! transfer of 128 MiB takes half as long again. The kernel has a place for such work, behind everybody else
+//! The engine waits for a transfer by polling whether it is done. A polling thread competes for a processor like any
+//! other, and where processors are few it takes one from the threads that move the bytes: on two cores a transfer of
+//! 128 MiB takes half as long again. The kernel has a scheduling class for such work, behind all other threads
 //! (`SCHED_IDLE`): a processor on which only such a thread runs counts as free, and is given up at once.
 //!
-//! Back there a thread may also not run at all, for a second and more, on a host whose processors are all busy; and it
-//! may hold the interpreter's lock. So nobody stays there unattended. The caller, who waits for the answer anyway,
-//! looks after the thread, and one that got no processor is called back for a moment, to see whether it is done:
+//! On a host whose processors are all busy, a thread at idle priority may not run at all, for a second and more; and it
+//! may hold the interpreter's lock. So no thread stays at idle priority unattended. The caller, which waits for the
+//! answer anyway, watches the thread. A thread that got no processor is returned to normal priority for a moment, so
+//! that it can see whether the transfer is done:
 //!
 //! ```text
-//!            begin()                    it is at it for a while                    end()
+//!            begin()                    the call runs for a while                   end()
 //! (queued) ──────────▶ InLine ────────────────────────────────────────▶ Behind ──────────▶ Over
 //!                        ▲                                                 │
-//!                        └── it did not run since the last look, ──────────┘
+//!                        └── no processor since the last check, ───────────┘
 //!                            or the caller leaves
 //! ```
 //!
-//! A get does little else than wait, so its thread is sent back at once. A put asks the master for room first and tells it
-//! of the end last, and is slower if it does that from behind (one of 4 MiB: 4.2 ms instead of 2.3, with the wheel alone):
-//! its thread is sent back when it has been at it for a while.
+//! A get does little else than wait, so its thread goes to idle priority at once. A put first asks the master for room,
+//! and at last reports the end to the master. It is slower if it does that at idle priority (one of 4 MiB: 4.2 ms
+//! instead of 2.3, with the wheel alone). So its thread goes to idle priority only once the put has run for a while.
 //!
 //! Invariants:
-//! - CY1: a thread is behind the others only while a caller looks after it, and is in line again before it begins
+//! - CY1: a thread is at idle priority only while a caller watches it, and is at normal priority again before it begins
 //!   anything else.
-//! - CY2: a thread that is behind goes without a processor for no longer than from one look to the next but one, and looks
-//!   are a quarter of the time apart that its call has taken, 1 to 8 ms: so much later, at worst, is an answer noticed.
-//! - CY3: a process that may not bring its threads back into line (the kernel wants `CAP_SYS_NICE`) sends none back.
+//! - CY2: a thread at idle priority goes without a processor for no longer than two check intervals. The interval is a
+//!   quarter of the time that its call has taken so far, between 1 and 8 ms: an answer is noticed at most that much
+//!   later.
+//! - CY3: a process that may not return its threads to normal priority (the kernel wants `CAP_SYS_NICE`) sends none to
+//!   idle priority.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -36,15 +39,15 @@ use parking_lot::Mutex;
 
 use crate::priority::{self, Thread};
 
-/// The shortest time between looks, and how long a put is under way before the first: what is done sooner has little to
-/// wait for.
+/// The shortest interval between checks, and how long a put runs before the first check. A put that ends sooner has
+/// little to wait for.
 const SHORTEST: Duration = Duration::from_millis(1);
-/// The longest time between looks.
+/// The longest interval between checks. It bounds how late an answer is noticed (CY2).
 const LONGEST: Duration = Duration::from_millis(8);
-/// How long a get is under way before the first look, about: its thread has begun then.
+/// How long a get runs before the first check, approximately. Its thread has begun by then.
 const AT_ONCE: Duration = Duration::from_micros(100);
 
-/// When the thread of a call lets others go first.
+/// When the thread of a call goes to idle priority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Courtesy {
     Never,
@@ -52,7 +55,7 @@ pub(crate) enum Courtesy {
     AtOnce,
 }
 
-/// Where the thread of one call stands.
+/// The scheduling state of the thread of one call.
 #[derive(Debug, Default)]
 pub(crate) struct Turn {
     thread: OnceLock<Thread>,
@@ -64,7 +67,7 @@ enum Standing {
     #[default]
     InLine,
     Behind {
-        /// How long it had run when it was last looked at.
+        /// The thread's processor time at the last check.
         ran: Duration,
     },
     Over,
@@ -81,8 +84,8 @@ impl Turn {
     /// The calling thread has ended the call.
     pub(crate) fn end(&self) {
         let Some(me) = self.thread.get() else { return };
-        // First its place, then the lock: a caller must not find the lock with a thread that gets no processor. Whether
-        // this is refused is seen below.
+        // First the priority, then the lock: a caller must not wait for a lock whose holder gets no processor. A
+        // refusal by the kernel is noticed below.
         if Thread::current_is_behind() {
             me.step_up();
         }
@@ -96,7 +99,7 @@ impl Standing {
     fn call_back(&mut self, thread: Thread) {
         if let Self::Behind { .. } = *self {
             if !thread.step_up() {
-                tracing::error!("an engine thread may not take its place again and waits for an idle processor");
+                tracing::error!("the kernel keeps an engine thread at idle priority; it runs on idle processors only");
             }
             *self = Self::InLine;
         }
@@ -116,7 +119,7 @@ impl Standing {
     }
 }
 
-/// A caller's eye on the thread of its call. Dropped, it leaves the thread in line.
+/// A caller's watch over the thread of its call. Its drop returns the thread to normal priority.
 #[derive(Debug)]
 pub(crate) struct Lookout<'a> {
     clock: SystemClock,
@@ -126,7 +129,7 @@ pub(crate) struct Lookout<'a> {
 }
 
 impl<'a> Lookout<'a> {
-    /// Begins to look after a call, if its thread may be sent back at all.
+    /// Begins to watch a call. `None` if its thread may not go to idle priority at all.
     pub(crate) fn new(turn: &'a Turn, courtesy: Courtesy) -> Option<Self> {
         let clock = SystemClock::new();
         (courtesy != Courtesy::Never && priority::may_step_up()).then(|| Self {
@@ -137,7 +140,7 @@ impl<'a> Lookout<'a> {
         })
     }
 
-    /// How long to wait before the next look.
+    /// How long to wait before the next check.
     pub(crate) fn until_next(&self) -> Duration {
         let passed = self.clock.now().since(self.begun);
         if self.courtesy == Courtesy::AtOnce && passed < SHORTEST && self.is_in_line() {
@@ -151,9 +154,9 @@ impl<'a> Lookout<'a> {
         standing.is_some_and(|standing| matches!(*standing, Standing::InLine))
     }
 
-    /// Looks once.
+    /// Checks the thread once.
     pub(crate) fn look(&self) {
-        // The thread has this lock only while it ends; if it does, there is nothing to see.
+        // The thread takes this lock only while it ends the call; there is nothing to check then.
         if let Some(thread) = self.turn.thread.get()
             && let Some(mut standing) = self.turn.standing.try_lock()
         {
@@ -184,7 +187,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(20);
     const OFTEN: Duration = Duration::from_micros(50);
 
-    /// Keeps the processor until the calling thread is behind the others. Says whether it came there.
+    /// Keeps the processor until the calling thread is at idle priority. Returns whether that happened.
     fn spin_until_behind() -> bool {
         let clock = SystemClock::new();
         let begun = clock.now();
@@ -213,7 +216,7 @@ mod tests {
 
     #[test]
     fn a_thread_whose_caller_leaves_is_in_line_again() {
-        // It may have been called back by a look just before, but hardly every time.
+        // A check may have returned it to normal priority just before, but hardly every time.
         for _ in 0..5 {
             let pool = CallPool::new(1);
             let left = Arc::new(AtomicBool::new(false));
@@ -280,7 +283,7 @@ mod tests {
                 let Some(lookout) = Lookout::new(turn, Courtesy::AfterAWhile) else {
                     return assert!(!priority::may_step_up(), "CY3");
                 };
-                // It may still be on its way to sleep, so it may run between two looks, but not for ever.
+                // The thread may still be on its way to sleep, so it may run between two checks, but not for ever.
                 let called_back = poll_until(&SystemClock::new(), LONG, OFTEN, || {
                     lookout.look();
                     let once = is_behind(turn);

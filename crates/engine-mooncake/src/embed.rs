@@ -1,7 +1,7 @@
-//! CPython inside a program of ours (feature `embed`), with the packages of a virtual environment.
+//! CPython embedded in a Rust program (feature `embed`), with the packages of a virtual environment.
 //!
-//! The interpreter is linked at build time (`PYO3_PYTHON`); its packages are found at run time: in the environment
-//! named by `HOLDFAST_VENV`, else by `VIRTUAL_ENV`, else where the interpreter looks by itself.
+//! The interpreter is linked at build time (`PYO3_PYTHON`). Its packages are found at run time: in the environment
+//! named by `HOLDFAST_VENV`, else by `VIRTUAL_ENV`, else on the interpreter's default path.
 
 use std::path::PathBuf;
 
@@ -41,6 +41,6 @@ fn add_packages(py: Python<'_>) -> Result<()> {
         .and_then(|site| site.call_method1("addsitedir", (&packages,)))
         .map(drop)
         .map_err(|exception| {
-            Error::internal(OPERATION, "Python refuses the package folder").with("exception", exception)
+            Error::internal(OPERATION, "Python cannot add the package folder to its path").with("exception", exception)
         })
 }

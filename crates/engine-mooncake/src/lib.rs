@@ -2,27 +2,30 @@
 //!
 //! # Why through Python
 //! Mooncake publishes one complete, supported interface: the Python module of its wheel. Its C interface is in no
-//! package and lacks batched removal, replica descriptors, tenants and the SSD settings; its C++ symbols and its RPC are
-//! tied to one release. So this crate drives the module through PyO3. That costs a microsecond or so per call, nothing
-//! per byte: the module is handed addresses, and lets go of the interpreter's lock while bytes move. Everything above
-//! the trait is untouched if another binding takes its place.
+//! package and lacks batched removal, replica descriptors, tenants and the SSD settings. Its C++ symbols and its RPC
+//! are tied to one release. So this crate drives the module through PyO3. That costs about a microsecond per call and
+//! nothing per byte: the module is handed addresses, and releases the interpreter's lock while bytes move. Another
+//! binding could replace this one without a change above the trait.
 //!
 //! # How a call goes
 //! ```text
 //! caller ─ batch rules ─▶ calls (a thread, a deadline) ─▶ store (the module) ─▶ codes (outcomes) ─▶ caller
 //!                                                      └▶ admin (HTTP: probe, usage)
 //! ```
-//! The module's calls cannot be cancelled, so they run on threads of `calls` while the caller waits within its
-//! deadline. `regions` keeps memory registered for as long as any of them may touch it. The module waits by asking over and
-//! over; `courtesy` keeps that from slowing down the threads that move the bytes.
+//! The module's calls cannot be cancelled, so they run on threads of `calls` while the caller waits until its deadline.
+//! `regions` keeps memory registered for as long as any of these calls may touch it. The module waits for a transfer by
+//! polling; `courtesy` keeps that polling from slowing down the threads that move the bytes.
 //!
-//! **Do not call in with the interpreter's lock held** (from an extension, detach first): the call's thread needs it.
+//! **Do not call into this crate with the interpreter's lock held** (an extension must detach first): the thread that
+//! runs the call needs that lock.
 //!
 //! # What if…
-//! - *…the process dies?* The master drops this client's unfinished puts and, if it gave a segment, its objects.
-//! - *…the master or a holder dies?* Calls fail `Unavailable`; when they are back, the same value works again.
-//! - *…a call never returns?* Its caller leaves at the deadline; its thread and memory stay; at `max_calls` such calls
-//!   new ones fail `Unavailable` and say why.
+//! - *…the process dies?* The master drops this client's unfinished puts and, if the client contributed a segment, the
+//!   objects in that segment.
+//! - *…the master or a holder dies?* Calls fail with `Unavailable`. Once the master or the holder is back, the same
+//!   engine value works again.
+//! - *…a call never returns?* Its caller leaves at the deadline. Its thread and its memory stay occupied. Once
+//!   `max_calls` calls hang, new ones fail with `Unavailable` and say why.
 //!
 //! # Example
 //! ```no_run
@@ -70,7 +73,7 @@ use courtesy::Courtesy;
 use regions::Regions;
 use store::Store;
 
-/// The decoders of the master's answers, for the fuzzer (folder `fuzz/`). No part of the interface.
+/// The decoders of the master's answers, for the fuzzer (folder `fuzz/`). Not part of the public interface.
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing {
@@ -82,13 +85,14 @@ pub mod fuzzing {
     }
 }
 
-/// The most objects in one batch.
+/// The most objects in one batch, reported as [`Capabilities::max_batch`].
 const MAX_BATCH: usize = 1024;
 
 /// A client of a Mooncake Store cluster.
 ///
-/// Dropping it, and the last region that it registered, waits for calls under way (up to
-/// [`MooncakeConfig::close_within`]) and then closes the client, unless it was handed in by somebody else.
+/// Dropping the engine and the last region that it registered waits for calls in flight (up to
+/// [`MooncakeConfig::close_within`]). It then closes the client, unless the client was
+/// [adopted](MooncakeEngine::adopt).
 #[derive(Debug)]
 pub struct MooncakeEngine(Arc<Client>);
 
@@ -100,12 +104,12 @@ struct Client {
     store: Arc<Store>,
     regions: Arc<Regions>,
     admin: Admin,
-    /// Whether the store is ours to close.
+    /// Whether this engine connected the store, and so closes it.
     owned: bool,
 }
 
 impl MooncakeEngine {
-    /// Makes a client of our own and connects it.
+    /// Creates a client and connects it. The engine owns that client and closes it.
     pub fn connect(config: MooncakeConfig) -> Result<Self> {
         config.validate()?;
         let calls = CallPool::new(config.max_calls);
@@ -119,9 +123,9 @@ impl MooncakeEngine {
         Ok(Self::new(config, calls, store, true))
     }
 
-    /// Uses a `MooncakeDistributedStore` that a Python caller has set up. It stays theirs: they close it, after this
-    /// engine and its regions are gone. Of `config` only what concerns this side is used: admin addresses, metadata,
-    /// tenant, limits.
+    /// Uses a `MooncakeDistributedStore` that a Python caller has connected. The Python caller keeps the ownership: it
+    /// closes the store, after this engine and its regions are gone. Only these settings of `config` are used: admin
+    /// addresses, metadata, tenant and limits.
     pub fn adopt(store: Py<PyAny>, config: MooncakeConfig) -> Result<Self> {
         config.validate()?;
         let calls = CallPool::new(config.max_calls);
@@ -147,7 +151,7 @@ impl MooncakeEngine {
         }))
     }
 
-    /// The settings it was made with.
+    /// The settings that the engine was made with.
     pub fn config(&self) -> &MooncakeConfig {
         &self.0.config
     }
@@ -158,7 +162,8 @@ impl Client {
         Capabilities {
             engine: "mooncake",
             max_batch: MAX_BATCH,
-            // Whether holders keep SSD copies is their setting, not the client's; the calls are there either way.
+            // Whether holders keep SSD copies is a setting of the holders, not of the client; the calls exist either
+            // way.
             ssd: true,
             probe: self.can_probe().is_ok(),
         }
@@ -169,7 +174,7 @@ impl Client {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 "engine.probe",
-                "this release of Mooncake probes the default tenant only",
+                "a probe of this release of Mooncake sees the default tenant only; use the default tenant to probe",
             )
             .with("tenant", &self.config.tenant));
         }
@@ -183,24 +188,24 @@ impl Client {
         Ok(())
     }
 
-    /// Posts the unregistration of `memory`; nobody waits for it but the end of the client.
+    /// Posts the unregistration of `memory` and does not wait for it. Only the drop of the client waits.
     fn post_forget(&self, memory: HostMemory) {
         let regions = Arc::clone(&self.regions);
         if let Err(error) = self.calls.post("engine.unregister", move || regions.forget(memory)) {
-            // Only a pool that is closing refuses; closing the client below it makes it forget all memory.
-            tracing::debug!(%error, "memory was left to the closing of the client");
+            // Only a pool that is closing refuses. The client is closed next, and that unregisters all memory.
+            tracing::debug!(%error, "memory was not unregistered; closing the client unregisters it");
         }
     }
 
-    /// Gives memory whose unregistration was put off another chance.
+    /// Retries the unregistrations that were deferred.
     fn post_deferred(&self) {
         for memory in self.regions.take_deferred() {
             self.post_forget(memory);
         }
     }
 
-    /// The module says "wrong parameter" or "transfer failed" when buffers do not fit an object; the object's length,
-    /// asked for without side effects, tells whether that is why.
+    /// The module returns "wrong parameter" or "transfer failed" when buffers do not fit an object. A probe of the
+    /// object's length, which has no side effects, tells whether that is the reason.
     fn explain_lengths(&self, batch: &[Transfer], outcomes: &mut [GetOutcome], within: Duration) {
         let doubtful: Vec<usize> = outcomes
             .iter()
@@ -212,7 +217,7 @@ impl Client {
             return;
         }
         let keys: Vec<_> = doubtful.iter().map(|&at| batch[at].key.clone()).collect();
-        // If the probe fails too, the error that is there already tells the story.
+        // If the probe fails too, the outcome keeps its first error.
         let Ok(found) = self.admin.probe(&keys, within) else {
             return;
         };
@@ -249,14 +254,14 @@ impl Drop for Client {
             return;
         }
         if left > 0 {
-            // Closing under a call would take the ground from under it.
+            // A client must not be closed while a call into it runs.
             tracing::warn!(
                 calls = left,
                 "the engine's client is left open: calls into it have not returned"
             );
             return;
         }
-        // A fresh pool of one: closing talks to the master, which may hang.
+        // A fresh pool of one thread: closing talks to the master, which may hang.
         let store = Arc::clone(&self.store);
         let closing = CallPool::new(1);
         match closing.run(
@@ -280,7 +285,8 @@ impl Engine for MooncakeEngine {
         check_time("engine.register", within)?;
         self.0.post_deferred();
         let client = Arc::clone(&self.0);
-        // The region is made by the call itself: if nobody waits for it any more, it is dropped and unregistered there.
+        // The call itself creates the region: if the caller has left by then, the region is dropped and unregistered
+        // there.
         self.0
             .calls
             .run("engine.register", Effect::Repeatable, within, move || {
@@ -384,7 +390,7 @@ impl Engine for MooncakeEngine {
                 Presence::Present { .. } => RaiseOutcome::InDram,
             })
             .collect();
-        // Only what lies on SSD alone is touched, so that the hint grants no lease to anything else.
+        // Only objects that are on SSD and not in DRAM are touched, so the hint grants a lease to no other object.
         let below: Vec<_> = keys
             .iter()
             .zip(&outcomes)

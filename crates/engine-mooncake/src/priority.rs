@@ -1,4 +1,4 @@
-//! A thread's place in the kernel's queue: like everybody's, or after everybody's.
+//! A thread's scheduling class: normal (`SCHED_OTHER`) or idle priority (`SCHED_IDLE`).
 
 #![expect(
     unsafe_code,
@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::Duration;
 
-/// A thread of this process, as the kernel knows it. Of use only while the thread lives.
+/// A thread of this process, by its kernel id. Valid only while the thread lives.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Thread {
     id: libc::pid_t,
@@ -17,8 +17,8 @@ pub(crate) struct Thread {
 }
 
 impl Thread {
-    /// The calling thread; `None` if somebody has given it a place of its own (a batch or real-time one), which is
-    /// theirs to change.
+    /// The calling thread. `None` if the thread already has another scheduling class (batch or real-time): this crate
+    /// must not change a class that the program chose.
     pub(crate) fn current() -> Option<Self> {
         // SAFETY: it takes nothing and cannot fail.
         let id = unsafe { libc::gettid() };
@@ -32,18 +32,18 @@ impl Thread {
         (policy == libc::SCHED_OTHER && known == 0).then_some(Self { id, processor_time })
     }
 
-    /// Whether the calling thread has stepped back.
+    /// Whether the calling thread runs at idle priority.
     pub(crate) fn current_is_behind() -> bool {
         // SAFETY: it reads the policy of the calling thread, which is what 0 means, and touches no memory.
         unsafe { libc::sched_getscheduler(0) == libc::SCHED_IDLE }
     }
 
-    /// Lets everybody else go first from now on. Says whether the kernel agreed.
+    /// Moves the thread to idle priority. Returns whether the kernel agreed.
     pub(crate) fn step_back(self) -> bool {
         self.place(libc::SCHED_IDLE)
     }
 
-    /// Takes its place like everybody else again. Says whether the kernel agreed.
+    /// Moves the thread back to normal priority. Returns whether the kernel agreed.
     pub(crate) fn step_up(self) -> bool {
         self.place(libc::SCHED_OTHER)
     }
@@ -54,7 +54,7 @@ impl Thread {
         unsafe { libc::sched_setscheduler(self.id, policy, &raw const ordinary) == 0 }
     }
 
-    /// How long it has had a processor since it began.
+    /// How much processor time the thread has used since it began.
     pub(crate) fn ran(self) -> Option<Duration> {
         let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: it writes one value of ours; the clock of a thread that is gone is an error, not a fault.
@@ -65,8 +65,8 @@ impl Thread {
     }
 }
 
-/// Whether a thread of this process that stepped back may step up again: the kernel wants `CAP_SYS_NICE` or a resource
-/// limit for that. Found out once, on a thread made for it, since the answer may be no.
+/// Whether a thread of this process at idle priority may return to normal priority: the kernel wants `CAP_SYS_NICE` or
+/// a resource limit for that. Tried once, on a thread created for the purpose, because the answer may be no.
 pub(crate) fn may_step_up() -> bool {
     static MAY: OnceLock<bool> = OnceLock::new();
     *MAY.get_or_init(|| {

@@ -1,4 +1,4 @@
-//! The memory that one client has registered, and how it is forgotten.
+//! The memory that one client has registered, and how it is unregistered.
 //!
 //! ```text
 //!             register                     last span gone              the module says 0
@@ -8,12 +8,13 @@
 //!                                                         Deferred                Stuck: memory kept for ever
 //! ```
 //!
-//! Why `Deferred` exists: with a metadata server, an unregistration that cannot reach it fails half-way, and the module
-//! then refuses that address, for ever, both to forget it and to register it again. So it is not attempted before the
-//! server answers. Without a metadata server (`P2PHANDSHAKE`) forgetting is local and always works.
+//! Why `Deferred` exists: with a metadata server, an unregistration that cannot reach the server fails half-way. The
+//! module then refuses, for ever, both to unregister that address and to register it again. So an unregistration is not
+//! attempted before the server answers. Without a metadata server (`P2PHANDSHAKE`) an unregistration is local and
+//! always works.
 //!
 //! Invariants: R1 and R2 of [`holdfast_engine::region`], and
-//! - R3: what is not yet forgotten by the module is in the table, so no overlapping registration is attempted.
+//! - R3: memory that the module has not yet unregistered is in the table, so no overlapping registration is attempted.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,14 +26,14 @@ use parking_lot::Mutex;
 
 use crate::store::Store;
 
-/// How long to wait for a metadata server to say that it is there.
+/// How long the metadata server may take to answer before it counts as out of reach.
 const METADATA_ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 
 /// All memory that one client has registered.
 #[derive(Debug)]
 pub(crate) struct Regions {
     store: Arc<Store>,
-    /// The metadata server, if there is one that can be asked whether it is there.
+    /// The metadata server, if there is one that can be asked over HTTP whether it is up.
     metadata: Option<String>,
     http: ureq::Agent,
     table: Mutex<Table>,
@@ -40,7 +41,7 @@ pub(crate) struct Regions {
 
 #[derive(Debug, Default)]
 struct Table {
-    /// Length by address of everything that the module knows.
+    /// Length by address of all memory that the module knows.
     known: BTreeMap<usize, usize>,
     deferred: Vec<HostMemory>,
     stuck: Vec<HostMemory>,
@@ -61,7 +62,7 @@ impl Regions {
         }
     }
 
-    /// Makes the module know `memory`. Blocks. If it fails, the memory is unknown as before.
+    /// Registers `memory` with the module. Blocks. If it fails, the module does not know the memory, as before.
     pub(crate) fn register(&self, memory: &HostMemory) -> Result<()> {
         const OPERATION: &str = "engine.register";
         if !self.metadata_answers() {
@@ -76,7 +77,7 @@ impl Regions {
             Ok(0) => return Ok(()),
             Ok(code) if code == crate::codes::INVALID_PARAMS => Err(Error::invalid(
                 OPERATION,
-                "the engine refuses this memory; it overlaps memory that somebody else registered with the same client",
+                "the engine refuses this memory; it overlaps memory that other code registered with the same client",
             )
             .with("code", code)),
             Ok(code) => Err(crate::codes::error(OPERATION, code, holdfast_core::Retry::Safe)),
@@ -86,7 +87,7 @@ impl Regions {
         outcome.map_err(|error: Error| error.with("memory", format!("{memory:?}")))
     }
 
-    /// Makes the module forget `memory`, then drops it. Blocks.
+    /// Unregisters `memory` from the module, then drops it. Blocks.
     pub(crate) fn forget(&self, memory: HostMemory) {
         if !self.metadata_answers() {
             self.table.lock().deferred.push(memory);
@@ -100,14 +101,14 @@ impl Regions {
                 tracing::error!(
                     ?memory,
                     ?refused,
-                    "the engine does not forget this memory; it is kept until the process ends"
+                    "the engine refuses to unregister this memory; it is kept until the process ends"
                 );
                 self.table.lock().stuck.push(memory);
             }
         }
     }
 
-    /// What was put off while the metadata server was out of reach: to be forgotten now.
+    /// Takes the memory whose unregistration was deferred while the metadata server was out of reach.
     pub(crate) fn take_deferred(&self) -> Vec<HostMemory> {
         std::mem::take(&mut self.table.lock().deferred)
     }
@@ -138,7 +139,7 @@ impl Regions {
 
     fn metadata_answers(&self) -> bool {
         let Some(address) = &self.metadata else { return true };
-        // Any answer will do: the server has no page of its own at this address.
+        // Any answer will do: the server has no page at this address.
         let request = self
             .http
             .get(address)

@@ -1,11 +1,11 @@
 //! Which releases of Mooncake this crate may drive.
 //!
-//! The wheel's module is the only interface there is, and it promises nothing from one release to the next: result codes,
-//! what a timeout means and when memory may be touched are facts that `tests/truths` found out, release by release. With
-//! another release the promise "the committed bytes or an error" would rest on a guess, so an engine is not opened with
-//! one, unless the user says so ([`crate::MooncakeConfig::untested_release`], or [`VARIABLE`] for programs that cannot
-//! set it). To take up a release: `tests/truths` passes on it, then it is added to [`KNOWN`] and the bounds in
-//! `python/pyproject.toml` move.
+//! The wheel's module is the only interface there is, and it promises nothing from one release to the next. Result
+//! codes, the meaning of a timeout and the time at which memory may be touched are facts that `tests/truths` found out,
+//! release by release. With another release the promise "the committed bytes or an error" would rest on a guess. So an
+//! engine is not opened with one, unless the user allows it ([`crate::MooncakeConfig::untested_release`], or
+//! [`VARIABLE`] for programs that cannot change that setting). To support a new release: run `tests/truths` on it until
+//! it passes, add it to [`KNOWN`], and move the bounds in `python/pyproject.toml`.
 
 use holdfast_core::{Error, ErrorKind, Result};
 use pyo3::prelude::*;
@@ -13,10 +13,10 @@ use pyo3::prelude::*;
 /// The releases that `tests/truths` has been run on.
 const KNOWN: &[&str] = &["0.3.13.post1"];
 
-/// Set to `1`, it allows other releases, like the setting.
+/// Set to `1`, this environment variable allows other releases, like the setting.
 pub(crate) const VARIABLE: &str = "HOLDFAST_UNTESTED_MOONCAKE";
 
-/// The distributions that bring `mooncake.store`, each built for another kind of machine.
+/// The distributions that contain `mooncake.store`, each built for another kind of machine.
 const DISTRIBUTIONS: &[&str] = &[
     "mooncake-transfer-engine",
     "mooncake-transfer-engine-non-cuda",
@@ -24,7 +24,7 @@ const DISTRIBUTIONS: &[&str] = &[
     "mooncake-transfer-engine-npu",
 ];
 
-/// Refuses a release that is not known to work; `untested` lets it pass, with a warning.
+/// Refuses a release that is not known to work. `untested` accepts it, with a warning.
 pub(crate) fn check(py: Python<'_>, untested: bool) -> Result<()> {
     let found = installed(py)?;
     let untested = untested || std::env::var_os(VARIABLE).is_some_and(|value| value == "1");
@@ -37,7 +37,7 @@ pub(crate) fn check(py: Python<'_>, untested: bool) -> Result<()> {
     }
 }
 
-/// The installed distributions that bring the module, with their versions.
+/// The installed distributions that contain the module, with their versions.
 fn installed(py: Python<'_>) -> Result<Vec<(&'static str, String)>> {
     let odd = |exception: PyErr| {
         Error::internal("mooncake.load", "Python cannot say which packages are installed").with("exception", exception)
@@ -59,12 +59,12 @@ fn installed(py: Python<'_>) -> Result<Vec<(&'static str, String)>> {
 }
 
 fn judge(found: &[(&'static str, String)]) -> Result<()> {
-    // What follows a plus sign names a build, not a release.
+    // The part after a plus sign names a build, not a release.
     let release = |version: &str| version.split('+').next().unwrap_or_default().to_owned();
     let unknown = |(_, version): &&(&str, String)| !KNOWN.contains(&release(version).as_str());
     let refuse = |what: &str| {
         let message = format!(
-            "{what}, and Holdfast leans on behaviour that differs between releases. Install a release that is known to \
+            "{what}, and Holdfast relies on behaviour that differs between releases. Install a release known to \
              work, or set untested_release (or {VARIABLE}=1) to try this one at your own risk"
         );
         Error::new(ErrorKind::Unsupported, "mooncake.load", message).with("known", KNOWN.join(" "))
@@ -73,7 +73,7 @@ fn judge(found: &[(&'static str, String)]) -> Result<()> {
         None if found.is_empty() => Err(refuse("no installed package says which release of Mooncake this is")),
         None => Ok(()),
         Some((name, version)) => {
-            let error = refuse("this release of Mooncake has never been tried with this one of Holdfast");
+            let error = refuse("this release of Mooncake was never tested with this release of Holdfast");
             Err(error.with("package", name).with("release", version))
         }
     }

@@ -1,7 +1,7 @@
 //! The wheel's `MooncakeDistributedStore`, call by call.
 //!
-//! One function here is one call of the module: Rust values in, result codes out, nothing decided. The interpreter's
-//! lock is held while arguments are made and results are read; the module itself lets go of it while it waits for the
+//! Each function here is one call of the module: Rust values in, result codes out, no decisions. The interpreter's lock
+//! is held while arguments are built and results are read. The module itself releases the lock while it waits for the
 //! network and while bytes move (a test pins this).
 
 use holdfast_core::{Error, ObjectKey, Result};
@@ -22,7 +22,7 @@ pub(crate) struct Store {
     soft_pin: Py<PyAny>,
 }
 
-/// Turns a Python exception into an error of ours.
+/// Turns a Python exception into a Holdfast error.
 fn raised(operation: &'static str, message: &'static str) -> impl Fn(PyErr) -> Error {
     move |exception| Error::internal(operation, message).with("exception", exception)
 }
@@ -43,7 +43,7 @@ fn module(py: Python<'_>, untested_release: bool) -> Result<Bound<'_, PyModule>>
 }
 
 impl Store {
-    /// Loads the module, makes a store of our own and connects it. Blocks until the engine has decided.
+    /// Loads the module, creates a store and connects it. Blocks until the engine has accepted or refused.
     pub(crate) fn connect(config: &MooncakeConfig) -> Result<Self> {
         const OPERATION: &str = "mooncake.connect";
         let odd = raised(OPERATION, "setting up the engine's client raised an exception");
@@ -69,7 +69,7 @@ impl Store {
         })
     }
 
-    /// Takes over the use, not the ownership, of a store that somebody else has connected.
+    /// Uses a store that the caller has connected, without taking its ownership.
     pub(crate) fn adopt(object: Py<PyAny>, untested_release: bool) -> Result<Self> {
         Python::attach(|py| {
             Self::new(&module(py, untested_release)?, object)
@@ -85,7 +85,7 @@ impl Store {
         })
     }
 
-    /// Ends the connection. The store must have no call under way.
+    /// Ends the connection. No call into the store may be in flight.
     pub(crate) fn close(&self) -> Result<()> {
         let code = self.one("mooncake.close", |py, store| store.call_method0(intern!(py, "close")))?;
         if code == 0 {
@@ -139,7 +139,7 @@ impl Store {
         })
     }
 
-    /// Asks for replica descriptors, which counts as a hit on each object, and throws them away.
+    /// Asks for replica descriptors and discards them: the question counts as a hit on each object.
     pub(crate) fn touch(&self, keys: &[ObjectKey]) -> Result<()> {
         Python::attach(|py| {
             names(py, keys)
@@ -201,7 +201,7 @@ impl Store {
         if codes.len() != expected {
             return Err(Error::internal(
                 operation,
-                "the engine returned another number of results than it was asked for",
+                "the engine returned a different number of results than objects in the batch",
             )
             .with("expected", expected)
             .with("got", codes.len()));
@@ -253,7 +253,7 @@ fn names<'a, 'py>(
     PyList::new(py, keys.into_iter().map(|key| PyString::new(py, key.as_str())))
 }
 
-/// Sets what the engine's libraries read from the environment when they are loaded.
+/// Sets the environment variables that the engine's libraries read when they are loaded.
 fn set_environment(py: Python<'_>, config: &MooncakeConfig) -> PyResult<()> {
     if config.environment.is_empty() {
         return Ok(());

@@ -182,7 +182,7 @@ fn a_master_that_hangs_costs_the_deadline_and_no_more() {
         );
     }
 
-    // The put and the get are still under way, so their memory stays registered although nobody holds it here.
+    // The put and the get are still in flight, so their memory stays registered although this test holds none of it.
     drop((from, into));
     assert_eq!(engine.registrations().regions, 2);
     cluster.master(0).resume().expect("resumed");

@@ -1,4 +1,4 @@
-//! What concerns the Python module itself: its lock, a store that somebody else made, settings, and a cluster with two
+//! Tests of the Python module itself: its lock, a store that Python code made, settings, and a cluster with two
 //! masters.
 
 mod common;

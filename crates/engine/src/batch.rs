@@ -8,7 +8,7 @@ use holdfast_core::{Error, ObjectKey, Result};
 use crate::region::EngineId;
 use crate::types::{Capabilities, PutOptions, Transfer};
 
-/// Refuses a call that has no time.
+/// Refuses a call whose deadline has passed already.
 pub fn check_time(operation: &'static str, within: Duration) -> Result<()> {
     if within.is_zero() {
         return Err(Error::unavailable(
@@ -29,7 +29,7 @@ pub fn check_count(operation: &'static str, count: usize, capabilities: &Capabil
     Ok(())
 }
 
-/// Refuses transfers without memory, with memory of another engine, or of one object twice.
+/// Refuses transfers that have no memory, that use memory of another engine, or that name one object twice.
 pub fn check_transfers(operation: &'static str, batch: &[Transfer], engine: EngineId) -> Result<()> {
     for transfer in batch {
         if transfer.parts.is_empty() {
@@ -46,7 +46,7 @@ pub fn check_transfers(operation: &'static str, batch: &[Transfer], engine: Engi
     check_distinct(operation, batch)
 }
 
-/// Refuses options that no engine could follow.
+/// Refuses options that no engine could honour.
 pub fn check_options(operation: &'static str, options: &PutOptions) -> Result<()> {
     if options.replicas == 0 {
         return Err(Error::invalid(
@@ -60,7 +60,7 @@ pub fn check_options(operation: &'static str, options: &PutOptions) -> Result<()
 /// Refuses a batch that names an object twice.
 pub fn check_distinct(operation: &'static str, batch: &[Transfer]) -> Result<()> {
     let twice = |key: &ObjectKey| {
-        Err(Error::invalid(operation, "a key stands twice in the batch; name each object once").with("key", key))
+        Err(Error::invalid(operation, "a key occurs twice in the batch; name each object once").with("key", key))
     };
     if batch.len() <= 8 {
         for (i, transfer) in batch.iter().enumerate() {

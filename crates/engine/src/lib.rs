@@ -1,12 +1,13 @@
-//! The storage engine, as Holdfast sees it.
+//! The storage engine as Holdfast sees it.
 //!
-//! [`Engine`] is the small trait that a back end implements; its `# Contract` is written once, here, and held up by the
-//! contract suite (`testing`, behind the feature of that name) on every back end. [`EngineExt`] is what callers use for
-//! comfort. Behind the trait are Mooncake Store (crate `holdfast-engine-mooncake`) and, here, [`memory`], an engine that
-//! behaves like it where it matters and needs no server; [`fault`] wraps any of them and breaks it by a seeded plan.
+//! [`Engine`] is the small trait that a back end implements. Its `# Contract` is written once, here, and the contract
+//! suite (`testing`, behind the feature of that name) checks it on every back end. [`EngineExt`] adds convenience
+//! methods for callers. The back ends are Mooncake Store (crate `holdfast-engine-mooncake`) and, in this crate,
+//! [`memory`], an engine that behaves like Mooncake where it matters and needs no server. [`fault`] wraps any engine
+//! and injects faults by a seeded plan.
 //!
-//! The trait is blocking and takes batches, because that is what the engines below do; whoever needs async runs it on
-//! threads of their own.
+//! The trait is blocking and takes batches, because the engines below do. An async caller runs it on threads of its
+//! own.
 
 pub mod batch;
 pub mod busy;
@@ -35,44 +36,46 @@ pub use types::{
 ///
 /// # Contract
 ///
-/// **Outcomes.** A call returns one outcome per object, in the order of the batch, or one error for all of it. The error
-/// is for what concerns the whole call: an unlawful batch (`Invalid`), or a deadline that passed (`Unavailable`). What
-/// concerns one object is its outcome. A miss, a full pool and an object that is not there are outcomes, not failures.
+/// **Outcomes.** A call returns one outcome per object, in the order of the batch, or one error for the whole batch.
+/// The error is for failures of the whole call: an invalid batch (`Invalid`), or a deadline that passed
+/// (`Unavailable`). What concerns one object is its outcome. A miss, a full pool and an object that is not there are
+/// outcomes, not failures.
 ///
-/// **Deadlines.** Every call takes the time it may last, `within`, and returns by then (give or take what the scheduler
-/// takes), whatever the engine does. With no time at all it does nothing and returns `Unavailable`, whatever else is
-/// wrong with it. A put or a remove
-/// that ran out of time may still take effect later; its error says [`holdfast_core::Retry::Ambiguous`]. Its memory
-/// stays registered until the engine lets go of it.
+/// **Deadlines.** Every call takes the time it may last, `within`, and returns by then (plus the delay of the
+/// scheduler), whatever the engine does. With no time at all it does nothing and returns `Unavailable`, whatever else
+/// is wrong with the call. A put or a remove that ran out of time may still take effect later; its error says
+/// [`holdfast_core::Retry::Ambiguous`]. Its memory stays registered until the engine lets go of it.
 ///
-/// **Memory in flight.** A call that ran out of time may still read the memory of a put, and write to that of a get. It
-/// keeps the spans of its transfers until it has returned. The caller claims its memory first (module
-/// [`busy`]), and has the spans hold the claim.
+/// **Memory in flight.** A call that ran out of time may still read the memory of a put, and write to that of a get.
+/// The call keeps the spans of its transfers until it has returned. So the caller first claims its memory (module
+/// [`busy`]), and attaches the claim to the spans.
 ///
-/// **Batches.** At most [`Capabilities::max_batch`] objects; an empty batch returns no outcomes. In a put and
-/// in a get no key stands twice. Every transfer has at least one part, every put asks for at least one replica. All parts are registered with this engine. A batch that breaks one of
-/// these rules is refused whole, and nothing of it is done.
+/// **Batches.** A batch has at most [`Capabilities::max_batch`] objects; an empty batch returns no outcomes. In a put
+/// and in a get no key occurs twice. Every transfer has at least one part, every put asks for at least one replica. All
+/// parts are registered with this engine. A batch that breaks one of these rules is refused whole, and nothing of it is
+/// done.
 ///
-/// **Put.** `Stored` means that an object is under the key. If one was there before, it is unchanged. What a put that
-/// never ended (its writer died) leaves behind is not readable; a later put on that key may return `Stored` and write
-/// nothing, until the engine's own timeout. So: no key is ever put twice, and what was put is confirmed by somebody who
-/// kept a checksum.
+/// **Put.** `Stored` means that an object is under the key. If one was there before, it is unchanged. The remains of a
+/// put that never ended (its producer died) are not readable. A later put on that key may return `Stored` and write
+/// nothing, until the engine's own timeout. So no key is ever put twice, and the caller confirms a put by a checksum
+/// that it kept.
 ///
 /// **Get.** `Loaded` means that the object has exactly as many bytes as its buffers, and that they were transferred.
-/// Memory outside the buffers is never touched, whatever the outcome.
-/// If the object is removed while it is read, the bytes may be torn and the outcome still `Loaded`: the caller checks.
-/// A get may keep the object from eviction for a while (a read lease), and may make the engine raise it to DRAM.
+/// Memory outside the buffers is never touched, whatever the outcome. If the object is removed while it is read, the
+/// bytes may be torn and the outcome still `Loaded`: the caller checks. A get may keep the object from eviction for a
+/// while (a read lease), and may make the engine promote it to DRAM.
 ///
-/// **Remove** is forced: it does not wait for readers nor for leases, and the space is free for the next put at once. It
-/// may leave copies on SSD behind, and those may come back when a holder or the engine restarts.
+/// **Remove** is forced: it does not wait for readers nor for leases, and the space is free for the next put at once.
+/// It may leave copies on SSD behind, and those may come back when a holder or the engine restarts.
 ///
-/// **Probe** has no side effects: it grants no lease, raises nothing, counts as no use.
+/// **Probe** has no side effects: it grants no lease, promotes nothing, counts as no use.
 ///
 /// **Raise** is a hint. It has an effect only on objects that are on SSD and not in DRAM; it may grant a lease.
 ///
-/// **Loss.** While nobody knows where objects are (the master is dead), nothing is a `Miss` or `Absent`: every outcome,
-/// or the call, is `Unavailable`. A holder that dies takes its objects with it, pinned or not: for a while they may be `Failed`
-/// (`Unavailable`), then they are a `Miss`. After holders and engine are back, the same engine value works again.
+/// **Loss.** While the master is dead, no process knows where objects are, and nothing is a `Miss` or `Absent`: every
+/// outcome, or the call, is `Unavailable`. A holder that dies takes its objects with it, pinned or not: for a while
+/// they may be `Failed` (`Unavailable`), then they are a `Miss`. After holders and engine are back, the same engine
+/// value works again.
 ///
 /// **Concurrency.** Calls may come from many threads at once. A call never panics because another failed.
 pub trait Engine: Send + Sync + Debug {
@@ -98,16 +101,16 @@ pub trait Engine: Send + Sync + Debug {
     /// Tells where objects are, without side effects.
     fn probe(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<Presence>>;
 
-    /// Asks for objects to be brought up into DRAM.
+    /// Asks the engine to promote objects to DRAM.
     fn raise(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<RaiseOutcome>>;
 
     /// Capacity and use.
     fn usage(&self, within: Duration) -> Result<Usage>;
 }
 
-/// What callers of an [`Engine`] use for comfort. Every engine has it.
+/// Convenience methods for callers of an [`Engine`]. Every engine has them.
 pub trait EngineExt: Engine {
-    /// Zeroed memory of its own, registered.
+    /// Allocates zeroed memory and registers it.
     fn allocate(&self, len: usize, within: Duration) -> Result<Region> {
         self.register(HostMemory::allocate(len)?, within)
     }
@@ -145,7 +148,7 @@ fn only<T>(operation: &'static str, mut outcomes: Vec<T>) -> Result<T> {
     match (outcomes.pop(), outcomes.len()) {
         (Some(outcome), 0) => Ok(outcome),
         (_, more) => {
-            Err(Error::internal(operation, "a batch of one did not get exactly one outcome").with("more", more))
+            Err(Error::internal(operation, "a batch of one object did not get exactly one outcome").with("more", more))
         }
     }
 }

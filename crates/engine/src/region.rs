@@ -1,21 +1,22 @@
 //! Memory that bytes move from and to.
 //!
-//! A transfer that outlives its caller's patience still reads or writes memory: a call into the engine cannot be taken
-//! back. So memory is not borrowed for a call, it is *registered*, and the registration is a guard:
+//! A transfer that outlives its caller's deadline still reads or writes memory: a call into the engine cannot be
+//! cancelled. So memory is not borrowed for a call, it is *registered*, and the registration is a guard:
 //!
 //! ```text
-//! HostMemory ──Engine::register──▶ Region ──span()──▶ Span ──in a batch──▶ a transfer under way
+//! HostMemory ──Engine::register──▶ Region ──span()──▶ Span ──in a batch──▶ a transfer in flight
 //!                                     │                  └ holds the Region ──────┘ holds the Span
 //!                                     └ last holder gone ─▶ unregistered ─▶ the memory's owner is dropped
 //! ```
 //!
 //! Invariants:
-//! - R1: memory stays mapped and registered until the last transfer that names it has returned, whoever gave up on it.
+//! - R1: memory stays mapped and registered until the last transfer that names it has returned, even if every caller
+//!   has left by then.
 //! - R2: memory is unregistered exactly once, and its owner is dropped only after that.
 //!
-//! Registered memory is shared with code that knows nothing of Rust's rules (a NIC, another thread of the engine), so
+//! Registered memory is shared with code that knows nothing of Rust's rules (a NIC, another thread of the engine). So
 //! it is never handed out as a reference: it is copied in and out. Bytes read while a transfer writes them are
-//! unspecified, but reading them is not undefined here, because nobody holds a reference to them.
+//! unspecified, but reading them is not undefined behaviour here, because no code holds a reference to them.
 
 #![expect(
     unsafe_code,
@@ -32,13 +33,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use holdfast_core::{Error, Result};
 
-/// The alignment of memory of our own.
+/// The alignment of memory that Holdfast allocates.
 const PAGE: usize = 4096;
-/// The alignment, and the least size, of memory for which the kernel is asked for huge pages: fewer page faults and
-/// fewer TLB misses while bytes move.
+/// The alignment, and the least size, of memory for which the kernel is asked for huge pages. Huge pages mean fewer
+/// page faults and fewer TLB misses while bytes move.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// A run of memory in this process, not yet known to any engine.
+/// A contiguous range of memory in this process, not yet known to any engine.
 pub struct HostMemory {
     base: NonNull<u8>,
     len: usize,
@@ -52,7 +53,7 @@ unsafe impl Send for HostMemory {}
 unsafe impl Sync for HostMemory {}
 
 impl HostMemory {
-    /// Zeroed, page-aligned memory of its own.
+    /// Allocates zeroed, page-aligned memory.
     pub fn allocate(len: usize) -> Result<Self> {
         let pages = Pages::allocate(len)?;
         Ok(Self {
@@ -62,12 +63,12 @@ impl HostMemory {
         })
     }
 
-    /// Memory that belongs to somebody else: a tensor, a pool, a pinned buffer. `owner` is whatever keeps it alive and
-    /// is dropped when no registration and no transfer needs it any more.
+    /// Memory that another component owns: a tensor, a pool, a pinned buffer. `owner` keeps it alive, and is dropped
+    /// when no registration and no transfer needs the memory any more.
     ///
     /// # Safety
     /// `base..base + len` must be valid for reads and writes until `owner` is dropped, whichever thread drops it, and
-    /// nobody may hold a Rust reference into it while a transfer or a copy touches it.
+    /// no Rust reference into it may exist while a transfer or a copy touches it.
     pub unsafe fn lent(base: *mut u8, len: usize, owner: impl Any + Send + Sync) -> Result<Self> {
         let base = NonNull::new(base).ok_or_else(|| Error::invalid("region.lent", "the memory's address is null"))?;
         if len == 0 || isize::try_from(len).is_err() || base.addr().get().checked_add(len).is_none() {
@@ -82,12 +83,12 @@ impl HostMemory {
         })
     }
 
-    /// Where it begins.
+    /// The address of its first byte.
     pub fn address(&self) -> usize {
         self.base.addr().get()
     }
 
-    /// How many bytes it has; never zero.
+    /// Its length in bytes; never zero.
     #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
     pub fn len(&self) -> usize {
         self.len
@@ -100,7 +101,7 @@ impl fmt::Debug for HostMemory {
     }
 }
 
-/// Memory of our own under a [`HostMemory`].
+/// The allocation under a [`HostMemory`] that Holdfast allocated.
 struct Pages {
     base: NonNull<u8>,
     layout: std::alloc::Layout,
@@ -119,25 +120,25 @@ impl Pages {
         }
         let align = if len >= HUGE_PAGE { HUGE_PAGE } else { PAGE };
         let layout = std::alloc::Layout::from_size_align(len, align)
-            .map_err(|_| refuse("this is more than an address space"))?;
+            .map_err(|_| refuse("this length is larger than the address space; ask for less"))?;
         // SAFETY: the layout's size is not zero.
         let base = unsafe { std::alloc::alloc(layout) };
         let base = NonNull::new(base).ok_or_else(|| {
             Error::new(
                 holdfast_core::ErrorKind::Capacity,
                 "region.allocate",
-                "this host has no such amount of memory left",
+                "this host does not have that much memory left; ask for less, or free some",
             )
             .with("len", len)
         })?;
         if align == HUGE_PAGE {
-            // SAFETY: advice about memory that has just become ours, before anybody has touched it; it changes no content.
-            // Whatever the kernel says, the memory is as good as before.
+            // SAFETY: advice about memory that was just allocated, before any code has touched it; it changes no
+            // content. Whatever the kernel answers, the memory stays valid.
             unsafe {
                 libc::madvise(base.as_ptr().cast(), len, libc::MADV_HUGEPAGE);
             }
         }
-        // SAFETY: as many bytes were allocated, and nobody else knows of them.
+        // SAFETY: as many bytes were allocated, and no other code knows of them.
         unsafe {
             base.write_bytes(0, len);
         }
@@ -166,17 +167,18 @@ impl EngineId {
     }
 }
 
-/// The part of an engine that a [`Region`] comes back to when its last holder is gone.
+/// The part of an engine that takes a [`Region`]'s memory back when its last holder is gone.
 pub trait Registrar: Send + Sync + fmt::Debug {
     /// The engine that registered the memory.
     fn engine(&self) -> EngineId;
 
-    /// Takes the memory back. Called once per region, possibly on a transfer's thread: must not block. The memory is
-    /// to be dropped only after the engine has forgotten it.
+    /// Takes the memory back. Called once per region, possibly on a transfer's thread: must not block. The memory may
+    /// be dropped only after the engine has unregistered it.
     fn unregister(&self, memory: HostMemory);
 }
 
-/// Memory that an engine knows. Cheap to clone; the last clone, span or transfer to go unregisters it.
+/// Memory that is registered with an engine. Cheap to clone; the drop of the last clone, span or transfer unregisters
+/// it.
 #[derive(Clone)]
 pub struct Region(Arc<Registered>);
 
@@ -202,23 +204,23 @@ impl Region {
         }))
     }
 
-    /// The engine that it is registered with.
+    /// The engine that registered it.
     pub fn engine(&self) -> EngineId {
         self.0.registrar.engine()
     }
 
-    /// Where it begins.
+    /// The address of its first byte.
     pub fn address(&self) -> usize {
         self.0.memory.address()
     }
 
-    /// How many bytes it has; never zero.
+    /// Its length in bytes; never zero.
     #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
     pub fn len(&self) -> usize {
         self.0.memory.len()
     }
 
-    /// A part of it. An error if the part is empty or does not lie inside.
+    /// A part of it. Fails if the part is empty or does not lie inside.
     pub fn span(&self, range: Range<usize>) -> Result<Span> {
         if range.start >= range.end || range.end > self.len() {
             return Err(Error::invalid("region.span", "the span is empty or leaves its region")
@@ -248,7 +250,7 @@ impl fmt::Debug for Region {
     }
 }
 
-/// A part of a [`Region`], which it keeps registered.
+/// A part of a [`Region`]. It keeps the region registered.
 #[derive(Clone)]
 pub struct Span {
     region: Region,
@@ -262,23 +264,23 @@ impl Span {
         &self.region
     }
 
-    /// Where it begins.
+    /// The address of its first byte.
     pub fn address(&self) -> usize {
         self.region.address() + self.offset
     }
 
-    /// How many bytes it has; never zero.
+    /// Its length in bytes; never zero.
     #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Its addresses.
+    /// Its address range.
     pub fn range(&self) -> Range<usize> {
         self.address()..self.address() + self.len
     }
 
-    /// Copies `bytes` in at `at`. An error if they do not fit.
+    /// Copies `bytes` in at `at`. Fails if they do not fit.
     pub fn write(&self, at: usize, bytes: &[u8]) -> Result<()> {
         let to = self.pointer(at, bytes.len())?;
         // SAFETY: `pointer` checked that the bytes lie inside memory that this span keeps valid; `bytes` is a Rust
@@ -289,10 +291,10 @@ impl Span {
         Ok(())
     }
 
-    /// Copies bytes out from `at` until `bytes` is full. An error if it has fewer.
+    /// Copies bytes out from `at` until `bytes` is full. Fails if the span has fewer.
     pub fn read(&self, at: usize, bytes: &mut [u8]) -> Result<()> {
         let from = self.pointer(at, bytes.len())?;
-        // SAFETY: as in `write`, with the direction turned round.
+        // SAFETY: as in `write`, in the other direction.
         unsafe {
             std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len());
         }

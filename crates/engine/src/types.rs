@@ -1,4 +1,4 @@
-//! What goes into a call and what comes out of it, per object.
+//! The arguments and outcomes of calls, per object.
 
 use std::time::Duration;
 
@@ -38,10 +38,10 @@ impl Transfer {
 /// How the objects of a put are kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PutOptions {
-    /// Whether the engine may evict them. Default: [`Pin::Hard`], because what Holdfast has custody of is never the
-    /// engine's to drop.
+    /// Whether the engine may evict them. Default: [`Pin::Hard`], because the engine must never drop objects in
+    /// Holdfast's custody.
     pub pin: Pin,
-    /// How many copies in DRAM, at most one per holder; an engine with fewer holders makes fewer. Default: 1.
+    /// How many copies in DRAM, at most one per holder. An engine with fewer holders makes fewer copies. Default: 1.
     pub replicas: u32,
     /// Segments to use first, by the engine's own names. Default: none.
     pub preferred_segments: Vec<String>,
@@ -60,67 +60,67 @@ impl Default for PutOptions {
 /// Whether an engine may evict an object on its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pin {
-    /// It may, when memory gets short.
+    /// The engine may evict it when memory gets short.
     Evictable,
-    /// It may once this time has passed since the last use; before that only when nothing else can go.
+    /// The engine may evict it once this time has passed since the last use, and earlier only when nothing else can go.
     Soft(Duration),
-    /// Never. Only a remove frees the object. Cannot be taken back. A copy may go to SSD all the same, and one that
-    /// comes back from there after a restart has lost its pin.
+    /// The engine never evicts it. Only a remove frees the object. The pin cannot be taken back. A copy may go to SSD
+    /// all the same, and a copy that comes back from there after a restart has lost its pin.
     Hard,
 }
 
-/// What became of one object of a put.
+/// The outcome of one object of a put.
 #[derive(Clone, Debug)]
 pub enum PutOutcome {
     /// There is an object under this key. **If there was one before, it is unchanged**: engines cannot tell the two
-    /// apart, so no key is ever to be written twice.
+    /// cases apart, so no key may ever be written twice.
     Stored,
     /// There is no room now; nothing was written. The engine may be making room: try again later.
     Full,
-    /// It did not work. Whether anything was written follows from [`Error::retry`].
+    /// The put failed. [`Error::retry`] tells whether anything may have been written.
     Failed(Error),
 }
 
-/// What became of one object of a get.
+/// The outcome of one object of a get.
 #[derive(Clone, Debug)]
 pub enum GetOutcome {
-    /// The buffers are full, and the object is exactly as long as they are. Whether the bytes are those that were
-    /// committed is for the caller to check: an object removed during the transfer can be torn.
+    /// The buffers are full, and the object is exactly as long as they are. The caller must check whether these are the
+    /// committed bytes: an object removed during the transfer can be torn.
     Loaded,
-    /// There is no such object, as far as the engine knows now: a holder that has it may yet register.
+    /// There is no such object, as far as the engine knows now: a holder that has it may still register.
     Miss,
-    /// Its put has begun and has not ended, or none of its copies can be read yet. No miss: it may come.
+    /// Its put has begun and has not ended, or none of its copies can be read yet. Not a miss: it may become readable.
     Unfinished,
     /// The object has another length than the buffers; their content is unspecified.
     WrongLength {
         /// How long the object is.
         stored: u64,
     },
-    /// It did not work; the content of the buffers is unspecified.
+    /// The get failed; the content of the buffers is unspecified.
     Failed(Error),
 }
 
-/// What became of one object of a forced remove.
+/// The outcome of one object of a forced remove.
 #[derive(Clone, Debug)]
 pub enum RemoveOutcome {
-    /// It is gone from DRAM, whoever was reading it.
+    /// It is gone from DRAM, even if readers were reading it.
     Removed,
-    /// There was nothing to remove. For whoever wants it gone this is success.
+    /// There was nothing to remove. To a caller that wants the object gone, this is success.
     Absent,
-    /// Its put never ended. The engine will not remove it before its own timeout; it can be read by nobody.
+    /// Its put never ended. The engine will not remove it before its own timeout; no reader can read it.
     Unfinished,
-    /// It did not work; it may be there or not.
+    /// The remove failed; the object may be there or not.
     Failed(Error),
 }
 
 /// What a probe sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
-    /// No readable object and no put under way.
+    /// No readable object and no put in flight.
     Absent,
-    /// A put has begun and has not ended; it may never do.
+    /// A put has begun and has not ended; it may never end.
     Unfinished,
-    /// A readable object. What reads it later may still miss: presence is a hint.
+    /// A readable object. A later read may still miss: presence is a hint.
     Present {
         /// Copies in DRAM.
         dram: u32,
@@ -131,20 +131,20 @@ pub enum Presence {
     },
 }
 
-/// What became of a hint to bring one object up into DRAM.
+/// The outcome of a hint to promote one object to DRAM.
 #[derive(Clone, Debug)]
 pub enum RaiseOutcome {
     /// It is in DRAM already.
     InDram,
-    /// It is on SSD only, and the engine has been told. It comes up later, or not at all.
+    /// It is on SSD only, and the engine has been asked. The engine promotes it later, or not at all.
     Asked,
     /// There is no such object.
     Absent,
-    /// It did not work.
+    /// The hint failed.
     Failed(Error),
 }
 
-/// What an engine holds, over all of its holders. Figures are as fresh as the engine makes them.
+/// Capacity and use over all holders of an engine. The figures are as fresh as the engine makes them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Bytes of DRAM in all segments.
@@ -155,35 +155,36 @@ pub struct Usage {
     pub ssd_capacity: u64,
     /// Bytes of SSD in use, as far as the engine knows.
     pub ssd_used: u64,
-    /// Objects it knows.
+    /// Objects that the engine knows.
     pub objects: u64,
     /// Segments that holders have registered now.
     pub holders: u64,
-    /// How often this client has seen the engine's directory begin anew (a restarted master, another leader). What was said
-    /// before that says nothing about what is there after it.
+    /// How often this client has seen the engine's directory begin anew (a restarted master, another leader). An
+    /// outcome from before such a change says nothing about what is stored after it.
     pub restarts: u64,
 }
 
 /// Memory that an engine has registered for this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Registrations {
-    /// Regions registered and not yet given back, stuck ones included.
+    /// Regions registered and not yet unregistered, stuck ones included.
     pub regions: usize,
     /// Their bytes.
     pub bytes: u64,
-    /// Regions that the engine refused to forget. Their memory is kept, because somebody may still write to it.
+    /// Regions that the engine refused to unregister. Their memory is kept, because the engine may still write to it.
     pub stuck: usize,
 }
 
-/// What an engine can do and how much at once.
+/// What an engine can do, and how much at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// The engine's name, for people.
+    /// The engine's name, for messages.
     pub engine: &'static str,
     /// The most objects in one batch.
     pub max_batch: usize,
     /// Whether there is an SSD tier.
     pub ssd: bool,
-    /// Whether [`crate::Engine::probe`] and [`crate::Engine::usage`] are there (they may need an address of their own).
+    /// Whether [`crate::Engine::probe`] and [`crate::Engine::usage`] are available (they may need an address of their
+    /// own).
     pub probe: bool,
 }

@@ -10,7 +10,7 @@ use crate::description::Description;
 use crate::store::{FeatureStore, Inner};
 
 const OPERATION: &str = "features.abort";
-/// How often a sample is looked up again that was put anew between the look and the retirement.
+/// How often a sample is looked up again because it was put anew between the look and the retirement.
 const LOOKS: usize = 4;
 
 impl Inner {
@@ -18,7 +18,7 @@ impl Inner {
         let mut results = Vec::with_capacity(samples.len());
         for sample in samples {
             let left = deadline.remaining(&*self.clock);
-            // A put that is committing does so first; then there is something to retire.
+            // A put that is already committing finishes first; then there is a live sample to retire.
             let given_up = tokio::time::timeout(left, self.writing.give_up(sample)).await;
             let retired = self.abort_live(sample, deadline).await;
             results.push(match (given_up, retired) {
@@ -49,7 +49,7 @@ impl Inner {
                 Err(error) => return Err(error),
             }
         }
-        Err(last.unwrap_or_else(|| Error::internal(OPERATION, "no look was made")))
+        Err(last.unwrap_or_else(|| Error::internal(OPERATION, "the sample was never looked up; this is a bug")))
     }
 
     async fn retire_view(&self, view: &View, deadline: Deadline) -> Result<Answered> {
@@ -58,7 +58,7 @@ impl Inner {
         let mut answers = self.index.retire(&session, samples, Reason::Aborted, left).await;
         let answer = answers
             .pop()
-            .unwrap_or_else(|| Err(Error::internal(OPERATION, "the index gave no answer")));
+            .unwrap_or_else(|| Err(Error::internal(OPERATION, "the index returned no answer (a bug)")));
         if let Err(error) = &answer {
             self.sessions.refused(&session, error);
         }
@@ -96,8 +96,8 @@ impl Inner {
 }
 
 impl FeatureStore {
-    /// Takes exactly these generations out of circulation, whoever made them and whoever reads them. Their bytes are
-    /// freed when no reader is left. A later generation of the same sample stays.
+    /// Takes exactly these generations out of circulation, whichever process put them and whichever reads them. Their
+    /// bytes are freed when no reader is left. A later generation of the same sample stays.
     pub async fn retire(&self, samples: &[SampleRef], within: Duration) -> Vec<Result<Answered>> {
         let samples = samples.to_vec();
         self.run_batch(OPERATION, samples.len(), |inner| async move {

@@ -1,4 +1,4 @@
-//! Samples whose objects somebody else writes: a serving engine, with keys of its own choosing.
+//! Samples whose objects another program writes: a serving engine, with keys of its own choosing.
 //!
 //! ```text
 //!            announce (keys, bytes)            they write              adopt
@@ -7,23 +7,25 @@
 //!                                        ▼
 //!                                     the objects are removed
 //! ```
-//! Announcing first means that whoever crashes, the writer or we, nothing stays behind. [`FeatureStore::adopt_now`] is
-//! for objects that are there already.
+//! The announcement comes first, so that nothing stays behind if either the writer or this process crashes.
+//! [`FeatureStore::adopt_now`] is for objects that exist already.
 //!
-//! An announcement that is dropped before its holder has looked at it is given back at once, as a lease is: its caller
-//! left, or does not know what was announced, so nothing can be adopted by it. Once it was looked at, a writer may be at
-//! work, and dropping it does nothing: what that writer leaves is removed after the reservation has ended.
+//! An announcement that is dropped before its holder has looked at it is given back at once, as a lease is: the caller
+//! left, or does not know what was announced, so nothing can be adopted by it. Once the holder has looked at it, a
+//! writer may be at work, and dropping it does nothing: the objects of that writer are removed after the reservation
+//! has ended.
 //!
-//! Whose an object is (module `ownership`): announcing claims every key for this sample, in the transaction that reserves
-//! it, and a key that another generation has is refused (`Conflict`). So:
-//! - *adopted twice* (a retry, a reply that was lost): the second finds the first's claims, and the sample live as it
-//!   describes it; that is the same adoption. Described otherwise it is refused, and nothing is removed.
-//! - *refused*: everything that can be wrong with an adoption is checked before it is announced. What fails later removes
-//!   objects by the reservation's own claims, and so nobody else's.
+//! Ownership of objects (module `ownership`): announcing claims every key for this sample, in the transaction that
+//! reserves it. A key that another generation has claimed is refused (`Conflict`). So:
+//! - *adopted twice* (a retry, a reply that was lost): the second call finds the first one's claims, and the sample
+//!   live with the same description; that is the same adoption. With another description it is refused, and nothing is
+//!   removed.
+//! - *refused*: everything that can be wrong with an adoption is checked before it is announced. A later failure
+//!   removes objects by the reservation's own claims, and so no objects of another sample.
 //!
-//! A sealed store refuses all of this (`Unsupported`): what others write is not sealed.
+//! A sealed store refuses all of this (`Unsupported`): objects of other writers are not sealed.
 //!
-//! The keys must never be written again: an engine takes a second put of a key for done and keeps the first bytes.
+//! The keys must never be written again: an engine reports a second put of a key as done and keeps the first bytes.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -47,33 +49,33 @@ use crate::tasks::Caller;
 
 const OPERATION: &str = "features.adopt";
 
-/// A sample that somebody else is about to write.
+/// A sample that another program is about to write.
 #[derive(Clone, Debug)]
 pub struct Announcement {
     /// Its id.
     pub sample: SampleId,
     /// Every object that may be written for it.
     pub keys: Vec<ObjectKey>,
-    /// How many bytes they will have at most.
+    /// The most bytes that they will have in total.
     pub bytes: u64,
 }
 
-/// A tensor that somebody else has written as one object.
+/// A tensor that another program has written as one object.
 #[derive(Clone, Debug)]
 pub struct AdoptedTensor {
     /// Its name, element type and shape.
     pub spec: TensorSpec,
-    /// The object that its bytes are.
+    /// The object that holds its bytes.
     pub key: ObjectKey,
-    /// The checksum of its bytes, if the writer made one. Without it a get checks length and lease only.
+    /// The checksum of its bytes, if the writer computed one. Without it a get checks only length and lease.
     pub digest: Option<Digest>,
 }
 
-/// A sample that is announced: reserved for this process until it is adopted, discarded, or its time runs out. A clone is
-/// the same announcement.
+/// A sample that is announced: reserved for this process until it is adopted, discarded, or its time runs out. A clone
+/// is the same announcement.
 ///
-/// Look at it (ask for its reference or its keys) before the writer is told to write: one that nobody has looked at is
-/// given back when the last clone is dropped.
+/// Look at it (ask for its reference or its keys) before the writer is told to write: an announcement that its holder
+/// has not looked at is given back when the last clone is dropped.
 #[derive(Clone)]
 pub struct Announced(Arc<Reservation>);
 
@@ -81,7 +83,7 @@ struct Reservation {
     reference: SampleRef,
     keys: Vec<ObjectKey>,
     session: Arc<Session>,
-    /// Whether its holder has looked at it, or it is used. Until then nobody knows what was announced.
+    /// Whether its holder has looked at it, or it is used. Until then no caller knows what was announced.
     seen: AtomicBool,
     frees: Arc<Frees>,
 }
@@ -119,7 +121,7 @@ impl Announced {
         &self.0
     }
 
-    /// The incarnation that it will be.
+    /// The incarnation that it will become.
     pub fn reference(&self) -> &SampleRef {
         &self.look().reference
     }
@@ -131,7 +133,7 @@ impl Announced {
 }
 
 impl Inner {
-    /// Waits for credits until its caller leaves.
+    /// Waits for quota until the caller leaves.
     async fn announce(&self, announcement: Announcement, caller: &Caller, deadline: Deadline) -> Result<Announced> {
         refuse_foreign(self.seals.as_ref(), OPERATION)?;
         let mut keys = announcement.keys;
@@ -168,7 +170,7 @@ impl Inner {
                 None => break,
             }
         }
-        Err(Error::internal(OPERATION, "the index gave no answer"))
+        Err(Error::internal(OPERATION, "the index returned no answer (a bug)"))
     }
 
     async fn adopt(
@@ -182,7 +184,7 @@ impl Inner {
         if let Some(stranger) = tensors.iter().find(|tensor| !announced.keys.contains(&tensor.key)) {
             return Err(Error::invalid(
                 OPERATION,
-                "a tensor's object was not announced, so nobody would remove it after a crash; announce every key",
+                "a tensor's object was not announced, so no process would remove it after a crash; announce every key",
             )
             .with("tensor", &stranger.spec)
             .with("key", &stranger.key));
@@ -215,7 +217,7 @@ impl Inner {
                     description: Arc::new(description),
                 })
             }
-            // An earlier call may have done it, and its reply was lost.
+            // An earlier call may have committed it, and its reply was lost.
             Some(Committed::No(error)) if error.kind() == ErrorKind::Fenced => {
                 match self
                     .adopted_before(&announced.reference.sample, &description, deadline)
@@ -230,11 +232,11 @@ impl Inner {
                 self.free_soon(announced.to_discard());
                 Err(error.with_retry(Retry::Never).with("announced", "no longer"))
             }
-            None => Err(Error::internal(OPERATION, "the index gave no answer")),
+            None => Err(Error::internal(OPERATION, "the index returned no answer (a bug)")),
         }
     }
 
-    /// Adopts objects that are there already.
+    /// Adopts objects that exist already.
     async fn adopt_now(
         &self,
         sample: SampleId,
@@ -277,8 +279,8 @@ impl Inner {
         adopted
     }
 
-    /// The live sample, if it consists of these objects, described like this. `Conflict` if it has one of them and is
-    /// described otherwise.
+    /// The live sample, if it consists of these objects with this description. `Conflict` if it has one of the objects
+    /// and another description.
     async fn adopted_before(
         &self,
         sample: &SampleId,
@@ -312,7 +314,7 @@ impl Inner {
             Some(key) => Err(Error::new(
                 ErrorKind::Conflict,
                 OPERATION,
-                "this sample is live, consists of these objects, and is described otherwise; they stay as they are. \
+                "this sample is live, consists of these objects, and has another description; they stay as they are. \
                  To describe them anew, have them written again under other keys",
             )
             .with_retry(Retry::Never)
@@ -322,7 +324,7 @@ impl Inner {
         }
     }
 
-    /// Refuses objects that are not there, or not as long as their tensors; as far as the engine can say.
+    /// Refuses objects that do not exist or are not as long as their tensors, as far as the engine can say.
     async fn check_objects(&self, tensors: &[AdoptedTensor], deadline: Deadline) -> Result<()> {
         if !self.engine.capabilities().probe {
             return Ok(());
@@ -363,15 +365,20 @@ fn check_object(tensor: &AdoptedTensor, presence: Presence) -> Result<()> {
             OPERATION,
             "an object is still being written; adopt the sample when its writer is done",
         ),
-        Presence::Absent => Error::new(ErrorKind::NotFound, OPERATION, "an object is not there"),
+        Presence::Absent => Error::new(
+            ErrorKind::NotFound,
+            OPERATION,
+            "an object to adopt does not exist; check its key, or adopt the sample after its writer is done",
+        ),
     };
     Err(error.with("tensor", &tensor.spec).with("key", &tensor.key))
 }
 
 impl FeatureStore {
-    /// Reserves a sample that another writer is about to write, so that its objects are removed if it never gets adopted.
-    /// `Denied`: a key is not one that this store may own. `Conflict`: another sample, or an earlier generation that is not
-    /// freed yet, has one of the objects; or another producer writes this sample. If its caller leaves, it is given back.
+    /// Reserves a sample that another program is about to write, so that its objects are removed if it is never
+    /// adopted. `Denied`: a key is not one that this store may own. `Conflict`: another sample, or an earlier
+    /// generation that is not freed yet, has one of the objects; or another producer writes this sample. If the caller
+    /// leaves, the reservation is given back.
     pub async fn announce(&self, announcement: Announcement, within: Duration) -> Result<Announced> {
         self.run_for("features.announce", |inner, caller| async move {
             inner.announce(announcement, &caller, inner.deadline(within)).await
@@ -379,8 +386,8 @@ impl FeatureStore {
         .await
     }
 
-    /// Commits an announced sample whose objects are written: from now on it is as any other. After an error it is still
-    /// announced, unless the error says `announced=no longer`: then its objects are removed.
+    /// Commits an announced sample whose objects are written: from now on it is like any other. After an error it is
+    /// still announced, unless the error says `announced=no longer`: then its objects are removed.
     pub async fn adopt(
         &self,
         announced: &Announced,
@@ -397,10 +404,10 @@ impl FeatureStore {
         .await
     }
 
-    /// Adopts objects that are there already. If it fails before they are taken into custody (they are not there, another
-    /// sample has them, another producer writes this sample), they stay; if it fails after that, they are removed. Done
-    /// again with the same objects it returns the live sample. If its caller leaves while it waits for credits, it is not
-    /// made.
+    /// Adopts objects that exist already. If it fails before they are taken into custody (they do not exist, another
+    /// sample has them, another producer writes this sample), they stay; if it fails after that, they are removed. It
+    /// is idempotent: with the same objects it returns the live sample. If the caller leaves while it waits for quota,
+    /// it is not made.
     pub async fn adopt_now(
         &self,
         sample: SampleId,
@@ -416,7 +423,7 @@ impl FeatureStore {
         .await
     }
 
-    /// Gives an announced sample up: its objects are removed in the background. Its writer must have stopped.
+    /// Gives up an announced sample: its objects are removed in the background. The writer must have stopped.
     pub async fn discard(&self, announced: &Announced, within: Duration) -> Result<()> {
         let announced = announced.clone();
         self.run("features.discard", |inner| async move {
@@ -425,7 +432,7 @@ impl FeatureStore {
             let mut answers = inner.index.abort(&announced.session, samples, within).await;
             answers
                 .pop()
-                .unwrap_or_else(|| Err(Error::internal("features.discard", "the index gave no answer")))?;
+                .unwrap_or_else(|| Err(Error::internal("features.discard", "the index returned no answer")))?;
             inner.free_soon(Job {
                 abort: None,
                 ..announced.to_discard()

@@ -1,7 +1,7 @@
-//! Answering for leases, each in the session that it was given under.
+//! Answering for leases, each in the session that it was granted to.
 //!
-//! An answer that retires a sample without readers sets off its removal here. One that is fenced means that the sample
-//! was retired under its reader: the lease is let go of, so that nobody waits for a reader that cannot answer.
+//! An answer that retires a sample without readers starts its removal here. A fenced answer means that the sample was
+//! retired while it was held: the lease is released, so that the removal does not wait for a reader that cannot answer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ enum Answer {
 }
 
 impl Inner {
-    /// What to do when a sample was retired by an answer of ours.
+    /// What to do when an answer of this process has retired a sample.
     pub(crate) fn after_answer(&self, sample: &SampleRef, description: &Description, answer: Answered) {
         let Answered::Retired { free: true, .. } = answer else {
             return;
@@ -74,7 +74,7 @@ impl Inner {
                     lease.set_answered();
                     self.after_answer(&lease.reference(), lease.description(), *answered);
                 }
-                // The sample may have been retired under us: it must not wait for a reader that cannot answer.
+                // The sample may have been retired while it was held: it must not wait for a reader that cannot answer.
                 Err(error) if error.kind() == ErrorKind::Fenced && !lease.is_answered() => {
                     lease.set_answered();
                     if lease.session().is_alive() {
@@ -87,7 +87,7 @@ impl Inner {
         results
     }
 
-    /// Does something with leases, each in the session that it was given under.
+    /// Does something with leases, each in the session that it was granted to.
     async fn in_their_sessions<T, F>(
         &self,
         leases: &[Lease],
@@ -107,7 +107,7 @@ impl Inner {
                 results[at] = Some(result);
             }
         }
-        let unanswered = || Err(Error::internal("features.answer", "the index gave too few answers"));
+        let unanswered = || Err(Error::internal("features.answer", "the index returned too few answers"));
         results
             .into_iter()
             .map(|result| result.unwrap_or_else(unanswered))
@@ -141,7 +141,7 @@ impl Inner {
             match result {
                 Ok(()) => {
                     lease.set_answered();
-                    // It may have been the last reader of something retired, or the last attempt of a group.
+                    // This may have been the last reader of a retired sample, or the last attempt of a group.
                     self.frees.collect_soon();
                 }
                 Err(error) if error.kind() == ErrorKind::Fenced => lease.set_answered(),
@@ -162,8 +162,8 @@ impl FeatureStore {
         .await
     }
 
-    /// Answers that samples were used. Final. The last group's ack retires a sample that is not retained, and its bytes
-    /// are freed at once in the background; [`FeatureStore::drain`] waits for that.
+    /// Acknowledges that samples were used. Final. The last group's ack retires a sample that is not retained, and its
+    /// bytes are freed at once in the background; [`FeatureStore::drain`] waits for that.
     pub async fn ack(&self, leases: &[Lease], within: Duration) -> Vec<Result<Answered>> {
         let leases = leases.to_vec();
         self.run_batch("features.ack", leases.len(), |inner| async move {
@@ -172,7 +172,8 @@ impl FeatureStore {
         .await
     }
 
-    /// Hands samples back unused: another of the group takes them, or they are given up on after the last attempt.
+    /// Hands samples back unused: another consumer of the group takes them, or they become dead letters after the last
+    /// attempt.
     pub async fn nack(&self, leases: &[Lease], within: Duration) -> Vec<Result<Answered>> {
         let leases = leases.to_vec();
         self.run_batch("features.nack", leases.len(), |inner| async move {
@@ -181,7 +182,7 @@ impl FeatureStore {
         .await
     }
 
-    /// Lets go of leases of either kind, also on samples that were retired meanwhile. For a group's it is a nack.
+    /// Releases leases of either kind, also on samples that were retired meanwhile. For a group's lease it is a nack.
     pub async fn release(&self, leases: &[Lease], within: Duration) -> Vec<Result<()>> {
         let leases = leases.to_vec();
         self.run_batch("features.release", leases.len(), |inner| async move {

@@ -1,8 +1,8 @@
 //! Where the memory of tensors comes from: registered with the engine, or private to this process.
 //!
-//! The engine's ports authenticate nobody, and whoever reaches one may read and write all memory that is registered there,
-//! by its address. In a plain store that is where tensors lie, so that bytes move once. In a sealed store plaintext is
-//! never registered: only the stages are (module `sealed`), and they hold ciphertext.
+//! The engine's ports authenticate no peer: any process that reaches one may read and write all memory that is
+//! registered there, by its address. In a plain store tensors lie in registered memory, so that bytes move once. In a
+//! sealed store plaintext is never registered: only the stages are (module `sealed`), and they hold ciphertext.
 //!
 //! Tensors that the pool has no room for lie in private memory in a plain store too, and arrive through a stage.
 //!
@@ -19,11 +19,11 @@ use holdfast_engine::{Engine, EngineId, HostMemory, Region, Registrar, Span};
 pub(crate) enum Backing {
     /// Registered with the engine.
     Engine(Arc<dyn Engine>),
-    /// Known to nobody else.
+    /// Known to this process alone.
     Private(Arc<Nobody>),
 }
 
-/// The registrar of private memory: there is nothing to forget.
+/// The registrar of private memory: there is nothing to unregister.
 #[derive(Debug)]
 pub(crate) struct Nobody(EngineId);
 
@@ -43,7 +43,7 @@ impl Backing {
         Self::Private(Arc::new(Nobody(EngineId::unique())))
     }
 
-    /// Whether this is private memory that was made here.
+    /// Whether this is private memory that was allocated here.
     pub(crate) fn keeps_private(&self, span: &Span) -> bool {
         matches!(self, Self::Private(nobody) if nobody.0 == span.region().engine())
     }

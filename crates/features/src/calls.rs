@@ -1,11 +1,12 @@
-//! Engine calls and checksums, on threads of their own.
+//! Engine calls and checksum computations, on threads of their own.
 //!
-//! The engine's calls block, and a checksum of many bytes is as good as blocking; neither may hold up whoever drives the
-//! async code. So both run on the runtime's blocking threads, never more than a set number at once, and each is awaited
-//! by the task that made it. A call that finds all places taken waits for one, within its deadline; then nothing was
-//! done, and it is safe to repeat.
+//! The engine's calls block, and a checksum of many bytes is as good as blocking; neither may block the threads that
+//! drive the async code. So both run on the runtime's blocking threads, never more than a set number at once, and each
+//! is awaited by the task that made it. A call that finds all slots taken waits for one, within its deadline. If it
+//! gets none, nothing was done, and it is safe to retry.
 //!
-//! Whoever stops waiting (its future is dropped) leaves the call running; what the call owns lives until it returns.
+//! A task that stops waiting (its future is dropped) leaves the call running; what the call owns lives until it
+//! returns.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use std::time::Duration;
 use holdfast_core::{Clock, Deadline, Error, Result};
 use tokio::sync::Semaphore;
 
-/// Runs what blocks.
+/// Runs blocking calls.
 #[derive(Clone, Debug)]
 pub(crate) struct Calls {
     places: Arc<Semaphore>,
@@ -31,12 +32,12 @@ impl Calls {
         }
     }
 
-    /// How many run now.
+    /// How many calls are in flight.
     pub(crate) fn under_way(&self) -> usize {
         self.most - self.places.available_permits()
     }
 
-    /// Runs `call` with what is then left of the time.
+    /// Runs `call` with the time that is left when it starts.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         operation: &'static str,
@@ -49,7 +50,7 @@ impl Calls {
             Err(_) => tokio::time::timeout(left, Arc::clone(&self.places).acquire_owned())
                 .await
                 .map_err(|_| self.all_taken(operation))?
-                .map_err(|_| Error::internal(operation, "the places for calls are closed"))?,
+                .map_err(|_| Error::internal(operation, "the semaphore for engine calls is closed; this is a bug"))?,
         };
         let clock = Arc::clone(&self.clock);
         let running = tokio::task::spawn_blocking(move || {
@@ -58,13 +59,13 @@ impl Calls {
         });
         running
             .await
-            .map_err(|failure| Error::internal(operation, "a call did not end as it should").caused_by(failure))?
+            .map_err(|failure| Error::internal(operation, "a blocking call panicked").caused_by(failure))?
     }
 
     fn all_taken(&self, operation: &'static str) -> Error {
         Error::unavailable(
             operation,
-            "every place for an engine call was taken until the deadline; nothing was done (raise max_in_flight, or ask \
+            "every slot for an engine call was taken until the deadline; nothing was done (raise max_in_flight, or ask \
              for less at once)",
         )
         .with("max_in_flight", self.most)

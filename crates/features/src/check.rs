@@ -1,8 +1,8 @@
-//! Asking the index whether tokens are still good, for all gets that ask at the same time at once.
+//! Asks the index whether fencing tokens are still valid, in one call for all gets that ask at the same time.
 //!
-//! Every get asks once, after its bytes have arrived. While one question is under way, those who come in the meantime
-//! gather, and the first of them to get its turn asks for all. A question is never shared with one that was asked
-//! before it: what counts is whether the token was good *after* the transfer.
+//! Every get asks once, after its bytes have arrived. While one call is in flight, further questions gather; the first
+//! get among them to obtain the turn asks for all of them. A question never joins a call that was sent before it: what
+//! counts is whether the token was valid *after* the transfer.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -40,14 +40,14 @@ impl Checks {
         }
     }
 
-    /// Whether a lease is good now.
+    /// Whether a lease is valid now.
     pub(crate) async fn ask(&self, session: &Arc<Session>, held: &Held, deadline: Deadline) -> Result<bool> {
         let left = deadline.remaining(&*self.clock);
         let answer = tokio::time::timeout(left, self.ask_until_answered(session, held, deadline)).await;
         answer.unwrap_or_else(|_| {
             Err(Error::unavailable(
                 "features.check",
-                "the index did not say within the deadline whether the lease holds",
+                "the index did not say within the deadline whether the lease holds; try again",
             ))
         })
     }
@@ -62,14 +62,14 @@ impl Checks {
                 answer,
             });
             let turn = self.turn.lock().await;
-            // Whoever had the turn before may have asked for us.
+            // The get that had the turn before may have asked for this one.
             let mut told = answered.try_recv();
             if matches!(told, Err(TryRecvError::Empty)) {
                 self.ask_all().await;
                 told = answered.try_recv();
             }
             drop(turn);
-            // Without an answer, whoever asked for us left at its own deadline: ask again.
+            // No answer: the get that asked for this one left at its own deadline. Ask again.
             if let Ok(answer) = told {
                 return answer;
             }
@@ -92,7 +92,7 @@ impl Checks {
                 Err(error) => vec![Err(error); questions.len()],
             };
             for (question, answer) in questions.into_iter().zip(answers) {
-                // Who does not listen any more has left at its deadline.
+                // A get that no longer listens has left at its deadline.
                 drop(question.answer.send(answer));
             }
         }

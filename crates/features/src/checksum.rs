@@ -1,8 +1,8 @@
 //! Checksums of registered memory.
 //!
-//! Registered memory is shared with code outside of Rust, so no reference into it is made: it is copied, a piece at a
-//! time, into a small buffer that stays in the processor's nearest cache, and hashed there. Reading main memory is what
-//! takes the time, and that is done once.
+//! Registered memory is shared with code outside of Rust, so no reference into it is made. It is copied, a piece at a
+//! time, into a small buffer that stays in the processor's L1 cache, and hashed there. The time goes into reading main
+//! memory, and that is done once.
 
 use holdfast_core::digest::Hasher;
 use holdfast_core::{Digest, Result};
@@ -10,7 +10,7 @@ use holdfast_engine::Span;
 
 use crate::pieces::write_at;
 
-/// Fits the nearest cache beside the hasher's state.
+/// The size of a piece: it fits the L1 cache beside the hasher's state.
 const PIECE: usize = 32 << 10;
 
 /// The checksum of these bytes, one part after the other.
@@ -30,8 +30,8 @@ pub(crate) fn digest_of(parts: &[Span]) -> Result<Digest> {
     Ok(hasher.finish())
 }
 
-/// Copies what has arrived in a stage to where it goes, and returns its checksum. What is summed is what is copied: each
-/// piece is read out of the stage once.
+/// Copies the bytes that have arrived in a stage to their destination, and returns their checksum. The checksum is that
+/// of the copied bytes: each piece is read out of the stage once.
 pub(crate) fn copy_summed(stage: &Span, parts: &[Span]) -> Result<Digest> {
     let mut hasher = Hasher::new();
     let mut piece = [0_u8; PIECE];

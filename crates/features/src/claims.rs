@@ -1,4 +1,4 @@
-//! Claims on memory, waited for by tasks: see [`holdfast_engine::busy`] for why there are claims.
+//! Claims on memory that tasks wait for. [`holdfast_engine::busy`] says why there are claims.
 
 use std::ops::Range;
 use std::pin::Pin;
@@ -11,7 +11,7 @@ use holdfast_engine::{Access, Busy, Claim};
 
 use crate::store::Inner;
 
-/// The claim, if nothing is in its way; else its place in line.
+/// The claim, if it is granted at once; otherwise its place in the queue.
 pub(crate) fn at_once(mut waiting: Waiting) -> std::result::Result<Claim, Waiting> {
     match Pin::new(&mut waiting).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(claim) => Ok(claim),
@@ -20,8 +20,8 @@ pub(crate) fn at_once(mut waiting: Waiting) -> std::result::Result<Claim, Waitin
 }
 
 impl Inner {
-    /// Claims all of this memory at once, as soon as no other operation and no late call is in the way. `Unavailable` at
-    /// the deadline.
+    /// Claims all of this memory at once, as soon as no other operation and no late call uses it. `Unavailable` at the
+    /// deadline.
     pub(crate) async fn claim(
         &self,
         operation: &'static str,
@@ -33,7 +33,7 @@ impl Inner {
         self.granted(waiting, deadline).await.map(Arc::new)
     }
 
-    /// Waits for the claim of somebody in line. `Unavailable` at the deadline.
+    /// Waits until a queued claim is granted. `Unavailable` at the deadline.
     pub(crate) async fn granted(&self, mut waiting: Waiting, deadline: Deadline) -> Result<Claim> {
         let left = deadline.remaining(&*self.clock);
         match tokio::time::timeout(left, &mut waiting).await {

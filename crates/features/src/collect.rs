@@ -1,16 +1,17 @@
-//! Collecting: freeing what the index lists, whichever process retired it.
+//! Collecting: freeing the samples that the index lists, whichever process retired them.
 //!
 //! ```text
 //!   the list:  f/a  f/b  f/c  f/d  f/e  …            a part: so many records, so many bytes
 //!              └────part────┘└────part────┘
 //!                             ▲ place: where the next part begins, also in the next collect
 //! ```
-//! A collect walks the list once around, from where the last one of this process ended. So a record whose objects cannot
-//! be removed now costs one try per walk and holds up nothing behind it. A record of a later release is passed over; one
-//! whose description or plan cannot be read goes into quarantine, because nobody can know which objects are its own.
+//! A collect walks the list once around, from where the last one of this process ended. So a record whose objects
+//! cannot be removed now costs one attempt per walk and holds up nothing behind it. A record of a later release is
+//! passed over. A record whose description or plan cannot be read goes into quarantine, because no process can know
+//! which objects belong to it.
 //!
-//! One collect of a process runs at a time. Objects are removed in groups of a bounded number of keys, whatever the records
-//! claim.
+//! One collect of a process runs at a time. Objects are removed in groups of a bounded number of keys, whatever the
+//! records claim.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -26,23 +27,23 @@ use crate::plan::{Place, Plan};
 use crate::store::Inner;
 use crate::worker::MOST_ROUNDS;
 
-/// Where the walk of this process along the list of what is to be freed stands.
+/// The position of this process's walk along the list of samples to be freed.
 #[derive(Debug, Default)]
 pub(crate) struct Walk {
     /// None at the start of the list.
     place: Option<ListPlace>,
-    /// What this process has left to sweeps and has not seen in the list since its start.
+    /// The samples that this process has left to sweeps and has not seen in the list since the walk started.
     unlisted: HashSet<SampleRef>,
 }
 
-/// What a collect did.
+/// The result of a collect.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Collected {
     pub(crate) freed: usize,
     pub(crate) failed: usize,
     pub(crate) quarantined: usize,
     pub(crate) later: usize,
-    /// Whether the engine did not answer for any of a group.
+    /// Whether the engine answered for no sample of a group.
     silent: bool,
 }
 
@@ -57,25 +58,25 @@ pub(crate) async fn collect(inner: Arc<Inner>, mut stop: watch::Receiver<bool>) 
             return;
         }
         if inner.frees.wants_collect() {
-            // So that many puts and releases cost one look.
+            // So that many puts and releases cost one collect.
             tokio::time::sleep(GATHER).await;
         }
         inner.frees.begin();
         inner.frees.take_collect();
         let deadline = inner.deadline(inner.config.call_within);
         if let Err(error) = inner.collect(deadline).await {
-            tracing::warn!(%error, "what is to be freed could not be listed; the next sweep goes on");
+            tracing::warn!(%error, "the samples to be freed could not be listed; the next sweep goes on");
         }
         inner.frees.finished();
     }
 }
 
 impl Inner {
-    /// Frees what the index lists.
+    /// Frees the samples that the index lists.
     pub(crate) async fn collect(&self, deadline: Deadline) -> Result<Collected> {
         let left = || deadline.remaining(&*self.clock);
         let Ok(mut walk) = tokio::time::timeout(left(), self.walk.lock()).await else {
-            let message = "another collect of this process went on until the deadline; it frees the same";
+            let message = "another collect of this process ran until the deadline; it frees the same samples";
             return Err(Error::unavailable("features.free", message));
         };
         let mut collected = Collected::default();
@@ -89,9 +90,9 @@ impl Inner {
             let limit = self.config.sweep_limit;
             let list = match self.index.to_free(walk.place.as_ref(), limit, left()).await {
                 Ok(list) => list,
-                // What was done counts; the next collect goes on from here.
+                // The parts done so far count; the next collect continues from here.
                 Err(error) if parts > 0 => {
-                    tracing::debug!(%error, "the rest of what is to be freed is for the next collect");
+                    tracing::debug!(%error, "the rest of the samples to be freed is left to the next collect");
                     break;
                 }
                 Err(error) => return Err(error),
@@ -148,7 +149,7 @@ impl Inner {
         self.free_listed(jobs, collected).await;
     }
 
-    /// Moves samples into quarantine whose description or plan cannot be read. Returns how many.
+    /// Moves samples whose description or plan cannot be read into quarantine. Returns how many were moved.
     pub(crate) async fn quarantine(&self, unreadable: &[Unreadable], deadline: Deadline) -> usize {
         let left = deadline.remaining(&*self.clock);
         let mut moved = 0;
@@ -161,7 +162,8 @@ impl Inner {
         moved
     }
 
-    /// What to remove for a retired sample: what it said when it was committed, or what was planned before.
+    /// The objects to remove for a retired sample: those of its description if it was committed, otherwise those of its
+    /// plan.
     fn job_of(&self, task: &FreeTask) -> Result<Job> {
         let place = Place {
             store: &self.config.store,
@@ -179,7 +181,7 @@ impl Inner {
         })
     }
 
-    /// Frees what the index has listed.
+    /// Frees samples that the index has listed.
     async fn free_listed(&self, jobs: Vec<Job>, collected: &mut Collected) {
         if jobs.is_empty() {
             return;

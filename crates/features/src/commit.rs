@@ -1,4 +1,4 @@
-//! Committing, and finding out what became of it.
+//! Committing, and resolving ambiguous outcomes.
 //!
 //! ```text
 //!            yes ─────────────────────────────────────────────────▶ Yes
@@ -8,10 +8,10 @@
 //!                                               ├ it is gone: look ─ it is live ─▶ Yes
 //!                                               └ no answer, or neither ─────────▶ Unknown
 //! ```
-//! All unclear commits of a batch are settled by the same calls and within one `call_within`: an index that is silent
-//! holds a batch up no longer than a single sample.
+//! All ambiguous commits of a batch are settled by the same calls and within one `call_within`: an index that is silent
+//! delays a batch no longer than a single sample.
 //!
-//! Nothing of a sample is removed while its commit is `Unknown`: it may be live. If it is not, its reservation runs out,
+//! Nothing of a sample is removed while its commit is `Unknown`: it may be live. If it is not, its reservation expires,
 //! and a sweep clears up.
 
 use std::time::Duration;
@@ -22,25 +22,25 @@ use holdfast_index::{Commit, SampleRef, Session};
 
 use crate::store::Inner;
 
-/// How often a commit that the index did not take is sent again, and after which pause.
+/// How often a commit that the index did not accept is sent, and the pause between attempts.
 const TRIES: u32 = 4;
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// What became of a commit.
+/// The outcome of a commit.
 #[derive(Debug)]
 pub(crate) enum Committed {
-    /// It is live, or was.
+    /// The sample is live, or was.
     Yes(Version),
-    /// It was not made; the reservation is as it was.
+    /// It was not applied; the reservation is unchanged.
     No(Error),
-    /// It was not made and never will be: finding that out took giving the reservation up.
+    /// It was not applied and never will be: the reservation was given up to find that out.
     GivenUp(Error),
-    /// It may have been made.
+    /// It may have been applied.
     Unknown(Error),
 }
 
 impl Inner {
-    /// Commits, and finds out what became of it.
+    /// Commits, and resolves ambiguous outcomes.
     pub(crate) async fn commit(&self, session: &Session, commits: &[Commit], deadline: Deadline) -> Vec<Committed> {
         if commits.is_empty() {
             return Vec::new();
@@ -73,15 +73,15 @@ impl Inner {
         for (at, settled) in self.settle(session, commits, unclear).await {
             results[at] = Some(settled);
         }
-        let forgotten = || Committed::Unknown(Error::internal("features.commit", "a commit got no answer"));
+        let forgotten = || Committed::Unknown(Error::internal("features.commit", "a commit got no answer (a bug)"));
         results
             .into_iter()
             .map(|result| result.unwrap_or_else(forgotten))
             .collect()
     }
 
-    /// Finds out whether commits were made whose answers were lost: giving the reservations up tells. If that works, the
-    /// commit was not and never will be made.
+    /// Finds out whether commits were applied whose answers were lost, by giving up the reservations. If that succeeds,
+    /// the commit was not applied and never will be.
     async fn settle(
         &self,
         session: &Session,
@@ -102,7 +102,7 @@ impl Inner {
             for ((at, error), answer) in open.into_iter().zip(answers) {
                 match answer {
                     Ok(()) => settled.push((at, Committed::GivenUp(error.with_retry(Retry::Safe)))),
-                    // No answer, or an index that is full: the reservation may be there still.
+                    // No answer, or an index that is full: the reservation may still exist.
                     Err(failure)
                         if matches!(failure.kind(), ErrorKind::Unavailable | ErrorKind::Capacity)
                             && failure.retry() != Retry::Never =>

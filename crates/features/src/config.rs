@@ -12,61 +12,65 @@ use crate::seal::{Keyring, MIN_CHUNK_BYTES};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FeatureConfig {
-    /// The store: first part of every key. Default: none, this must be given.
+    /// The store's name: the first part of every key. Default: none, it must be given.
     pub store: StoreId,
-    /// The most engine calls and checksums under way at once. Default: 16.
+    /// The most engine calls and checksum computations in flight at once. Default: 16.
     #[serde(default = "default_max_in_flight")]
     pub max_in_flight: usize,
-    /// How many threads check or open what one get has brought. Default: 2.
+    /// How many threads check or decrypt the bytes of one get. Default: 2.
     #[serde(default = "default_streams")]
     pub streams: usize,
     /// Tensors longer than this are stored as several objects, each with a checksum of its own. Default: 16 MiB.
     #[serde(default = "default_chunk_bytes")]
     pub chunk_bytes: u64,
-    /// Whether bytes get a checksum when they are put; a get checks whatever has one. Default: true.
+    /// Whether a put computes checksums. A get verifies every checksum that the description has. Default: true.
     #[serde(default = "default_checksum")]
     pub checksum: bool,
     /// How many copies of each object the engine keeps. Default: 1.
     #[serde(default = "default_replicas")]
     pub replicas: u32,
-    /// The most memory that gets receive into by themselves. It is taken when it is first needed. A get of more than
-    /// half of it that finds it in use receives into memory of its own, through a stage. Default: 1 GiB.
+    /// The most memory of the pool that gets receive into. It is allocated when it is first needed. A get of more than
+    /// half of it that finds the pool in use receives into memory of its own, through a stage. Default: 1 GiB.
     #[serde(default = "default_pool_bytes")]
     pub pool_bytes: u64,
-    /// How much of that is taken and touched when the store is opened. Default: 0.
+    /// How much of the pool is allocated and touched when the store is opened. Default: 0.
     #[serde(default)]
     pub warm_bytes: u64,
     /// How many ticks of the shared clock a lease lasts. Default: 60.
     #[serde(default = "default_lease_ticks")]
     pub lease_ticks: u64,
-    /// How long a tick is: the setting of the index, told here because a long transfer renews its lease by it.
-    /// Default: 1 s.
+    /// The length of a tick. It must equal the setting of the index; it is repeated here because a long transfer renews
+    /// its lease by it. Default: 1 s.
     #[serde(default = "default_tick")]
     pub tick: Duration,
-    /// How often this process sweeps; none if others do. Somebody has to: nothing expires by itself. Default: 1 s, a tick
-    /// of the shared clock. The clock moves with sweeps, so with fewer of them leases last longer than they say.
+    /// How often this process sweeps; none if other processes do. At least one process must sweep: nothing expires by
+    /// itself. Default: 1 s, a tick of the shared clock. The clock moves with sweeps, so with fewer of them leases last
+    /// longer than they say.
     #[serde(default = "default_sweep_every")]
     pub sweep_every: Option<Duration>,
-    /// How many records one sweep looks at. Default: 1,000.
+    /// How many records one sweep examines. Default: 1,000.
     #[serde(default = "default_sweep_limit")]
     pub sweep_limit: usize,
-    /// How many removals may wait to be done; more are left to the next sweep. Default: 4,096.
+    /// How many removals may be queued; further ones are left to the next sweep. Default: 4,096.
     #[serde(default = "default_free_queue")]
     pub free_queue: usize,
-    /// How long a call that nobody waits for may take: removals, what a failed put leaves behind. Default: 10 s.
+    /// The deadline of background calls that no caller waits for: removals, and the cleanup after a failed put.
+    /// Default: 10 s.
     #[serde(default = "default_call_within")]
     pub call_within: Duration,
-    /// How long an object of a committed sample must be missing, at every look and with the engine well, before the sample
-    /// is called lost. Longer than holders take to register again after the master was restarted. Default: 30 s.
+    /// How long an object of a committed sample must be missing, at every look and with the engine healthy, before the
+    /// sample is declared lost. Set it longer than holders take to register again after a restart of the master.
+    /// Default: 30 s.
     #[serde(default = "default_loss_grace")]
     pub loss_grace: Duration,
-    /// What keys of objects may begin with that other writers name and this store adopts, besides its own name and a
-    /// slash. Give no prefix to two stores: the object that both adopt is removed by whichever frees it first. Every process
-    /// of a store has the same. Default: none.
+    /// Key prefixes that this store may adopt, of objects that other writers name, besides its own name and a slash.
+    /// Give no prefix to two stores: an object that both adopt is removed by whichever frees it first. Every process of
+    /// a store must have the same list. Default: none.
     #[serde(default)]
     pub adopt_prefixes: Vec<String>,
-    /// The keys of a sealed store; none for a plain one. Every process of a store has keys, or none has. They are neither
-    /// read from a file of settings nor written to one: settings that hold keys cannot be serialized. Default: none.
+    /// The keys of a sealed store; none for a plain one. Either every process of a store has keys, or none has. Keys
+    /// are neither read from a settings file nor written to one: settings that hold keys cannot be serialized. Default:
+    /// none.
     #[serde(
         default,
         skip_deserializing,
@@ -74,21 +78,23 @@ pub struct FeatureConfig {
         serialize_with = "refuse_keys"
     )]
     pub keyring: Option<Keyring>,
-    /// Whether a sealed store reads samples of the first scheme, whose seal does not cover their descriptions: who can
-    /// write to the index can change their shapes. For the time until the last of them is gone. Default: false.
+    /// Whether a sealed store reads samples of the first scheme, whose seal does not cover their descriptions: any
+    /// process that can write to the index can change their shapes. Set it only until the last such sample is gone.
+    /// Default: false.
     #[serde(default)]
     pub accept_seal_v1: bool,
-    /// The most memory that bytes pass through which do not move straight between tensor and engine, for puts and for
-    /// gets each: those of a sealed store, and those of gets that the pool has no room for. It is taken when it is first
-    /// needed. Default: 128 MiB.
+    /// The most staging memory, for puts and for gets each: bytes pass through it that do not move straight between
+    /// tensor and engine. Those are the bytes of a sealed store, and of gets that the pool has no room for. It is
+    /// allocated when it is first needed. Default: 128 MiB.
     #[serde(default = "default_stage_bytes")]
     pub stage_bytes: u64,
 }
 
-/// Settings are shown and stored; keys are not. And settings that come back without their keys would open a plain store.
+/// Settings are shown and stored; keys must not be. Settings that were read back without their keys would open a plain
+/// store.
 fn refuse_keys<S: Serializer>(_: &Option<Keyring>, _: S) -> std::result::Result<S::Ok, S::Error> {
     Err(serde::ser::Error::custom(
-        "settings that hold keys are not written; take the keyring out and hand it over by itself",
+        "settings that hold keys cannot be serialized; take the keyring out and pass it separately",
     ))
 }
 
@@ -136,7 +142,8 @@ fn default_stage_bytes() -> u64 {
     128 << 20
 }
 
-/// The smallest chunk: below it, the cost per object is larger than what is gained. No smaller than those of the seal.
+/// The smallest chunk: below it, the cost per object outweighs the gain. No smaller than the smallest chunk of the
+/// seal.
 const MIN_CHUNK: u64 = MIN_CHUNK_BYTES as u64;
 
 impl FeatureConfig {
@@ -173,7 +180,7 @@ impl FeatureConfig {
             return refuse("max_in_flight", "at least one call must be allowed at a time");
         }
         if self.streams == 0 {
-            return refuse("streams", "a get needs at least one thread that checks");
+            return refuse("streams", "a get needs at least one thread that checks its bytes");
         }
         if self.chunk_bytes < MIN_CHUNK {
             return refuse("chunk_bytes", "a chunk has at least 4,096 bytes");
@@ -185,7 +192,7 @@ impl FeatureConfig {
             return refuse("lease_ticks", "a lease lasts at least one tick");
         }
         if self.tick.is_zero() {
-            return refuse("tick", "a tick takes time; set it as the index has it");
+            return refuse("tick", "a tick cannot be zero; set it to the tick of the index");
         }
         if self.sweep_every.is_some_and(|every| every.is_zero()) {
             return refuse("sweep_every", "give the time between two sweeps, or none for no sweeps");
@@ -193,11 +200,11 @@ impl FeatureConfig {
         if self.sweep_limit == 0 || self.free_queue == 0 {
             return refuse("sweep_limit, free_queue", "both must be at least one");
         }
-        // A sealed object is longer by its tags: at most one part in 256.
+        // A sealed object is longer than its plaintext by its tags: at most one part in 256.
         if self.keyring.is_some() && self.stage_bytes < self.chunk_bytes.saturating_add(self.chunk_bytes / 128) {
             return refuse(
                 "stage_bytes",
-                "a sealed object must fit in; raise it, or lower chunk_bytes",
+                "the staging memory must hold one sealed object; raise stage_bytes, or lower chunk_bytes",
             );
         }
         if self
@@ -207,7 +214,7 @@ impl FeatureConfig {
         {
             return refuse(
                 "adopt_prefixes",
-                "a prefix of all keys, or of all KV pages, would let this store remove what others own",
+                "a prefix of all keys, or of all KV pages, would let this store remove objects of other owners",
             );
         }
         if self.loss_grace.is_zero() {
@@ -222,7 +229,7 @@ impl FeatureConfig {
         Ok(())
     }
 
-    /// How long a lease lasts at least.
+    /// The shortest time that a lease lasts.
     pub(crate) fn lease_time(&self) -> Duration {
         self.tick
             .saturating_mul(u32::try_from(self.lease_ticks).unwrap_or(u32::MAX))

@@ -1,13 +1,13 @@
-//! What a committed sample says about itself: its tensors, the objects they are in, and the checksums of those.
+//! The description of a committed sample: its tensors, the objects they are in, and the checksums of those.
 //!
-//! It lies in the index beside the sample's record and is handed to every reader as it is. It is JSON, so that a person
-//! can read it, with a version: a reader ignores fields that it does not know, and refuses a version or an encoding that
-//! it does not know. So a field that may be ignored is simply added; anything else raises the version.
+//! It lies in the index beside the sample's record and is handed to every reader unchanged. It is JSON, so that a
+//! person can read it, with a version. A reader ignores fields that it does not know, and refuses a version or an
+//! encoding that it does not know. So a field that may be ignored is simply added; any other change raises the version.
 //!
-//! What lies in the index was perhaps not written by us, or by a later release. A description with a higher version, an
-//! unknown encoding or an unknown element type is of a *later* release (`Unsupported`): it is left to processes that know
-//! it. One that makes no sense, or is over the limits of a sample (module `limits`), is *unreadable* (`Corrupt`), and its
-//! sample goes into quarantine.
+//! A description in the index may have been written by another program, or by a later release. A description with a
+//! higher version, an unknown encoding or an unknown element type is of a *later* release (`Unsupported`): it is left
+//! to processes that know it. One that makes no sense, or exceeds the limits of a sample (module `limits`), is
+//! *unreadable* (`Corrupt`), and its sample goes into quarantine.
 
 use holdfast_core::{DType, Digest, Error, ErrorKind, Nonce, ObjectKey, Result, TensorName, TensorSpec};
 use serde::{Deserialize, Serialize};
@@ -18,22 +18,22 @@ use crate::ownership::refuse_own_making;
 use crate::plan::Place;
 use crate::seal::{Record, RecordTag};
 
-/// The version that is written here, and the latest that is read.
+/// The version that this release writes, and the latest that it reads.
 const VERSION: u32 = 1;
 
 /// A committed sample's description.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Description {
     v: u32,
-    /// Random part of its own keys; none if somebody else chose the keys.
+    /// Random part of the sample's own keys; none if another writer chose the keys.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) nonce: Option<Nonce>,
     /// How many bytes of a tensor are in one object; the last has the rest.
     pub(crate) chunk_bytes: u64,
-    /// How bytes lie in the objects.
+    /// How bytes are laid out in the objects.
     #[serde(default)]
     pub(crate) encoding: Encoding,
-    /// The seal's tag over all this; none if it is not sealed.
+    /// The seal's tag over this description; none if the sample is not sealed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) record_tag: Option<RecordTag>,
     /// Its tensors.
@@ -45,10 +45,10 @@ pub struct Description {
 pub struct DescribedTensor {
     /// Its name, element type and shape.
     pub spec: TensorSpec,
-    /// The key of its only object, if somebody else chose it.
+    /// The key of its only object, if another writer chose it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<ObjectKey>,
-    /// A checksum for each of its objects, in order; none if they were put without.
+    /// A checksum for each of its objects, in order; none if they were put without checksums.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub digests: Vec<Digest>,
 }
@@ -63,7 +63,7 @@ impl DescribedTensor {
     }
 }
 
-/// How many objects so many bytes are in.
+/// How many objects a tensor of `bytes` is cut into.
 pub(crate) fn chunks_of(bytes: u64, chunk_bytes: u64) -> u64 {
     bytes.div_ceil(chunk_bytes.max(1))
 }
@@ -74,8 +74,8 @@ fn unreadable(why: impl Into<String>) -> Error {
     Error::new(ErrorKind::Corrupt, OPERATION, why)
 }
 
-/// Whether an error of reading a description says that no release can use it: it makes no sense, or names objects that no
-/// sample may own.
+/// Whether an error of reading a description says that no release can use it: it makes no sense, or names objects that
+/// no sample may own.
 pub(crate) fn is_unreadable(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Denied)
 }
@@ -85,7 +85,7 @@ fn of_a_later_release() -> Error {
     Error::new(ErrorKind::Unsupported, OPERATION, message)
 }
 
-/// Whether a description that cannot be read has an encoding or an element type that a later release may know.
+/// Whether an unreadable description has an encoding or an element type that a later release may know.
 fn names_what_is_unknown(bytes: &[u8]) -> bool {
     #[derive(Deserialize)]
     struct Loose {
@@ -115,7 +115,7 @@ fn names_what_is_unknown(bytes: &[u8]) -> bool {
 }
 
 impl Description {
-    /// Of a sample with keys of our own.
+    /// The description of a sample whose keys Holdfast chose.
     pub(crate) fn own(nonce: Nonce, chunk_bytes: u64, encoding: Encoding, tensors: Vec<DescribedTensor>) -> Self {
         Self {
             v: VERSION,
@@ -127,7 +127,7 @@ impl Description {
         }
     }
 
-    /// What the seal's tag is over, for objects of so many bytes.
+    /// The part of a description that the seal's tag covers, for objects of so many bytes.
     pub(crate) fn record_of<'a>(object_bytes: u64, tensors: impl Iterator<Item = &'a TensorSpec>) -> Record<'a> {
         Record {
             version: VERSION,
@@ -136,7 +136,7 @@ impl Description {
         }
     }
 
-    /// What the seal's tag is over.
+    /// The part of this description that the seal's tag covers.
     pub(crate) fn record(&self) -> Record<'_> {
         let specs = self.tensors.iter().map(|tensor| &tensor.spec);
         Record {
@@ -145,7 +145,7 @@ impl Description {
         }
     }
 
-    /// Of a sample whose keys were chosen by somebody else: one object per tensor.
+    /// The description of a sample whose keys another writer chose: one object per tensor.
     pub(crate) fn adopted(tensors: Vec<DescribedTensor>) -> Self {
         Self {
             v: VERSION,
@@ -157,13 +157,13 @@ impl Description {
         }
     }
 
-    /// What is written into the index.
+    /// The bytes that are written into the index.
     ///
     /// # Errors
-    /// `Invalid` if it is longer than the index takes.
+    /// `Invalid` if it is longer than the index accepts.
     pub(crate) fn to_bytes(&self) -> Result<Vec<u8>> {
         let bytes = serde_json::to_vec(self)
-            .map_err(|error| Error::internal(OPERATION, "a description cannot be written").caused_by(error))?;
+            .map_err(|error| Error::internal(OPERATION, "a description cannot be written as JSON").caused_by(error))?;
         check_length(OPERATION, bytes.len())?;
         Ok(bytes)
     }
@@ -175,10 +175,10 @@ impl Description {
             v: u32,
         }
         if bytes.len() > MOST_BYTES {
-            return Err(unreadable("a description is longer than any").with("bytes", bytes.len()));
+            return Err(unreadable("a description is longer than any release writes").with("bytes", bytes.len()));
         }
         let head: Head = serde_json::from_slice(bytes)
-            .map_err(|error| unreadable("the description of a sample is not ours").caused_by(error))?;
+            .map_err(|error| unreadable("the description of a sample is not JSON with a version").caused_by(error))?;
         if head.v > VERSION {
             return Err(of_a_later_release().with("version", head.v));
         }
@@ -195,7 +195,7 @@ impl Description {
 
     fn check(&self) -> Result<()> {
         if self.chunk_bytes == 0 {
-            return Err(unreadable("a description has chunks without bytes"));
+            return Err(unreadable("a description has a chunk size of zero"));
         }
         let chunks = self.tensors.iter().map(|tensor| tensor.chunks(self.chunk_bytes));
         if self.tensors.len() > MOST_TENSORS || objects(chunks).is_none() {
@@ -212,7 +212,8 @@ impl Description {
             ));
         }
         for tensor in &self.tensors {
-            // A checksum tells whether two tensors are equal, and somebody else's key is not bound to the seal.
+            // A checksum would reveal whether two tensors are equal, and a key that another writer chose is not bound
+            // to the seal.
             if sealed.is_some() && (tensor.key.is_some() || !tensor.digests.is_empty()) {
                 return Err(
                     unreadable("a sealed sample has a checksum, or an object that was not sealed")
@@ -234,7 +235,7 @@ impl Description {
             let digests = tensor.digests.len() as u64;
             if digests != 0 && digests != chunks {
                 return Err(
-                    unreadable("a description has another number of checksums than of objects")
+                    unreadable("the number of checksums in a description differs from the number of objects")
                         .with("tensor", &tensor.spec)
                         .with("checksums", digests)
                         .with("objects", chunks),
@@ -266,17 +267,17 @@ impl Description {
             .fold(0, |sum, tensor| sum.saturating_add(tensor.spec.bytes()))
     }
 
-    /// How many bytes of a tensor are in one object at most.
+    /// The most bytes of a tensor in one object.
     pub fn chunk_bytes(&self) -> u64 {
         self.chunk_bytes
     }
 
-    /// How its bytes lie in its objects.
+    /// How its bytes are laid out in its objects.
     pub fn encoding(&self) -> &Encoding {
         &self.encoding
     }
 
-    /// The keys of the objects that one tensor's bytes are in, in order.
+    /// The keys of the objects that hold one tensor's bytes, in order.
     pub(crate) fn keys_of(&self, tensor: &DescribedTensor, place: Place<'_>) -> Result<Vec<ObjectKey>> {
         match (&tensor.key, self.nonce) {
             (Some(_), _) if tensor.spec.bytes() == 0 => Ok(Vec::new()),
@@ -291,7 +292,8 @@ impl Description {
         let mut keys = Vec::new();
         for tensor in &self.tensors {
             match &tensor.key {
-                // Also of a tensor without bytes: whoever chose the key may have written an object all the same.
+                // Also for a tensor without bytes: the writer that chose the key may have written an object all the
+                // same.
                 Some(key) => keys.push(key.clone()),
                 None => keys.extend(self.keys_of(tensor, place)?),
             }

@@ -1,16 +1,17 @@
-//! Reading objects: one call at a time, and checks that run while the next bytes move.
+//! Reading objects: one engine call at a time, with checks that run while the next bytes move.
 //!
 //! ```text
 //! calls    ── get 1 ──┬── get 2 ──┬── get 3 ──┐
 //! checks              └ check 1 ┐ └ check 2 ┐ └ check 3 ┐        on as many threads as `streams` says
 //!                                             └ all bytes are there: ask whether the lease still holds
 //! ```
-//! A call brings up to 256 MiB, which is all of most samples. More calls at once would not help: an engine moves the
-//! objects of one call side by side already, and each call that waits for its bytes takes a core for that. Small calls
-//! are checked where they were made; handing them over would take longer.
+//! A call brings up to 256 MiB, which is all of most samples. More calls at once would not help: an engine already
+//! moves the objects of one call in parallel, and each call that waits for its bytes occupies a core. Small calls are
+//! checked by the thread that made them; handing them over would take longer.
 //!
-//! In a sealed store objects arrive in a stage, and their check is that they open (module `sealed`). Objects of memory
-//! that the engine does not know (module `landing`) arrive in a stage too, and are checked on their way out of it.
+//! In a sealed store objects arrive in a stage, and the check is that they decrypt (module `sealed`). Objects of
+//! tensors in memory that the engine does not know (module `landing`) arrive in a stage too, and are checked on their
+//! way out of it.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -29,14 +30,14 @@ use crate::sealed::{Scratch, SealedRun};
 use crate::store::Inner;
 
 const OPERATION: &str = "features.get";
-/// The most bytes of one call, if it has more than one object.
+/// The most bytes of one call that has more than one object.
 const UNIT_BYTES: u64 = 256 << 20;
-/// The same for objects that arrive in a stage, of which a get has two at a time.
+/// The same for objects that arrive in a stage. Smaller, because a get has two stages at a time.
 const STAGED_UNIT_BYTES: u64 = 64 << 20;
-/// Calls of up to so many bytes are checked by the thread that made them.
+/// Calls of up to so many bytes are checked by the thread that made them: handing them over would take longer.
 const CHECKED_AT_ONCE: u64 = 8 << 20;
 
-/// An object on its way in.
+/// An object to be read.
 #[derive(Debug)]
 pub(crate) struct Incoming {
     pub(crate) key: ObjectKey,
@@ -47,25 +48,25 @@ pub(crate) struct Incoming {
     pub(crate) staged: bool,
 }
 
-/// How an object is checked when it is there, besides its length.
+/// How an object is checked after it has arrived, besides its length.
 #[derive(Debug)]
 pub(crate) enum Check {
     /// Not at all: it was put without a checksum.
     Nothing,
     /// It has this checksum.
     Digest(Digest),
-    /// It arrives in a stage, and opens.
+    /// It arrives in a stage, and must decrypt.
     Seal(SealedRun<TensorOpener>),
 }
 
-/// Why bytes did not come in.
+/// Why bytes were not read.
 #[derive(Debug)]
 pub(crate) enum Trouble {
     /// There is no such object.
     Missing(ObjectKey),
     /// The object, or its bytes, are not what was committed.
     Corrupt(Error),
-    /// The engine did not do it.
+    /// The engine failed to read it.
     Failed(Error),
 }
 
@@ -80,10 +81,10 @@ impl From<Error> for Trouble {
     }
 }
 
-/// Held until the last bytes have moved; its receiver ends then.
+/// Held until the last bytes have moved; dropping it ends its receiver.
 pub(crate) type Moving = mpsc::Sender<Infallible>;
 
-/// An object that is there and not checked yet.
+/// An object that has arrived and is not checked yet.
 struct Arrived {
     object: Incoming,
     landing: Vec<Span>,
@@ -103,8 +104,8 @@ impl Inner {
         let mut checking = JoinSet::new();
         let mut outcome = Ok(());
         while let Some(unit) = units.next() {
-            // Checks of the last call go on beside this one; those before it have ended. So a few stages are enough, and
-            // a sample that is not what it was is not read to its end.
+            // Checks of the last call run beside this one; those before it have ended. So a few stages are enough, and
+            // a corrupt sample is not read to its end.
             while outcome.is_ok() && checking.len() > self.config.streams {
                 outcome = next_of(&mut checking).await;
             }
@@ -126,14 +127,15 @@ impl Inner {
         }
         drop(moving);
         while !checking.is_empty() {
-            // All of them end before this does: whoever clears the memory after a failure is then alone with it.
+            // All checks end before this function does: the caller that clears the memory after a failure is then the
+            // only one that touches it.
             let ended = next_of(&mut checking).await;
             outcome = outcome.and(ended);
         }
         outcome
     }
 
-    /// One call: gets some objects. What is not checked yet is returned.
+    /// One call: gets some objects. Returns those that are not checked yet.
     async fn bring(&self, unit: Vec<Incoming>, moving: Option<Moving>, deadline: Deadline) -> Result<Vec<Arrived>> {
         let stage = stage_of(&unit, &self.incoming, deadline).await?;
         let engine = Arc::clone(&self.engine);
@@ -155,14 +157,14 @@ async fn next_of(checking: &mut JoinSet<Result<()>>) -> Result<()> {
     match checking.join_next().await {
         None => Ok(()),
         Some(Ok(checked)) => checked,
-        Some(Err(failure)) => Err(Error::internal(OPERATION, "a check did not end as it should")
+        Some(Err(failure)) => Err(Error::internal(OPERATION, "a check panicked or was cancelled")
             .caused_by(failure)
             .into()),
     }
 }
 
 impl Incoming {
-    /// How long the object is.
+    /// The length of the object.
     fn bytes(&self) -> u64 {
         match &self.check {
             Check::Seal(seal) => seal.run.sealed_len(),
@@ -170,7 +172,7 @@ impl Incoming {
         }
     }
 
-    /// How much of a stage it needs, if it arrives in one.
+    /// How many bytes of a stage it needs, if it arrives in one.
     fn staged_len(&self) -> Result<Option<usize>> {
         match &self.check {
             Check::Seal(seal) => Ok(Some(seal.sealed_len()?)),
@@ -180,7 +182,7 @@ impl Incoming {
     }
 }
 
-/// Divides objects into calls of so many bytes.
+/// Divides objects into calls of at most `most` bytes.
 fn split(objects: Vec<Incoming>, max_batch: usize, most: u64) -> Vec<Vec<Incoming>> {
     let mut units: Vec<Vec<Incoming>> = Vec::new();
     let mut bytes = 0;
@@ -200,7 +202,7 @@ fn split(objects: Vec<Incoming>, max_batch: usize, most: u64) -> Vec<Vec<Incomin
     units
 }
 
-/// Memory for those objects that do not arrive where their bytes go.
+/// A stage for the objects that do not arrive at their destination.
 async fn stage_of(unit: &[Incoming], stages: &BufferPool, deadline: Deadline) -> Result<Option<Span>> {
     let mut len = 0;
     for object in unit {
@@ -212,7 +214,7 @@ async fn stage_of(unit: &[Incoming], stages: &BufferPool, deadline: Deadline) ->
     }
 }
 
-/// Where objects arrive: in the stage, or where their bytes go.
+/// Where objects arrive: in the stage, or at their destination.
 fn landings(unit: Vec<Incoming>, stage: Option<&Span>) -> Result<Vec<Arrived>> {
     let mut at = 0;
     let land = |object: Incoming| {
@@ -245,7 +247,7 @@ fn get(
     drop(moving);
     let outcomes = outcomes.map_err(Trouble::Failed)?;
     if outcomes.len() != arrived.len() {
-        return Err(Error::internal(OPERATION, "the engine gave another number of outcomes than objects").into());
+        return Err(Error::internal(OPERATION, "the engine returned another number of outcomes than objects").into());
     }
     for (Arrived { object, .. }, outcome) in arrived.iter().zip(outcomes) {
         match outcome {
@@ -262,7 +264,7 @@ fn get(
                 let error = Error::new(
                     ErrorKind::Corrupt,
                     OPERATION,
-                    "an object is not as long as it was committed; nothing was handed out",
+                    "an object is not as long as it was when it was committed; nothing was handed out",
                 );
                 return Err(Trouble::Corrupt(
                     error
@@ -280,7 +282,7 @@ fn get(
 /// What one thread checks.
 struct Share(Vec<Arrived>);
 
-/// Divides objects among threads, so that each has about as many bytes to check.
+/// Divides objects among threads, so that each checks about as many bytes.
 fn shares(arrived: Vec<Arrived>, threads: usize) -> Vec<Share> {
     let mut shares: Vec<(u64, Vec<Arrived>)> = (0..threads.max(1)).map(|_| (0, Vec::new())).collect();
     for one in arrived {

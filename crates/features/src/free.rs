@@ -1,4 +1,5 @@
-//! Freeing: what is retired and has no reader left is removed from the engine, at once, by whoever caused it.
+//! Freeing: a sample that is retired and has no reader left is removed from the engine at once, by the process that
+//! caused it.
 //!
 //! ```text
 //!                  ┌ a put that failed, and whose memory the engine has let go of
@@ -11,28 +12,28 @@
 //!                                                                             after some tries left to sweeps
 //! ```
 //!
-//! Workers do it, for many samples in one call, each with deadlines of its own, so that none waits for what another waits
-//! for: an engine that hangs holds up removals and nothing else.
+//! Workers do it, for many samples in one call. Each has deadlines of its own, so that none waits for the peer of
+//! another: an engine that hangs holds up removals and nothing else.
 //!
-//! | worker | speaks to | does |
+//! | worker | talks to | does |
 //! |---|---|---|
 //! | remover | the engine | removes objects |
-//! | teller | the index | says what is freed, lets go of leases, gives up reservations |
-//! | collector | both | removes what the index lists, whichever process retired it: after a put or a release, and after each sweep |
-//! | sweeper | the index | moves the shared clock on, takes back what has ended, wakes the collector |
+//! | teller | the index | reports freed samples, releases leases, gives up reservations |
+//! | collector | both | removes the samples that the index lists, whichever process retired them: after a put or a release, and after each sweep |
+//! | sweeper | the index | advances the shared clock, takes back expired leases, reservations and sessions, wakes the collector |
 //!
-//! Nobody waits for them but [`crate::FeatureStore::drain`] and `close`. What they do not get done is not lost: the index
-//! lists it until it is told that it is freed. The collector walks that list in parts and goes on where it ended
-//! ([`crate::collect`]).
+//! No caller waits for them except [`crate::FeatureStore::drain`] and `close`. Unfinished work is not lost: the index
+//! lists a sample until it is told that the sample is freed. The collector walks that list in parts and continues where
+//! it stopped ([`crate::collect`]).
 //!
 //! Invariants:
 //! - FR1: objects are removed only when the index has said that the generation is retired and without readers, or that
 //!   its reservation is given up, or when its commit was refused for good. Never while a commit may still be applied.
-//! - FR2: `freed` is said only after every object of the generation was seen removed or absent.
-//! - FR3: removing twice and saying `freed` twice are harmless, so any number of processes may do the same work.
-//! - FR4: what waits here is bounded; what finds no place is found again by a collect. Reservations to be given up always
-//!   find a place, since no list shows them until their time has run out: there are never more than reservations that this
-//!   process has made, and each is tried for as long as its session lives.
+//! - FR2: `freed` is reported only after every object of the generation was seen removed or absent.
+//! - FR3: removing twice and reporting `freed` twice are harmless, so any number of processes may do the same work.
+//! - FR4: the queues here are bounded; a job that finds no place is found again by a collect. Reservations to be given
+//!   up always find a place, since no list shows them until their time has run out. There are never more of them than
+//!   reservations that this process has made, and each is retried for as long as its session lives.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -47,15 +48,15 @@ use tokio::sync::Notify;
 
 use crate::writing::Begun;
 
-/// The pause after the first failed try; each later one is twice as long, up to [`LONGEST_PAUSE`].
+/// The pause after the first failed attempt. It doubles after each further failure, up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// After so many failed tries a sample is left to sweeps.
+/// After so many failed attempts a sample is left to sweeps.
 pub(crate) const MOST_TRIES: u32 = 10;
-/// How long requests to collect are gathered, so that many puts and releases cost one look.
+/// How long requests to collect are gathered, so that many puts and releases cost one collect.
 pub(crate) const GATHER: Duration = Duration::from_millis(10);
 
-/// The pause after so many failed tries.
+/// The pause after so many failed attempts.
 fn pause_after(tries: u32) -> Duration {
     FIRST_PAUSE.saturating_mul(1 << tries.min(16)).min(LONGEST_PAUSE)
 }
@@ -67,14 +68,14 @@ pub(crate) struct Job {
     pub(crate) keys: Vec<ObjectKey>,
     /// The session whose reservation is to be given up first.
     pub(crate) abort: Option<Arc<Session>>,
-    /// The put whose reservation it was: until that is given up, a later put of the sample waits.
+    /// The put that made the reservation. A later put of the sample waits until the reservation is given up.
     pub(crate) put: Option<Arc<Begun>>,
 }
 
 #[derive(Clone, Debug)]
 struct Pending {
     job: Job,
-    /// Whether its objects are gone, and only the index has to be told.
+    /// Whether its objects are gone, so that only the index has to be told.
     removed: bool,
     tries: u32,
     due: Timestamp,
@@ -86,54 +87,55 @@ impl Pending {
         self.due <= now && !self.is_left_to_sweeps()
     }
 
-    /// Whether it was tried often enough: the index lists it. A reservation it does not list.
+    /// Whether it was tried often enough to leave it to sweeps: the index lists it. The index does not list a
+    /// reservation.
     fn is_left_to_sweeps(&self) -> bool {
         self.tries >= MOST_TRIES && self.job.abort.is_none()
     }
 
-    /// Whether it is the remover's turn; else it is the teller's.
+    /// Whether it is the remover's turn; otherwise it is the teller's.
     fn is_to_remove(&self) -> bool {
         self.job.abort.is_none() && !self.removed
     }
 }
 
-/// A lease that nobody holds any more.
+/// A lease that no caller holds any more.
 #[derive(Clone, Debug)]
 pub(crate) struct Release {
     pub(crate) session: Arc<Session>,
-    /// If it served nobody, the take is undone; else its attempt counts.
+    /// If the lease was never served, the take is undone; otherwise its attempt counts.
     pub(crate) held: Held,
     tries: u32,
     due: Timestamp,
 }
 
-/// What the index is to be told or asked.
+/// What the teller is to report to the index.
 #[derive(Debug, Default)]
 pub(crate) struct ToTell {
-    /// Leases that nobody holds any more.
+    /// Leases that no caller holds any more.
     pub(crate) releases: Vec<Release>,
     /// Samples whose reservation is to be given up.
     pub(crate) reservations: Vec<Job>,
     /// Samples whose objects are gone.
     pub(crate) removed: Vec<SampleRef>,
-    /// Samples of which an object stays.
+    /// Samples of which an object could not be removed.
     pub(crate) stayed: Vec<SampleRef>,
 }
 
-/// What is to be freed by this process.
+/// Everything that this process has to free.
 #[derive(Debug)]
 pub(crate) struct Frees {
     clock: Arc<dyn Clock>,
     most: usize,
     state: Mutex<State>,
     collect: AtomicBool,
-    /// Tells the one who removes that there is something to do.
+    /// Wakes the remover.
     pub(crate) wake_remover: Notify,
-    /// Tells the one who speaks to the index that there is.
+    /// Wakes the teller.
     pub(crate) wake_teller: Notify,
     /// Wakes the collector, which asks the index for more.
     pub(crate) wake_collector: Notify,
-    /// Tells those who drain that something was done.
+    /// Wakes callers of `drain` when something was done.
     done: Notify,
 }
 
@@ -144,7 +146,7 @@ struct State {
     held_by_engine: usize,
     releases: Vec<Release>,
     stayed: Vec<SampleRef>,
-    /// How many of the two work.
+    /// How many workers (remover, teller, collector) are busy.
     working: usize,
 }
 
@@ -162,7 +164,7 @@ impl Frees {
         }
     }
 
-    /// Takes a job. False if there is no place; then a collect will find it.
+    /// Accepts a job. False if there is no place; then a collect will find it.
     pub(crate) fn push(&self, job: Job) -> bool {
         let mut state = self.state.lock();
         let place = job.abort.is_some() || state.pending.len() < self.most;
@@ -184,7 +186,7 @@ impl Frees {
         place
     }
 
-    /// Takes a lease that nobody holds any more. False if there is no place; then it runs out by its time.
+    /// Accepts a lease that no caller holds any more. False if there is no place; then the lease expires by itself.
     pub(crate) fn release(&self, session: Arc<Session>, held: Held) -> bool {
         self.push_release(Release {
             session,
@@ -194,7 +196,7 @@ impl Frees {
         })
     }
 
-    /// The index did not answer: it is told again after a pause, while the session lives.
+    /// The index did not answer: the release is retried after a pause, while the session lives.
     pub(crate) fn release_again(&self, mut release: Release) -> bool {
         release.due = self.clock.now().after(pause_after(release.tries));
         release.tries = release.tries.saturating_add(1);
@@ -202,7 +204,7 @@ impl Frees {
         again && release.session.is_alive() && self.push_release(release)
     }
 
-    /// A take that is to be undone always finds a place, since its end by time would cost the group an attempt; there are
+    /// A take that is to be undone always finds a place, since its expiry would cost the group an attempt. There are
     /// never more of them than leases that were granted to this process.
     fn push_release(&self, release: Release) -> bool {
         let mut state = self.state.lock();
@@ -215,14 +217,14 @@ impl Frees {
         place
     }
 
-    /// Something may have been retired without our being told what: look soon.
+    /// Something may have been retired without this process being told what: collect soon.
     pub(crate) fn collect_soon(&self) {
         if !self.collect.swap(true, Ordering::AcqRel) {
             self.wake_collector.notify_one();
         }
     }
 
-    /// Whether to collect; asks for it only once.
+    /// Whether to collect. Clears the request.
     pub(crate) fn take_collect(&self) -> bool {
         self.collect.swap(false, Ordering::AcqRel)
     }
@@ -231,7 +233,7 @@ impl Frees {
         self.collect.load(Ordering::Acquire)
     }
 
-    /// One sample more, or less, whose put waits for the engine to let go.
+    /// Counts one sample more, or less, whose failed put waits for the engine to let go of its memory.
     pub(crate) fn engine_holds(&self, more: bool) {
         let mut state = self.state.lock();
         state.held_by_engine = if more {
@@ -248,12 +250,12 @@ impl Frees {
         self.wake_teller.notify_one();
     }
 
-    /// The collector begins. Until [`Frees::finished`], it counts as not done.
+    /// The collector begins. Until [`Frees::finished`], it counts as busy.
     pub(crate) fn begin(&self) {
         self.state.lock().working += 1;
     }
 
-    /// What is to be removed now. Until [`Frees::finished`], it counts as not done.
+    /// Jobs whose objects are to be removed now. Until [`Frees::finished`], the remover counts as busy.
     pub(crate) fn to_remove(&self) -> Vec<Job> {
         let now = self.clock.now();
         let mut state = self.state.lock();
@@ -263,7 +265,7 @@ impl Frees {
         due.map(|pending| pending.job.clone()).collect()
     }
 
-    /// What the index is to be told now. Until [`Frees::finished`], it counts as not done.
+    /// What the index is to be told now. Until [`Frees::finished`], the teller counts as busy.
     pub(crate) fn to_tell(&self) -> ToTell {
         let now = self.clock.now();
         let mut state = self.state.lock();
@@ -284,7 +286,7 @@ impl Frees {
         tell
     }
 
-    /// One of the two has done what it was given.
+    /// A worker has finished what it was given.
     pub(crate) fn finished(&self) {
         let mut state = self.state.lock();
         state.working = state.working.saturating_sub(1);
@@ -292,12 +294,12 @@ impl Frees {
         self.done.notify_waiters();
     }
 
-    /// How long until something is to be removed; none if nothing is.
+    /// How long until the next removal is due; none if there is none.
     pub(crate) fn until_removal(&self) -> Option<Duration> {
         self.until(&self.state.lock(), true)
     }
 
-    /// How long until the index is to be told something; none if nothing is.
+    /// How long until the index is to be told something; none if there is nothing to tell.
     pub(crate) fn until_telling(&self) -> Option<Duration> {
         let state = self.state.lock();
         if !state.stayed.is_empty() {
@@ -346,14 +348,14 @@ impl Frees {
         self.wake_teller.notify_one();
     }
 
-    /// An object of a sample stays: that is recorded, and another try is made after a pause.
+    /// An object of a sample could not be removed: that is recorded, and the removal is retried after a pause.
     pub(crate) fn stayed(&self, sample: &SampleRef, why: Error) {
         self.failed(sample, why);
         self.state.lock().stayed.push(sample.clone());
         self.wake_teller.notify_one();
     }
 
-    /// A try failed: another is made after a pause.
+    /// An attempt failed: it is repeated after a pause.
     pub(crate) fn failed(&self, sample: &SampleRef, why: Error) {
         let now = self.clock.now();
         if let Some(pending) = self.state.lock().pending.get_mut(sample) {
@@ -363,14 +365,14 @@ impl Frees {
         }
     }
 
-    /// What was tried often enough and is left to sweeps.
+    /// Samples that were tried often enough and are left to sweeps.
     pub(crate) fn left_to_sweeps(&self) -> HashSet<SampleRef> {
         let state = self.state.lock();
         let left = state.pending.iter().filter(|(_, pending)| pending.is_left_to_sweeps());
         left.map(|(sample, _)| sample.clone()).collect()
     }
 
-    /// These were left to sweeps and are not listed any more: others have freed them.
+    /// These were left to sweeps and are no longer listed: other processes have freed them.
     pub(crate) fn forget(&self, unlisted: &HashSet<SampleRef>) {
         let mut state = self.state.lock();
         state
@@ -396,7 +398,7 @@ impl Frees {
             && !self.wants_collect()
     }
 
-    /// Waits until everything is freed that was retired here.
+    /// Waits until every sample that was retired here is freed.
     pub(crate) async fn drain(&self, deadline: Deadline) -> Result<()> {
         let now = self.clock.now();
         for pending in self.state.lock().pending.values_mut() {
@@ -421,7 +423,7 @@ impl Frees {
         let mut error = Error::new(
             ErrorKind::Timeout,
             "features.drain",
-            "not everything that was retired here is freed yet; it is recorded, and sweeps go on trying",
+            "not every sample that was retired here is freed yet; the rest is recorded, and sweeps keep trying",
         )
         .with("left", state.pending.len())
         .with("held_by_engine", state.held_by_engine)
@@ -439,7 +441,7 @@ impl Frees {
     }
 }
 
-/// Jobs or releases by the session in whose name they are done.
+/// Jobs or releases, grouped by the session in whose name they are done.
 pub(crate) fn by_session<T>(
     items: impl IntoIterator<Item = (Arc<Session>, T)>,
 ) -> HashMap<SessionId, (Arc<Session>, Vec<T>)> {

@@ -1,8 +1,8 @@
-//! The decoders of what producers say about samples, and of sealed bytes, for the fuzzer (feature `fuzzing`, folder
-//! `fuzz/`). No part of the interface.
+//! The decoders of descriptions, plans and sealed bytes, for the fuzzer (feature `fuzzing`, folder `fuzz/`). Not part
+//! of the public interface.
 //!
-//! Whatever wrote the bytes: a decoder refuses them, or gives a value that is written and read back without a change.
-//! Sealed bytes open to what was sealed, or not at all.
+//! Whatever bytes it is given, a decoder refuses them, or returns a value that is written and read back without a
+//! change. Sealed bytes open to what was sealed, or not at all.
 #![allow(
     clippy::expect_used,
     missing_docs,
@@ -34,7 +34,7 @@ pub fn description(bytes: &[u8]) {
     let Ok(first) = Description::from_bytes(bytes) else {
         return;
     };
-    // What is read may be longer than what may be put: then it is refused, and nothing else.
+    // A description that is read may be longer than one that may be put: then writing it is refused, and nothing else.
     if let Ok(written) = first.to_bytes() {
         let again = Description::from_bytes(&written).expect("what was written can be read");
         assert_eq!(again, first);
@@ -63,7 +63,7 @@ pub fn description(bytes: &[u8]) {
     );
 }
 
-/// What a reservation is about to write, and the keys of its objects.
+/// The plan of a reservation, and the keys of its objects.
 pub fn plan(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let Ok(first) = Plan::from_text(text) else { return };
@@ -139,7 +139,7 @@ fn open(header: &SealHeader, bytes: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// A seal's header: another one than the sample's own does not open it.
+/// A seal's header: a header other than the sample's own does not open it.
 pub fn seal_header(bytes: &[u8]) {
     let Ok(header) = serde_json::from_slice::<SealHeader>(bytes) else {
         return;
@@ -162,8 +162,9 @@ pub fn seal_header(bytes: &[u8]) {
     }
 }
 
-/// Sealed bytes that were changed, cut or lengthened do not open. The input says where: three bytes for each change, a
-/// place and what is flipped there; what is left over is appended or, if its first byte is odd, its length is cut off.
+/// Sealed bytes that were changed, cut or lengthened do not open. The input encodes the changes: three bytes for each,
+/// an offset and the bits to flip there. The rest of the input is appended or, if its first byte is odd, its length is
+/// cut off.
 pub fn sealed_bytes(bytes: &[u8]) {
     let genuine = sealed();
     let mut changed = genuine.sealed.clone();

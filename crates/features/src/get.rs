@@ -9,17 +9,17 @@
 //!                                   being lost (module `loss`)
 //! ```
 //!
-//! # When the question about the lease is asked
-//! **Bytes that nothing vouches for** (put without checksums): after the last of them has moved. If the answer is yes, the
-//! objects were not removed while they were read.
+//! # When the index is asked about the lease
+//! **Bytes that nothing vouches for** (put without checksums): after the last of them has moved. If the answer is yes,
+//! the objects were not removed while they were read.
 //!
-//! **Bytes that are compared with what was committed** (checksums, or a seal) need no lease to be believed. Then the
-//! question is only whether the token was good at some moment of the call, and it is asked while they move. If something
-//! is wrong with them it is asked again: without a lease, whatever was seen (a miss, torn bytes) means nothing, so it is
-//! not reported.
+//! **Bytes that are compared with the committed ones** (checksums, or a seal) can be trusted without a lease. Then the
+//! only question is whether the token was valid at some moment of the call, and it is asked while the bytes move. If
+//! something is wrong with the bytes, it is asked again: without a lease, a miss or torn bytes mean nothing, so they
+//! are not reported.
 //!
-//! Module `unheld` gets samples that nobody has taken. In a sealed store objects arrive in a stage, and opening them
-//! takes the place of the checksums (module `sealed`).
+//! Module `unheld` gets samples that the caller has not leased. In a sealed store objects arrive in a stage, and
+//! decrypting them takes the place of the checksums (module `sealed`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,14 +46,14 @@ impl Inner {
             () = caller.left() => return Err(nobody_waits()),
         };
         let arrived = self.arrive(lease, &landing, deadline).await;
-        // An engine that says no, and not a deadline that was too short: if the sample is handed back for that, it was no
-        // attempt.
+        // The engine refused, and the deadline was not simply too short: if the sample is handed back for that, it does
+        // not count as an attempt.
         let unserved = |error: &Error| error.kind() == ErrorKind::Unavailable && !deadline.passed(&*self.clock);
         lease.set_unserved(arrived.as_ref().err().is_some_and(unserved));
         self.handed_out(landing, arrived).await
     }
 
-    /// The tensors of what has arrived; if it has not, memory that may hold plaintext is cleared.
+    /// The tensors that have arrived. If the get failed, memory that may hold plaintext is cleared.
     pub(crate) async fn handed_out(&self, landing: Landing<'_>, arrived: Result<()>) -> Result<Vec<TensorOut>> {
         if arrived.is_err() && landing.is_sealed() {
             self.clear(&landing).await;
@@ -113,7 +113,7 @@ impl Inner {
         while let Err(_elapsed) = tokio::time::timeout(half, moved.recv()).await {
             for renewed in self.renew(std::slice::from_ref(lease), deadline).await {
                 if let Err(error) = renewed {
-                    // Whether it still holds is asked at the end.
+                    // Whether the lease still holds is asked at the end.
                     tracing::debug!(%error, "a lease was not renewed during a transfer");
                 }
             }
@@ -121,9 +121,9 @@ impl Inner {
     }
 }
 
-/// For nobody: the caller has left while the get waited for memory.
+/// The error of a get whose caller left while it waited for memory. No caller sees it.
 pub(crate) fn nobody_waits() -> Error {
-    Error::unavailable(OPERATION, "its caller has left")
+    Error::unavailable(OPERATION, "the caller left while the get waited for memory")
 }
 
 fn no_longer_held(lease: &Lease) -> Error {
@@ -139,13 +139,18 @@ fn no_longer_held(lease: &Lease) -> Error {
 }
 
 impl FeatureStore {
-    /// Gets tensors of a sample that this process holds a lease on: exactly the committed bytes, or an error and no bytes.
+    /// Gets tensors of a sample that this process holds a lease on: exactly the committed bytes, or an error and no
+    /// bytes.
     ///
-    /// `Fenced`: the lease does not hold any more. `NotFound` with the fact `reason=lost`: the engine has lost the bytes, by
-    /// the verdict of this process; in another one the lease is `Fenced`. `Corrupt`: what arrived is not what was committed.
-    /// `Unavailable`: the engine or the index did not answer, or (fact `reason=missing`) the engine does not have the bytes
-    /// now; the lease is as it was, so try again. Handed back after that, the sample costs its group no attempt. `Denied`: the sample is sealed with a key that this store was not opened with. `Unsupported`:
-    /// this store has a key, and the sample is not sealed.
+    /// - `Fenced`: the lease does not hold any more.
+    /// - `NotFound` with the fact `reason=lost`: the engine has lost the bytes, by the verdict of this process. In
+    ///   another process the lease is `Fenced`.
+    /// - `Corrupt`: the bytes that arrived are not the committed ones.
+    /// - `Unavailable`: the engine or the index did not answer, or (fact `reason=missing`) the engine does not have the
+    ///   bytes now. The lease is unchanged, so try again. A sample that is handed back after this error costs its group
+    ///   no attempt.
+    /// - `Denied`: the sample is sealed with a key that this store was not opened with.
+    /// - `Unsupported`: this store has a key, and the sample is not sealed.
     pub async fn get(&self, lease: &Lease, wanted: Wanted, within: Duration) -> Result<Vec<TensorOut>> {
         let lease = lease.clone();
         self.run_for(OPERATION, |inner, caller| async move {

@@ -46,7 +46,7 @@ counters! {
     corrupt,
     /// Gets that were refused because the lease did not hold any more.
     fenced,
-    /// Samples that could not be read here and were left to others: a later release has put them.
+    /// Samples that could not be read here and were left to other processes: a later release has put them.
     unreadable,
     /// Samples found lost.
     lost,
@@ -84,11 +84,11 @@ pub struct Health {
     pub session: Option<SessionId>,
     /// How many sessions were opened; more than one means that this process was cut off.
     pub sessions_opened: u64,
-    /// Whether the index was put back to an earlier state or replaced under this process, and what is to be done.
+    /// Whether the index was restored to an earlier state or replaced while this process ran, and what is to be done.
     pub index: History,
-    /// Operations under way.
+    /// Operations in flight.
     pub operations: usize,
-    /// Engine calls and checksums under way.
+    /// Engine calls and checksum computations in flight.
     pub calls: usize,
     /// The pool.
     pub pool: PoolUse,
@@ -96,11 +96,11 @@ pub struct Health {
     pub pending_frees: usize,
     /// Samples that the engine does not have now and that may be lost.
     pub suspected: usize,
-    /// Records that could not be read, or not by this release, and that this process has met.
+    /// Records that this process has met and could not read, because they are broken or of a later release.
     pub passed_over: PassedOver,
     /// Memory that is registered with the engine.
     pub registrations: Registrations,
-    /// Capacity and use of the engine; none if it did not say.
+    /// Capacity and use of the engine; none if it did not report them.
     pub usage: Option<Usage>,
     /// What was done so far.
     pub counters: Counters,

@@ -1,16 +1,16 @@
-//! Where the bytes of a sample go: memory for each tensor that is wanted, and which part of it each object fills.
+//! The get plan: destination memory for each tensor that is wanted, and which part of it each object fills.
 //!
 //! ```text
 //! the caller's memory ─▶ claimed, all of it at once (it may be in use by a late call) ─┐
 //! memory of the pool  ─▶ taken, all of it at once, in turn                             ├─▶ objects
 //!        └ more than half of the pool, and not free: memory of its own, and a stage ───┘
 //! ```
-//! A get waits for the caller's memory first and holds none of the pool's while it does; what it waits for in the pool is
-//! held by gets that wait for nothing more. So no two gets wait for each other.
+//! A get waits for the caller's memory first and holds none of the pool's while it does. The pool memory that it then
+//! waits for is held by gets that wait for nothing more. So no two gets wait for each other.
 //!
-//! A sample may be larger than the pool: its tensors then lie in private memory (module `backing`), and its objects arrive
-//! one after the other in a stage, are checked there and copied. Only an object that fits no stage (another program's, or
-//! one of a store with larger chunks) has its tensor's memory registered.
+//! A sample may be larger than the pool: its tensors then lie in private memory (module `backing`), and its objects
+//! arrive one after the other in a stage, are checked there and copied. Only if an object fits no stage (one of another
+//! program, or of a store with larger chunks) is its tensor's memory registered.
 
 use std::sync::Arc;
 
@@ -31,22 +31,22 @@ use crate::tensors::{Destination, Source, TensorOut, Wanted, check_length};
 
 const OPERATION: &str = "features.get";
 
-/// Memory for tensors of a sample.
+/// The get plan of a sample: its tensors and their destination memory.
 pub(crate) struct Landing<'a> {
     store: &'a StoreId,
     reference: &'a SampleRef,
     description: &'a Description,
     opener: Option<SampleOpener>,
     tensors: Vec<Landed<'a>>,
-    /// The caller's memory, until its bytes are handed out and no call can write there any more.
+    /// The claim on the caller's memory, until its bytes are handed out and no call can write there any more.
     claim: Arc<Claim>,
 }
 
-/// A tensor and its memory.
+/// A tensor and its destination memory.
 struct Landed<'a> {
     tensor: &'a DescribedTensor,
     parts: Vec<Span>,
-    /// Whether it is the caller's memory, which others may use too.
+    /// Whether it is the caller's memory, which other operations may use too.
     claimed: bool,
     /// Whether plain bytes arrive in a stage, because the engine does not know this memory.
     staged: bool,
@@ -57,14 +57,14 @@ impl Landing<'_> {
         self.opener.is_some()
     }
 
-    /// Whether all that arrives is compared with what was committed.
+    /// Whether every byte that arrives is compared with the committed one.
     pub(crate) fn is_checked(&self) -> bool {
         let objects = |tensor: &DescribedTensor| tensor.chunks(self.description.chunk_bytes());
         let summed = |landed: &Landed<'_>| landed.tensor.digests.len() as u64 == objects(landed.tensor);
         self.is_sealed() || self.tensors.iter().all(summed)
     }
 
-    /// What is to be fetched.
+    /// The objects to fetch.
     pub(crate) fn objects(&self) -> Result<Vec<Incoming>> {
         let place = Place {
             store: self.store,
@@ -73,7 +73,7 @@ impl Landing<'_> {
         let mut objects = Vec::new();
         for landed in &self.tensors {
             let keys = self.description.keys_of(landed.tensor, place)?;
-            // Whatever may write there, the engine or the thread that checks, holds the claim.
+            // Everything that may write there, the engine or the checking thread, holds the claim.
             let held = |part: &Span| match landed.claimed {
                 true => lend(part.clone(), Arc::clone(&self.claim)),
                 false => Ok(part.clone()),
@@ -104,7 +104,7 @@ impl Landing<'_> {
 }
 
 impl Inner {
-    /// Memory for what is wanted of a sample.
+    /// Plans a get: finds memory for the wanted tensors of a sample.
     pub(crate) async fn landing<'a>(
         &'a self,
         reference: &'a SampleRef,
@@ -150,8 +150,8 @@ impl Inner {
         })
     }
 
-    /// Clears the memory of tensors that are not handed out (SS3 in module `sealed`). Nobody writes there any more: what
-    /// the engine may still write is a stage.
+    /// Clears the memory of tensors that are not handed out (SS3 in module `sealed`). Nothing else writes there any
+    /// more: the engine may still write only to a stage.
     pub(crate) async fn clear(&self, landing: &Landing<'_>) {
         let parts: Vec<Span> = landing.tensors.iter().flat_map(|landed| landed.parts.clone()).collect();
         let again = parts.clone();
@@ -184,7 +184,8 @@ impl Inner {
         }
     }
 
-    /// Memory for each of these tensors: of the pool, or of its own if together they are more than the pool can spare.
+    /// Memory for each of these tensors: from the pool, or allocated for it if together they are more than the pool can
+    /// spare.
     async fn memory_for(
         &self,
         tensors: &[&DescribedTensor],
@@ -202,7 +203,7 @@ impl Inner {
         if !self.pool.is_large(&lens) {
             return self.pool.take_all(&lens, deadline).await;
         }
-        // It would wait for all others, and all others for it.
+        // It would wait for all other gets, and they for it.
         if let Some(spans) = self.pool.take_free(&lens, deadline).await? {
             return Ok(spans);
         }

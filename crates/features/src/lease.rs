@@ -1,4 +1,4 @@
-//! Taking samples: leases, and what becomes of those that nobody answers for.
+//! Taking samples: leases, and what becomes of those that no caller answers for.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use crate::store::{FeatureStore, Inner};
 use crate::tasks::Caller;
 use crate::unreadable::Readable;
 
-/// How long after its deadline a caller still waits for a lease that is being taken: it is of more use to the caller than
-/// to the next one. After that the caller has left.
+/// How long after its deadline a caller still waits for a lease that is being taken: the lease is of more use to this
+/// caller than to the next. After that the caller counts as gone.
 const ANSWERED_LATE: Duration = Duration::from_secs(1);
 
 fn not_told(operation: &'static str) -> Error {
@@ -29,10 +29,10 @@ fn not_told(operation: &'static str) -> Error {
 /// A sample that this process has taken, for a group or for reading only. A clone is the same lease.
 ///
 /// While it holds, the sample's objects are not removed. Answer for it with [`FeatureStore::ack`],
-/// [`FeatureStore::nack`] or [`FeatureStore::release`]. If the last clone is dropped without that, it is let go of in
-/// the background: a group's sample then waits for another attempt, as after a nack. One that its holder has not even
-/// looked at (asked for its sample, token or tensors, or used it) goes back as if it had never been taken, and costs the
-/// group no attempt: so does every lease whose caller left before it was there.
+/// [`FeatureStore::nack`] or [`FeatureStore::release`]. If the last clone is dropped without an answer, the lease is
+/// released in the background: a group's sample then waits for another attempt, as after a nack. A lease that its
+/// holder has not even looked at (asked for its sample, token or tensors, or used it) goes back as if it had never been
+/// taken, and costs the group no attempt. The same holds for a lease whose caller left before it was granted.
 #[derive(Clone)]
 pub struct Lease(Arc<Taken>);
 
@@ -40,7 +40,7 @@ struct Taken {
     held: Mutex<Held>,
     description: Arc<Description>,
     session: Arc<Session>,
-    /// Whether its holder has looked at it. Until then nobody knows what was taken.
+    /// Whether its holder has looked at it. Until then no caller knows what was taken.
     seen: AtomicBool,
     answered: AtomicBool,
     frees: Arc<Frees>,
@@ -107,7 +107,7 @@ impl Lease {
         self.0.held.lock().token
     }
 
-    /// What the sample says about itself: its tensors and their specs.
+    /// The sample's description: its tensors and their specs.
     pub fn description(&self) -> &Arc<Description> {
         self.look();
         &self.0.description
@@ -127,12 +127,13 @@ impl Lease {
         &self.0.session
     }
 
-    /// Whether the engine could not serve it the last time.
+    /// Records whether the engine failed to serve the latest get.
     pub(crate) fn set_unserved(&self, unserved: bool) {
         self.0.held.lock().unserved = unserved;
     }
 
-    /// After a renewal. Whether the engine served it is known here, and may have changed meanwhile.
+    /// Stores the state after a renewal. Whether the engine served the lease is known only here, and may have changed
+    /// meanwhile.
     pub(crate) fn set_held(&self, mut held: Held) {
         let mut now = self.0.held.lock();
         held.unserved = now.unserved;
@@ -149,14 +150,14 @@ impl Lease {
 pub struct Found {
     /// Its incarnation.
     pub reference: SampleRef,
-    /// What it says about itself.
+    /// Its description.
     pub description: Arc<Description>,
-    /// How far its groups are, who reads it, how many bytes it has.
+    /// The progress of its groups, its readers, and its size.
     pub record: Live,
 }
 
 impl Inner {
-    /// Takes samples, in the current session; once more in another if that turns out to have ended.
+    /// Takes samples in the current session; once more in another session if that one turns out to have ended.
     async fn take(
         &self,
         group: Option<&GroupName>,
@@ -170,7 +171,7 @@ impl Inner {
         let terms = Terms {
             cancelled: caller.token(),
             usable: &|sample, description| readable.check(sample, description),
-            // A plain read costs no attempt, and runs out by itself.
+            // A read lease costs no attempt, and expires by itself.
             settle: group.map_or(Duration::ZERO, |_| self.config.call_within),
         };
         for last in [false, true] {
@@ -200,7 +201,7 @@ impl Inner {
 
     /// Takes one sample for reading.
     pub(crate) async fn take_one(&self, sample: &SampleRef, caller: &Caller, deadline: Deadline) -> Result<Lease> {
-        let none = || Err(Error::internal("features.read", "a sample got no result"));
+        let none = || Err(Error::internal("features.read", "a sample got no result (a bug)"));
         let samples = std::slice::from_ref(sample);
         let mut leases = self.take(None, samples, caller, deadline).await;
         leases.pop().unwrap_or_else(none)
@@ -250,10 +251,10 @@ impl Inner {
                 true => 0,
                 false => self.quarantine(&unreadable, deadline).await,
             };
-            // What was taken beside one that cannot be read must not be forgotten.
+            // Samples that were taken beside an unreadable one must not be forgotten.
             return match refused {
                 Some(error) if leases.is_empty() => Err(error),
-                // Nobody can use what is in quarantine: there may be others.
+                // No consumer can use a sample in quarantine: there may be other samples.
                 None if leases.is_empty() && moved > 0 && !deadline.passed(&*self.clock) => continue,
                 _ => Ok(leases),
             };
@@ -262,9 +263,9 @@ impl Inner {
 }
 
 impl FeatureStore {
-    /// Takes these samples for a group: each goes to one process of the group at a time. `Unsupported`: a later release has
-    /// put it, and it is left as it was. An answer of the index that is up to a second late is waited for; what comes later
-    /// still goes back, and costs the group no attempt.
+    /// Takes these samples for a group: each goes to one process of the group at a time. `Unsupported`: a later release
+    /// has put it, and it is left as it was. The call waits up to a second past its deadline for an answer of the
+    /// index. A lease that is granted even later goes back, and costs the group no attempt.
     pub async fn lease(&self, group: &GroupName, samples: &[SampleRef], within: Duration) -> Vec<Result<Lease>> {
         const OPERATION: &str = "features.lease";
         let (group, samples, count) = (group.clone(), samples.to_vec(), samples.len());
@@ -276,9 +277,10 @@ impl FeatureStore {
         answer.unwrap_or_else(|_| vec![Err(not_told(OPERATION)); count])
     }
 
-    /// Takes the next samples of a group, up to `count`. Waits for the first one; none at the deadline is not an error. What
-    /// a later release has put and this one cannot read is passed over, for others. An answer of the index that is up to a
-    /// second late is waited for; what comes later still goes back, and costs the group no attempt.
+    /// Takes the next samples of a group, up to `count`. Waits for the first one; an empty result at the deadline is
+    /// not an error. Samples that a later release has put and this one cannot read are passed over, for other
+    /// processes. The call waits up to a second past its deadline for an answer of the index. A lease that is granted
+    /// even later goes back, and costs the group no attempt.
     pub async fn lease_next(&self, group: &GroupName, count: usize, within: Duration) -> Result<Vec<Lease>> {
         const OPERATION: &str = "features.lease_next";
         let group = group.clone();
@@ -289,7 +291,8 @@ impl FeatureStore {
         answer.unwrap_or_else(|_| Err(not_told(OPERATION)))
     }
 
-    /// Takes samples for reading only, beside any number of others. Let go of with [`FeatureStore::release`].
+    /// Takes samples for reading only, beside any number of other readers. Let go of them with
+    /// [`FeatureStore::release`].
     pub async fn read(&self, samples: &[SampleRef], within: Duration) -> Vec<Result<Lease>> {
         let samples = samples.to_vec();
         self.run_batch_for("features.read", samples.len(), |inner, caller| async move {
@@ -298,7 +301,7 @@ impl FeatureStore {
         .await
     }
 
-    /// Looks samples up, without taking them; none for one that is not live.
+    /// Looks samples up without taking them; none for a sample that is not live.
     pub async fn find(&self, samples: &[SampleId], within: Duration) -> Result<Vec<Option<Found>>> {
         let inner = self.inner();
         let deadline = inner.deadline(within);
@@ -314,7 +317,7 @@ impl FeatureStore {
                     description: Arc::new(description),
                     record: view.record.record,
                 })),
-                // What is in quarantine is not live; the others are looked up all the same.
+                // A sample in quarantine is not live; the others are looked up all the same.
                 Err(error) if is_unreadable(&error) => {
                     let unreadable = Unreadable {
                         sample: view.sample,

@@ -1,9 +1,9 @@
-//! The feature store: samples of tensors, in custody from the moment they are put until nobody needs them.
+//! The feature store: samples of tensors, in custody from the put until no consumer needs them.
 //!
-//! [`FeatureStore`] joins an engine, which moves and keeps bytes (crate `holdfast-engine`), and an index, which knows who
-//! has what (crate `holdfast-index`). A producer puts a sample; each group of consumers takes it, gets its tensors and
-//! acknowledges it; when the last group has, its bytes are gone within milliseconds. Whatever dies in between is cleared
-//! up by whoever sweeps next.
+//! [`FeatureStore`] joins an engine, which moves and keeps bytes (crate `holdfast-engine`), and an index, which records
+//! which session holds which sample (crate `holdfast-index`). A producer puts a sample. Each group of consumers takes
+//! it, gets its tensors and acknowledges it. When the last group has acknowledged, its bytes are gone within
+//! milliseconds. If a process dies in between, the next sweep of any process clears up after it.
 //!
 //! ```text
 //! producer                        index                    engine                     consumer
@@ -13,41 +13,45 @@
 //!                                                           objects ── get ──────────▶ tensors, checked
 //!                                    Live ◀───────────────────────────  "still mine?"
 //!                                    Retired ◀──────────────────────── ack
-//!     worker of whoever retired it ─── remove ─────────────▶ gone
+//!     worker of retiring process   ─── remove ─────────────▶ gone
 //!                                  ─── freed ──▶ (nothing)
 //! ```
 //!
 //! # What it promises
-//! - FS1: a get returns exactly the committed bytes, or an error and no bytes: the lease held after the transfer, the
-//!   lengths are those of the description, and so are the checksums.
-//! - FS2: a sample is visible as a whole or not at all: the description is written last, in one step with the record.
-//! - FS3: no key is ever written twice; what was planned is recorded before the first byte moves, so whoever clears up
-//!   after a dead writer knows every key that it may have written.
-//! - FS4: objects are removed only when no reader is left and no commit can follow (FR1 in `free`), and are recorded as
-//!   to be removed until every one of them is seen to be gone.
-//! - FS5: memory is not used again while the engine may touch it, whatever the caller has been told (module `loan`).
-//! - FS6: in a store that was opened with keys, what leaves this process is sealed, and only what was sealed for this
-//!   place comes in (module `sealed`).
+//! - FS1: a get returns exactly the committed bytes, or an error and no bytes. The lease held after the transfer; the
+//!   lengths and the checksums are those of the description.
+//! - FS2: a sample is visible as a whole or not at all. The description is written last, in one transaction with the
+//!   record.
+//! - FS3: no key is ever written twice. The plan is recorded before the first byte moves, so the sweeper that clears up
+//!   after a dead writer knows every key that the writer may have written.
+//! - FS4: objects are removed only when no reader is left and no commit can follow (FR1 in `free`). They stay recorded
+//!   as "to be removed" until every one of them is seen to be gone.
+//! - FS5: memory is not reused while the engine may touch it, whatever the caller has been told (module `loan`).
+//! - FS6: in a store that was opened with keys, all bytes that leave this process are sealed, and only bytes that were
+//!   sealed for this place are accepted (module `sealed`).
 //!
 //! # What if…
-//! - *…the producer dies half-way?* Its session ends, a sweep gives its reservation up, and removes by the plan.
-//! - *…the reply to a commit is lost?* Nothing is removed until it is known that the commit was not and never will be
-//!   made; if that is not found out in time, the error says so and a sweep settles it.
-//! - *…an engine call outlives its deadline?* The sample stays reserved until the engine has let go of the memory; only
-//!   then are its objects removed, so none can appear after that.
-//! - *…a consumer dies?* Its lease ends, the sample goes to another of its group.
-//! - *…a caller leaves (cancelled, timed out, Ctrl-C)?* Waits end. A put that is not committed yet is undone, a committed
-//!   one stands. A lease that did not reach its caller goes back as if it had never been taken, and an announcement is
-//!   given up.
-//! - *…a later release has put a sample that this one cannot read?* It is not taken, and stays for consumers of that release.
-//! - *…this process was cut off, and its session ended?* What it held is fenced. New operations open a new session.
-//! - *…the engine does not have a sample's bytes?* A get says so (`Unavailable`); the sample is called lost only when they were
-//!   missing at every look for `loss_grace`, because holders may register late (module `loss`).
-//! - *…the same thing is done twice?* Removing, freeing and sweeping may be; a second put of a sample is a new generation,
-//!   which takes the place of the first when it commits.
-//! - *…everybody who knew of a late object died?* A process that is stopped for longer than its session lives, goes on
-//!   writing, and is killed before it sees that it was fenced leaves objects that no record names; only a comparison of the engine's
-//!   list with the index finds those.
+//! - *…the producer dies half-way?* Its session ends. A sweep gives up its reservation and removes the objects that the
+//!   plan names.
+//! - *…the reply to a commit is lost?* Nothing is removed until it is known that the commit was not applied and never
+//!   will be. If that cannot be found out in time, the error says so and a sweep settles it.
+//! - *…an engine call outlives its deadline?* The sample stays reserved until the engine has let go of the memory. Only
+//!   then are its objects removed, so none can appear afterwards.
+//! - *…a consumer dies?* Its lease ends, and the sample goes to another consumer of its group.
+//! - *…a caller leaves (cancelled, timed out, Ctrl-C)?* Waits end. A put that is not committed yet is undone; a
+//!   committed one stands. A lease that did not reach its caller goes back as if it had never been taken. An
+//!   announcement is given up.
+//! - *…a later release has put a sample that this release cannot read?* It is not taken, and stays for consumers of
+//!   that release.
+//! - *…this process was cut off, and its session ended?* Everything it held is fenced. New operations open a new
+//!   session.
+//! - *…the engine does not have a sample's bytes?* A get says so (`Unavailable`). The sample is declared lost only when
+//!   the bytes were missing at every look for `loss_grace`, because holders may register late (module `loss`).
+//! - *…the same thing is done twice?* Removing, freeing and sweeping are idempotent. A second put of a sample is a new
+//!   generation, which replaces the first when it commits.
+//! - *…every process that knew of a late object died?* A process that is stopped for longer than its session lives,
+//!   goes on writing, and is killed before it notices that it was fenced leaves objects that no record names. Only a
+//!   comparison of the engine's list with the index finds those.
 //!
 //! # Example
 //! ```
@@ -92,14 +96,14 @@
 //!
 //! | module | its job |
 //! |---|---|
-//! | [`config`], `tensors`, [`description`], `plan`, `limits` | settings; what goes in and out; what is recorded of a sample, within which limits; which objects it is in |
+//! | [`config`], `tensors`, [`description`], `plan`, `limits` | settings; tensors in and out; the description of a sample and its limits; which objects a sample consists of |
 //! | `put`, `prepare`, `writing`, `commit`, `get`, `unheld`, `lease`, `answer`, `adopt`, `abort` | the operations |
-//! | `loss` | when a sample whose bytes are missing is called lost |
+//! | `loss` | when a sample whose bytes are missing is declared lost |
 //! | `transfer`, `fetch`, `landing`, `calls`, `codec`, `checksum`, `pieces` | moving bytes: batches, threads, deadlines, checks |
-//! | [`pool`], `backing`, `loan` | memory that is used again, what it is, and when it may be |
-//! | `free`, `worker`, `collect`, `ownership` | freeing, sweeping, and the tasks that do it; which objects are whose |
-//! | [`seal`], `sealed`, `send_sealed` | encryption and authentication of tensor bytes; what a store with keys does with it |
-//! | `sessions`, `tasks`, `check`, `unreadable` | membership; operations and their callers; asking whether tokens hold; samples of later releases |
+//! | [`pool`], `backing`, `loan` | reused memory: where it comes from, and when it may be reused |
+//! | `free`, `worker`, `collect`, `ownership` | freeing and sweeping, and the tasks that do it; which sample owns which object |
+//! | [`seal`], `sealed`, `send_sealed` | encryption and authentication of tensor bytes; how a store with keys uses them |
+//! | `sessions`, `tasks`, `check`, `unreadable` | membership; operations and their callers; checking whether fencing tokens hold; samples of later releases |
 
 mod abort;
 mod adopt;

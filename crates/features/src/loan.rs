@@ -1,20 +1,21 @@
-//! Registered memory on loan: knowing when the engine has let go of it.
+//! Guarded spans of registered memory: knowing when the engine has let go of it.
 //!
-//! A call that ran out of time may still read or write the memory it was given; the engine keeps the [`Span`]s of such a
-//! call until it has returned. A *loan* is a region of its own over a part of registered memory, with a guard inside:
+//! A call that ran out of time may still read or write the memory it was given; the engine keeps the [`Span`]s of such
+//! a call until it has returned. A *guarded span* is a region of its own over a part of registered memory, with a guard
+//! inside:
 //!
 //! ```text
 //! registered Span ──lend(guard)──▶ Span over the same bytes ──clones──▶ the caller, a transfer under way, …
 //!       ▲ held by                                                            │ the last clone is gone
-//!       └──────────────── the loan ◀─────────────────────────────────────────┘ ─▶ the guard is dropped, then the Span
+//!       └──────────── the guarded span ◀─────────────────────────────────────┘ ─▶ the guard is dropped, then the Span
 //! ```
 //!
-//! So whatever has to wait until nobody touches the memory any more (going back to the pool, removing what a late put
+//! So work that must wait until nothing touches the memory any more (going back to the pool, removing what a late put
 //! may have written) is done by the guard's `Drop`, however the call ended.
 //!
 //! Invariants:
-//! - L1: while a clone of the loan exists, the memory under it is registered.
-//! - L2: the guard is dropped exactly once, when no clone of the loan exists any more.
+//! - L1: while a clone of the guarded span exists, the memory under it is registered.
+//! - L2: the guard is dropped exactly once, when no clone of the guarded span exists any more.
 
 #![expect(
     unsafe_code,
@@ -27,7 +28,7 @@ use std::sync::Arc;
 use holdfast_core::Result;
 use holdfast_engine::{EngineId, HostMemory, Region, Registrar, Span};
 
-/// The engine knows the memory under a loan by the span that the loan holds; there is nothing to unregister.
+/// The engine knows the memory under a guarded span by the span inside it; there is nothing to unregister.
 #[derive(Debug)]
 struct Lender(EngineId);
 
@@ -57,7 +58,7 @@ pub(crate) fn lend(span: Span, guard: impl Any + Send + Sync) -> Result<Span> {
         _span: span,
     };
     // SAFETY: the owner holds the span, which keeps its region registered and its memory valid for reads and writes;
-    // like the span itself, the loan is only ever copied in and out of, never handed out as a reference.
+    // like the span itself, the guarded span is only ever copied in and out of, never handed out as a reference.
     let memory = unsafe { HostMemory::lent(base, len, owner) }?;
     Ok(Region::new(memory, lender).whole())
 }

@@ -1,5 +1,5 @@
-//! Loss is a verdict with evidence: a sample is called lost when one of its objects was missing at every look over a whole
-//! grace, while the engine was well.
+//! Loss is a verdict with evidence: a sample is declared lost when one of its objects was missing at every look during
+//! a whole grace period, while the engine was healthy.
 //!
 //! ```text
 //!           a get under a lease that holds meets a miss           missing at every look for `loss_grace`
@@ -10,21 +10,22 @@
 //!                                                              the object is being written                  ▼ more before it is freed
 //! ```
 //!
-//! Why not at the first miss: after its restart a master knows nothing; holders register again a while later and bring
-//! back what they have on SSD. A miss in between says nothing about the bytes.
+//! Why not at the first miss: after its restart a master knows nothing. Holders register again a while later and bring
+//! back the objects they have on SSD. A miss in between says nothing about the bytes.
 //!
-//! - Meanwhile gets fail with `Unavailable` (fact `reason=missing`), and each asks the engine again, so the first one after the
-//!   object has come back succeeds. Leases stay as they are.
-//! - A look is a probe without side effects where the engine has one; else a get into a few bytes of memory, which tells a
-//!   miss from everything else. Looks are made by one task of the store, a tenth of the grace apart but at most 2 s, for all
-//!   that is suspected in a few calls.
-//! - Suspicions are kept in the memory of the process that met the miss. If it dies, the next reader that meets the miss
-//!   begins the grace anew: a verdict is late then, never wrong. There is room for [`MOST_SUSPECTS`]; a get that finds none fails all the
-//!   same, and a later one begins.
+//! - Meanwhile gets fail with `Unavailable` (fact `reason=missing`). Each asks the engine again, so the first one after
+//!   the object has come back succeeds. Leases stay as they are.
+//! - A look is a probe without side effects where the engine has one; otherwise a get into a few bytes of memory, which
+//!   tells a miss from everything else. One task of the store makes all looks, a tenth of the grace apart but at most 2
+//!   s, for all suspects in a few calls.
+//! - Suspicions are kept in the memory of the process that met the miss. If it dies, the next reader that meets the
+//!   miss starts the grace anew: a verdict is late then, never wrong. There is room for [`MOST_SUSPECTS`]. A get that
+//!   finds none still fails, and a later get starts the grace.
 //! - The verdict retires the sample (`Reason::Lost`), on condition that this generation is live. The index keeps the
-//!   record, and with it the credits, for `lost_ticks`; then the objects are removed a second time, in case a late holder
-//!   has brought them back, and the record goes. What comes back after that is an object that no record names.
-//! - With no holder at all nothing is ever lost: it cannot be told from a cluster that is being started.
+//!   record, and with it the quota, for `lost_ticks`. Then the objects are removed a second time, in case a late holder
+//!   has brought them back, and the record is deleted. An object that comes back after that is named by no record.
+//! - With no holder at all nothing is ever declared lost: that state cannot be told from a cluster that is being
+//!   started.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -42,15 +43,15 @@ use crate::lease::Lease;
 use crate::store::Inner;
 
 const OPERATION: &str = "features.get";
-/// The most samples that are suspected at a time, and the most that are remembered as lost.
+/// The most samples that are suspected at a time, and the most that are remembered as lost. It bounds memory.
 pub(crate) const MOST_SUSPECTS: usize = 16_384;
-/// A verdict needs at least so many looks.
+/// The fewest looks that a verdict needs.
 const FEWEST_LOOKS: u32 = 3;
 /// The longest time between two looks.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// How long the task rests when nothing is suspected. It is woken when something is.
+/// How long the task sleeps while nothing is suspected. A new suspicion wakes it.
 const IDLE: Duration = Duration::from_secs(60);
-/// Memory for a get that only asks whether there is an object.
+/// The length of the memory for a get that only asks whether an object exists.
 const A_FEW_BYTES: usize = 64;
 
 #[derive(Debug)]
@@ -72,13 +73,13 @@ enum Seen {
     Unclear,
 }
 
-/// What the engine says of itself; evidence counts only while this stays the same.
+/// What the engine reports of itself; evidence counts only while this stays the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Standing {
     restarts: u64,
 }
 
-/// What is suspected to be lost, and what was found to be.
+/// The samples that are suspected of being lost, and those that were found lost.
 #[derive(Debug)]
 pub(crate) struct Losses {
     clock: Arc<dyn Clock>,
@@ -139,7 +140,7 @@ impl Losses {
             .collect()
     }
 
-    /// What was seen so far is no evidence.
+    /// Discards all evidence so far.
     fn begin_anew(&self) {
         let now = self.clock.now();
         for suspect in self.state.lock().suspects.values_mut() {
@@ -147,7 +148,7 @@ impl Losses {
         }
     }
 
-    /// Takes in how the engine stands. False if evidence from before this does not count.
+    /// Records the engine's standing. False if earlier evidence does not count any more.
     fn stands(&self, standing: Standing) -> bool {
         let before = self.state.lock().standing.replace(standing);
         before.is_none_or(|before| before == standing)
@@ -168,7 +169,7 @@ impl Losses {
         }
     }
 
-    /// Those that were missing for the whole grace, with the object that was, and what they say of themselves.
+    /// The samples that were missing for the whole grace, each with its missing object and its description.
     fn due(&self, grace: Duration) -> Vec<(SampleRef, ObjectKey, Arc<Description>)> {
         let now = self.clock.now();
         let state = self.state.lock();
@@ -180,7 +181,7 @@ impl Losses {
             .collect()
     }
 
-    /// The evidence is complete. Said before they are retired: a get that finds a lease ended by that must know why.
+    /// The evidence is complete. Recorded before the samples are retired: a get whose lease ends by that must know why.
     fn found_lost(&self, samples: &[SampleRef]) {
         let now = self.clock.now();
         let mut state = self.state.lock();
@@ -190,7 +191,7 @@ impl Losses {
             .extend(samples.iter().take(room).map(|sample| (sample.clone(), now)));
     }
 
-    /// Nothing is suspected of it any more: it is lost, or was not live.
+    /// The sample is no longer suspected: it is lost, or was not live.
     fn settled(&self, sample: &SampleRef, lost: bool) {
         let mut state = self.state.lock();
         state.suspects.remove(sample);
@@ -204,7 +205,7 @@ impl Losses {
         self.state.lock().lost.retain(|_, at| now.since(*at) < after);
     }
 
-    /// Whether this process has found it lost not long ago.
+    /// Whether this process has recently found the sample lost.
     fn was_lost(&self, sample: &SampleRef) -> bool {
         self.state.lock().lost.contains_key(sample)
     }
@@ -217,7 +218,7 @@ impl Losses {
     }
 }
 
-/// Looks after what is suspected until it is told to stop.
+/// Looks at the suspects until it is told to stop.
 pub(crate) async fn watch(inner: Arc<Inner>, mut stop: watch::Receiver<bool>) {
     let pause = (inner.config.loss_grace / 10).clamp(Duration::from_millis(10), LONGEST_PAUSE);
     let mut small = None;
@@ -241,8 +242,8 @@ impl Inner {
         self.losses.suspect(&reference, key, lease.description());
         Error::unavailable(
             OPERATION,
-            "the engine does not have the sample's bytes now. They come back if a holder registers again that has them; \
-             if none does until the loss grace ends, the sample is lost. Try again",
+            "the engine does not have the sample's bytes now. They come back if a holder that has them registers again; \
+             if none does before the loss grace ends, the sample is lost. Try again",
         )
         .with("reason", "missing")
         .with("sample", &reference.sample)
@@ -251,7 +252,7 @@ impl Inner {
         .with("loss_grace_s", self.config.loss_grace.as_secs_f64())
     }
 
-    /// The error of a get for which the sample is no longer there; if it was found lost here, that says so.
+    /// The error of a get whose sample is no longer there. If the sample was found lost here, the error says so.
     pub(crate) fn gone(&self, reference: &SampleRef, error: Error) -> Error {
         if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Fenced) || !self.losses.was_lost(reference) {
             return error;
@@ -266,7 +267,7 @@ impl Inner {
         .with("generation", reference.generation)
     }
 
-    /// One look at everything that is suspected, and the verdicts that follow.
+    /// One look at all suspects, and the verdicts that follow.
     async fn look_for_losses(&self, small: &mut Option<Region>) {
         let grace = self.config.loss_grace;
         self.losses
@@ -304,7 +305,7 @@ impl Inner {
         if due.is_empty() {
             return;
         }
-        // It may have been restarted while it was asked.
+        // The engine may have been restarted while it was asked.
         if well(&self.standing().await) {
             self.call_lost(&due).await;
         } else {
@@ -312,7 +313,7 @@ impl Inner {
         }
     }
 
-    /// How the engine stands; an error if it cannot say anything about its objects now.
+    /// The engine's standing; an error if it cannot report on its objects now.
     async fn standing(&self) -> Result<Standing> {
         if !self.engine.capabilities().probe {
             return Ok(Standing { restarts: 0 });
@@ -353,7 +354,7 @@ impl Inner {
         Ok(outcomes.iter().map(Seen::of_get).collect())
     }
 
-    /// Speaks the verdicts.
+    /// Delivers the verdicts: retires the lost samples.
     async fn call_lost(&self, due: &[(SampleRef, ObjectKey, Arc<Description>)]) {
         let deadline = self.deadline(self.config.call_within);
         let session = match self.sessions.current(OPERATION, deadline).await {
@@ -398,7 +399,7 @@ impl Seen {
         match outcome {
             GetOutcome::Miss => Self::Missing,
             GetOutcome::Loaded | GetOutcome::WrongLength { .. } => Self::There,
-            // Another length than the few bytes that were asked for.
+            // The object has another length than the few bytes that were asked for, so it exists.
             GetOutcome::Failed(error) if error.kind() == ErrorKind::Invalid => Self::There,
             GetOutcome::Unfinished | GetOutcome::Failed(_) => Self::Unclear,
         }

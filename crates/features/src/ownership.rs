@@ -1,8 +1,8 @@
-//! Which objects a store may own although another writer named them, and which it may remove.
+//! Which objects of other writers a store may own, and which it may remove.
 //!
 //! A physical key belongs to one live generation of one store:
 //!
-//! | key | its owner | which is kept by |
+//! | key | its owner | enforced by |
 //! |---|---|---|
 //! | `{store}/{sample}/g{generation}-{nonce}/…` | that generation | its form; it is never adopted |
 //! | `kv/…` | the page tier | its form; it is never adopted |
@@ -11,14 +11,16 @@
 //!
 //! Invariants:
 //! - OW1: a key that is not for adoption is refused wherever it comes from: an announcement, a tensor to adopt, a
-//!   description or a plan that was read. So a record, even a forged one, cannot make a sweeper remove what another store owns.
-//! - OW2: of all generations of a store one at most claims a key. The claim is made in the transaction that reserves, and
-//!   goes in the one that frees.
-//! - OW3: before objects that another writer named are removed, the index is asked whose they are; what another
-//!   generation claims stays. That is for records without claims: of an earlier release, or forged.
+//!   description or a plan that was read. So a record, even a forged one, cannot make a sweeper remove objects of
+//!   another store.
+//! - OW2: at most one of all generations of a store claims a key. The claim is made in the transaction that reserves,
+//!   and deleted in the transaction that frees.
+//! - OW3: before objects that another writer named are removed, the index is asked for their owners; objects that
+//!   another generation claims stay. This covers records without claims: those of an earlier release, and forged ones.
 //!
-//! The bound: claims are per store, because the least role of a tenant in etcd ends at its own store. Two stores that are
-//! given the same prefix can own the same object. By default they are not: no two stores have the same name.
+//! The limit: claims are per store, because the least-privileged role of a tenant in etcd ends at its own store. Two
+//! stores that are given the same prefix can own the same object. By default they are not: no two stores have the same
+//! name.
 
 use std::collections::HashMap;
 
@@ -28,7 +30,7 @@ use crate::config::FeatureConfig;
 use crate::free::Job;
 use crate::store::Inner;
 
-/// Refuses a key that Holdfast made for itself: nobody else can own it.
+/// Refuses a key that has the form of Holdfast's own keys: no other writer's object can have it.
 pub(crate) fn refuse_own_making(operation: &'static str, key: &ObjectKey) -> Result<()> {
     let whose = match KeySpace::of(key) {
         KeySpace::Foreign => return Ok(()),
@@ -52,8 +54,8 @@ impl FeatureConfig {
         Err(Error::new(
             ErrorKind::Denied,
             operation,
-            "this store does not own objects with such keys: they begin with its name and a slash, or with one of \
-             `adopt_prefixes`; name the prefix there if no other store uses it",
+            "this store may not own an object with this key: keys begin with the store's name and a slash, or with one of \
+             `adopt_prefixes`; add the prefix there if no other store uses it",
         )
         .with("key", key)
         .with("store", &self.store))
@@ -61,8 +63,8 @@ impl FeatureConfig {
 }
 
 impl Inner {
-    /// Of each job, the objects that may be removed now: all of them, but for those that another generation owns. An error
-    /// if it names one that is not this store's, or if it could not be found out.
+    /// For each job, the objects that may be removed now: all of them, except those that another generation owns. An
+    /// error if the job names an object that is not this store's, or if the owners could not be found out.
     pub(crate) async fn removable(&self, jobs: &[Job]) -> Vec<Result<Vec<ObjectKey>>> {
         let is_foreign = |key: &&ObjectKey| KeySpace::of(key) == KeySpace::Foreign;
         let foreign: Vec<ObjectKey> = jobs

@@ -1,4 +1,4 @@
-//! Cutting a tensor's memory into the parts of its objects, and copying in and out of it.
+//! Cuts a tensor's memory into the parts of its objects, and copies in and out of it.
 
 use holdfast_core::{Error, Result};
 use holdfast_engine::Span;
@@ -13,7 +13,7 @@ pub(crate) fn part(span: &Span, from: usize, len: usize) -> Result<Span> {
 pub(crate) fn cut(parts: &[Span], chunk_bytes: u64) -> Result<Vec<Vec<Span>>> {
     let chunk = usize::try_from(chunk_bytes).unwrap_or(usize::MAX);
     if chunk == 0 {
-        return Err(Error::internal("features.cut", "a chunk without bytes"));
+        return Err(Error::internal("features.cut", "a chunk size is zero; this is a bug"));
     }
     let mut chunks: Vec<Vec<Span>> = Vec::new();
     let mut room = 0;
@@ -66,7 +66,7 @@ pub(crate) fn wipe(parts: &[Span]) -> Result<()> {
     Ok(())
 }
 
-/// Walks over `len` bytes from `at` on, piece by piece: the span, where in it, how many.
+/// Visits `len` bytes from `at` on, piece by piece: the span, the offset in it, the length.
 fn each_piece(
     parts: &[Span],
     at: usize,
@@ -87,7 +87,7 @@ fn each_piece(
         (skip, left) = (0, left - here);
     }
     if left > 0 {
-        return Err(Error::internal("features.copy", "the copy leaves its memory")
+        return Err(Error::internal("features.copy", "a copy reaches beyond its memory")
             .with("at", at)
             .with("len", len));
     }

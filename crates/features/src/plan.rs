@@ -6,11 +6,11 @@
 //! {store}/{sample}/g{generation}-{nonce}/{tensor}          the tensor, or
 //! {store}/{sample}/g{generation}-{nonce}/{tensor}/{n}      its n-th chunk, n from 0
 //! ```
-//! Escaped names hold no slash, so no tensor's key is another one's chunk.
+//! Escaped names hold no slash, so no tensor's key is the key of another tensor's chunk.
 //!
-//! The [`Plan`] is written into the reservation *before* the first byte moves. Whoever finds the reservation of a writer
-//! that died rebuilds from it every key that may have been written, and removes them all. What lies in the index was
-//! perhaps not written by us, so a plan is read within limits ([`crate::limits`]).
+//! The [`Plan`] is written into the reservation *before* the first byte moves. The sweeper that finds the reservation
+//! of a dead writer rebuilds from it every key that may have been written, and removes those objects. A plan in the
+//! index may have been written by another program, so it is read within limits ([`crate::limits`]).
 
 use std::collections::HashSet;
 
@@ -27,14 +27,14 @@ fn unreadable(why: &str) -> Error {
     Error::new(ErrorKind::Corrupt, OPERATION, why)
 }
 
-/// The version of the plan's form that is written here.
+/// The version of the plan's format that is written here.
 const VERSION: u32 = 1;
 
-/// What a reservation is about to write.
+/// The objects that a reservation is about to write.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Plan {
     v: u32,
-    /// Tensors with keys of our own form, and into how many chunks each is cut.
+    /// Tensors with keys of Holdfast's own form, and into how many chunks each is cut.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     tensors: Vec<(TensorName, u64)>,
     /// Whole keys, of a writer that chose them itself.
@@ -42,7 +42,7 @@ pub(crate) struct Plan {
     keys: Vec<ObjectKey>,
 }
 
-/// Whose objects: the incarnation of a sample in a store.
+/// The owner of objects: the incarnation of a sample in a store.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place<'a> {
     pub(crate) store: &'a StoreId,
@@ -54,7 +54,7 @@ impl Place<'_> {
     pub(crate) fn keys(&self, nonce: Nonce, tensor: &TensorName, chunks: u64) -> Result<Vec<ObjectKey>> {
         if chunks > MOST_OBJECTS {
             return Err(
-                unreadable("a tensor is said to be in more objects than a sample may have").with("tensor", tensor),
+                unreadable("a record claims more objects for a tensor than a sample may have").with("tensor", tensor),
             );
         }
         let whole = SampleKey {
@@ -73,7 +73,7 @@ impl Place<'_> {
 }
 
 impl Plan {
-    /// To write these tensors, each in so many chunks.
+    /// The plan to write these tensors, each in so many chunks.
     pub(crate) fn of_tensors(tensors: Vec<(TensorName, u64)>) -> Self {
         Self {
             v: VERSION,
@@ -82,7 +82,7 @@ impl Plan {
         }
     }
 
-    /// Somebody else is to write these objects.
+    /// The plan of a sample whose objects another program writes.
     pub(crate) fn of_keys(keys: Vec<ObjectKey>) -> Self {
         Self {
             v: VERSION,
@@ -99,17 +99,17 @@ impl Plan {
     /// Reads a plan, within the limits of a sample.
     ///
     /// # Errors
-    /// `Unsupported` for one of a later release, `Corrupt` for what is none.
+    /// `Unsupported` for a plan of a later release, `Corrupt` for text that is not a plan.
     pub(crate) fn from_text(text: &str) -> Result<Self> {
         #[derive(Deserialize)]
         struct Head {
             v: u32,
         }
         if text.len() > MOST_BYTES {
-            return Err(unreadable("a plan is longer than any").with("bytes", text.len()));
+            return Err(unreadable("a plan is longer than any release writes").with("bytes", text.len()));
         }
         let head: Head = serde_json::from_str(text)
-            .map_err(|error| unreadable("the plan of a reservation is not ours").caused_by(error))?;
+            .map_err(|error| unreadable("the plan of a reservation is not JSON with a version").caused_by(error))?;
         if head.v > VERSION {
             return Err(Error::new(
                 ErrorKind::Unsupported,
@@ -140,16 +140,16 @@ impl Plan {
     }
 }
 
-/// Refuses a list of tensors in which a name stands twice, or which is empty.
+/// Refuses a list of tensors that is empty or contains a name twice.
 pub(crate) fn check_names<'a>(operation: &'static str, names: impl IntoIterator<Item = &'a TensorName>) -> Result<()> {
     let mut seen = HashSet::new();
     for name in names {
         if !seen.insert(name) {
-            return Err(Error::invalid(operation, "a tensor stands twice; name each once").with("tensor", name));
+            return Err(Error::invalid(operation, "a tensor is named twice; name each once").with("tensor", name));
         }
     }
     if seen.is_empty() {
-        return Err(Error::invalid(operation, "a sample has at least one tensor"));
+        return Err(Error::invalid(operation, "there is no tensor; name at least one"));
     }
     Ok(())
 }

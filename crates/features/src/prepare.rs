@@ -1,4 +1,4 @@
-//! A sample before it is put: checked, its memory registered, on loan and cut into objects.
+//! A sample before it is put: checked, its memory registered, guarded and cut into objects.
 
 use std::sync::{Arc, OnceLock};
 
@@ -34,14 +34,14 @@ pub(crate) struct Prepared {
     source: Arc<InUse>,
 }
 
-/// Held by the memory that a sample is put from, and so by the engine for as long as it may read it.
+/// Held by the memory that a sample is put from, and so by the engine for as long as it may read that memory.
 struct InUse {
     _witness: Arc<Witness>,
-    /// Nobody writes there meanwhile.
+    /// While it is held, no other operation writes to the memory.
     claim: OnceLock<Claim>,
 }
 
-/// What was found out about a sample while it was written.
+/// What was learned about a sample while it was written.
 pub(crate) enum Record {
     /// Nothing.
     Nothing,
@@ -57,19 +57,19 @@ impl Prepared {
         self.tensors.iter().flat_map(|(_, chunks)| chunks.clone()).collect()
     }
 
-    /// Asks for its memory.
+    /// Asks for a claim on its memory.
     pub(crate) fn claim(&self) -> Result<Waiting> {
         let spans = self.tensors.iter().flat_map(|(_, chunks)| chunks).flatten();
         Busy::process().claim(OPERATION, Access::Read, spans.map(Span::range))
     }
 
-    /// Its memory was granted: from here on nobody writes there, neither another operation nor a late call, until the put
-    /// has ended and the engine has let go of it.
+    /// Keeps the claim that was granted: from here on neither another operation nor a late call writes to the memory,
+    /// until the put has ended and the engine has let go of it.
     pub(crate) fn keep(&self, claim: Claim) {
         self.source.claim.get_or_init(|| claim);
     }
 
-    /// What is recorded of it.
+    /// The sample's description, with what was learned while it was written.
     pub(crate) fn describe(&self, chunk_bytes: u64, record: Record) -> Result<Description> {
         let (encoding, record_tag, checksums) = match record {
             Record::Nothing => (Encoding::Plain, None, None),
@@ -84,7 +84,7 @@ impl Prepared {
                 None => Vec::new(),
             };
             if checksums.is_some() && digests.len() != chunks.len() {
-                return Err(Error::internal(OPERATION, "a chunk got no checksum").with("tensor", spec));
+                return Err(Error::internal(OPERATION, "a chunk got no checksum; this is a bug").with("tensor", spec));
             }
             tensors.push(DescribedTensor {
                 spec: spec.clone(),
@@ -141,10 +141,10 @@ impl Inner {
 
     /// Refuses a sample whose record would be too large, before anything is registered, reserved or moved.
     fn check_size(&self, item: &PutItem, chunk: u64) -> Result<()> {
-        /// Hardly any tensor's entry is longer, but for its name, its shape and its checksums.
+        /// A generous estimate of a tensor's entry in the description, without its name, its shape and its checksums.
         const ENTRY: usize = 96;
         const DIGEST: usize = 48;
-        /// What is said about the sample as a whole, a seal's header included.
+        /// The space for the part about the sample as a whole, a seal's header included.
         const REST: usize = 4096;
         let chunks = |tensor: &TensorIn| chunks_of(tensor.spec.bytes(), chunk);
         check_objects(OPERATION, item.tensors.iter().map(chunks))?;
@@ -152,7 +152,7 @@ impl Inner {
         let count = |tensor: &TensorIn| usize::try_from(chunks(tensor)).unwrap_or(usize::MAX);
         let digests_of = |tensor: &TensorIn| if digests { count(tensor) } else { 0 };
         let about = item.tensors.iter().map(|tensor| {
-            // A character of a name takes six bytes at most when it is written.
+            // A character of a name takes at most six bytes in JSON.
             let text = 6 * tensor.spec.name().as_str().len() + 21 * tensor.spec.shape().len();
             ENTRY + text + DIGEST * digests_of(tensor)
         });
@@ -178,13 +178,13 @@ impl Inner {
         sealed.unwrap_or(self.config.chunk_bytes)
     }
 
-    /// How many bytes the objects of a tensor have.
+    /// The stored size of a tensor: the bytes of all its objects.
     pub(crate) fn stored_bytes(&self, spec: &TensorSpec) -> u64 {
         let sealed = self.seals.as_ref().map(|seals| seals.stored_bytes(spec));
         sealed.unwrap_or(spec.bytes())
     }
 
-    /// Memory that is a region, or is from now on; registered with the engine in a plain store.
+    /// The spans of this memory, registered now if they were not; in a plain store, with the engine.
     pub(crate) async fn registered(&self, source: Source, deadline: Deadline) -> Result<Vec<Span>> {
         let spans = match source {
             Source::Lent(memory) => return Ok(vec![self.region(memory, deadline).await?]),
@@ -193,7 +193,7 @@ impl Inner {
         if self.seals.is_some() || !spans.iter().any(|span| self.private.keeps_private(span)) {
             return Ok(spans);
         }
-        // What a get has returned in memory of its own: the engine gets to know it for the transfer.
+        // Private memory that an earlier get has returned: it is registered with the engine for this transfer.
         let mut known = Vec::with_capacity(spans.len());
         for span in spans {
             known.push(match self.private.keeps_private(&span) {

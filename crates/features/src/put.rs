@@ -1,4 +1,4 @@
-//! Putting samples: reserve, move the bytes, commit. See the crate's story.
+//! Putting samples: reserve, move the bytes, commit. The crate's documentation has the overview.
 //!
 //! ```text
 //!            reserve             all objects stored           commit: yes
@@ -11,16 +11,16 @@
 //!                       given up ─▶ objects removed)                        error `Ambiguous`; a sweep settles it
 //! ```
 //!
-//! The samples of a batch go this way together, one call to the index and the engine for all of them. One whose memory is
-//! busy when it is prepared (module `claims`) leaves the batch: it waits in line, holding nothing, and then goes its way
-//! alone. So it holds up no other, and no put waits for memory while it keeps some.
+//! The samples of a batch go this way together, with one call to the index and to the engine for all of them. A sample
+//! whose memory is busy when it is prepared (module `claims`) leaves the batch: it waits in a queue, holds nothing
+//! meanwhile, and then proceeds alone. So it delays no other sample, and no put waits for memory while it holds some.
 //!
-//! *Given up*, any time before the commit: its caller has left, the sample was aborted here, or a later call of this
-//! process puts it (module `writing`). Waits end then.
+//! *Given up*, any time before the commit: the caller has left, the sample was aborted here, or a later call of this
+//! process puts the same sample (module `writing`). Waits end then.
 //!
-//! *Undone* is a job for the worker (module `free`), set off by the last one to let go of the memory (module `loan`): a
-//! put call that outlived its deadline may still write, and what it writes must be found by the removal. Until then the
-//! sample stays reserved, so nobody else can take its place either.
+//! *Undone* is a job for the worker (module `free`). It starts when the last holder lets go of the memory (module
+//! `loan`): a put call that outlived its deadline may still write, and the removal must find what it writes. Until then
+//! the sample stays reserved, so no other put can take its place either.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,11 +54,11 @@ const OPERATION: &str = "features.put";
 /// A sample to be put.
 #[derive(Debug)]
 pub struct PutItem {
-    /// Its id. If a sample of this id is live, this one takes its place when it is committed.
+    /// Its id. If a sample of this id is live, this one replaces it when it is committed.
     pub sample: SampleId,
     /// Its tensors, each name once, at least one.
     pub tensors: Vec<TensorIn>,
-    /// For whom it is.
+    /// Which groups it is for, and on which terms.
     pub publication: Publication,
 }
 
@@ -69,13 +69,13 @@ pub struct Stored {
     pub reference: SampleRef,
     /// The index's version from which it is visible.
     pub version: Version,
-    /// What it says about itself.
+    /// Its description.
     pub description: Arc<Description>,
 }
 
 /// A sample that can be reserved.
 struct Ready {
-    /// Its place in the batch.
+    /// Its position in the batch.
     at: usize,
     prepared: Prepared,
     begun: Arc<Begun>,
@@ -83,9 +83,9 @@ struct Ready {
 
 /// A sample that is reserved.
 struct Reserved {
-    /// Its place in the batch.
+    /// Its position in the batch.
     at: usize,
-    /// Its place among those that were put together.
+    /// Its position among the samples that were put together.
     order: usize,
     prepared: Prepared,
     reference: SampleRef,
@@ -93,7 +93,7 @@ struct Reserved {
     begun: Arc<Begun>,
 }
 
-/// What came of samples, by their places in the batch.
+/// The results of samples, by their positions in the batch.
 type Results = Vec<(usize, Result<Stored>)>;
 
 impl Inner {
@@ -130,7 +130,7 @@ impl Inner {
             }
         }
         results.extend(self.put_claimed(free, &turn, caller, deadline).await);
-        let mut forgotten = Error::internal(OPERATION, "a sample got no result");
+        let mut forgotten = Error::internal(OPERATION, "a sample of the batch got no result; this is a bug");
         while let Some(ended) = in_line.join_next().await {
             match ended {
                 Ok(more) => results.extend(more),
@@ -146,7 +146,7 @@ impl Inner {
                 Err(_) => self.count.failed_puts.one(),
             }
         }
-        // A commit does not say whether it took the place of something.
+        // A commit does not say whether it replaced an earlier generation.
         if results.iter().any(|(_, result)| result.is_ok()) {
             self.frees.collect_soon();
         }
@@ -174,7 +174,7 @@ impl Inner {
         Ok(Ready { at, prepared, begun })
     }
 
-    /// Puts a sample by itself, as soon as nothing is in the way of its memory.
+    /// Puts a sample by itself, as soon as its memory is free.
     async fn put_when_free(
         &self,
         ready: Ready,
@@ -203,7 +203,7 @@ impl Inner {
         if samples.is_empty() {
             return results;
         }
-        // Begun before there is an answer from the index: the bytes are here.
+        // Started before the index has answered: the bytes are here already.
         let digests = (self.config.checksum && self.seals.is_none())
             .then(|| self.digests(samples.iter().map(|ready| ready.prepared.chunks()).collect(), deadline));
         let (session, reserved) = match self.sessions.current(OPERATION, deadline).await {
@@ -216,7 +216,7 @@ impl Inner {
         let puts: Vec<Arc<Begun>> = reserved.iter().map(|sample| Arc::clone(&sample.begun)).collect();
         let records = tokio::select! {
             biased;
-            // What the engine still reads is kept until it has; nothing of it is committed.
+            // Memory that the engine still reads is kept until it is done; nothing of it is committed.
             () = nobody_wants(turn, caller, &puts) => puts.iter().map(|begun| Err(unwanted(begun))).collect(),
             (sent, digests) = async { tokio::join!(self.write(&reserved, deadline), of_all(digests)) } => {
                 recorded(&reserved, sent, digests)
@@ -227,7 +227,8 @@ impl Inner {
         results
     }
 
-    /// Reserves what is prepared and still counts. If one of them is given up meanwhile, the others go on without it.
+    /// Reserves the samples that are prepared and not given up. If one is given up meanwhile, the others proceed
+    /// without it.
     async fn reserve(
         &self,
         mut session: Arc<Session>,
@@ -255,7 +256,7 @@ impl Inner {
             for ((order, ready), generation) in wanted.into_iter().zip(generations) {
                 let generation = match generation {
                     Ok(generation) => generation,
-                    // Another of them was given up, and that ended the wait of all.
+                    // Another sample of the batch was given up, and that ended the wait of all.
                     Err(error)
                         if interrupted && error.kind() == ErrorKind::Capacity && error.retry() != Retry::Ambiguous =>
                     {
@@ -290,8 +291,8 @@ impl Inner {
         (session, reserved)
     }
 
-    /// Reserves, once more in another session if the current one turns out to have ended. Waits end when one of the puts is
-    /// given up, or the caller has left. Whether they were ended so.
+    /// Reserves; once more in another session if the current one turns out to have ended. Waits end when one of the
+    /// puts is given up, or the caller has left. Returns whether they were interrupted that way.
     async fn reserve_unless_given_up(
         &self,
         session: &mut Arc<Session>,
@@ -314,7 +315,8 @@ impl Inner {
         let interrupted = CancellationToken::new();
         let act = async {
             let left = deadline.remaining(&*self.clock);
-            // A sample is reserved for one put at a time; what comes of an earlier one, the index says if the time is up.
+            // A sample is reserved for one put at a time. If the time is up, the index says what became of an earlier
+            // put.
             tokio::select! {
                 _ = tokio::time::timeout(left, self.writing.earlier_have_ended(&puts)) => {}
                 () = interrupted.cancelled() => {}
@@ -424,7 +426,7 @@ impl Inner {
         }
     }
 
-    /// Moves all bytes: sealed, or as they are. Returns for each sample what is known of it then.
+    /// Moves all bytes: sealed, or unchanged. Returns for each sample what is to be recorded of it.
     async fn write(&self, reserved: &[Reserved], deadline: Deadline) -> Vec<Result<Record>> {
         if let Some(seals) = &self.seals {
             return self.write_sealed(seals, reserved, deadline).await;
@@ -458,7 +460,7 @@ impl Inner {
             .collect()
     }
 
-    /// Hands what a failed put leaves behind to the worker, as soon as the engine has let go of the memory.
+    /// Hands the cleanup after a failed put to the worker, as soon as the engine has let go of the memory.
     fn undo(&self, session: &Arc<Session>, sample: Reserved, error: Error) -> Error {
         sample.prepared.witness.undo(Job {
             sample: sample.reference.clone(),
@@ -472,7 +474,7 @@ impl Inner {
     }
 }
 
-/// The checksums of all samples, when they are ready; none if none are made.
+/// The checksums of all samples, when they are ready; none if none are computed.
 async fn of_all(digests: Option<Digests>) -> Result<Option<Vec<Vec<Digest>>>> {
     match digests {
         Some(digests) => digests.ready().await.map(Some),
@@ -480,7 +482,7 @@ async fn of_all(digests: Option<Digests>) -> Result<Option<Vec<Vec<Digest>>>> {
     }
 }
 
-/// What is recorded of samples that were written: their checksums beside what is known of them already.
+/// The records of samples that were written: their checksums in addition to what is already known of them.
 fn recorded(
     reserved: &[Reserved],
     written: Vec<Result<Record>>,
@@ -510,37 +512,39 @@ async fn nobody_wants(turn: &PutTurn, caller: &Caller, puts: &[Arc<Begun>]) {
 fn unwanted(begun: &Begun) -> Error {
     match begun.counts() {
         Err(error) => error,
-        Ok(()) => Error::unavailable(OPERATION, "the caller left before the sample was committed; it is not"),
+        Ok(()) => Error::unavailable(OPERATION, "the caller left; the sample was not committed"),
     }
 }
 
 impl FeatureStore {
-    /// Puts a sample: it is visible to all its groups, as a whole, when this returns; or there is an error, and it is not
-    /// (with [`holdfast_core::Retry::Ambiguous`]: it may be, look). A put that finds the engine full waits within its time for room.
+    /// Puts a sample. When this returns, the sample is visible to all its groups, as a whole. On an error it is not,
+    /// except with [`holdfast_core::Retry::Ambiguous`]: then it may be, so look it up. A put that finds the engine full
+    /// waits for room within its time.
     ///
-    /// If its caller leaves before the commit, it is undone. Of several puts of a sample by this process the latest call
-    /// counts; the earlier ones end with `Conflict`.
+    /// If the caller leaves before the commit, the put is undone. Of several puts of a sample by this process the
+    /// latest call counts; the earlier ones end with `Conflict`.
     pub async fn put(&self, item: PutItem, within: Duration) -> Result<Stored> {
         let mut results = self.put_many(vec![item], within).await;
         results
             .pop()
-            .unwrap_or_else(|| Err(Error::internal(OPERATION, "a sample got no result")))
+            .unwrap_or_else(|| Err(Error::internal(OPERATION, "the sample got no result; this is a bug")))
     }
 
-    /// Puts several samples, each by itself: one may fail beside another that does not. They share calls to the index
-    /// and to the engine.
+    /// Puts several samples, each independently: one may fail while another succeeds. They share calls to the index and
+    /// to the engine.
     pub async fn put_many(&self, items: Vec<PutItem>, within: Duration) -> Vec<Result<Stored>> {
         let turn = self.begin_put(items.iter().map(|item| &item.sample));
         self.put_begun(turn, items, within).await
     }
 
-    /// Says that a put of these samples begins, for callers that have to wait for something before they can make it: from
-    /// now on it counts in place of earlier puts of this process, and an abort gives it up. Dropping the turn takes that back.
+    /// Announces that a put of these samples begins, for callers that have to wait for something before they can make
+    /// it. From now on it takes precedence over earlier puts of this process, and an abort gives it up. Dropping the
+    /// turn takes that back.
     pub fn begin_put<'a>(&self, samples: impl IntoIterator<Item = &'a SampleId>) -> PutTurn {
         self.inner().writing.call(samples)
     }
 
-    /// As [`FeatureStore::put_many`], of samples whose put has begun.
+    /// As [`FeatureStore::put_many`], for samples whose put has begun.
     pub async fn put_begun(&self, turn: PutTurn, items: Vec<PutItem>, within: Duration) -> Vec<Result<Stored>> {
         self.run_batch_for(OPERATION, items.len(), |inner, caller| async move {
             inner.put_many(items, turn, &caller, inner.deadline(within)).await

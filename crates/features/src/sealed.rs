@@ -1,4 +1,4 @@
-//! The seal in the store: what a store with keys does to bytes on their way out and in.
+//! The seal in the store: how a store with keys encrypts bytes on their way out and decrypts them on their way in.
 //!
 //! ```text
 //!          private memory               one core's cache         registered memory (a stage)
@@ -8,26 +8,30 @@
 //!                                        ▼
 //!                                     `Corrupt`; the tensors are cleared
 //! ```
-//! An object is a run of chunks (module [`crate::seal`]). A put takes a stage for each of its calls, a get too, and gives it
-//! back when the engine has let go of it; so a sample may be far larger than all stages. While one lane's bytes move,
-//! another lane seals or opens.
+//! An object is a run of chunks (module [`crate::seal`]). A put takes a stage for each of its calls, and so does a get.
+//! It gives the stage back when the engine has let go of it, so a sample may be far larger than all stages. While the
+//! bytes of one call move, those of another are sealed or opened.
 //!
 //! # What must hold
-//! - SS1: plaintext is never in registered memory. Whoever reaches the engine's ports can read and write that.
-//! - SS2: what is checked is what is used: a chunk is copied out of the stage first, so nobody can change it in between.
-//! - SS3: a tensor's memory gets bytes that were authenticated, and nothing else. If the get fails, it is cleared.
-//! - SS4: a store with keys reads sealed samples only. Otherwise whoever can write an object and a record could present
-//!   plain bytes as a sample of the store. So there is no downgrade, and no adopting of what others wrote.
-//! - SS5: a description is the producer's word before it is acted on: nothing is handed out, and no memory taken, of a
-//!   sample whose description does not have its tag. A tensor without bytes has no object that could tell.
-//! - SS6: puts and gets have stages of their own. A put that waits for room in the engine keeps its stage, and that room
-//!   comes from gets.
+//! - SS1: plaintext is never in registered memory. Any process that reaches the engine's ports can read and write that
+//!   memory.
+//! - SS2: the bytes that are checked are the bytes that are used: a chunk is copied out of the stage first, so no
+//!   process can change it in between.
+//! - SS3: only authenticated bytes are written to a tensor's memory. If the get fails, that memory is cleared.
+//! - SS4: a store with keys reads only sealed samples. Otherwise an attacker that can write an object and a record
+//!   could present plain bytes as a sample of the store. So there is no downgrade, and no adoption of objects of other
+//!   writers.
+//! - SS5: a description is proven to be the producer's before it is acted on: nothing is handed out, and no memory is
+//!   allocated, for a sample whose description does not have its tag. A tensor without bytes has no object that could
+//!   prove it.
+//! - SS6: puts and gets have separate stages. A put that waits for room in the engine keeps its stage, and gets make
+//!   that room.
 //!
-//! | what | outcome |
+//! | event | outcome |
 //! |---|---|
 //! | a plain sample in a sealed store | `Unsupported`: a process writes to the store without a key. No byte is read |
 //! | a sealed sample in a store without keys; a key that is not here, or another under its id | `Denied`, names the id |
-//! | adopting or announcing in a sealed store | `Unsupported`: who writes there does not seal |
+//! | adopting or announcing in a sealed store | `Unsupported`: the other writer does not seal |
 //! | a description that was altered or comes from elsewhere | `Corrupt`; no byte is read |
 //! | a sample of the first seal, whose description has no tag | `Unsupported`, unless `accept_seal_v1` is set |
 //! | bytes that do not open, objects of another length | `Corrupt` |
@@ -48,23 +52,23 @@ use crate::seal::{
     TensorOpener, TensorSealer,
 };
 
-/// The most bytes of one call. Smaller than in a plain store: sealing and opening take longer than checksums, and what is
-/// done beside other calls' transfers costs the least.
+/// The most bytes of one call. Smaller than in a plain store: sealing and opening take longer than checksums, and work
+/// that overlaps with other calls' transfers costs the least.
 const MOST_UNIT_BYTES: u64 = 16 << 20;
 
-/// What a store with keys has besides a plain one.
+/// The additional state of a store with keys.
 #[derive(Debug)]
 pub(crate) struct Seals {
     keyring: Keyring,
-    /// Whether samples are read whose descriptions nothing vouches for.
+    /// Whether samples of the first scheme are read, whose descriptions have no tag.
     accept_v1: bool,
-    /// How many bytes are sealed as one.
+    /// How many bytes are sealed as one chunk.
     chunk_bytes: u32,
     /// How many bytes of a tensor are in one object: whole chunks.
     object_bytes: u64,
     /// The most bytes of one call, if it has more than one object.
     unit_bytes: u64,
-    /// What puts send from.
+    /// The stages that puts send from.
     pub(crate) outgoing: BufferPool,
 }
 
@@ -90,7 +94,7 @@ impl Seals {
         self.object_bytes
     }
 
-    /// How many bytes the objects of a tensor have.
+    /// The stored size of a tensor: the bytes of all its objects.
     pub(crate) fn stored_bytes(&self, spec: &TensorSpec) -> u64 {
         let tags = spec
             .bytes()
@@ -117,7 +121,7 @@ impl Seals {
                 ErrorKind::Unsupported,
                 "features.get",
                 "this store was opened with a key, and this sample is not sealed: some process puts without the key; \
-                 give it the key, or find out who it is",
+                 find that process and give it the key",
             )
             .with("sample", &sample.sample)
             .with("generation", sample.generation));
@@ -142,8 +146,8 @@ fn incarnation(store: &StoreId, sample: &SampleRef, nonce: Nonce) -> Incarnation
     }
 }
 
-/// Begins a get: none if store and sample are plain, an error if only one of them is (SS4), or if the description is not
-/// the producer's word (SS5).
+/// Begins a get: none if store and sample are plain, an error if only one of them is (SS4), or if the description is
+/// not proven to be the producer's (SS5).
 pub(crate) fn opener(
     seals: Option<&Seals>,
     store: &StoreId,
@@ -164,7 +168,7 @@ pub(crate) fn opener(
     }
 }
 
-/// Refuses what a sealed store cannot do: take over bytes that somebody else wrote (SS4).
+/// Refuses what a sealed store cannot do: adopt bytes that another program wrote (SS4).
 pub(crate) fn refuse_foreign(seals: Option<&Seals>, operation: &'static str) -> Result<()> {
     match seals {
         None => Ok(()),
@@ -177,13 +181,13 @@ pub(crate) fn refuse_foreign(seals: Option<&Seals>, operation: &'static str) -> 
     }
 }
 
-/// The chunks that are in the `n`-th object of a tensor, of `object_bytes` each.
+/// The chunks in the `n`-th object of a tensor, where each object holds `object_bytes` of it.
 pub(crate) fn run_of(layout: Layout, object_bytes: u64, n: usize) -> Result<Run> {
     let each = object_bytes / u64::from(layout.chunk_bytes());
     let first = each.saturating_mul(n as u64);
     let count = each.min(layout.chunk_count().saturating_sub(first));
     layout.run(first, count).ok_or_else(|| {
-        Error::internal("features.seal", "an object holds no chunk of its tensor")
+        Error::internal("features.seal", "an object holds no chunk of its tensor; this is a bug")
             .with("object", n)
             .with("chunks", layout.chunk_count())
     })
@@ -246,7 +250,7 @@ struct ChunkPlace {
 fn places(layout: Layout, run: Run) -> impl Iterator<Item = Result<ChunkPlace>> {
     (0..run.count()).map(move |n| {
         let number = run.first() + n;
-        let missing = || Error::internal("features.seal", "a run has a chunk that its tensor has not");
+        let missing = || Error::internal("features.seal", "a run has a chunk that its tensor lacks");
         Ok(ChunkPlace {
             number,
             at: length(n * u64::from(layout.chunk_bytes()))?,
@@ -257,10 +261,10 @@ fn places(layout: Layout, run: Run) -> impl Iterator<Item = Result<ChunkPlace>> 
 }
 
 fn length(bytes: u64) -> Result<usize> {
-    usize::try_from(bytes).map_err(|_| Error::invalid("features.seal", "this is more than an address space"))
+    usize::try_from(bytes).map_err(|_| Error::invalid("features.seal", "this is larger than an address space"))
 }
 
-/// Memory of one thread for one chunk at a time, used again for the next.
+/// Memory of one thread for one chunk at a time, reused for the next.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch(Vec<u8>);
 
@@ -286,7 +290,7 @@ mod tests {
             };
             incarnation(&"s".parse().expect("a name"), &sample, Nonce::from_u64(7))
         };
-        // The nonce of a put differs, too; but it is not what keeps an older generation's bytes out.
+        // The nonce of a put differs, too; but the nonce is not what keeps an older generation's bytes out.
         let (older, newer) = (of(1), of(2));
         assert_eq!((older.generation.get(), newer.generation.get()), (1, 2));
         assert_eq!(

@@ -4,12 +4,12 @@
 //! seal   ── 1 ──┬── 2 ──┬── 3 ──┐
 //! send          └── 1 ──┴── 2 ──┴── 3 ──
 //! ```
-//! A stage is kept while the engine has no room, because a chunk is sealed only once; so what is sent again is what was
-//! sent before.
+//! A stage is kept while the engine has no room, because a chunk is sealed only once; so a retry sends the same bytes
+//! again.
 //!
 //! *What if the call outlives its deadline?* The engine holds the stage, and the stage holds the sample's witness: the
-//! sample is undone when the engine has let go, as in a plain store (module `put`). *What if one object fails?* The others
-//! of its sample are not begun; those under way end, and are removed with it.
+//! sample is undone when the engine has let go, as in a plain store (module `put`). *What if one object fails?* The
+//! other objects of its sample are not begun; those in flight end, and are removed with it.
 
 use std::sync::Arc;
 
@@ -37,10 +37,10 @@ struct Unsealed {
     witness: Arc<Witness>,
 }
 
-/// How a sample is sealed: what its description says of it.
+/// How a sample is sealed, as its description records it.
 type Seal = (SealHeader, RecordTag);
 
-/// The objects of several samples, and how each sample is sealed, if it can be.
+/// The objects of several samples, and how each sample is sealed, or why it cannot be.
 #[derive(Default)]
 pub(crate) struct ToSeal {
     objects: Vec<Unsealed>,
@@ -66,7 +66,7 @@ impl ToSeal {
 }
 
 impl SampleToSeal<'_> {
-    /// Its objects, as those of the sample at this place, and how it is sealed.
+    /// The objects of the sample at position `at`, and how it is sealed.
     fn objects(&self, at: usize, inner: &Inner, seals: &Seals) -> Result<(Vec<Unsealed>, Seal)> {
         let prepared = self.prepared;
         let mut sealer = seals.sealer(&inner.config.store, self.reference, prepared.nonce, &*inner.rng)?;
@@ -77,7 +77,7 @@ impl SampleToSeal<'_> {
         for (spec, chunks) in &prepared.tensors {
             let tensor = Arc::new(sealer.tensor(spec.name(), spec.bytes())?);
             for (n, plain) in chunks.iter().enumerate() {
-                let missing = || Error::internal(OPERATION, "an object has no key").with("tensor", spec);
+                let missing = || Error::internal(OPERATION, "an object has no key; this is a bug").with("tensor", spec);
                 objects.push(Unsealed {
                     sample: at,
                     key: keys.next().ok_or_else(missing)?.clone(),
@@ -105,7 +105,7 @@ impl Inner {
         let mut units = split(objects, self.max_batch(), seals.unit_bytes()).into_iter();
         let mut ready = None;
         loop {
-            // Of a sample that failed, nothing more is sealed.
+            // Nothing more is sealed of a sample that has failed.
             let next = units.next().map(|mut unit| {
                 unit.retain(|object| results[object.sample].is_ok());
                 unit
@@ -183,7 +183,7 @@ struct NotSealed {
 }
 
 impl NotSealed {
-    /// As the results of so many samples.
+    /// As results for `count` samples.
     fn of(self, count: usize) -> Vec<Result<()>> {
         let failed = |sample| self.samples.contains(&sample);
         let result = |sample| {
@@ -197,7 +197,7 @@ impl NotSealed {
     }
 }
 
-/// Takes over what failed; the first failure of a sample counts.
+/// Merges failures into the results; the first failure of a sample counts.
 fn note(results: &mut [Result<Seal>], more: Vec<Result<()>>) {
     for (all, this) in results.iter_mut().zip(more) {
         if let (Ok(_), Err(error)) = (&all, this) {
@@ -206,7 +206,7 @@ fn note(results: &mut [Result<Seal>], more: Vec<Result<()>>) {
     }
 }
 
-/// Divides objects into calls of so many bytes: large ones by themselves, small ones together.
+/// Divides objects into calls of at most `most` bytes: large ones by themselves, small ones together.
 fn split(objects: Vec<Unsealed>, max_batch: usize, most: u64) -> Vec<Vec<Unsealed>> {
     let mut units: Vec<Vec<Unsealed>> = Vec::new();
     let mut bytes = 0;

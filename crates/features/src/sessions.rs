@@ -1,15 +1,15 @@
-//! This process's membership of the store, renewed when it was lost.
+//! This process's membership of the store: its session, and a new one after it was lost.
 //!
 //! ```text
 //!          open                the index ended it (silence, an operator)          the next new operation
 //! (none) ────────▶ current ───────────────────────────────────────────▶ ended ──────────────────────────▶ current (another)
 //! ```
 //!
-//! A process that was silent for too long loses its session, and with it whatever it held: reservations, leases. Those
-//! stay lost; their tokens are fenced for ever. But the process itself is not: the next operation that holds nothing yet
-//! (a put, a lease, a sweep) opens another session. A run of days gets over a network that was gone for a minute.
+//! A process that was silent for too long loses its session, and with it everything it held: reservations, leases.
+//! Those stay lost; their tokens are fenced for ever. But the process itself is not: the next operation that holds
+//! nothing yet (a put, a lease, a sweep) opens another session. So a run of days survives a network outage of a minute.
 //!
-//! Whoever holds something keeps the session that it was given under, and only ever shows that one.
+//! A holder of a lease or a reservation keeps the session that it was granted to, and presents only that one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,7 +23,7 @@ pub(crate) struct Sessions {
     index: Arc<dyn Index>,
     clock: Arc<dyn Clock>,
     current: RwLock<Option<Arc<Session>>>,
-    /// One opens at a time, the others use what it opened.
+    /// One task opens a session at a time; the others use the session that it opened.
     opening: tokio::sync::Mutex<()>,
     opened: AtomicU64,
 }
@@ -39,17 +39,17 @@ impl Sessions {
         }
     }
 
-    /// The session that is current, as far as is known alive.
+    /// The current session, if it is alive as far as this process knows.
     pub(crate) fn known(&self) -> Option<Arc<Session>> {
         self.current.read().clone().filter(|session| session.is_alive())
     }
 
-    /// How many were opened, the first included.
+    /// How many sessions were opened, the first included.
     pub(crate) fn opened(&self) -> u64 {
         self.opened.load(Ordering::Relaxed)
     }
 
-    /// A session to do something new in: the current one, or another if that has ended.
+    /// A session for a new operation: the current one, or another if that has ended.
     pub(crate) async fn current(&self, operation: &'static str, deadline: Deadline) -> Result<Arc<Session>> {
         if let Some(session) = self.known() {
             return Ok(session);
@@ -57,7 +57,7 @@ impl Sessions {
         let late = || {
             Error::unavailable(
                 operation,
-                "the index did not give this process a session within the deadline",
+                "the index did not give this process a session within the deadline; check that etcd is reachable, and try again",
             )
         };
         let left = deadline.remaining(&*self.clock);
@@ -75,7 +75,7 @@ impl Sessions {
         Ok(session)
     }
 
-    /// Takes note that the index refused a session as ended, although it seemed alive here. Whether it was this one.
+    /// Records that the index refused a session as ended, although it seemed alive here. Returns whether it did.
     pub(crate) fn refused(&self, session: &Arc<Session>, error: &Error) -> bool {
         let ended = error.kind() == ErrorKind::Fenced
             && (!session.is_alive() || error.fact("session") == Some(session.id().to_string().as_str()));

@@ -1,4 +1,4 @@
-//! The store itself: what it is made of, how it opens and closes.
+//! The store itself: its parts, and how it opens and closes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,12 +30,12 @@ use crate::writing::Writing;
 /// A feature store, as this process sees it. A clone is the same store.
 ///
 /// [`FeatureStore::close`] it when it is no longer needed. If the last clone is dropped without that, its workers stop
-/// where they are, and its session ends by its time to live: as if the process had died, so nothing is lost, but others
-/// have to clear up.
+/// where they are, and its session ends when its time to live runs out. That is the same as if the process had died:
+/// nothing is lost, but other processes have to clear up.
 #[derive(Clone, Debug)]
 pub struct FeatureStore(Arc<Opened>);
 
-/// The part of a store that its workers do not hold, so that they end with it.
+/// The part of a store that its workers do not hold, so that dropping the last clone ends them.
 #[derive(Debug)]
 struct Opened {
     inner: Arc<Inner>,
@@ -51,7 +51,7 @@ impl Drop for Opened {
     }
 }
 
-/// What all operations share.
+/// The state that all operations share.
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) engine: Arc<dyn Engine>,
@@ -62,18 +62,19 @@ pub(crate) struct Inner {
     pub(crate) sessions: Sessions,
     pub(crate) calls: Calls,
     pub(crate) pool: BufferPool,
-    /// What memory of tensors is: registered, or private in a sealed store.
+    /// The kind of memory that tensors lie in: registered, or private in a sealed store.
     pub(crate) backing: Backing,
     /// Private memory, for tensors that the pool has no room for.
     pub(crate) private: Backing,
-    /// Stages that gets receive into what does not arrive where it goes: sealed objects, and those of private memory.
+    /// Stages that gets receive objects into that do not arrive at their destination: sealed objects, and those of
+    /// tensors in private memory.
     pub(crate) incoming: BufferPool,
-    /// The keys of a sealed store, and what sealing needs.
+    /// The keys of a sealed store, and the state that sealing needs.
     pub(crate) seals: Option<Seals>,
     pub(crate) checks: Checks,
     /// Shared with the leases and transfers that outlive an operation.
     pub(crate) frees: Arc<Frees>,
-    /// One collect of this process at a time.
+    /// One collect of this process runs at a time.
     pub(crate) walk: tokio::sync::Mutex<Walk>,
     pub(crate) writing: Arc<Writing>,
     pub(crate) unreadable: Unreadable,
@@ -93,8 +94,8 @@ impl Inner {
 }
 
 impl FeatureStore {
-    /// Opens a store: becomes a member of it, and starts the workers. Call it inside a tokio runtime whose timers are
-    /// enabled; the store's tasks run there.
+    /// Opens a store: opens a session with the index, and starts the workers. Call it inside a tokio runtime whose
+    /// timers are enabled; the store's tasks run there.
     pub async fn open(
         engine: Arc<dyn Engine>,
         index: Arc<dyn Index>,
@@ -117,7 +118,7 @@ impl FeatureStore {
         let pool_of =
             |backing: &Backing, bytes| BufferPool::new(backing.clone(), calls.clone(), Arc::clone(&clock), bytes);
         let pool = pool_of(&backing, config.pool_bytes);
-        // It takes no memory before it is used.
+        // A stage allocates no memory before it is used.
         let stage = || pool_of(&registered, config.stage_bytes);
         let (keyring, incoming) = (config.keyring.clone(), stage());
         let seals = keyring.map(|keyring| Seals::new(keyring, &config, stage()));
@@ -178,7 +179,7 @@ impl FeatureStore {
         self.run_for(operation, |inner, _| act(inner)).await
     }
 
-    /// As [`FeatureStore::run`], for an operation that asks for its caller.
+    /// As [`FeatureStore::run`], for an operation that needs to know whether its caller is still there.
     pub(crate) async fn run_for<T, F>(
         &self,
         operation: &'static str,
@@ -192,7 +193,7 @@ impl FeatureStore {
         self.inner().tasks.run(operation, |caller| act(inner, caller)).await?
     }
 
-    /// As [`FeatureStore::run`], for a batch of `count`.
+    /// As [`FeatureStore::run`], for a batch of `count` items.
     pub(crate) async fn run_batch<T, F>(
         &self,
         operation: &'static str,
@@ -206,7 +207,7 @@ impl FeatureStore {
         self.run_batch_for(operation, count, |inner, _| act(inner)).await
     }
 
-    /// As [`FeatureStore::run_batch`], for an operation that asks for its caller.
+    /// As [`FeatureStore::run_batch`], for an operation that needs to know whether its caller is still there.
     pub(crate) async fn run_batch_for<T, F>(
         &self,
         operation: &'static str,
@@ -229,22 +230,22 @@ impl FeatureStore {
         &self.inner().config
     }
 
-    /// The memory that gets receive into. Whoever puts may write there too, and put without another copy. In a sealed
-    /// store the engine does not know it.
+    /// The memory that gets receive into. A producer may write there too, and put without another copy. In a sealed
+    /// store this memory is not registered with the engine.
     pub fn pool(&self) -> &BufferPool {
         &self.inner().pool
     }
 
-    /// Whether the bytes of a tensor that was got lie in memory that the store made for it alone, because the pool had no
-    /// room for it. Registered memory can be put from at any time by many at once; such memory is registered for each put,
-    /// one at a time.
+    /// Whether the bytes of a tensor that was got lie in memory that the store allocated for this tensor alone, because
+    /// the pool had no room. Registered memory can be put from at any time by many puts at once; private memory is
+    /// registered for each put, one at a time.
     pub fn is_private(&self, span: &Span) -> bool {
         let inner = self.inner();
         inner.seals.is_none() && inner.private.keeps_private(span)
     }
 
     /// Registers memory of the caller for many transfers. It stays registered until the region and all its spans are
-    /// dropped. In a sealed store it is not made known to the engine, since it holds plaintext.
+    /// dropped. In a sealed store it is not registered with the engine, since it holds plaintext.
     pub async fn register(&self, memory: HostMemory, within: Duration) -> Result<Region> {
         let inner = self.inner();
         let backing = inner.backing.clone();
@@ -252,7 +253,7 @@ impl FeatureStore {
         inner.calls.run("features.register", inner.deadline(within), call).await
     }
 
-    /// How many bytes a sample of these tensors takes, as it is counted against the store's budget.
+    /// How many bytes a sample of these tensors counts against the store's budget.
     pub fn estimate_bytes(&self, tensors: &[TensorSpec]) -> u64 {
         let inner = self.inner();
         tensors
@@ -260,8 +261,8 @@ impl FeatureStore {
             .fold(0, |sum, spec| sum.saturating_add(inner.stored_bytes(spec)))
     }
 
-    /// Takes back what has ended (leases, reservations, sessions) and frees what is to be freed. Any process may, at any
-    /// time, several at once.
+    /// Takes back expired leases, reservations and sessions, and frees the samples that are to be freed. Any process
+    /// may call it at any time, several at once.
     pub async fn sweep(&self, within: Duration) -> Result<Swept> {
         self.run("features.sweep", |inner| async move {
             inner.sweep(inner.deadline(within)).await
@@ -269,13 +270,13 @@ impl FeatureStore {
         .await
     }
 
-    /// Waits until everything that was retired here is freed; the error says what is left (kind `Timeout`).
+    /// Waits until every sample that was retired here is freed. The error (kind `Timeout`) says which are left.
     pub async fn drain(&self, within: Duration) -> Result<()> {
         let inner = self.inner();
         inner.frees.drain(inner.deadline(within)).await
     }
 
-    /// Another epoch for retained samples: every group that was done with them gets them again.
+    /// Starts another epoch for retained samples: every group that was done with them gets them again.
     pub async fn reopen(&self, samples: &[SampleRef], within: Duration) -> Vec<Result<()>> {
         const OPERATION: &str = "features.reopen";
         let samples = samples.to_vec();
@@ -294,7 +295,7 @@ impl FeatureStore {
         .await
     }
 
-    /// How the store is doing in this process. What the engine does not say within the time is left out.
+    /// How the store is doing in this process. Values that the engine does not report within the time are left out.
     pub async fn health(&self, within: Duration) -> Health {
         let inner = self.inner();
         let engine = Arc::clone(&inner.engine);
@@ -316,9 +317,9 @@ impl FeatureStore {
         }
     }
 
-    /// Records of this store that nobody could read, up to `limit`, in the order of their keys: after this one, or from the
-    /// start. They harm nothing; a person looks at them ([`FeatureStore::quarantined_bytes`]), and deletes them or puts
-    /// them back where they were.
+    /// Records of this store that no process could read, up to `limit`, in the order of their keys: after this one, or
+    /// from the start. They harm nothing. The operator looks at them ([`FeatureStore::quarantined_bytes`]), and deletes
+    /// them or puts them back where they were.
     pub async fn quarantined(
         &self,
         after: Option<&Quarantined>,
@@ -328,20 +329,21 @@ impl FeatureStore {
         self.inner().index.quarantined(after, limit, within).await
     }
 
-    /// The bytes of a record in quarantine, as they were.
+    /// The bytes of a record in quarantine, unchanged.
     pub async fn quarantined_bytes(&self, which: &Quarantined, within: Duration) -> Result<Vec<u8>> {
         self.inner().index.quarantined_bytes(which, within).await
     }
 
-    /// Ends this process's membership: takes no more operations, waits for those under way, frees what was retired here,
-    /// stops the workers, ends the session. The error says what was not done in time; others will do it.
+    /// Ends this process's membership: accepts no more operations, waits for those in flight, frees the samples that
+    /// were retired here, stops the workers, and ends the session. The error says what was not done in time; the sweeps
+    /// of other processes will do it.
     pub async fn close(&self, within: Duration) -> Result<()> {
         const OPERATION: &str = "features.close";
         let inner = self.inner();
         let deadline = inner.deadline(within);
         let left = inner.tasks.close(&*inner.clock, deadline).await;
         let drained = inner.frees.drain(deadline).await;
-        // Nobody listens any more if this is the second time.
+        // On a second close no worker listens any more.
         self.0.stop.send_replace(true);
         let workers = std::mem::take(&mut *self.0.workers.lock());
         for mut worker in workers {
@@ -357,16 +359,16 @@ impl FeatureStore {
             return Err(Error::new(
                 ErrorKind::Timeout,
                 OPERATION,
-                "operations were still under way at the deadline; they end by themselves, without a session",
+                "operations were still in flight at the deadline; they end by themselves, without a session",
             )
             .with("operations", left));
         }
         Ok(())
     }
 
-    /// Takes samples out of circulation, whoever made them and whoever reads them: their readers' gets fail from now on.
-    /// Every put of them that this process has begun is given up instead of committed (`Fenced`), whatever it waits for. A
-    /// sample that is neither is `NotFound`.
+    /// Takes samples out of circulation, whichever process put them and whichever reads them: gets of their readers
+    /// fail from now on. Every put of these samples that this process has begun is given up instead of committed
+    /// (`Fenced`), whatever it waits for. A sample that is neither live nor being put here is `NotFound`.
     pub async fn abort(&self, samples: &[SampleId], within: Duration) -> Vec<Result<()>> {
         let samples = samples.to_vec();
         self.run_batch("features.abort", samples.len(), |inner| async move {

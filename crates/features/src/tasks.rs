@@ -1,19 +1,20 @@
-//! Operations run as tasks of the store, not of whoever called.
+//! Operations run as tasks of the store, not of their callers.
 //!
-//! An operation that stopped half-way would leave a sample half put, or a lease that nobody knows of. So each is a task
-//! that runs to an end of its own, and closing the store waits for all of them. But it knows whether its caller is still
-//! there ([`Caller`]): dropped futures, cancelled requests, `select!`s that were decided otherwise.
+//! An operation that stopped half-way would leave a sample half put, or a lease that no caller knows of. So each
+//! operation is a task that runs to its own end, and closing the store waits for all of them. But it knows whether its
+//! caller is still there ([`Caller`]). A caller leaves by a dropped future, a cancelled request, or a `select!` that
+//! took another branch.
 //!
 //! ```text
 //!  called ──▶ under way ──────────────────────────▶ done ──the caller takes the result──▶ (its own)
 //!                │ the caller left                    │ the caller left
 //!                ▼                                    ▼
-//!              waits end at once; what is not         the result is dropped: a lease or an announcement that nobody
-//!              committed is undone                    has looked at is given back, memory goes back to the pool
+//!              waits end at once; an uncommitted      the result is dropped: a lease or an announcement that no caller
+//!              put is undone                          has looked at is given back, memory goes back to the pool
 //! ```
 //!
-//! Results undo themselves when they are dropped (modules `lease` and `adopt`), wherever that is: there is no moment at
-//! which a result is neither the caller's nor undone.
+//! Results undo themselves when they are dropped (modules `lease` and `adopt`), wherever that is: at every moment a
+//! result either belongs to the caller or is undone.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -28,17 +29,17 @@ use tokio_util::sync::CancellationToken;
 pub(crate) struct Caller(CancellationToken);
 
 impl Caller {
-    /// Whether nobody waits for the result any more.
+    /// Whether the caller has stopped waiting for the result.
     pub(crate) fn is_gone(&self) -> bool {
         self.0.is_cancelled()
     }
 
-    /// Pends until nobody does.
+    /// Pends until the caller has left.
     pub(crate) async fn left(&self) {
         self.0.cancelled().await;
     }
 
-    /// For calls to the index that wait.
+    /// The cancellation token, for calls to the index that wait.
     pub(crate) fn token(&self) -> &CancellationToken {
         &self.0
     }
@@ -57,7 +58,7 @@ struct Shared {
     ended: Notify,
 }
 
-/// Counts a task down when it ends, however it does.
+/// Decrements the count when a task ends, however it ends.
 struct Running(Arc<Shared>);
 
 impl Drop for Running {
@@ -76,12 +77,12 @@ impl Tasks {
         }
     }
 
-    /// How many run now.
+    /// How many operations run now.
     pub(crate) fn running(&self) -> usize {
         self.shared.running.load(Ordering::Acquire)
     }
 
-    /// Runs an operation to its end and returns what came of it. A caller that drops this has left.
+    /// Runs an operation to its end and returns its result. A caller that drops this future has left.
     pub(crate) async fn run<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
         &self,
         operation: &'static str,
@@ -95,16 +96,17 @@ impl Tasks {
         let caller = CancellationToken::new();
         let _here = caller.clone().drop_guard();
         let future = act(Caller(caller));
-        // A result that nobody takes is dropped before the task counts as ended: closing waits for what that undoes.
+        // A result that the caller does not take is dropped before the task counts as ended: closing waits for what
+        // that undoes.
         let task = self.runtime.spawn(async move { (future.await, running) });
         let ended = task.await;
         let (result, _running) = ended.map_err(|failure| {
-            Error::internal(operation, "an operation did not end as it should").caused_by(failure)
+            Error::internal(operation, "the operation panicked or was cancelled").caused_by(failure)
         })?;
         Ok(result)
     }
 
-    /// Takes no more operations, and waits for those that run until the deadline. Returns how many are left.
+    /// Accepts no more operations, and waits until the deadline for those that run. Returns how many are left.
     pub(crate) async fn close(&self, clock: &dyn Clock, deadline: Deadline) -> usize {
         self.shared.closed.store(true, Ordering::Release);
         loop {

@@ -1,7 +1,7 @@
-//! Tensors on their way in and out: what they are, and where their bytes lie.
+//! Tensors on their way in and out: their specs, and where their bytes lie.
 //!
 //! Bytes move once, between the memory named here and the engine. Memory is named as registered [`Span`]s, or *lent*:
-//! then it is registered for the transfer and forgotten after it.
+//! then it is registered for the transfer and unregistered after it.
 
 use holdfast_core::{Error, Result, TensorName, TensorSpec};
 use holdfast_engine::{HostMemory, Span};
@@ -15,11 +15,11 @@ pub struct TensorIn {
     pub bytes: Source,
 }
 
-/// Where the bytes of a tensor are before a put. **Nobody may change them until the put has returned**: the checksum is
-/// made while they move, and what the engine stored must be what it is of.
+/// Where the bytes of a tensor are before a put. **The caller must not change them until the put has returned**: the
+/// checksum is computed while they move, and must be that of the bytes that the engine stored.
 #[derive(Debug)]
 pub enum Source {
-    /// Registered memory, in one or several pieces; none for a tensor without bytes.
+    /// Registered memory, in one or several pieces; no spans for a tensor without bytes.
     Spans(Vec<Span>),
     /// Memory that is registered for the transfer. It must not overlap memory that is registered already.
     Lent(HostMemory),
@@ -56,7 +56,7 @@ impl TensorIn {
         }
     }
 
-    /// Refuses bytes that are not as many as the spec says.
+    /// Refuses bytes whose number differs from what the spec says.
     pub(crate) fn check(&self) -> Result<()> {
         check_length("features.put", &self.spec, self.bytes.bytes())
     }
@@ -75,7 +75,7 @@ pub(crate) fn check_length(operation: &'static str, spec: &TensorSpec, given: u6
     .with("memory_bytes", given))
 }
 
-/// Which tensors of a sample to get, and into what.
+/// Which tensors of a sample to get, and into which memory.
 #[derive(Debug, Default)]
 pub enum Wanted {
     /// All of them, into memory of the pool.
@@ -87,8 +87,8 @@ pub enum Wanted {
     Into(Vec<(TensorName, Destination)>),
 }
 
-/// Where the bytes of a tensor go. When a get fails, what is there is unspecified; in a sealed store it is zeros, or what
-/// was there before.
+/// Where the bytes of a tensor go. When a get fails, the content of this memory is unspecified; in a sealed store it is
+/// zeros, or what was there before.
 #[derive(Debug, Default)]
 pub enum Destination {
     /// Memory of the store's pool: registered and warm, so the fastest.
@@ -103,7 +103,7 @@ pub enum Destination {
 
 /// A tensor that was got: exactly the committed bytes.
 ///
-/// Whoever drops the last clone of its spans gives the memory back: to the pool, or to whoever lent it.
+/// Dropping the last clone of its spans gives the memory back to its owner: the pool, or the caller that lent it.
 #[derive(Clone, Debug)]
 pub struct TensorOut {
     /// Its name, element type and shape.

@@ -1,7 +1,7 @@
-//! Writing objects: batches, retries for room, and checksums that are made meanwhile.
+//! Writing objects: batches, retries while the engine is full, and checksums that are computed meanwhile.
 //!
-//! One batched put for all objects of all samples. An object that finds the engine full was not written, so it is tried
-//! again after a pause that grows, until the deadline; somewhere else a sample is freed. Any other failure is final for
+//! One batched put serves all objects of all samples. An object that finds the engine full was not written, so it is
+//! retried with backoff until the deadline; meanwhile samples may be freed elsewhere. Any other failure is final for
 //! its sample.
 //!
 //! Reading is in module `fetch`, writing sealed samples in `send_sealed`.
@@ -16,11 +16,11 @@ use tokio::task::JoinHandle;
 use crate::checksum::digest_of;
 use crate::store::Inner;
 
-/// The first pause of a put that finds no room; each later one is half as long again, up to the longest.
+/// The first pause of a put that finds the engine full. Each later one is half as long again, up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
-/// An object on its way out.
+/// An object to be written.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
     /// Which of the samples it belongs to.
@@ -48,7 +48,7 @@ impl Inner {
                 let batch = std::mem::replace(&mut open, rest);
                 self.send_batch(batch, &mut results, &mut full, deadline).await;
             }
-            // Of a sample that failed, nothing more is written.
+            // Nothing more is written of a sample that has failed.
             full.retain(|object: &Outgoing| results[object.sample].is_ok());
             if full.is_empty() {
                 return results;
@@ -61,7 +61,7 @@ impl Inner {
                 return results;
             }
             self.count.waits_for_room.one();
-            // Perhaps something is to be freed that nobody has looked at yet.
+            // There may be samples to be freed that no process has collected yet.
             self.frees.collect_soon();
             let spread = self.rng.below(u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX) / 2);
             tokio::time::sleep(pause / 2 + Duration::from_nanos(spread)).await;
@@ -105,8 +105,8 @@ impl Inner {
         }
     }
 
-    /// Begins to compute the checksums of samples' objects, beside whatever else is done for them. Awaited by whoever
-    /// began it.
+    /// Starts to compute the checksums of samples' objects, in parallel with the transfer. The caller awaits the
+    /// result.
     pub(crate) fn digests(&self, samples: Vec<Vec<Vec<Span>>>, deadline: Deadline) -> Digests {
         let calls = self.calls.clone();
         let of_sample = |chunks: &Vec<Vec<Span>>| chunks.iter().map(|parts| digest_of(parts)).collect();
@@ -123,7 +123,7 @@ pub(crate) struct Digests(JoinHandle<Result<Vec<Vec<Digest>>>>);
 impl Digests {
     pub(crate) async fn ready(self) -> Result<Vec<Vec<Digest>>> {
         self.0.await.map_err(|failure| {
-            Error::internal("features.checksum", "a checksum did not end as it should").caused_by(failure)
+            Error::internal("features.checksum", "a checksum task panicked or was cancelled").caused_by(failure)
         })?
     }
 }

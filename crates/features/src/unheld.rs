@@ -1,23 +1,24 @@
-//! Getting a sample that nobody has taken: one look at the index, and no write.
+//! Getting a sample without a lease: one read of the index, and no write.
 //!
 //! ```text
-//! glimpsed ─▶ bytes move ─▶ every one is what was committed ─▶ tensors
-//!                │ missing, or others
-//!                ▼
-//!              take it for reading, and get it under that lease: what is seen then is true
-//!                │ no longer live
-//!                ▼
-//!              the error of taking it
+//! live reference ─▶ bytes move ─▶ every byte is the committed one ─▶ tensors
+//!                      │ missing, or different
+//!                      ▼
+//!                    take a read lease, and get under that lease: what is seen then is true
+//!                      │ no longer live
+//!                      ▼
+//!                    the error of taking it
 //! ```
 //!
 //! # Why that is enough
-//! - Bytes with the committed checksum, or that open under the sample's seal, are the committed bytes, whoever removes
-//!   them meanwhile. So they need no lease to be believed; a sample without either is taken first.
-//! - The sample was live when it was glimpsed, and the get counts as made then. That is why a [`Glimpse`] is used up by
-//!   the get: a later one needs a later glimpse.
-//! - Nothing is held, so nothing is to be given back if the process dies, and no removal waits for it.
+//! - Bytes with the committed checksum, or that decrypt under the sample's seal, are the committed bytes, even if
+//!   another process removes the objects meanwhile. So they can be trusted without a lease. A sample with neither is
+//!   leased first.
+//! - The sample was live when the live reference was made, and the get counts as made then. That is why the get
+//!   consumes a [`Glimpse`]: a later get needs a later live reference.
+//! - Nothing is held, so nothing has to be given back if the process dies, and no removal waits for it.
 //!
-//! It is not for consumers of a group, who must have taken what they work on: they use a lease.
+//! It is not for consumers of a group, which must have leased what they work on.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,7 +38,7 @@ use crate::tensors::{TensorOut, Wanted};
 
 const OPERATION: &str = "features.get";
 
-/// A sample that was live a moment ago.
+/// A live reference: a sample that was live a moment ago.
 #[derive(Debug)]
 pub struct Glimpse(Found);
 
@@ -47,7 +48,7 @@ impl Glimpse {
         &self.0.reference
     }
 
-    /// What it says about itself: its tensors and their specs.
+    /// The sample's description: its tensors and their specs.
     pub fn description(&self) -> &Arc<Description> {
         &self.0.description
     }
@@ -88,14 +89,14 @@ impl Inner {
         }
         let lease = self.take_one(reference, caller, deadline).await;
         let lease = lease.map_err(|error| self.gone(reference, error))?;
-        // Dropped, it is let go of in the background.
+        // Dropping the lease releases it in the background.
         self.arrive(&lease, landing, deadline).await
     }
 }
 
 impl FeatureStore {
-    /// Looks for a live sample, of this generation or of whichever is live. `NotFound` if there is none, `Fenced` if
-    /// another generation is live.
+    /// Makes a live reference to a sample: to this generation, or to whichever is live. `NotFound` if there is none,
+    /// `Fenced` if another generation is live.
     pub async fn glimpse(
         &self,
         sample: &SampleId,
@@ -124,8 +125,8 @@ impl FeatureStore {
         }
     }
 
-    /// Gets tensors of a sample that was glimpsed, without taking it: exactly the committed bytes, or an error and no
-    /// bytes. Errors as of [`FeatureStore::get`], and those of [`FeatureStore::read`] if it is gone by now.
+    /// Gets tensors of a live reference, without a lease: exactly the committed bytes, or an error and no bytes. Errors
+    /// as of [`FeatureStore::get`], and those of [`FeatureStore::read`] if the sample is gone by now.
     pub async fn get_glimpsed(&self, glimpse: Glimpse, wanted: Wanted, within: Duration) -> Result<Vec<TensorOut>> {
         self.run_for(OPERATION, |inner, caller| async move {
             inner

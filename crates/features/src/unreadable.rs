@@ -1,7 +1,7 @@
 //! Samples whose description this process cannot read, because a later release has put them.
 //!
-//! They are not taken. They stay as they are, with all their attempts, for a consumer that can read them; each is reported
-//! once: a line in the log, and a counter.
+//! They are not taken. They stay as they are, with all their attempts, for a consumer that can read them. Each is
+//! reported once: a line in the log, and a counter.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -13,15 +13,15 @@ use parking_lot::Mutex;
 use crate::description::{Description, is_unreadable};
 use crate::store::Inner;
 
-/// How many are remembered. If there are more, some are reported again.
+/// How many reported samples are remembered, to bound memory. If there are more, some are reported again.
 const MOST: usize = 1 << 16;
 
-/// What was reported.
+/// The samples that were reported.
 #[derive(Debug, Default)]
 pub(crate) struct Unreadable(Mutex<HashSet<SampleRef>>);
 
 impl Unreadable {
-    /// Whether it was not reported yet.
+    /// Whether the sample was not reported yet.
     fn is_new(&self, sample: &SampleRef) -> bool {
         let mut known = self.0.lock();
         if known.len() >= MOST {
@@ -31,7 +31,7 @@ impl Unreadable {
     }
 }
 
-/// Descriptions that were read before their samples were taken, so that they are read once.
+/// Descriptions that were parsed before their samples were taken, so that each is parsed once.
 pub(crate) struct Readable<'a> {
     inner: &'a Inner,
     read: Mutex<HashMap<SampleRef, Arc<Description>>>,
@@ -45,7 +45,7 @@ impl<'a> Readable<'a> {
         }
     }
 
-    /// Whether a sample may be taken: whether its description can be read.
+    /// Whether a sample may be taken: an error if a later release has put it.
     pub(crate) fn check(&self, sample: &SampleRef, description: &[u8]) -> Result<()> {
         if self.read.lock().contains_key(sample) {
             return Ok(());

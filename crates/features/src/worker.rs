@@ -1,4 +1,4 @@
-//! The workers that remove and tell, and the sweeper. See [`crate::free`] for the story.
+//! The remover, the teller and the sweeper. The module [`crate::free`] has the overview.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use crate::free::{Job, Release, by_session};
 use crate::store::Inner;
 
-/// Whether an error leaves a lease as it was, so that letting go of it is to be tried again.
+/// Whether an error leaves a lease as it was, so that its release is to be retried.
 fn is_as_it_was(error: &Error) -> bool {
     !matches!(
         error.kind(),
@@ -19,15 +19,15 @@ fn is_as_it_was(error: &Error) -> bool {
     )
 }
 
-/// The most rounds of one sweep, and the most parts of a list; what is left after them is for the next.
+/// The most rounds of one sweep, and the most parts of a list that one collect reads. The rest is left to the next.
 pub(crate) const MOST_ROUNDS: usize = 64;
-/// How long the worker rests when nothing is due. It is woken when something is.
+/// How long a worker sleeps when nothing is due. New work wakes it.
 const IDLE: Duration = Duration::from_secs(60);
 
-/// What a sweep did.
+/// The result of a sweep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Swept {
-    /// What was taken back.
+    /// Leases, reservations and sessions that were taken back.
     pub taken_back: SweepReport,
     /// Samples whose objects were removed.
     pub freed: usize,
@@ -52,7 +52,7 @@ pub(crate) async fn remove(inner: Arc<Inner>, mut stop: watch::Receiver<bool>) {
     }
 }
 
-/// Tells the index what is to be told, until it is told to stop.
+/// Reports to the index, until it is told to stop.
 pub(crate) async fn tell(inner: Arc<Inner>, mut stop: watch::Receiver<bool>) {
     while !*stop.borrow() {
         let pause = inner.frees.until_telling().unwrap_or(IDLE);
@@ -65,10 +65,10 @@ pub(crate) async fn tell(inner: Arc<Inner>, mut stop: watch::Receiver<bool>) {
     }
 }
 
-/// Sweeps now and then until it is told to stop.
+/// Sweeps periodically until it is told to stop.
 pub(crate) async fn sweep(inner: Arc<Inner>, every: Duration, mut stop: watch::Receiver<bool>) {
     while !*stop.borrow() {
-        // Not all processes at the same time: between half and one and a half times as long.
+        // A random pause of half to one and a half times as long, so that the processes do not sweep at the same time.
         let spread = u64::try_from(every.as_nanos()).unwrap_or(u64::MAX);
         let pause = every / 2 + Duration::from_nanos(inner.rng.below(spread));
         tokio::select! {
@@ -79,13 +79,13 @@ pub(crate) async fn sweep(inner: Arc<Inner>, every: Duration, mut stop: watch::R
         if let Err(error) = inner.take_back(deadline).await {
             tracing::warn!(%error, "a sweep did not end; the next one goes on");
         }
-        // What it retired, and what others left behind.
+        // Wakes the collector for the samples that this sweep retired, and for those that other processes left behind.
         inner.frees.wake_collector.notify_one();
     }
 }
 
 impl Inner {
-    /// Removes what is due.
+    /// Removes the objects of all jobs that are due.
     async fn remove_due(&self) {
         let jobs = self.frees.to_remove();
         let outcomes = self.remove_all(&jobs).await;
@@ -101,7 +101,7 @@ impl Inner {
         self.frees.finished();
     }
 
-    /// Does what is due and needs the index: says what is freed, lets go of leases, gives up reservations, collects.
+    /// Does the due work that needs the index: reports freed samples, releases leases, gives up reservations.
     async fn tell_due(&self) {
         let tell = self.frees.to_tell();
         self.say_freed(&tell.removed).await;
@@ -111,7 +111,7 @@ impl Inner {
         self.frees.finished();
     }
 
-    /// Lets go of leases that nobody holds any more.
+    /// Releases leases that no caller holds any more.
     async fn let_go(&self, releases: Vec<Release>) {
         let with_session = releases
             .into_iter()
@@ -121,9 +121,9 @@ impl Inner {
             let results = self.index.release(&session, &held, self.config.call_within).await;
             for (release, result) in releases.into_iter().zip(results) {
                 match result {
-                    // It may have been the last reader of something retired.
+                    // This may have been the last reader of a retired sample.
                     Ok(()) => self.frees.collect_soon(),
-                    // Twice is harmless: the token is good once.
+                    // Releasing twice is harmless: the token is valid once.
                     Err(error) if is_as_it_was(&error) && self.frees.release_again(release) => {
                         tracing::debug!(%error, "a lease was not let go of; it is tried again");
                     }
@@ -133,7 +133,8 @@ impl Inner {
         }
     }
 
-    /// Takes back what has ended: the index alone, so that no engine holds up the shared clock.
+    /// Takes back expired leases, reservations and sessions. It calls only the index, so that no engine holds up the
+    /// shared clock.
     pub(crate) async fn take_back(&self, deadline: Deadline) -> Result<SweepReport> {
         const OPERATION: &str = "features.sweep";
         let mut sum = SweepReport::default();
@@ -160,7 +161,7 @@ impl Inner {
         Ok(sum)
     }
 
-    /// Takes back what has ended, and frees what is to be freed.
+    /// Takes back what has expired, and frees the samples that are to be freed.
     pub(crate) async fn sweep(&self, deadline: Deadline) -> Result<Swept> {
         let taken_back = self.take_back(deadline).await?;
         let collected = self.collect(deadline).await?;
@@ -189,10 +190,11 @@ impl Inner {
                 };
                 let gone = match result {
                     Ok(()) => Ok(true),
-                    // Given up by a sweep before, or its session has ended. The producer was told that it was not
-                    // committed; but to remove what is live would be the one thing that cannot be made good.
+                    // The reservation was given up by a sweep before, or its session has ended. The producer was told
+                    // that the sample was not committed; but removing a live sample would be the one mistake that
+                    // cannot be repaired.
                     Err(error) if ended(&error) => self.is_not_live(&job.sample).await,
-                    // Anything else (no answer, an index that is full) leaves the reservation as it was.
+                    // Any other error (no answer, an index that is full) leaves the reservation as it was.
                     Err(error) => Err(error),
                 };
                 match gone {
@@ -215,7 +217,7 @@ impl Inner {
         Ok(views.into_iter().flatten().all(|view| view.sample != *sample))
     }
 
-    /// Removes the objects of all jobs. Says of each job whether all its objects are gone.
+    /// Removes the objects of all jobs. Returns for each job whether all its objects are gone.
     pub(crate) async fn remove_all(&self, jobs: &[Job]) -> Vec<Result<()>> {
         let mut results: Vec<Result<()>> = Vec::with_capacity(jobs.len());
         let mut objects: Vec<(usize, ObjectKey)> = Vec::new();
@@ -251,7 +253,7 @@ impl Inner {
         results
     }
 
-    /// Tells the index which samples are freed. Returns how many it took note of.
+    /// Reports freed samples to the index. Returns how many reports the index accepted.
     pub(crate) async fn say_freed(&self, samples: &[SampleRef]) -> usize {
         const OPERATION: &str = "features.free";
         if samples.is_empty() {
@@ -267,7 +269,7 @@ impl Inner {
             match result {
                 Ok(is_first) => {
                     told += 1;
-                    // The collector and the teller may both say it; it is one sample.
+                    // The collector and the teller may both report a sample; it is counted once.
                     self.count.freed.add(u64::from(is_first));
                     self.frees.succeeded(sample);
                 }
@@ -277,7 +279,7 @@ impl Inner {
         told
     }
 
-    /// Tells the index which samples could not be freed. That is a record for people; nothing depends on it.
+    /// Reports to the index which samples could not be freed. The record is for the operator; nothing depends on it.
     pub(crate) async fn say_failed(&self, samples: Vec<SampleRef>) {
         if samples.is_empty() {
             return;

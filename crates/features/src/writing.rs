@@ -9,9 +9,9 @@
 //!   └ a later call: Outdated ──the put ends, uncommitted, and its reservation is given up──▶ Ended
 //! ```
 //!
-//! A put is begun from the moment of its call, whatever it waits for: memory, credits, the engine. Of several puts of one
-//! sample by one process the latest call counts. An earlier one ends as soon as it can; the later one waits for that before
-//! it reserves, because a sample is reserved for one put at a time.
+//! A put is begun from the moment of its call, whatever it waits for: memory, quota, the engine. Of several puts of one
+//! sample by one process the latest call counts. An earlier one ends as soon as it can. The later one waits for that
+//! before it reserves, because a sample is reserved for one put at a time.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ const OPERATION: &str = "features.put";
 /// The puts that this process has begun.
 #[derive(Debug, Default)]
 pub(crate) struct Writing {
-    /// Of each sample, in the order of the calls.
+    /// The puts of each sample, in the order of the calls.
     puts: Mutex<HashMap<SampleId, Vec<Arc<Put>>>>,
     /// Wakes puts and aborts that wait for a put to end.
     ended: Notify,
@@ -37,7 +37,7 @@ pub(crate) struct Writing {
 #[derive(Debug)]
 struct Put {
     state: Mutex<State>,
-    /// Tells the call that one of its samples is given up.
+    /// Notifies the call that one of its samples is given up.
     changed: Arc<Notify>,
 }
 
@@ -51,7 +51,7 @@ enum State {
 }
 
 impl Put {
-    /// Gives it up, unless it is committing or has ended.
+    /// Gives the put up, unless it is committing or has ended. Returns its state.
     fn give_up(&self, state: State) -> State {
         let mut now = self.state.lock();
         if *now == State::Begun {
@@ -62,7 +62,7 @@ impl Put {
     }
 }
 
-/// A sample that is being put, until nothing of that put is in the way of another.
+/// A sample that is being put, until nothing of that put blocks another put.
 #[derive(Debug)]
 pub(crate) struct Begun {
     writing: Arc<Writing>,
@@ -95,7 +95,7 @@ impl Begun {
         }
     }
 
-    /// Whether it may be committed; from then on it can no longer be given up here.
+    /// Whether it may be committed. If so, it can no longer be given up here.
     pub(crate) fn may_commit(&self) -> Result<()> {
         let mut state = self.put.state.lock();
         if *state == State::Begun {
@@ -106,7 +106,7 @@ impl Begun {
     }
 }
 
-/// One call of a put: its place among the puts of its samples, from the moment at which it is made.
+/// One call of a put: its position among the puts of its samples, from the moment of the call.
 #[derive(Debug)]
 pub struct PutTurn {
     puts: HashMap<SampleId, Arc<Begun>>,
@@ -120,7 +120,7 @@ impl PutTurn {
         put.ok_or_else(|| Error::invalid(OPERATION, "this put was begun for other samples").with("sample", sample))
     }
 
-    /// Pends until `so` of the call.
+    /// Pends until `so` is true. Checked whenever a sample of the call is given up.
     async fn until(&self, so: impl Fn() -> bool) {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
@@ -144,7 +144,7 @@ impl PutTurn {
 }
 
 impl Writing {
-    /// A call that puts these samples takes its place; those before it no longer count.
+    /// Registers a call that puts these samples; earlier puts of them no longer count.
     pub(crate) fn call<'a>(self: &Arc<Self>, samples: impl IntoIterator<Item = &'a SampleId>) -> PutTurn {
         let changed = Arc::new(Notify::new());
         let mut turn = PutTurn {
@@ -182,7 +182,7 @@ impl Writing {
         first.is_some_and(|first| !Arc::ptr_eq(first, &begun.put))
     }
 
-    /// Pends until no earlier put of these samples is in the way.
+    /// Pends until every earlier put of these samples has ended.
     pub(crate) async fn earlier_have_ended(&self, puts: &[Arc<Begun>]) {
         loop {
             let mut ended = std::pin::pin!(self.ended.notified());
@@ -194,8 +194,8 @@ impl Writing {
         }
     }
 
-    /// Gives up every put of a sample that has begun here. If one is being committed already, waits for that to end. True
-    /// if one will not be committed.
+    /// Gives up every put of a sample that has begun here. Waits for those that are already being committed. Returns
+    /// whether at least one put will not be committed.
     pub(crate) async fn give_up(&self, sample: &SampleId) -> bool {
         let begun: Vec<Arc<Put>> = self.puts.lock().get(sample).cloned().unwrap_or_default();
         let mut given_up = false;
@@ -217,7 +217,7 @@ fn outdated(sample: &SampleId) -> Error {
     Error::new(
         ErrorKind::Conflict,
         OPERATION,
-        "this process has put the sample again since: the later put counts, and this one was not made",
+        "a later put of this sample by this process has replaced this one; this put was not made",
     )
     .with("sample", sample)
 }
@@ -246,7 +246,7 @@ impl Witness {
         }
     }
 
-    /// Sets what is to be done when nobody touches the memory any more.
+    /// Sets the job to run when nothing touches the memory any more.
     pub(crate) fn undo(&self, job: Job) {
         self.frees.engine_holds(true);
         *self.undo.lock() = Some(job);

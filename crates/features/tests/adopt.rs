@@ -1,4 +1,4 @@
-//! Samples that somebody else wrote.
+//! Samples that another program wrote.
 #![allow(clippy::expect_used, clippy::panic, reason = "a test says what it expects")]
 
 mod common;

@@ -52,7 +52,7 @@ async fn forge(world: &World, sample: &str, description: &Value) {
     assert!(matches!(applied, Ok(Applied::Yes(_))), "{applied:?}");
 }
 
-/// What a consumer sees of a sample, taken or glimpsed.
+/// What a consumer sees of a sample, leased or through a live reference.
 async fn refused(store: &FeatureStore, reference: &SampleRef, what: &str) -> ErrorKind {
     let lease = read(store, reference).await;
     let taken = get_all(store, &lease).await.expect_err(what);

@@ -87,7 +87,7 @@ async fn what_comes_back_after_the_verdict_is_removed() {
     let lease = take(&store, &stored).await;
     restart_without(&world, &holders);
     let took = if holders.len() == 2 {
-        // Nobody is there who could say anything.
+        // No holder is there that could say anything.
         tokio::time::sleep(world.config().loss_grace * 3).await;
         assert_missing(&store, &lease).await;
         world.cluster.restart_holder(holders[0]);
@@ -98,7 +98,7 @@ async fn what_comes_back_after_the_verdict_is_removed() {
     assert!(took >= world.config().loss_grace, "{took:?}");
     drop(lease);
     store.drain(WITHIN).await.expect("let go of");
-    // They are late; the objects are there again, and nobody reads them any more.
+    // They are late; the objects are there again, and no reader wants them any more.
     holders
         .iter()
         .for_each(|holder| assert!(world.cluster.restart_holder(*holder)));

@@ -1,4 +1,5 @@
-//! Memory of gets and puts: what a late call may still touch is busy, and nobody waits for ever for what fits.
+//! Memory of gets and puts: memory that a late call may still touch is busy, and no operation waits for ever for memory
+//! that fits.
 #![allow(clippy::expect_used, clippy::panic, reason = "a test says what it expects")]
 
 mod common;
@@ -67,7 +68,7 @@ async fn a_late_get_never_overwrites_a_later_get_into_the_same_memory() {
         let error = store.put(from_region("run/3", &mine), SOON).await.expect_err("busy");
         assert_eq!(error.fact("used_by"), Some("features.get"), "{error}");
     }
-    // Who has time gets it as soon as the engine has let go.
+    // A get that has time gets the memory as soon as the engine has let go.
     let waiting = tokio::spawn({
         let (store, second, mine) = (store.clone(), second.clone(), mine.clone());
         async move { get_into(&store, &second, &mine, WITHIN).await }

@@ -1,5 +1,5 @@
-//! Records that cannot be read, or claim what cannot be: they harm nothing but themselves. And what is too much is refused
-//! before a byte moves.
+//! Records that cannot be read, or claim what cannot be: they harm nothing but themselves. A sample that is too large
+//! is refused before a byte moves.
 #![allow(clippy::expect_used, clippy::panic, reason = "a test says what it expects")]
 
 mod common;
@@ -12,7 +12,7 @@ use holdfast_core::ErrorKind;
 use holdfast_features::{FeatureConfig, FeatureStore, Publication, Quarantined, TensorIn};
 use holdfast_index::kv::{Kv, Transaction, Write};
 
-/// What anybody with access to the index can write.
+/// What any process with access to the index can write.
 async fn write(world: &World, key: &str, value: impl Into<Vec<u8>>) {
     let put = Transaction {
         writes: vec![Write::put(format!("s/{key}"), value)],

@@ -45,7 +45,7 @@ async fn open_as(endpoints: &Endpoints, config: FeatureConfig) -> FeatureStore {
         .expect("a store")
 }
 
-/// What anybody with access to etcd can write.
+/// What any process with access to etcd can write.
 async fn write(kv: &EtcdKv, key: &str, value: impl Into<Vec<u8>>) {
     let transaction = Transaction {
         conditions: Vec::new(),

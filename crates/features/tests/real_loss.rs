@@ -1,5 +1,5 @@
-//! A restarted master and late holders with an SSD: what comes back is not condemned, what does not is told within the grace,
-//! and nothing is left of it.
+//! A restarted master and late holders with an SSD: samples that come back are not declared lost, those that do not are
+//! reported within the grace, and nothing is left of them.
 #![allow(
     clippy::expect_used,
     clippy::panic,
@@ -147,7 +147,7 @@ async fn a_restarted_master_and_a_late_holder_condemn_nothing_that_comes_back() 
         "nothing was on the holder that stayed away, so this shows nothing"
     );
 
-    // It comes after all, with what it has on SSD; nobody needs that any more, and it goes.
+    // It comes after all, with what it has on SSD; no reader needs that any more, and it is removed.
     block_in_place(|| cluster.holder(0).restart()).expect("restarted");
     drop(leases);
     let left = || -> usize { lost.iter().map(|at| present(&*engine, &keys_of(&samples[*at]))).sum() };

@@ -85,7 +85,7 @@ async fn a_tensor_too_large_to_seal_fails_alone_in_its_batch() {
     };
     let store = world.open_on(world.cluster.connect(), world.kv.client(), config).await;
     let part = store.register(lent(vec![0; PART]), WITHIN).await.expect("registered");
-    // The same memory over and over, since nobody has so much.
+    // The same memory over and over, since no machine has so much.
     let parts = Source::Spans(vec![part.whole(); PARTS]);
     let large = PutItem {
         sample: id("run/large"),
@@ -213,7 +213,7 @@ async fn keys_that_are_missing_wrong_or_new() {
     let downgrade = refused(open(&world).await, &plain).await;
     assert_eq!(downgrade.kind(), ErrorKind::Unsupported, "{downgrade}");
 
-    // Rotation: first everybody knows the new key, then it becomes current, then the old one goes.
+    // Rotation: first every process has the new key, then it becomes current, then the old one goes.
     let (both, rotated) = (
         open_with(&world, Some(keys(&["k1", "k2"]))).await,
         open_with(&world, Some(keys(&["k2", "k1"]))).await,

@@ -1,4 +1,4 @@
-//! What somebody can do who reaches the engine's ports, and that none of it goes unnoticed in a sealed store.
+//! What an attacker that reaches the engine's ports can do, and that none of it goes unnoticed in a sealed store.
 #![allow(clippy::expect_used, clippy::panic, reason = "a test says what it expects")]
 
 mod common;

@@ -1,4 +1,4 @@
-//! What dies, hangs, is late or lies: never wrong bytes, and nothing stays behind.
+//! Processes that die, engines that hang, are late or lie: never wrong bytes, and nothing stays behind.
 #![allow(clippy::expect_used, clippy::panic, reason = "a test says what it expects")]
 
 mod common;
@@ -200,7 +200,7 @@ async fn a_put_that_is_late_is_undone_when_it_has_landed() {
         (ErrorKind::Timeout, Some("1")),
         "{left}"
     );
-    // Nobody's sweep may take the reservation for done meanwhile, and nobody may take its place.
+    // Meanwhile no sweep may take the reservation for done, and no other put may take its place.
     world.open().await.sweep(WITHIN).await.expect("swept");
     let conflict = world
         .open()
@@ -399,7 +399,7 @@ async fn a_transfer_that_outlasts_the_lease_renews_it() {
     }
     engine.let_go();
     check_tensors(&getting.await.expect("no panic").expect("tensors"), &[5000], 1);
-    // Without a transfer nobody renews it.
+    // Without a transfer nothing renews it.
     let begun = clock.now();
     while clock.now().since(begun) < 16 * world.index_config.tick {
         other.sweep(WITHIN).await.expect("swept");

@@ -1,4 +1,4 @@
-//! Commits of which nobody says whether they were made: nothing live is ever removed, nothing else stays.
+//! Commits with an ambiguous outcome: nothing live is ever removed, nothing else stays.
 #![allow(clippy::expect_used, clippy::panic, reason = "a test says what it expects")]
 
 mod common;

@@ -1,4 +1,4 @@
-//! Getting samples that nobody has taken.
+//! Getting samples without a lease.
 #![allow(clippy::expect_used, clippy::panic, reason = "a test says what it expects")]
 
 mod common;

@@ -1,5 +1,5 @@
-//! The settings of an [`EtcdKv`](crate::EtcdKv): for a file, a person, and a log that may be read by anybody. Secrets in
-//! them have types of their own ([`crate::secret`]).
+//! The settings of an [`EtcdKv`](crate::EtcdKv). They are meant for a file, for a person and for a log that anyone may
+//! read, so secrets in them have their own types ([`crate::secret`]).
 
 use std::time::Duration;
 
@@ -16,47 +16,47 @@ const OPERATION: &str = "etcd.config";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EtcdConfig {
-    /// The nodes' client addresses, `http://host:port` or `https://host:port`. Name all of them: only those that are
-    /// named are turned to when one fails. Default: none, this must be given.
+    /// The nodes' client addresses, `http://host:port` or `https://host:port`. Name all of them: when one node fails,
+    /// only the named ones are tried. Default: none, this must be given.
     pub endpoints: Vec<String>,
     /// The first part of all keys, which are `/{root}/…`: one root is one index. Default: `holdfast`.
     #[serde(default = "default_root")]
     pub root: String,
-    /// The user, if etcd wants one. Default: none.
+    /// The user name, if etcd has authentication enabled. Default: none.
     #[serde(default)]
     pub user: Option<String>,
-    /// That user's password: itself, `env:NAME` or `file:PATH`. Default: none.
+    /// That user's password: the password itself, `env:NAME` or `file:PATH`. Default: none.
     #[serde(default)]
     pub password: Option<Secret>,
-    /// Whether a password may go over `http`, where everybody on the way can read it. Default: false.
+    /// Whether a password may go over `http`, where every host on the network path can read it. Default: false.
     #[serde(default)]
     pub allow_plain_password: bool,
-    /// Certificates, for endpoints with `https`. Default: none; `https` then trusts what the system trusts.
+    /// Certificates, for endpoints with `https`. Default: none; `https` then trusts the system's root certificates.
     #[serde(default)]
     pub tls: Option<TlsConfig>,
     /// How long to wait for a connection to one node. Default: `1s`.
     #[serde(default = "default_connect_timeout", with = "duration")]
     pub connect_timeout: Duration,
-    /// How long to wait for one node's answer to what may be asked again elsewhere: reads, keep-alives, watches. It
-    /// doubles with every round of the nodes, within the caller's deadline. Default: `1s`.
+    /// How long to wait for one node's answer to a request that may be retried on another node: reads, keep-alives,
+    /// watches. It doubles with every round over the nodes, within the caller's deadline. Default: `1s`.
     #[serde(default = "default_try_timeout", with = "duration")]
     pub try_timeout: Duration,
-    /// How long to wait for the answer to a transaction before it is called ambiguous, within the caller's deadline.
-    /// Default: `3s`, longer than an election.
+    /// How long to wait for the answer to a transaction before its outcome is reported as ambiguous, within the
+    /// caller's deadline. Default: `3s`, longer than an election.
     #[serde(default = "default_write_timeout", with = "duration")]
     pub write_timeout: Duration,
-    /// How often a silent connection is probed. etcd refuses clients that do so more often than every 5 s.
-    /// Default: `10s`.
+    /// How often a silent connection is probed. etcd refuses clients that probe more often than every 5 s. Default:
+    /// `10s`.
     #[serde(default = "default_keep_alive", with = "duration")]
     pub keep_alive: Duration,
-    /// How often a silent watch asks for a sign of life; without one for as long again, it moves to another node.
-    /// Default: `5s`.
+    /// How often a silent watch asks its node for a sign of life. If none comes for the same time again, the watch
+    /// moves to another node. Default: `5s`.
     #[serde(default = "default_watch_probe", with = "duration")]
     pub watch_probe: Duration,
-    /// How long a watch that lost its node looks for another before it ends with an error. Default: `30s`.
+    /// How long a watch that lost its node looks for another one before it ends with an error. Default: `30s`.
     #[serde(default = "default_watch_patience", with = "duration")]
     pub watch_patience: Duration,
-    /// Whether to begin with any endpoint rather than with the first, so that many processes spread over the nodes.
+    /// Whether to begin with a random endpoint instead of the first one, so that many processes spread over the nodes.
     /// Default: true.
     #[serde(default = "default_spread")]
     pub spread: bool,
@@ -94,26 +94,26 @@ const fn default_spread() -> bool {
     true
 }
 
-/// Who is trusted, and who we are.
+/// Which certificates are trusted, and our own certificate.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TlsConfig {
-    /// The certificates that etcd's must be signed by. Default: what the system trusts.
+    /// The CA certificates that must have signed etcd's certificate. Default: the system's root certificates.
     #[serde(default)]
     pub ca: Option<Pem>,
-    /// Our certificate, if etcd wants one. Default: none.
+    /// Our client certificate, if etcd requires one. Default: none.
     #[serde(default)]
     pub certificate: Option<Pem>,
     /// The private key of our certificate. Default: none.
     #[serde(default)]
     pub key: Option<Pem>,
-    /// The name that etcd's certificate must have. Default: the host of the endpoint.
+    /// The name that etcd's certificate must carry. Default: the host of the endpoint.
     #[serde(default)]
     pub server_name: Option<String>,
 }
 
 impl EtcdConfig {
-    /// The defaults, for these endpoints.
+    /// The default settings for these endpoints.
     pub fn new(endpoints: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Self {
             endpoints: endpoints.into_iter().map(Into::into).collect(),
@@ -132,7 +132,7 @@ impl EtcdConfig {
         }
     }
 
-    /// Puts in a secret that does not travel with the settings: `password`, `tls.ca`, `tls.certificate` or `tls.key`.
+    /// Sets a secret that does not travel with the settings: `password`, `tls.ca`, `tls.certificate` or `tls.key`.
     pub fn set_secret(&mut self, name: &str, text: String) -> Result<()> {
         let pem = |tls: &mut Option<TlsConfig>, field: fn(&mut TlsConfig) -> &mut Option<Pem>, text: String| {
             *field(tls.get_or_insert_default()) = Some(Pem::new(text));
@@ -142,22 +142,28 @@ impl EtcdConfig {
             "tls.ca" => pem(&mut self.tls, |tls| &mut tls.ca, text),
             "tls.certificate" => pem(&mut self.tls, |tls| &mut tls.certificate, text),
             "tls.key" => pem(&mut self.tls, |tls| &mut tls.key, text),
-            _ => return Err(Error::invalid(OPERATION, "there is no secret of this name").with("name", name)),
+            _ => {
+                return Err(Error::invalid(
+                    OPERATION,
+                    "there is no secret of this name; use password, tls.ca, tls.certificate or tls.key",
+                )
+                .with("name", name));
+            }
         }
         Ok(())
     }
 
-    /// Says what is wrong with the settings, if something is.
+    /// Checks the settings and reports the first problem found.
     pub fn check(&self) -> Result<()> {
         let wrong = |message: &str| Err(Error::invalid(OPERATION, message));
         if self.endpoints.is_empty() {
-            return wrong("no endpoint of etcd is given");
+            return wrong("no endpoint of etcd is given; set endpoints to the client addresses of its nodes");
         }
         for endpoint in &self.endpoints {
             let https = endpoint.starts_with("https://");
-            // First: what else is wrong with it is said together with the endpoint.
+            // This check comes first, because the errors below print the endpoint, which must not show a password.
             if endpoint.contains('@') {
-                return wrong("an endpoint has no user or password in it; give them as settings of their own");
+                return wrong("an endpoint must not have a user or password in it; use the settings user and password");
             }
             if !https && !endpoint.starts_with("http://") {
                 return Err(
@@ -165,10 +171,11 @@ impl EtcdConfig {
                 );
             }
             if !https && self.tls.is_some() {
-                return Err(
-                    Error::invalid(OPERATION, "certificates are given, but an endpoint is not https")
-                        .with("endpoint", endpoint),
-                );
+                return Err(Error::invalid(
+                    OPERATION,
+                    "certificates are given, but an endpoint is not https; use https or drop tls",
+                )
+                .with("endpoint", endpoint));
             }
         }
         let plain_endpoint = self.endpoints.iter().find(|endpoint| endpoint.starts_with("http://"));
@@ -178,7 +185,7 @@ impl EtcdConfig {
         {
             return Err(Error::invalid(
                 OPERATION,
-                "a password would go over http, where everybody on the way can read it; \
+                "a password would go over http, where every host on the network path can read it; \
                  use https endpoints, or set allow_plain_password",
             )
             .with("endpoint", endpoint));
@@ -187,17 +194,17 @@ impl EtcdConfig {
         if self.root.is_empty() || !self.root.chars().all(plain) || self.root.split('/').any(str::is_empty) {
             return Err(Error::invalid(
                 OPERATION,
-                "the root has letters, digits, '.', '_', '-', and single '/' inside",
+                "the root may hold only letters, digits, '.', '_', '-', and single '/' between them",
             )
             .with("root", self.root.escape_debug()));
         }
         if self.user.is_some() != self.password.is_some() {
-            return wrong("a user and a password are given together or not at all");
+            return wrong("only one of user and password is set; set both or neither");
         }
         if let Some(tls) = &self.tls
             && tls.certificate.is_some() != tls.key.is_some()
         {
-            return wrong("a client certificate and its key are given together or not at all");
+            return wrong("only one of tls.certificate and tls.key is set; set both or neither");
         }
         let times = [
             self.connect_timeout,
@@ -208,7 +215,7 @@ impl EtcdConfig {
             self.watch_patience,
         ];
         if times.iter().any(Duration::is_zero) {
-            return wrong("a timeout or an interval is zero");
+            return wrong("a timeout or an interval is zero; all of them must be positive");
         }
         Ok(())
     }
@@ -226,7 +233,7 @@ mod duration {
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
         let text = String::deserialize(deserializer)?;
-        parse(&text).ok_or_else(|| de::Error::custom(format!("{text:?} is no time: write 250ms, 5s or 2m")))
+        parse(&text).ok_or_else(|| de::Error::custom(format!("{text:?} is not a duration: write 250ms, 5s or 2m")))
     }
 
     pub(super) fn parse(text: &str) -> Option<Duration> {

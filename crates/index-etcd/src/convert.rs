@@ -1,4 +1,4 @@
-//! Our reads and transactions in etcd's words, and its answers in ours.
+//! Translates reads and transactions to etcd's API, and etcd's answers back.
 
 use std::ops::Range;
 
@@ -33,7 +33,7 @@ impl Names {
 
     fn relative(&self, mut key: Vec<u8>) -> Result<String> {
         let foreign = |key: &[u8]| {
-            let message = "there is a key under our root that we cannot have written: who else uses it?";
+            let message = "Holdfast cannot have written this key under its root; does another program use the root?";
             let error = Error::new(ErrorKind::Corrupt, "etcd.read", message);
             error.with("key", String::from_utf8_lossy(key).escape_debug())
         };
@@ -41,15 +41,16 @@ impl Names {
             return Err(foreign(&key));
         }
         key.drain(..self.root.len());
-        // Bytes that are no text are not ours. A list with such a key in it is read all the same.
+        // Bytes that are not UTF-8 are not a key of ours. A list that contains such a key is still read.
         Ok(String::from_utf8(key).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
     }
 
-    /// A read, as one operation of etcd: its key, and how.
+    /// A read as one operation of etcd: its key and its options.
     pub(crate) fn get(&self, read: &Read) -> (Vec<u8>, Option<GetOptions>) {
         match read {
             Read::Key(key) => (self.full(key), None),
-            // To etcd, a limit of zero is no limit, and an end that is not after the start may mean something else.
+            // To etcd a limit of zero means no limit, and an end that is not after the start may have a special
+            // meaning.
             Read::Range { keys, limit, .. } | Read::Oldest { keys, limit } if *limit == 0 || keys.start >= keys.end => {
                 (self.full(&keys.start), Some(GetOptions::new().with_count_only()))
             }
@@ -72,8 +73,8 @@ impl Names {
         }
     }
 
-    /// A transaction in an epoch, and what it reads, whether its conditions hold or not. If they do not, it reads the epoch
-    /// too, last, so that it is known whether that is why.
+    /// A transaction in an epoch, with its reads, which run whether its conditions hold or not. If the conditions do
+    /// not hold, the transaction also reads the epoch, last, so that the caller learns whether the epoch is the reason.
     pub(crate) fn transaction(&self, transaction: &Transaction, reads: &[Read], epoch: &Epoch) -> Txn {
         let conditions = self.conditions(transaction, epoch).chain(self.same_epoch(epoch));
         let reads = || {
@@ -90,8 +91,8 @@ impl Names {
             .or_else(not_held.collect::<Vec<_>>())
     }
 
-    /// Several transactions of an epoch as one: first each with its own conditions, then what all of them read. In another
-    /// epoch, that one is all that is read.
+    /// Several transactions of an epoch as one request (group commit): first each transaction with its own conditions,
+    /// then the reads of all of them. If etcd is in another epoch, the request reads only that epoch.
     pub(crate) fn together<'a>(
         &self,
         all: impl Iterator<Item = (&'a Transaction, &'a [Read])> + Clone,
@@ -110,7 +111,7 @@ impl Names {
             .or_else(self.read_epoch(epoch).into_iter().collect::<Vec<_>>())
     }
 
-    /// That the index is in this epoch, to the byte.
+    /// The condition that the index is in this epoch, compared byte for byte.
     fn same_epoch(&self, epoch: &Epoch) -> Option<Compare> {
         let text = epoch.text()?;
         Some(Compare::value(self.full(epoch::KEY), CompareOp::Equal, text))
@@ -129,15 +130,15 @@ impl Names {
         transaction.writes.iter().map(|write| self.operation(write))
     }
 
-    /// What a transaction that was not done read of the epoch.
+    /// The epoch that a transaction read when its conditions did not hold.
     pub(crate) fn epoch_read(response: &TxnResponse) -> Result<Option<Vec<u8>>> {
         match response.op_responses().pop() {
             Some(TxnOpResponse::Get(read)) => Ok(read.kvs().first().map(|kv| kv.value().to_vec())),
-            _ => Err(strange("another answer to a read of the epoch")),
+            _ => Err(strange("an answer of the wrong kind to a read of the epoch")),
         }
     }
 
-    /// What became of a transaction that read so much along.
+    /// The outcome of a transaction that carried `reads` reads.
     pub(crate) fn answer(&self, response: TxnResponse, reads: usize, epoch: &Epoch) -> Result<Answer> {
         let version = version(response.header(), epoch)?;
         let applied = if response.succeeded() {
@@ -155,7 +156,7 @@ impl Names {
         Ok((applied, snapshot))
     }
 
-    /// What became of transactions that were sent as one, of which each read so much along.
+    /// The outcomes of transactions that were sent as one request. `reads` gives the number of reads of each.
     pub(crate) fn answers(
         &self,
         response: TxnResponse,
@@ -169,7 +170,7 @@ impl Names {
                 TxnOpResponse::Txn(own) if own.succeeded() => applied.push(Applied::Yes(version)),
                 TxnOpResponse::Txn(_) => applied.push(Applied::No),
                 TxnOpResponse::Get(response) => read.push(self.entries(response, epoch)?),
-                _ => return Err(strange("another answer to a transaction")),
+                _ => return Err(strange("an answer of the wrong kind to a transaction")),
             }
         }
         let mut read = read.into_iter();
@@ -180,7 +181,7 @@ impl Names {
         Ok(applied.into_iter().zip(reads).map(answer).collect())
     }
 
-    /// What so many operations of a transaction read, of which so many come after them.
+    /// The results of `reads` reads in a transaction's response, with `after` further operations behind them.
     pub(crate) fn snapshot(
         &self,
         response: &TxnResponse,
@@ -191,14 +192,14 @@ impl Names {
         let version = version(response.header(), epoch)?;
         let answers = response.op_responses();
         let from = answers.len().checked_sub(reads + after);
-        let from = from.ok_or_else(|| strange("another number of answers than of reads"))?;
+        let from = from.ok_or_else(|| strange("fewer answers than reads were sent"))?;
         let entries = answers
             .into_iter()
             .skip(from)
             .take(reads)
             .map(|response| match response {
                 TxnOpResponse::Get(response) => self.entries(response, epoch),
-                _ => Err(strange("another answer to a read")),
+                _ => Err(strange("an answer of the wrong kind to a read")),
             });
         let entries = entries.collect::<Result<Vec<_>>>()?;
         Ok(Snapshot { version, entries })
@@ -207,8 +208,8 @@ impl Names {
     fn compare(&self, condition: &Condition, epoch: &Epoch) -> Compare {
         match condition {
             Condition::Unchanged(key, version) => {
-                // No revision is that large: the condition does not hold, as it should not. A version of a history that is
-                // gone is no revision's.
+                // A version of a history that is gone has no revision. Then a revision larger than any real one is
+                // used, so that the condition fails, as it should.
                 let revision = epoch
                     .revision(*version)
                     .and_then(|revision| i64::try_from(revision).ok());
@@ -216,7 +217,8 @@ impl Names {
             }
             Condition::Absent(key) => Compare::create_revision(self.full(key), CompareOp::Equal, 0),
             Condition::Present(key) => Compare::create_revision(self.full(key), CompareOp::Greater, 0),
-            // Every key of the range must have been created at revision zero, which none was.
+            // Requires that every key of the range was created at revision zero. No existing key was, so it holds only
+            // for an empty range.
             Condition::NoneIn(keys) => {
                 Compare::create_revision(self.full(&keys.start), CompareOp::Equal, 0).with_range(self.full(&keys.end))
             }
@@ -249,7 +251,8 @@ impl Names {
     }
 
     pub(crate) fn change(&self, kv: &KeyValue, epoch: &Epoch) -> Result<Change> {
-        // "A deletion resets the version to zero": that of the key, which counts its writes since it was created.
+        // "A deletion resets the version to zero": this is the version of the key, which counts its writes since it was
+        // created.
         let value = (kv.version() > 0).then(|| kv.value().to_vec());
         Ok(Change {
             key: self.relative(kv.key().to_vec())?,
@@ -263,8 +266,8 @@ impl Names {
     }
 }
 
-/// The lease of a session. Zero is "no lease" to etcd, and must never be what a session's id becomes: an id that cannot
-/// be a lease becomes one that is not there.
+/// The etcd lease of a session. To etcd, zero means "no lease", so a session's id must never map to zero: an id that
+/// cannot be a lease maps to a lease that does not exist.
 pub(crate) fn lease(session: SessionId) -> i64 {
     i64::try_from(session.0).ok().filter(|id| *id > 0).unwrap_or(i64::MAX)
 }
@@ -287,7 +290,7 @@ fn revision(revision: i64, epoch: &Epoch) -> Result<Version> {
         .ok_or_else(|| strange("a revision that is not positive").with("revision", revision))
 }
 
-/// An answer that etcd's protocol rules out.
+/// The error for an answer that etcd's protocol rules out.
 pub(crate) fn strange(what: &str) -> Error {
     Error::internal("etcd.answer", format!("etcd gave {what}"))
 }

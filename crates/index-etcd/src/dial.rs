@@ -1,4 +1,4 @@
-//! Making one connection to one node.
+//! Opens one connection to one node.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,9 +13,11 @@ use crate::config::EtcdConfig;
 use crate::outcome::{Failure, judge};
 
 const OPERATION: &str = "etcd.connect";
-/// Answers may be large (a range of many records); requests are bounded by our own limits.
+/// The largest answer that is accepted. Answers may be large (a range of many records); requests are bounded by our own
+/// limits.
 const LARGEST_ANSWER: usize = 256 << 20;
-/// How much may be under way before the other side must wait for us: enough for a fast network and large answers.
+/// How many bytes may be in flight before the sender must wait for flow control: enough for a fast network and large
+/// answers.
 const STREAM_WINDOW: u32 = 4 << 20;
 const CONNECTION_WINDOW: u32 = 16 << 20;
 
@@ -24,22 +26,22 @@ const CONNECTION_WINDOW: u32 = 16 << 20;
 pub(crate) struct Link {
     /// Which node of the pool.
     pub(crate) node: usize,
-    /// Which connection of that node: no two are the same.
+    /// The number of this connection: unique, also among connections to the same node.
     pub(crate) serial: u64,
-    /// Whether its node has shown, since the last trouble, that it follows a leader that lives.
+    /// Whether the node has shown, since the last failure, that it follows a live leader.
     pub(crate) proven: Arc<AtomicBool>,
     pub(crate) kv: KvClient,
     pub(crate) lease: LeaseClient,
     pub(crate) watch: WatchClient,
 }
 
-/// What a connection is made with: read anew for each, so that what was rotated meanwhile is used.
+/// The credentials of a connection. They are read anew for each connection, so that rotated ones are used.
 pub(crate) struct Credentials {
     endpoint: Endpoint,
     user: Option<(String, Zeroizing<String>)>,
 }
 
-/// Reads them. May wait for a file system.
+/// Reads the credentials. May wait for a file system.
 pub(crate) fn credentials(url: &str, config: &EtcdConfig) -> Result<Credentials> {
     let user = match (&config.user, &config.password) {
         (Some(user), Some(password)) => Some((user.clone(), password.read()?)),
@@ -49,17 +51,17 @@ pub(crate) fn credentials(url: &str, config: &EtcdConfig) -> Result<Credentials>
     Ok(Credentials { endpoint, user })
 }
 
-/// The address of a node and how to speak to it, from the settings.
+/// The address of a node and its connection options, from the settings.
 fn endpoint(url: &str, config: &EtcdConfig) -> Result<Endpoint> {
     let wrong = |error: tonic::transport::Error| {
-        let error = Error::invalid(OPERATION, "an endpoint or a certificate is not usable").caused_by(error);
+        let error = Error::invalid(OPERATION, "an endpoint or a certificate cannot be parsed").caused_by(error);
         error.with("endpoint", url)
     };
     let endpoint = Endpoint::from_shared(url.to_owned())
         .map_err(wrong)?
         .connect_timeout(config.connect_timeout)
         .tcp_nodelay(true)
-        // Only with streams open: etcd hangs up on clients that probe without ("too many pings").
+        // Only with streams open: etcd closes connections that are probed without streams ("too many pings").
         .keep_alive_while_idle(false)
         .http2_keep_alive_interval(config.keep_alive)
         .keep_alive_timeout(config.try_timeout.max(Duration::from_secs(1)))
@@ -90,14 +92,14 @@ fn tls(config: &EtcdConfig) -> Result<ClientTlsConfig> {
     Ok(tls)
 }
 
-/// Connects to a node and, if there is a user, gets a token. Bounded by the caller.
+/// Connects to a node and, if a user is set, gets a token. The caller bounds the time.
 pub(crate) async fn dial(node: usize, url: &str, config: &Arc<EtcdConfig>) -> Result<Link, Failure> {
     static SERIAL: AtomicU64 = AtomicU64::new(0);
     let reading = {
         let (url, config) = (url.to_owned(), Arc::clone(config));
         tokio::task::spawn_blocking(move || credentials(&url, &config))
     };
-    // They could be read when the store was opened. That they cannot be now may be one moment of a rotation.
+    // They were readable when the store was opened. A failure now may be a moment in the middle of a rotation.
     let not_now = |cause: Error| {
         let message = "the certificates or the password for etcd cannot be read now";
         let error = Error::new(ErrorKind::Unavailable, OPERATION, message).caused_by(cause);
@@ -105,7 +107,9 @@ pub(crate) async fn dial(node: usize, url: &str, config: &Arc<EtcdConfig>) -> Re
     };
     let Credentials { endpoint, user } = reading
         .await
-        .map_err(|failure| not_now(Error::internal(OPERATION, "reading them did not end").caused_by(failure)))?
+        .map_err(|failure| {
+            not_now(Error::internal(OPERATION, "the reading task panicked or was cancelled").caused_by(failure))
+        })?
         .map_err(not_now)?;
     let channel = endpoint.connect().await.map_err(|error| {
         let message = "there is no connection to etcd: is it up, and are the address and the certificates right?";

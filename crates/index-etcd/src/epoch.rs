@@ -1,9 +1,9 @@
-//! Epochs: to which history of etcd a version belongs.
+//! Epochs: which history of etcd a version belongs to.
 //!
-//! etcd's revisions are our versions, and versions are what fencing rests on: tokens, generations, conditions. But an etcd
-//! that was restored from a snapshot gives out the same revisions again, for other content; so does another one in its
-//! place. So the index's root has a key ([`KEY`]) that says in which epoch it is. The restore guard ([`crate::restore_guard`])
-//! begins a new one, and in a new epoch versions begin far above all that were given out before:
+//! etcd's revisions are our versions, and fencing rests on versions: tokens, generations, conditions. But an etcd that
+//! was restored from a snapshot gives out the same revisions again for other content; so does another etcd in its
+//! place. So the index's root has a key ([`KEY`]) that names the current epoch. The restore guard
+//! ([`crate::restore_guard`]) begins a new epoch, in which versions begin far above all that were given out before:
 //!
 //! ```text
 //!   revision   1 … 50 │ 51 … 80   (a snapshot at 50, restored when etcd was at 80: what was 51 … 80 is gone)
@@ -11,14 +11,17 @@
 //!   version    1 … 50 │          │ base + 51, base + 52, …
 //! ```
 //!
-//! - *What was there before* keeps its version: each epoch's base counts from the revision of the guard's own write on.
-//! - *What is gone* is never matched again: no revision has its version any more, so a condition on it does not hold, and a
-//!   token or generation from then is nobody's.
-//! - *Who has not noticed* changes nothing: every transaction asks for the very bytes under [`KEY`], which have a random
-//!   part. That is one comparison, and no round trip. Two epochs are never mistaken for each other, whatever is restored.
+//! - *Records that were there before* keep their version: each epoch's base counts from the revision of the guard's own
+//!   write.
+//! - *Records that are gone* are never matched again: no revision has their version any more, so a condition on one
+//!   fails, and a fencing token or generation from then matches nothing.
+//! - *A process that has not noticed* changes nothing: every transaction compares the exact bytes under [`KEY`], which
+//!   have a random part. That costs one comparison and no round trip. Two epochs are never mistaken for each other,
+//!   whatever is restored.
 //!
-//! The base follows from the guard's wall clock, at 2³² versions a second: more than etcd gives out in any second, a
-//! `--bump-revision` of a billion included. The clock needs to be right only to within the time between two restores.
+//! The base follows from the guard's wall clock, at 2³² versions per second: more than etcd gives out in any second,
+//! even with a `--bump-revision` of a billion. The clock needs to be right only to within the time between two
+//! restores.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -28,34 +31,34 @@ use holdfast_core::{Error, ErrorKind, Result, Rng};
 use holdfast_custody::Version;
 use serde::{Deserialize, Serialize};
 
-/// Where the epoch stands, relative to the index's root.
+/// The key that holds the epoch, relative to the index's root.
 pub(crate) const KEY: &str = "epoch";
 
-/// From when on epochs are counted, in seconds of Unix time (2020): numbers stay small, and versions positive for etcd.
+/// The start of the epoch count, in seconds of Unix time (2020). It keeps numbers small and versions positive for etcd.
 const FIRST_SECOND: u64 = 1_577_836_800;
 
 /// How many bits of a version count within one second.
 const WITHIN_A_SECOND: u32 = 32;
 
-/// An epoch as it is written.
+/// The stored form of an epoch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Written {
-    /// Zero for an index that was never restored; then the second at which the guard began it.
+    /// Zero for an index that was never restored; otherwise the second at which the guard began the epoch.
     number: u64,
-    /// No two epochs share it.
+    /// Random; no two epochs share it.
     nonce: String,
-    /// Where the epochs before this one begin: their first revisions and numbers. The first begins with the first revision.
+    /// The first revision and number of each earlier epoch. The first epoch begins with the first revision.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     before: Vec<(u64, u64)>,
 }
 
-/// One epoch of an index, and with it all before.
+/// One epoch of an index, with all epochs before it.
 #[derive(Clone, Debug)]
 pub(crate) struct Epoch(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    /// The value under the key; none before it was read.
+    /// The value under the key; `None` before it was read.
     text: Option<Vec<u8>>,
     number: u64,
     /// First revision and base of each epoch, this one's last.
@@ -63,7 +66,7 @@ struct Inner {
 }
 
 impl Epoch {
-    /// That of a client that does not know yet.
+    /// The epoch of a client that has not read the key yet.
     pub(crate) fn unknown() -> Self {
         Self(Arc::new(Inner {
             text: None,
@@ -72,10 +75,10 @@ impl Epoch {
         }))
     }
 
-    /// What the key's value says. An epoch begins with the revision of its own write.
+    /// Parses the key's value. An epoch begins with the revision of its own write.
     pub(crate) fn read(entry: &KeyValue) -> Result<Self> {
         let strange = || {
-            let message = "what is under the epoch key is no epoch: is the root used by another program?";
+            let message = "the value under the epoch key is not an epoch: does another program use the root?";
             let value = String::from_utf8_lossy(entry.value());
             Error::new(ErrorKind::Corrupt, "index.open", message).with("epoch", value.escape_debug())
         };
@@ -98,7 +101,7 @@ impl Epoch {
         })))
     }
 
-    /// What the first process that opens an index writes.
+    /// The value that the first process to open an index writes.
     pub(crate) fn first(rng: &dyn Rng) -> Result<Vec<u8>> {
         encode(&Written {
             number: 0,
@@ -107,14 +110,15 @@ impl Epoch {
         })
     }
 
-    /// What the restore guard writes over an epoch (none if there is no key).
+    /// The value that the restore guard writes over the last epoch (`None` if there is no key).
     pub(crate) fn next(last: Option<&KeyValue>, rng: &dyn Rng) -> Result<Vec<u8>> {
         let mut before = Vec::new();
         let mut number = this_second().max(1);
         if let Some(last) = last {
             Self::read(last)?;
-            let written: Written = serde_json::from_slice(last.value())
-                .map_err(|error| Error::internal("index.restore_guard", "an epoch cannot be read").caused_by(error))?;
+            let written: Written = serde_json::from_slice(last.value()).map_err(|error| {
+                Error::internal("index.restore_guard", "the stored epoch cannot be parsed").caused_by(error)
+            })?;
             before = written.before;
             if written.number > 0 {
                 before.push((u64::try_from(last.mod_revision()).unwrap_or(0), written.number));
@@ -128,28 +132,28 @@ impl Epoch {
         })
     }
 
-    /// The bytes that every transaction asks for.
+    /// The bytes that every transaction compares.
     pub(crate) fn text(&self) -> Option<&[u8]> {
         self.0.text.as_deref()
     }
 
-    /// Whether it is the same one.
+    /// Whether `value` is this epoch.
     pub(crate) fn is(&self, value: Option<&[u8]>) -> bool {
         self.text().is_none() || self.text() == value
     }
 
-    /// Whether it was begun after another one.
+    /// Whether this epoch was begun after the other one.
     pub(crate) fn is_after(&self, other: &Self) -> bool {
         self.0.number > other.0.number
     }
 
-    /// The version of what was written at a revision.
+    /// The version of a record written at a revision.
     pub(crate) fn version(&self, revision: u64) -> Version {
         let began = self.0.spans.iter().rfind(|(from, _)| *from <= revision);
         Version(revision.saturating_add(began.map_or(0, |(_, base)| *base)))
     }
 
-    /// The revision of a version, if one has it: what was written in a history that is gone has none.
+    /// The revision of a version. `None` for a record that was written in a history that is gone.
     pub(crate) fn revision(&self, version: Version) -> Option<u64> {
         let spans = &self.0.spans;
         let at = spans.iter().rposition(|(from, base)| from + base <= version.0)?;
@@ -158,7 +162,7 @@ impl Epoch {
         (!ended).then_some(revision)
     }
 
-    /// For people.
+    /// The name of the epoch, for people.
     pub(crate) fn name(&self) -> String {
         let text = self.text().map(String::from_utf8_lossy).unwrap_or_default();
         let nonce = serde_json::from_str::<Written>(&text).map(|written| written.nonce);
@@ -186,7 +190,7 @@ fn nonce(rng: &dyn Rng) -> String {
 
 fn encode(written: &Written) -> Result<Vec<u8>> {
     serde_json::to_vec(written)
-        .map_err(|error| Error::internal("index.epoch", "an epoch cannot be written").caused_by(error))
+        .map_err(|error| Error::internal("index.epoch", "an epoch cannot be encoded").caused_by(error))
 }
 
 #[cfg(test)]

@@ -1,25 +1,27 @@
-//! Which transactions may be sent as one request. Nothing is sent here.
+//! Decides which transactions may be sent as one request (group commit). Nothing is sent here.
 //!
-//! etcd checks the conditions of all of them before any of them writes. So a later one must not ask about what an earlier
-//! one writes; then the outcome is that of one after the other, in their order. That an earlier one asks about what a later
-//! one writes does no harm. And no key may be written by two: etcd refuses that.
+//! etcd checks the conditions of all transactions in the request before any of them writes. So a later transaction must
+//! not have a condition on a key that an earlier one writes; then the outcome is the same as that of the transactions
+//! one after the other, in their order. A condition of an earlier transaction on a key that a later one writes does no
+//! harm. And no key may be written by two transactions of a request: etcd refuses that.
 
 use std::collections::HashSet;
 
 use holdfast_index::kv::{Condition, Limits, Transaction, Write};
 
-/// The most that go together, and their conditions and writes: etcd does nothing else while it applies them.
+/// The most transactions and reads in one request, and the most conditions and writes: etcd does nothing else while it
+/// applies them.
 const MOST: usize = 64;
 const MOST_OPERATIONS: usize = 2048;
 
-/// Transactions that go together.
+/// Transactions that are sent as one request.
 #[derive(Debug)]
 pub(crate) struct Group<'a> {
     limits: Limits,
     written: HashSet<&'a str>,
-    /// Of the request as a whole: one for each transaction and each read.
+    /// Operations of the request as a whole: one for each transaction and each read.
     outer: usize,
-    /// Of the transaction that has most.
+    /// Operations of the largest transaction.
     largest: usize,
     operations: usize,
     bytes: usize,
@@ -37,7 +39,7 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Takes one more in, behind the others, if it may go with them. The first one always may.
+    /// Adds a transaction behind the others, if it may share the request with them. The first transaction always may.
     pub(crate) fn take(&mut self, transaction: &'a Transaction, reads: usize) -> bool {
         let Transaction { conditions, writes } = transaction;
         let own = conditions.len().max(writes.len());
@@ -47,7 +49,7 @@ impl<'a> Group<'a> {
         let bytes =
             conditions.iter().map(Condition::bytes).sum::<usize>() + writes.iter().map(Write::bytes).sum::<usize>();
         let bytes = self.bytes + bytes;
-        // What is inside may have as many operations as are allowed, less those of the request around it.
+        // Each inner transaction may have as many operations as etcd allows, less those of the outer request.
         let fits = outer <= MOST
             && outer + largest <= self.limits.operations
             && operations <= MOST_OPERATIONS
@@ -61,7 +63,7 @@ impl<'a> Group<'a> {
         true
     }
 
-    /// Whether it neither asks about what the others write, nor writes it.
+    /// Whether the transaction neither has a condition on a key that the others write, nor writes such a key.
     fn is_apart(&self, transaction: &Transaction) -> bool {
         let asks_about_it = |condition: &Condition| match condition {
             Condition::Unchanged(key, _) | Condition::Absent(key) | Condition::Present(key) => {
@@ -195,7 +197,7 @@ mod tests {
     }
 
     proptest! {
-        /// What etcd does with a group, and what it would do with its members one after the other.
+        /// The outcome of a group in etcd, and the outcome of its members one after the other.
         #[test]
         fn together_is_as_good_as_one_after_the_other(all in proptest::collection::vec(any_transaction(), 1..8),
                                                       there in proptest::collection::btree_set(0..6_u8, 0..4)) {

@@ -1,9 +1,9 @@
-//! Whether it is still the etcd that this process knows.
+//! Detects whether this is still the etcd that this process knows.
 //!
-//! Every answer tells etcd's cluster and revision. A linearizable one (a read, a transaction) has a revision no smaller
-//! than that of any answer that had come before it was asked for; if it has, etcd was put back to an earlier state or
-//! another one is in its place. So has another cluster id, and so have other bytes under the epoch key (see
-//! [`crate::epoch`]), which transactions compare and every session's keeper reads at each keep-alive.
+//! Every answer carries etcd's cluster id and revision. A linearizable answer (to a read, a transaction) has a revision
+//! no smaller than that of any answer that arrived before its request was sent. If it has a smaller one, etcd was put
+//! back to an earlier state or replaced. Another cluster id shows that too, and so do other bytes under the epoch key
+//! (see [`crate::epoch`]), which transactions compare and which every session's keeper reads at each keep-alive.
 //!
 //! ```text
 //!             revision went back · another cluster · another epoch
@@ -12,14 +12,14 @@
 //!      └── the next call reads the epoch key: a later epoch than ours ┘      (one call at a time asks; the others wait)
 //! ```
 //!
-//! What is refused is refused until the guard has been run, also if an older state comes back: an epoch that is not later
-//! than ours proves nothing. The first connection of a process has nothing to compare with.
+//! Refusals last until the guard has been run, even if an older state comes back: an epoch that is not later than ours
+//! proves nothing. The first connection of a process has nothing to compare with.
 //!
 //! # What if
-//! - *an answer comes late*, begun before the cut: it belongs to no history that can be named, so it is an error; of a
-//!   transaction an ambiguous one.
-//! - *etcd was put back and has overtaken the revision that was seen, before this process asked again*: the revision does
-//!   not tell, the epoch does once the guard was run.
+//! - *an answer comes late*, to a request begun before the cut: it belongs to no history that can be named, so it is an
+//!   error; for a transaction, an ambiguous one.
+//! - *etcd was put back and has overtaken the revision that was seen, before this process asked again*: the revision
+//!   does not show it; the epoch does, once the guard was run.
 
 use etcd_client::{GetResponse, LeaseGrantResponse, LeaseRevokeResponse, ResponseHeader, TxnResponse};
 use holdfast_core::{Error, ErrorKind};
@@ -31,11 +31,11 @@ use crate::epoch::Epoch;
 const WHAT_TO_DO: &str = "nothing is read or changed until its operator has run Holdfast's restore guard; then this \
                           process goes on by itself, in new sessions";
 
-/// An answer, as the history sees it.
+/// An answer of etcd with its header.
 pub(crate) trait Headed {
     /// Its header, if it has one.
     fn header(&self) -> Option<&ResponseHeader>;
-    /// Whether its revision is at least that of all answers before.
+    /// Whether the revision of such an answer is at least that of all answers before it.
     const LINEARIZABLE: bool;
 }
 
@@ -77,13 +77,13 @@ impl<T> Headed for Plain<T> {
     const LINEARIZABLE: bool = false;
 }
 
-/// What is known of etcd's history.
+/// What this process knows about etcd's history.
 #[derive(Debug)]
 pub(crate) struct History {
     state: Mutex<State>,
-    /// One at a time asks whether the guard was run.
+    /// Ensures that one call at a time asks whether the guard was run.
     pub(crate) asking: tokio::sync::Mutex<()>,
-    /// How often it was cut; keepers and watches wait for that.
+    /// The number of cuts so far; keepers and watches wait for the next one.
     cuts: tokio::sync::watch::Sender<u64>,
 }
 
@@ -93,7 +93,7 @@ struct State {
     largest: i64,
     epoch: Epoch,
     cuts: u64,
-    /// Why everything is refused.
+    /// The reason why every call is refused, if it is.
     refuses: Option<String>,
 }
 
@@ -120,7 +120,7 @@ impl History {
         }
     }
 
-    /// What a call goes by, unless everything is refused.
+    /// The history in which a call begins. An error if every call is refused.
     pub(crate) fn begin(&self, operation: &'static str) -> Result<Since, Error> {
         let state = self.state.lock();
         match &state.refuses {
@@ -129,21 +129,21 @@ impl History {
         }
     }
 
-    /// Whether nothing was cut since.
+    /// Whether there was no cut since then.
     pub(crate) fn is_since(&self, since: &Since) -> bool {
         self.state.lock().cuts == since.cuts
     }
 
-    /// For keepers and watches that wait for the next cut.
+    /// Lets keepers and watches wait for the next cut.
     pub(crate) fn cuts(&self) -> tokio::sync::watch::Receiver<u64> {
         self.cuts.subscribe()
     }
 
-    /// Takes in what an answer tells. An error if it is not to be trusted.
+    /// Records the header of an answer. An error if the answer cannot be trusted.
     pub(crate) fn saw<T: Headed>(&self, operation: &'static str, since: &Since, answer: &T) -> Result<(), Error> {
         let mut state = self.state.lock();
         if state.cuts != since.cuts {
-            let why = "etcd was put back or replaced while this was under way";
+            let why = "etcd was restored or replaced while this call was in flight";
             return Err(fenced(operation, state.refuses.as_deref().unwrap_or(why)));
         }
         let Some(header) = answer.header() else { return Ok(()) };
@@ -168,7 +168,7 @@ impl History {
         Ok(())
     }
 
-    /// Takes in what is under the epoch key. An error if it is not the epoch that the call began in.
+    /// Compares the value under the epoch key with the epoch that the call began in. An error if they differ.
     pub(crate) fn saw_epoch(&self, operation: &'static str, since: &Since, value: Option<&[u8]>) -> Result<(), Error> {
         if since.epoch.is(value) {
             return Ok(());
@@ -196,12 +196,12 @@ impl History {
         fenced(operation, &why)
     }
 
-    /// The epoch that this process is in, or was when it was cut off.
+    /// The epoch that this process is in, or was in when it was cut off.
     pub(crate) fn epoch(&self) -> Epoch {
         self.state.lock().epoch.clone()
     }
 
-    /// Is in this epoch from now on, as an answer showed it.
+    /// Enters this epoch, as an answer showed it.
     pub(crate) fn enter(&self, epoch: Epoch, answer: &GetResponse) {
         let mut state = self.state.lock();
         let was_cut = state.refuses.take().is_some();
@@ -220,7 +220,7 @@ impl History {
         state.epoch = epoch;
     }
 
-    /// For people.
+    /// A summary for people.
     pub(crate) fn told(&self) -> Told {
         let state = self.state.lock();
         Told {

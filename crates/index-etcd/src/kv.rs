@@ -22,14 +22,14 @@ use crate::session::EtcdSession;
 use crate::together::Together;
 use crate::watch::EtcdWatch;
 
-/// etcd's defaults are 128 operations and 1.5 MiB; what is left of those is for the epoch, and for the frame around keys
-/// and values.
+/// etcd's defaults are 128 operations and 1.5 MiB per request. The difference is left for the epoch, and for the
+/// framing around keys and values.
 const LIMITS: Limits = Limits {
     operations: 127,
     bytes: 1_400_000,
 };
 
-/// A transactional store of keys on etcd. A clone shares its connections.
+/// A transactional store on etcd. A clone shares its connections.
 #[derive(Clone, Debug)]
 pub struct EtcdKv {
     pool: Arc<Pool>,
@@ -38,12 +38,12 @@ pub struct EtcdKv {
 }
 
 impl EtcdKv {
-    /// Connects, and makes sure that what lies under the root is an index that this program knows (see
+    /// Connects, and makes sure that the keys under the root are an index that this release knows (see
     /// [`holdfast_index::schema`]).
     ///
     /// # Errors
-    /// `Invalid` for settings that cannot be, `Denied` if etcd does not let us in, `Unavailable` if no node answers in
-    /// time, `Unsupported` if the index was written by a newer program.
+    /// `Invalid` for settings that cannot work, `Denied` if etcd refuses our credentials, `Unavailable` if no node
+    /// answers in time, `Unsupported` if the index was written by a newer release.
     pub async fn open(config: EtcdConfig, clock: Arc<dyn Clock>, within: Duration) -> Result<Self> {
         let deadline = Deadline::after(clock.as_ref(), within);
         let kv = Self::open_before_epochs(config, clock, within).await?;
@@ -51,8 +51,8 @@ impl EtcdKv {
         Ok(kv)
     }
 
-    /// Enters the epoch that the index is in; begins the first one if there is none: an empty index, or one that was written
-    /// before there were epochs.
+    /// Enters the epoch that the index is in. Begins the first epoch if there is none: the index is empty, or was
+    /// written before there were epochs.
     async fn enter_epoch(&self, deadline: Deadline) -> Result<()> {
         let clock = self.pool.clock.as_ref();
         let first = Transaction {
@@ -66,7 +66,7 @@ impl EtcdKv {
                 self.pool.history.enter(Epoch::read(entry)?, &answer);
                 return Ok(());
             }
-            // A full etcd has answered: what is not there now never will be.
+            // A full etcd has answered, so nothing is in flight: an epoch that is not there now never will be.
             if let Some(error) = full {
                 return Err(error);
             }
@@ -89,7 +89,7 @@ impl EtcdKv {
         Ok(self.pool.call(call, request).await?.0)
     }
 
-    /// Begins another epoch; returns its name. See [`crate::restore_guard`].
+    /// Begins a new epoch; returns its name. See [`crate::restore_guard`].
     pub(crate) async fn declare(&self, deadline: Deadline) -> Result<String> {
         let clock = self.pool.clock.as_ref();
         loop {
@@ -110,7 +110,7 @@ impl EtcdKv {
             let done = self.transact(&transaction, deadline.remaining(clock)).await;
             match done {
                 Err(error) if error.retry() != Retry::Ambiguous => return Err(error),
-                // Done, or another guard was faster, or nobody knows: look.
+                // Applied, or another guard was faster, or the outcome is unknown: read the key.
                 _ => {}
             }
             let answer = self.read_epoch(deadline).await?;
@@ -126,7 +126,7 @@ impl EtcdKv {
         }
     }
 
-    /// A store that has not looked yet in which epoch it is. For the guard.
+    /// A store that has not read its epoch yet. For the guard.
     pub(crate) async fn open_before_epochs(
         config: EtcdConfig,
         clock: Arc<dyn Clock>,

@@ -1,8 +1,9 @@
-//! What a failed try proves: the one place that decides what may be tried again.
+//! What a failed try proves: the one module that decides what may be retried.
 //!
-//! etcd's codes are coarse (`Unavailable` is both "no leader, I took nothing in" and "I timed out and do not know"), so
-//! its messages decide; they are part of its API (`api/v3rpc/rpctypes`) and have not changed since 3.4. What is not
-//! known here counts as [`Failure::Unknown`]: a transaction then becomes ambiguous, which is always true, if unwelcome.
+//! etcd's codes are coarse (`Unavailable` is both "no leader, I accepted nothing" and "I timed out and do not know"),
+//! so its messages decide; they are part of its API (`api/v3rpc/rpctypes`) and have not changed since 3.4. A failure
+//! that is not listed here counts as [`Failure::Unknown`]: a transaction then becomes ambiguous, which is always true,
+//! if unwelcome.
 
 use std::error::Error as StdError;
 
@@ -12,19 +13,19 @@ use tonic::{Code, Status};
 /// Why a try failed.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// It was not and will not be applied; elsewhere, or later, it may go well.
+    /// The request was not and will not be applied; on another node, or later, it may succeed.
     NotDone(Error),
-    /// Nobody knows.
+    /// It is unknown whether the request was applied.
     Unknown(Error),
-    /// It was not applied, and would not be anywhere.
+    /// The request was not applied, and no node would apply it.
     Refused(Error),
-    /// etcd has answered that its quota is used up. It says so before it takes a request in, or when it has applied it:
-    /// nothing is under way any more, and whether it was applied is to be seen.
+    /// etcd has answered that its quota is used up. It says so before it accepts a request, or after it has applied it:
+    /// nothing is in flight any more, and a read shows whether the request was applied.
     Full(Error),
 }
 
 impl Failure {
-    /// The same, for something that was only a preparation: whatever became of it, the request itself was not sent.
+    /// The failure of a preparation step: whatever became of that step, the request itself was not sent.
     pub(crate) fn before_sending(self) -> Self {
         match self {
             Self::Unknown(error) => Self::NotDone(error.with("reconnect", true)),
@@ -49,7 +50,7 @@ impl Failure {
     }
 }
 
-/// Judges an error of etcd-client.
+/// Classifies an error of etcd-client.
 pub(crate) fn judge(operation: &'static str, endpoint: &str, error: etcd_client::Error) -> Failure {
     use etcd_client::Error as E;
     let new = |kind, message: String| Error::new(kind, operation, message).with("endpoint", endpoint);
@@ -65,31 +66,32 @@ pub(crate) fn judge(operation: &'static str, endpoint: &str, error: etcd_client:
         }
         E::InvalidArgs(message) => Failure::Refused(new(ErrorKind::Invalid, message)),
         E::InvalidUri(error) => Failure::Refused(new(ErrorKind::Invalid, error.to_string())),
-        E::LeaseKeepAliveError(message) if message == LEASE_GONE => {
-            Failure::Refused(new(ErrorKind::Fenced, "etcd has no such session any more".to_owned()))
-        }
+        E::LeaseKeepAliveError(message) if message == LEASE_GONE => Failure::Refused(new(
+            ErrorKind::Fenced,
+            "the session's lease in etcd has expired or was revoked".to_owned(),
+        )),
         other => Failure::Unknown(new(ErrorKind::Unavailable, other.to_string())),
     }
 }
 
-/// What etcd-client says when a keep-alive is answered with a time to live of zero.
+/// The message of etcd-client when a keep-alive is answered with a time to live of zero.
 const LEASE_GONE: &str = "lease not found";
 
-/// Messages with which a node says that it took nothing in.
+/// Messages with which a node says that it did not accept the request.
 const TOOK_NOTHING_IN: &[&str] = &[
     "etcdserver: no leader",
     "raft proposal dropped",
     "etcdserver: too many requests",
     "etcdserver: rpc not supported for learner",
 ];
-/// The same, because of who we are to it: a new connection brings a new token.
+/// The same, because the token is no longer valid: a new connection brings a new token.
 const WANTS_NEW_TOKEN: &[&str] = &[
     "etcdserver: invalid auth token",
     "etcdserver: revision of auth store is old",
 ];
 /// The same, because the password that the connection was made with is not, or is no longer, the user's.
 const WANTS_ANOTHER_PASSWORD: &[&str] = &["etcdserver: authentication failed"];
-/// Messages about us that no retry changes.
+/// Messages about our identity that no retry changes.
 const WHO_ARE_YOU: &[&str] = &[
     "etcdserver: user name is empty",
     "etcdserver: user name not found",
@@ -109,22 +111,28 @@ fn judge_status(operation: &'static str, endpoint: &str, status: Status) -> Fail
             ErrorKind::Unavailable,
             "there is no connection to etcd: is it up, and is the address right?",
         );
-        // The connection would be tried again with the certificates that it was made with.
+        // A retry on this connection would use the certificates that it was made with.
         return Failure::NotDone(error.with("reconnect", true).caused_by(status));
     }
     if says(WANTS_NEW_TOKEN) {
-        let error = new(ErrorKind::Unavailable, "etcd wants a new token");
+        let error = new(
+            ErrorKind::Unavailable,
+            "etcd no longer accepts the auth token; a new connection gets a new one",
+        );
         return Failure::NotDone(error.with("reconnect", true));
     }
     if says(WANTS_ANOTHER_PASSWORD) {
         let error = new(
             ErrorKind::Denied,
-            "etcd does not let us in: check the user and its password",
+            "etcd refuses the login: check the user and its password",
         );
         return Failure::NotDone(error.with("reconnect", true));
     }
     if says(TOOK_NOTHING_IN) {
-        return Failure::NotDone(new(ErrorKind::Unavailable, "etcd cannot take requests now"));
+        return Failure::NotDone(new(
+            ErrorKind::Unavailable,
+            "the etcd node cannot accept requests now (no leader, overloaded, or a learner)",
+        ));
     }
     if says(WHO_ARE_YOU) {
         return Failure::Refused(new(
@@ -145,25 +153,28 @@ fn judge_status(operation: &'static str, endpoint: &str, status: Status) -> Fail
             ErrorKind::Denied,
             "etcd does not let us: check user, password and roles",
         )),
-        // Not every `OutOfRange`: tonic has one of its own, for an answer that is too large to read.
+        // Not every `OutOfRange`: tonic uses the code too, for an answer that is too large to read.
         Code::OutOfRange if says(&["etcdserver: "]) => {
             Failure::Refused(new(ErrorKind::Invalid, "etcd refuses the request"))
         }
         Code::OutOfRange if says(&["message length too large"]) => Failure::Refused(new(
             ErrorKind::Capacity,
-            "etcd's answer is larger than is taken in: ask for less at once",
+            "etcd's answer is larger than the limit: request fewer keys at once",
         )),
         Code::InvalidArgument => Failure::Refused(new(ErrorKind::Invalid, "etcd refuses the request")),
-        Code::Unimplemented => Failure::Refused(new(ErrorKind::Unsupported, "this etcd cannot do that")),
+        Code::Unimplemented => Failure::Refused(new(
+            ErrorKind::Unsupported,
+            "this etcd does not implement the call: is it older than 3.5.8?",
+        )),
         Code::DataLoss => Failure::Refused(new(
             ErrorKind::Corrupt,
-            "etcd says that its data is corrupt: see to its CORRUPT alarm",
+            "etcd reports that its data is corrupt: resolve its CORRUPT alarm",
         )),
         _ => Failure::Unknown(new(ErrorKind::Unavailable, "etcd did not answer").caused_by(status)),
     }
 }
 
-/// The error of a watch whose changes are gone.
+/// The error of a watch whose changes have been compacted.
 pub(crate) fn forgotten(operation: &'static str) -> Error {
     Error::new(
         ErrorKind::NotFound,
@@ -172,7 +183,7 @@ pub(crate) fn forgotten(operation: &'static str) -> Error {
     )
 }
 
-/// Whether the failure is that of making a connection, so that the request cannot have been sent.
+/// Whether the connection was never made, so that the request cannot have been sent.
 fn was_never_connected(status: &Status) -> bool {
     let mut cause: Option<&(dyn StdError + 'static)> = status.source();
     while let Some(error) = cause {

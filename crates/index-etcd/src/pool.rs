@@ -1,7 +1,7 @@
-//! The nodes, and which one is spoken to.
+//! The nodes of etcd, and which of them is used.
 //!
-//! All calls go to the current node. Who fails there moves everybody on to the next (once: a second one who fails at the
-//! same node finds it moved already) and tries again, within its own deadline:
+//! All calls go to the current node. A call that fails there moves the pool on to the next node (once: a second call
+//! that fails at the same node finds the pool moved already) and retries, within its own deadline:
 //!
 //! ```text
 //!   try ──ok──▶ done
@@ -13,18 +13,20 @@
 //!    └────────────────────────────────────────────────────────────────────── time left? ◀──┘
 //! ```
 //!
-//! **A transaction is not sent into an election.** A follower that does not know yet that its leader is dead passes a
-//! proposal on to nobody, and the caller waits for an answer that never comes: ambiguous, for nothing. So after trouble
-//! (and once per connection) a node must first answer a linearizable read, which it can only with a leader that lives,
-//! and which may be asked again.
+//! **A transaction is not sent into an election.** A follower that does not know yet that its leader is dead forwards a
+//! proposal to a dead node, and the caller waits for an answer that never comes: an ambiguous outcome for nothing. So
+//! after a failure (and once per connection) a node must first answer a linearizable read. It can do so only with a
+//! live leader, and the read may be retried.
 //!
-//! **Nor to an etcd that is not the one we know**: that read, like every answer, shows whether it is ([`crate::history`]).
+//! **Nor is it sent to another etcd than the one we know**: that read, like every answer, shows which one it is
+//! ([`crate::history`]).
 //!
-//! A connection that is in doubt is forgotten, so that whoever comes next makes a new one; calls under way on it are not
+//! A connection that is in doubt is forgotten, so that the next call makes a new one; calls in flight on it are not
 //! disturbed. One caller at a time connects to a node; the others wait for it, each within its own time.
 //!
-//! **Who was let in once is patient.** Credentials are read for each connection. One that etcd does not accept is final when
-//! the store is opened; later, it may be half of a rotation, and is tried again until the caller's deadline.
+//! **A process that was admitted once is patient.** Credentials are read for each connection. Credentials that etcd
+//! does not accept are a final error when the store is opened; later, they may be half of a rotation, and are retried
+//! until the caller's deadline.
 
 use std::fmt;
 use std::sync::Arc;
@@ -41,26 +43,26 @@ use crate::epoch::Epoch;
 use crate::history::{Headed, History, Since};
 use crate::outcome::{Failure, judge};
 
-/// The first pause after all nodes failed; it doubles, up to the longest.
+/// The first pause after all nodes failed. It doubles with each failed round, up to the longest.
 const PAUSE: Duration = Duration::from_millis(25);
 const LONGEST_PAUSE: Duration = Duration::from_millis(400);
 
-/// Whether a request may be sent again if nobody knows what became of it.
+/// Whether a request may be sent again if its outcome is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Nature {
-    /// Doing it twice is as good as once.
+    /// Idempotent: it may be applied twice.
     Repeatable,
-    /// It must not be done twice: an unknown outcome is the caller's to find out.
+    /// It must not be applied twice: an unknown outcome is left to the caller to resolve.
     Once,
 }
 
-/// What a call is, to the pool.
+/// A call, as the pool sees it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
     pub(crate) operation: &'static str,
     pub(crate) nature: Nature,
     pub(crate) deadline: Deadline,
-    /// How long one node may take to answer, at first.
+    /// How long one node may take to answer the first try.
     pub(crate) patience: Duration,
 }
 
@@ -69,9 +71,9 @@ pub(crate) struct Pool {
     pub(crate) clock: Arc<dyn Clock>,
     nodes: Vec<Node>,
     current: AtomicUsize,
-    /// Whether some node has let us in. From then on, that one does not is perhaps a rotation that is under way.
+    /// Whether some node has admitted us. From then on, a refusal may be a rotation in progress.
     let_in: AtomicBool,
-    /// Where the epoch stands: a key that we may read.
+    /// The key of the epoch, which this process is allowed to read.
     epoch_key: Vec<u8>,
     pub(crate) history: History,
 }
@@ -83,11 +85,11 @@ struct Node {
 }
 
 impl Pool {
-    /// Checks the settings. Connects to nobody yet.
+    /// Checks the settings. Does not connect yet.
     pub(crate) fn new(config: EtcdConfig, clock: Arc<dyn Clock>, epoch_key: Vec<u8>) -> Result<Self> {
         config.check()?;
         let node = |url: &String| {
-            // Only to say at once what is wrong with them; each connection reads them again.
+            // Read only to report at once what is wrong with them; each connection reads them again.
             dial::credentials(url, &config)?;
             Ok(Node {
                 url: url.clone(),
@@ -97,7 +99,7 @@ impl Pool {
         };
         let nodes: Vec<Node> = config.endpoints.iter().map(node).collect::<Result<_>>()?;
         let count = u64::try_from(nodes.len()).unwrap_or(1);
-        // Which node a process begins with decides nothing but its load, so nobody needs to choose it.
+        // The first node of a process affects only the load, so a random one will do.
         let first = if config.spread { SystemRng.below(count) } else { 0 };
         let current = AtomicUsize::new(usize::try_from(first).unwrap_or(0));
         Ok(Self {
@@ -111,8 +113,8 @@ impl Pool {
         })
     }
 
-    /// Makes a request of the current node, and of the next ones if that fails, as long as its nature allows. Returns the
-    /// history that the answer belongs to, too.
+    /// Sends a request to the current node, and to the next ones if that fails, as far as the nature of the call
+    /// allows. Also returns the history that the answer belongs to.
     pub(crate) async fn call<T, F, A>(&self, call: Call, request: F) -> Result<(T, Since)>
     where
         T: Headed,
@@ -136,7 +138,7 @@ impl Pool {
                     let trusted = self.history.saw(call.operation, &since, &answer);
                     return match trusted {
                         Ok(()) => Ok((answer, since)),
-                        // It was applied, to whatever is there now.
+                        // It was applied, to whichever etcd is there now.
                         Err(error) if call.nature == Nature::Once => Err(error.with_retry(Retry::Ambiguous)),
                         Err(error) => Err(error),
                     };
@@ -170,7 +172,7 @@ impl Pool {
         })
     }
 
-    /// What is under the epoch key, if that is still our epoch.
+    /// Reads the epoch key. An error if it no longer holds our epoch.
     pub(crate) async fn look_at_epoch(&self, call: Call) -> Result<()> {
         let key = || self.epoch_key.clone();
         let (answer, since) = self
@@ -180,7 +182,7 @@ impl Pool {
         self.history.saw_epoch(call.operation, &since, value)
     }
 
-    /// Everything is refused: asks etcd whether its operator has declared another epoch, and goes on in it then.
+    /// Called when every call is refused: asks etcd whether its operator has declared a new epoch, and enters it if so.
     async fn ask_again(&self, call: &Call, refused: Error) -> Result<Since> {
         let left = call.deadline.remaining(self.clock.as_ref());
         let Ok(_one_asks) = tokio::time::timeout(left, self.history.asking.lock()).await else {
@@ -260,7 +262,7 @@ impl Pool {
         })
     }
 
-    /// A node's answer, if it comes in time.
+    /// Waits for a node's answer, for a limited time.
     async fn wait_for<T>(
         &self,
         at: usize,
@@ -307,7 +309,7 @@ impl Pool {
         Ok(link)
     }
 
-    /// Gives a connection up, unless it has been already.
+    /// Drops a connection, unless it was dropped already.
     fn forget(&self, at: usize, serial: u64) {
         let mut link = self.nodes[at].link.lock();
         if link.as_ref().is_some_and(|link| link.serial == serial) {
@@ -315,7 +317,7 @@ impl Pool {
         }
     }
 
-    /// Moves on from a node, unless somebody has already.
+    /// Moves on from a node, unless another call already has.
     fn leave(&self, at: usize, why: &Error) {
         let next = (at + 1) % self.nodes.len();
         let moved = self
@@ -329,7 +331,7 @@ impl Pool {
         }
     }
 
-    /// Gives up what a long-lived stream was on: its connection and, for everybody, the node.
+    /// Drops the connection of a long-lived stream that was lost, and moves all calls on from its node.
     pub(crate) fn lost(&self, node: usize, serial: u64, why: &Error) {
         self.forget(node, serial);
         self.leave(node, why);

@@ -1,4 +1,4 @@
-//! Secrets: passwords and private keys, by themselves or by where they are.
+//! Secrets: passwords and private keys, given literally or by reference.
 //!
 //! | form | what it is | when it is read | written to settings |
 //! |---|---|---|---|
@@ -6,14 +6,14 @@
 //! | `file:PATH` | the text in a file, without its last line break | at every connection | as it is |
 //! | anything else | the secret itself | – | refused |
 //!
-//! Only the first two survive a rotation: what they name is read again whenever a connection is made.
+//! Only the first two survive a rotation: the variable or file is read again whenever a connection is made.
 //!
 //! # What must hold
-//! - No `Debug`, `Display`, error or log shows a secret, and settings that hold one are not written down. A reference may be
-//!   shown: it is no secret where one is.
+//! - No `Debug`, `Display`, error or log shows a secret, and settings that hold one are not written down. A reference
+//!   may be shown: the place of a secret is not itself secret.
 //! - A value of the wrong type is not repeated by the error that refuses it.
-//! - What this module holds is wiped when it is dropped. The libraries that are handed a secret to connect with keep copies
-//!   of their own.
+//! - This module wipes its secrets when they are dropped. The libraries that connect with a secret keep their own
+//!   copies.
 
 use std::fmt;
 use std::path::Path;
@@ -26,7 +26,7 @@ use zeroize::Zeroizing;
 const OPERATION: &str = "etcd.config";
 const PEM_BEGINS: &str = "-----BEGIN";
 
-/// A secret, or where it is: see the module.
+/// A secret, or a reference to it: see the module.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(Form);
 
@@ -58,12 +58,12 @@ impl Secret {
         matches!(self.0, Form::Literal(_))
     }
 
-    /// The secret as it is now. No error repeats any of it.
+    /// The current value of the secret. No error repeats any of it.
     pub(crate) fn read(&self) -> Result<Zeroizing<String>> {
         let missing = |kind, message: &str| Error::new(kind, OPERATION, message).with("secret", self.to_string());
         match &self.0 {
             Form::Literal(text) => Ok(text.clone()),
-            // Not the cause: it may hold the variable's value.
+            // The cause is left out: it may hold the variable's value.
             Form::Env(name) => std::env::var(name).map(Zeroizing::new).map_err(|_| {
                 missing(
                     ErrorKind::Invalid,
@@ -73,10 +73,14 @@ impl Secret {
             Form::File(path) => {
                 let bytes = std::fs::read(Path::new(path)).map(Zeroizing::new);
                 let bytes = bytes.map_err(|error| {
-                    missing(ErrorKind::Invalid, "the file of a secret cannot be read").caused_by(error)
+                    missing(
+                        ErrorKind::Invalid,
+                        "the file of a secret cannot be read; check its path and permissions",
+                    )
+                    .caused_by(error)
                 })?;
                 let text = std::str::from_utf8(&bytes)
-                    .map_err(|_| missing(ErrorKind::Invalid, "the file of a secret is not text"))?;
+                    .map_err(|_| missing(ErrorKind::Invalid, "the file of a secret is not UTF-8 text"))?;
                 let line = text.strip_suffix('\n').unwrap_or(text);
                 Ok(Zeroizing::new(line.strip_suffix('\r').unwrap_or(line).to_owned()))
             }
@@ -84,7 +88,7 @@ impl Secret {
     }
 }
 
-/// Where it is; of the secret itself nothing.
+/// Shows a reference; of a literal secret, nothing.
 impl fmt::Display for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
@@ -105,7 +109,7 @@ impl Serialize for Secret {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
         if self.is_literal() {
             return Err(serde::ser::Error::custom(
-                "a secret is not written to settings; give env:NAME or file:PATH in its place, or hand it over by itself",
+                "a literal secret is not written to settings; give env:NAME or file:PATH instead, or pass it separately",
             ));
         }
         serializer.collect_str(self)
@@ -118,16 +122,17 @@ impl<'de> Deserialize<'de> for Secret {
     }
 }
 
-/// Certificates or a key in PEM: the text itself (it has a line that begins with `-----BEGIN`), `env:NAME`, `file:PATH` or
-/// a path. As a [`Secret`], it is read at every connection.
+/// Certificates or a key in PEM: the text itself (it has a line that begins with `-----BEGIN`), `env:NAME`, `file:PATH`
+/// or a path. Like a [`Secret`], it is read at every connection.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Pem(Secret);
 
 impl Pem {
-    /// Takes the text, or where it is.
+    /// Takes the text, or a reference to it.
     pub fn new(path_or_text: impl Into<String>) -> Self {
         let text = path_or_text.into();
-        // There may be a preamble before it. A path has no lines, and is shown in messages; a key must not be.
+        // There may be a preamble before it. A path has no line breaks and is shown in messages; a key must not be
+        // shown.
         if text.contains(PEM_BEGINS) || text.contains('\n') {
             return Self(Secret::literal(text));
         }
@@ -161,8 +166,8 @@ impl<'de> Deserialize<'de> for Pem {
     }
 }
 
-/// Takes text and refuses all else without repeating it, which serde's own messages do. So it is asked for anything: what
-/// asks for a string never gets to see the number that is there.
+/// Accepts text and refuses everything else without repeating it; serde's own messages would repeat it. So it asks
+/// serde for any type: a visitor that asks for a string never sees the number that is there.
 struct TextOnly;
 
 macro_rules! refuse {

@@ -1,4 +1,4 @@
-//! A session: a lease of etcd's, and the task that keeps it.
+//! A session: a lease of etcd, and the task that keeps it alive.
 //!
 //! ```text
 //!                     keep-alive answered: heard = when it was SENT
@@ -9,19 +9,20 @@
 //!             ended   (for good: nothing leads back)
 //! ```
 //!
-//! **Never alive too long.** etcd counts the time to live from when it handles a keep-alive, we count from when we sent
-//! it, so we end first. [`EtcdSession::is_alive`] asks the clock itself: a process that was stopped for a minute knows
-//! that it is fenced before any of its tasks has run. (The clock is the monotonic one, which stands still while the
-//! whole machine sleeps; the store's fencing does not.)
+//! **Never reported alive for too long.** etcd counts the time to live from when it handles a keep-alive; the session
+//! counts from when it sent it, so the session ends first. [`EtcdSession::is_alive`] asks the clock itself: a process
+//! that was stopped for a minute knows that it is fenced before any of its tasks has run. (The clock is the monotonic
+//! one, which stands still while the whole machine sleeps; the fencing in the store does not.)
 //!
-//! **The keeper** sends a keep-alive every third of the time to live. One that fails is sent again, to other nodes, until
-//! it is answered or the time is over. Each is a stream of its own: there is no state that could be left over from a
-//! node that is gone. Its owner is the session: dropping the session aborts it, closing it waits for its end.
+//! **The keeper** sends a keep-alive every third of the time to live. A failed keep-alive is sent again, to other
+//! nodes, until it is answered or the time is over. Each one uses its own stream, so no state can be left over from a
+//! node that is gone. The session owns the keeper: dropping the session aborts it, closing the session waits for its
+//! end.
 //!
-//! Each beat looks at the epoch too ([`crate::history`]): also a process that does nothing learns within a third of a time
-//! to live that etcd was put back or replaced. Its sessions end at once then.
+//! Each keep-alive also checks the epoch ([`crate::history`]): even an idle process learns within a third of a time to
+//! live that etcd was put back or replaced. Its sessions end at once then.
 //!
-//! A grant may be sent twice, if its first answer is lost: the lease that nobody knows of dies by itself.
+//! A lease grant may be sent twice, if its first answer is lost: the lease that no process knows of expires by itself.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,26 +39,26 @@ use crate::dial::Link;
 use crate::history::{Plain, Since};
 use crate::pool::{Call, Nature, Pool};
 
-/// How many keep-alives a time to live has room for.
+/// How many keep-alives are sent within one time to live.
 const BEATS: u32 = 3;
 
-/// Dropping it aborts the keeper: the session dies by its time to live.
+/// A session. Dropping it aborts the keeper: the session ends by its time to live.
 #[derive(Debug)]
 pub(crate) struct EtcdSession {
     life: Arc<Life>,
     keeper: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What the session and its keeper both know.
+/// The state that the session and its keeper share.
 #[derive(Debug)]
 struct Life {
     pool: Arc<Pool>,
     id: SessionId,
     lease: i64,
     time_to_live: Duration,
-    /// The history that it is a session of.
+    /// The history that this session belongs to.
     since: Since,
-    /// When the last keep-alive that was answered had been sent.
+    /// When the last answered keep-alive was sent.
     heard: Mutex<Timestamp>,
     over: tokio::sync::watch::Sender<bool>,
 }
@@ -70,7 +71,7 @@ impl EtcdSession {
             async move { link.lease.grant(whole_seconds(time_to_live), None).await }
         };
         let (granted, since) = pool.call(call, request).await?;
-        // That of the last try, which is the one that was answered.
+        // The time of the last try, which is the one that was answered.
         let sent = *sent.lock();
         let seconds = u64::try_from(granted.ttl()).map_err(|_| convert::strange("a negative time to live"))?;
         let life = Arc::new(Life {
@@ -90,7 +91,7 @@ impl EtcdSession {
     }
 }
 
-/// etcd counts in seconds; a session lives rather longer than asked than shorter.
+/// etcd counts in seconds, so the time is rounded up: a session lives longer than requested rather than shorter.
 fn whole_seconds(time: Duration) -> i64 {
     let seconds = time.as_secs().saturating_add(u64::from(time.subsec_nanos() > 0));
     i64::try_from(seconds).unwrap_or(i64::MAX)
@@ -101,7 +102,7 @@ impl Life {
         self.pool.clock.as_ref()
     }
 
-    /// How much longer etcd cannot have ended it for our silence.
+    /// For how much longer etcd cannot have ended the session for want of a keep-alive.
     fn left(&self) -> Duration {
         let ends = self.heard.lock().after(self.time_to_live);
         ends.since(self.clock().now())
@@ -127,7 +128,7 @@ impl Life {
                 .await
                 .ok();
             if !self.pool.history.is_since(&self.since) {
-                return self.end("etcd was put back or replaced");
+                return self.end("etcd was restored or replaced");
             }
             match self.keep_alive(beat).await {
                 Ok(sent) => {
@@ -144,7 +145,7 @@ impl Life {
         }
     }
 
-    /// Finds out whether etcd is still in our epoch. What cannot be found out now is at the next beat.
+    /// Checks whether etcd is still in our epoch. If it cannot be read now, the next keep-alive checks again.
     async fn look_at_epoch(&self, patience: Duration) {
         let patience = patience.min(self.pool.config.try_timeout);
         let call = Call {
@@ -158,7 +159,7 @@ impl Life {
         }
     }
 
-    /// Sends keep-alives until one is answered or it is too late. When that one was sent.
+    /// Sends keep-alives until one is answered or it is too late. Returns when the answered one was sent.
     async fn keep_alive(&self, patience: Duration) -> Result<Timestamp> {
         let call = Call {
             operation: "etcd.keep_alive",
@@ -185,7 +186,7 @@ impl KvSession for EtcdSession {
         let mut over = self.life.over.subscribe();
         let mut cuts = self.life.pool.history.cuts();
         while self.life.is_alive() {
-            // Either way, look again: the clock ends it even if its keeper no longer runs.
+            // Either way, check again: the clock ends the session even if its keeper no longer runs.
             let told = async {
                 tokio::select! {
                     _ = over.wait_for(|over| *over) => {}
@@ -207,7 +208,7 @@ impl KvSession for EtcdSession {
         let keeper = self.keeper.lock().take();
         if let Some(keeper) = keeper {
             keeper.abort();
-            // It ends at its next await; whether it was aborted or had ended makes no difference.
+            // The task ends at its next await; whether it was aborted or had ended makes no difference.
             tokio::time::timeout(deadline.remaining(life.clock()), keeper)
                 .await
                 .ok();

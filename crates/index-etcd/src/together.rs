@@ -1,29 +1,32 @@
-//! Transactions of one process that are sent together.
+//! Group commit: sends several transactions of one process as one request.
 //!
-//! To etcd a small transaction costs several times what its operations do: a message, a proposal, an answer. So no more
-//! than a few are under way at a time. Who comes meanwhile waits, and when one of those has ended, all who wait go as one
-//! request: a transaction without conditions whose operations are theirs, each with its own conditions. Nobody waits for
-//! company: who is alone is sent at once, by itself.
+//! A small transaction costs etcd several times what its operations do: a message, a proposal, an answer. So no more
+//! than a few requests are in flight at a time. A transaction that comes meanwhile waits, and when one of those
+//! requests has ended, all waiting transactions go as one request: a transaction without conditions whose operations
+//! are the waiting transactions, each with its own conditions. No transaction waits for company: a single one is sent
+//! at once, by itself.
 //!
 //! ```text
-//!              few are under way, or it is large
+//!              few are in flight, or it is large
 //!   transact ─────────────────────────────────────▶ sent alone ─────────────────────▶ answer
 //!      │                                                ▲                                ▲
 //!      │ many are        refused: one spoils it for all │                                │ its own part
 //!      ▼                                                │                                │
-//!   waiting ─── one has ended ───▶ sent together with all who wait and fit ([`Group`]) ──┘
-//!      └── deadline ──▶ taken out, was never sent
+//!   waiting ─── one has ended ───▶ sent as a group with all that wait and fit ([`Group`]) ┘
+//!      └── deadline ──▶ taken out of the queue, was never sent
 //! ```
 //!
-//! Those who go together are as good as sent one after the other, in their order: see [`crate::group`]. They share one
-//! version. What they read along is read after all of them have written, so that nothing of that version is missing in it.
+//! Transactions of a group have the same outcome as if sent one after the other, in their order: see [`crate::group`].
+//! They share one version. Their reads run after all of them have written, so that nothing of that version is missing
+//! in the results.
 //!
 //! # What if
-//! - *the answer is lost*: all are ambiguous, and each finds out for itself.
-//! - *one cannot be done at all* (its session has ended, it may not write there): etcd refuses the request as a whole, and
-//!   nothing of it has happened; each is sent alone then.
-//! - *a caller leaves*: what still waits is taken out of the line; what was sent goes on, for the others.
-//! - *the carrier is gone* (its runtime has shut down): who waits is told so by its own deadline.
+//! - *the answer is lost*: all are ambiguous, and each caller finds out for itself.
+//! - *one cannot be applied at all* (its session has ended, it may not write there): etcd refuses the request as a
+//!   whole, and nothing of it has happened; each transaction is then sent alone.
+//! - *a caller leaves*: a transaction that still waits is taken out of the queue; one that was sent goes on, for the
+//!   others.
+//! - *the carrier is gone* (its runtime has shut down): each waiting caller gets an error at its own deadline.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -45,31 +48,32 @@ use crate::pool::{Call, Nature, Pool};
 
 const OPERATION: &str = "kv.transact";
 
-/// How many requests are under way before others wait and go together. With sixteen workers two were as good as one, by which
-/// everybody would wait for a whole request of others first, and better than four.
+/// How many requests are in flight before further transactions wait and share a request. With sixteen workers two was
+/// as good as one, and better than four. With one, every transaction would first wait for a whole request of others.
 const MOST_UNDER_WAY: usize = 2;
 
-/// A transaction that writes more keys is sent at once, by itself: it costs so much that company saves little.
+/// A transaction that writes more keys than this is sent at once, by itself: it costs so much that sharing a request
+/// saves little.
 const SMALL: usize = 24;
 
-/// What became of a transaction, and what was read along.
+/// The outcome of a transaction, and the results of its reads.
 pub(crate) type Answer = (Applied, Option<Snapshot>);
 
-/// Sends a process's transactions. Dropping it ends its carrier: nobody waits for it any more then.
+/// Sends a process's transactions. Dropping it ends its carrier: no caller waits for it any more then.
 #[derive(Debug)]
 pub(crate) struct Together {
     desk: Arc<Desk>,
     carrier: JoinHandle<()>,
 }
 
-/// What callers and the carrier share.
+/// The state that callers and the carrier share.
 #[derive(Debug)]
 struct Desk {
     pool: Arc<Pool>,
     names: Names,
     limits: Limits,
     line: Mutex<Line>,
-    /// Wakes the carrier: somebody waits, and something has ended.
+    /// Wakes the carrier: a transaction waits, and a request has ended.
     ended: Notify,
 }
 
@@ -89,7 +93,7 @@ struct Job {
     answer: oneshot::Sender<Result<Answer>>,
 }
 
-/// One request that is under way.
+/// One request in flight.
 struct Turn<'a>(&'a Desk);
 
 impl Drop for Turn<'_> {
@@ -102,14 +106,14 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// One who waits. Dropping it takes it out of the line, if it still is in it.
+/// A waiting transaction. Dropping it takes it out of the queue, if it is still there.
 struct Waiting<'a> {
     desk: &'a Desk,
     number: u64,
 }
 
 impl Waiting<'_> {
-    /// Whether it was not sent, and will not be.
+    /// Takes the transaction out of the queue. True if it was still there: it was not sent, and will not be.
     fn leave(&self) -> bool {
         let mut line = self.desk.line.lock();
         let place = line.waiting.iter().position(|job| job.number == self.number);
@@ -153,10 +157,10 @@ impl Together {
         let left = deadline.remaining(desk.pool.clock.as_ref());
         match tokio::time::timeout(left, answer).await {
             Ok(Ok(answer)) => answer,
-            Ok(Err(_gone)) => Err(unclear("the connection was closed meanwhile")),
+            Ok(Err(_gone)) => Err(unclear("the task that sends transactions ended without an answer")),
             Err(_) if waiting.leave() => Err(Error::unavailable(
                 OPERATION,
-                "requests before this one were not answered until the deadline; nothing was sent",
+                "the requests before this one were not answered before the deadline; nothing was sent",
             )),
             Err(_) => Err(unclear("etcd did not answer before the deadline")),
         }
@@ -173,7 +177,7 @@ fn unclear(message: &str) -> Error {
     Error::unavailable(OPERATION, message).with_retry(Retry::Ambiguous)
 }
 
-/// The carrier: whenever something has ended, sends those who wait.
+/// The carrier: whenever a request has ended, sends the waiting transactions.
 async fn carry(desk: Arc<Desk>) {
     let mut under_way = FuturesUnordered::new();
     loop {
@@ -217,7 +221,7 @@ impl Desk {
         Begun::Waiting(Waiting { desk: self, number }, answer)
     }
 
-    /// Those who go next, if it is time. They count as under way.
+    /// The transactions of the next request, if it is time to send one. It counts as in flight.
     fn next_group(&self) -> Option<Vec<Job>> {
         let mut line = self.line.lock();
         if line.waiting.is_empty() || line.under_way >= MOST_UNDER_WAY {
@@ -252,7 +256,7 @@ impl Desk {
     }
 
     async fn send_alone(&self, transaction: &Transaction, reads: &[Read], deadline: Deadline) -> Result<Answer> {
-        // Made anew for each try, of which there is hardly ever a second.
+        // Built anew for each try; there is hardly ever a second one.
         let request = |mut link: Link, since: Since| {
             let transaction = self.names.transaction(transaction, reads, &since.epoch);
             async move { link.kv.txn(transaction).await }
@@ -262,7 +266,7 @@ impl Desk {
         self.names.answer(response, reads.len(), &since.epoch)
     }
 
-    /// Whether a transaction was not done because etcd is in another epoch. It never will be, then.
+    /// An error if a transaction was not applied because etcd is in another epoch. Then it never will be applied.
     fn same_epoch(&self, response: &TxnResponse, since: &Since) -> Result<()> {
         if response.succeeded() || since.epoch.text().is_none() {
             return Ok(());

@@ -9,11 +9,12 @@
 //!      └──────────────── opened elsewhere, from `next` ◀──────────── lost ──too long──▶ error Unavailable
 //! ```
 //!
-//! etcd tells the changes of a version together and in order, so the version after the last one told is where to go on.
-//! Progress ("all up to here has been told") moves that on while nothing changes, or else a quiet watch would fall
-//! behind the compaction and could not resume; asking for it is also how a node that went deaf is found out.
+//! etcd delivers the changes of a version together and in order, so a watch resumes at the version after the last one
+//! delivered. Progress ("all up to here has been delivered") moves that point on while nothing changes; otherwise a
+//! quiet watch would fall behind the compaction and could not resume. Asking for progress also detects a node that no
+//! longer responds.
 //!
-//! Nothing runs in the background: all of it happens in [`Watch::next`], and a call of it that is given up loses nothing.
+//! Nothing runs in the background: all of it happens in [`Watch::next`], and cancelling a call of it loses nothing.
 
 use std::fmt;
 use std::ops::Range;
@@ -33,30 +34,30 @@ use crate::outcome::{Failure, forgotten, judge};
 use crate::pool::{Call, Nature, Pool};
 
 const OPERATION: &str = "kv.watch";
-/// What is waited before a stream that was lost at once is opened again.
+/// The pause before a stream that was lost at once is opened again.
 const PAUSE: Duration = Duration::from_millis(50);
 
 pub(crate) struct EtcdWatch {
     pool: Arc<Pool>,
     names: Names,
-    /// The history that it tells of.
+    /// The history whose changes it delivers.
     since: Since,
     cuts: tokio::sync::watch::Receiver<u64>,
     keys: Range<Vec<u8>>,
-    /// The first revision that has not been told yet.
+    /// The first revision that has not been delivered yet.
     next: i64,
     live: Option<Live>,
-    /// Since when nothing has come of any stream, if the last one was lost.
+    /// Since when no stream has delivered anything, if the last one was lost.
     lost: Option<Timestamp>,
 }
 
-/// A stream, and where it is.
+/// An open stream, and its node.
 struct Live {
     stream: WatchStream,
     node: usize,
     serial: u64,
     heard: Timestamp,
-    /// When progress was asked for since then, if it was.
+    /// When progress was requested since then, if it was.
     asked: Option<Timestamp>,
 }
 
@@ -71,7 +72,7 @@ impl EtcdWatch {
         let keys = names.range(keys);
         let cuts = pool.history.cuts();
         let since = pool.history.begin(OPERATION)?;
-        // What follows a version of a history that is gone, nobody can tell.
+        // The changes after a version of a history that is gone cannot be known.
         let after = since.epoch.revision(after).and_then(|after| i64::try_from(after).ok());
         let next = after.ok_or_else(|| forgotten(OPERATION))?.saturating_add(1);
         let mut watch = Self {
@@ -88,7 +89,7 @@ impl EtcdWatch {
         Ok(watch)
     }
 
-    /// A stream from `next` on, at whatever node gives one.
+    /// Opens a stream from `next` on, at any node that accepts it.
     async fn stream(&self, call: Call) -> Result<Live> {
         let options = WatchOptions::new()
             .with_range(self.keys.end.clone())
@@ -114,17 +115,18 @@ impl EtcdWatch {
         })
     }
 
-    /// Opens a stream in place of one that was lost, as long as there is patience left.
+    /// Opens a stream in place of one that was lost, as long as the patience (`watch_patience`) lasts.
     async fn reopen(&mut self) -> Result<()> {
         let clock = Arc::clone(&self.pool.clock);
         let config = &self.pool.config;
         let lost = *self.lost.get_or_insert_with(|| clock.now());
         let gone = clock.now().since(lost);
         if gone >= config.watch_patience {
-            return Err(
-                Error::unavailable(OPERATION, "the watch was lost and no node took it up: read again")
-                    .with("lost_for_ms", gone.as_millis()),
-            );
+            return Err(Error::unavailable(
+                OPERATION,
+                "the watch lost its node and no other node accepted it: read again and start a new watch",
+            )
+            .with("lost_for_ms", gone.as_millis()));
         }
         tokio::time::sleep(PAUSE).await;
         let call = Call {
@@ -137,7 +139,7 @@ impl EtcdWatch {
         Ok(())
     }
 
-    /// Gives the stream up.
+    /// Gives up the stream.
     fn lose(&mut self, why: &Error) {
         if let Some(live) = self.live.take() {
             self.pool.lost(live.node, live.serial, why);
@@ -145,7 +147,7 @@ impl EtcdWatch {
         }
     }
 
-    /// What one message tells. Empty if it only shows that the stream lives.
+    /// The changes in one message. Empty if the message only shows that the stream is alive.
     fn take(&mut self, response: &WatchResponse, url: &str) -> Result<Vec<Change>, Failure> {
         if response.compact_revision() > 0 {
             let error = forgotten(OPERATION)
@@ -163,7 +165,8 @@ impl EtcdWatch {
             return Err(judge(OPERATION, url, etcd_client::Error::GRpcStatus(status)));
         }
         if response.events().is_empty() {
-            // The header of the first message tells the store's version, not that all up to it has been told.
+            // The header of the first message carries the store's version; it does not say that all changes up to it
+            // were delivered.
             if !response.created() {
                 let told = response.header().map_or(0, etcd_client::ResponseHeader::revision);
                 self.next = self.next.max(told.saturating_add(1));
@@ -190,7 +193,7 @@ impl Watch for EtcdWatch {
         loop {
             if !self.pool.history.is_since(&self.since) {
                 self.live = None;
-                let message = "etcd was put back or replaced: read again and watch from there";
+                let message = "etcd was restored or replaced: read again and watch from there";
                 return Err(Error::unavailable(OPERATION, message));
             }
             let Some(live) = &mut self.live else {
@@ -198,12 +201,12 @@ impl Watch for EtcdWatch {
                 continue;
             };
             let (node, probe) = (live.node, self.pool.config.watch_probe);
-            // Nobody may have listened for long. What has come meanwhile is there at once; silence counts against the
-            // node only after it was asked.
+            // The caller may not have polled for long. Messages that came meanwhile are available at once; silence
+            // counts against the node only after progress was requested.
             let silent = self.pool.clock.now().since(live.asked.unwrap_or(live.heard));
             let message = tokio::select! {
                 biased;
-                // A cut since the last look is seen at once: the receiver was made before the stream.
+                // A cut since the last check is seen at once: the receiver was made before the stream.
                 Ok(()) = self.cuts.changed() => continue,
                 message = tokio::time::timeout(probe.saturating_sub(silent), live.stream.message()) => message,
             };
@@ -222,11 +225,14 @@ impl Watch for EtcdWatch {
                 Ok(Err(error)) => judge(OPERATION, self.pool.url(node), error),
                 Err(_) if live.asked.is_none() => {
                     live.asked = Some(self.pool.clock.now());
-                    // If it cannot be asked, the silence goes on, and that is what is judged.
+                    // If the request fails, the silence goes on, and the silence decides.
                     tokio::time::timeout(probe, live.stream.request_progress()).await.ok();
                     continue;
                 }
-                Err(_) => Failure::Unknown(Error::unavailable(OPERATION, "a watch's node gave no sign of life")),
+                Err(_) => Failure::Unknown(Error::unavailable(
+                    OPERATION,
+                    "the node of a watch did not answer a progress request",
+                )),
             };
             match failure {
                 Failure::Refused(error) | Failure::Full(error) => {

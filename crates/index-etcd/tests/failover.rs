@@ -1,4 +1,4 @@
-//! Three nodes, and the one that leads dies or goes deaf: callers notice nothing but time and ambiguity.
+//! Three nodes, and the leader dies or stops responding: callers notice nothing but time and ambiguity.
 #![allow(
     clippy::expect_used,
     clippy::panic,

@@ -1,4 +1,5 @@
-//! An etcd whose quota runs out under load: nobody is told a false no, and when there is room again everybody goes on.
+//! An etcd whose quota runs out under load: no caller gets a false refusal, and when there is room again every caller
+//! goes on.
 #![allow(
     clippy::expect_used,
     clippy::panic,
@@ -22,9 +23,9 @@ use tokio::task::block_in_place;
 /// Small enough to be used up in a second.
 const QUOTA: u64 = 16 << 20;
 const SESSIONS: usize = 24;
-/// etcd answers nobody while it is defragmented, and this machine does other things too.
+/// etcd answers no request while it is defragmented, and this machine does other things too.
 const TIME_TO_LIVE: Duration = Duration::from_secs(30);
-/// At the same time, of each session. A third one would wait and go together with others.
+/// Transactions in flight of each session. A third one would wait and share a request with others.
 const EACH: usize = 2;
 /// Whether etcd applies what it refuses depends on what is under way when its file grows: not every time.
 const ROUNDS: usize = 3;
@@ -44,7 +45,7 @@ fn start() -> EtcdCluster {
     block_in_place(|| EtcdCluster::start_with_quota(1, QUOTA)).expect("etcd")
 }
 
-/// Reserves until something goes wrong. What was reserved, and what went wrong with the last one.
+/// Reserves until a call fails. Returns the reserved samples, and the error of the last call.
 async fn reserve_until_full(process: &Process, name: &str) -> (Vec<SampleId>, SampleId, Error) {
     let mut reserved = Vec::new();
     for n in 0..10_000 {
@@ -92,7 +93,7 @@ async fn a_full_etcd_never_says_no_to_a_reserve_that_it_made_and_wedges_no_sessi
     }
 }
 
-/// All reserve until etcd is full. Nobody may be told anything that is not so.
+/// All reserve until etcd is full. No caller may get a false answer.
 async fn fill_up(etcd: &EtcdCluster, processes: &[Arc<Process>], round: usize) {
     let mut tasks = Vec::new();
     for (n, process) in processes.iter().enumerate() {

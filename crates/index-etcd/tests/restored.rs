@@ -213,7 +213,7 @@ async fn with_bumped_revisions_nothing_stale_is_matched_before_the_guard_either(
     assert!(other.generation > gone.generation, "{other:?} after {gone:?}");
     assert_eq!(process.lease(&gone).await.expect_err("gone").kind(), ErrorKind::Fenced);
 
-    // The guard tells everybody.
+    // The guard fences every process.
     guard(&etcd).await;
     process.reserve("refused").await.expect_err("another epoch");
     assert!(!process.session.is_alive(), "its session has ended");
@@ -256,7 +256,7 @@ async fn an_etcd_that_was_replaced_and_has_overtaken_us_is_known_by_its_epoch() 
     let process = Process::start(&etcd).await;
     process.publish("gone").await;
     block_in_place(|| etcd.node(0).stop()).expect("stopped");
-    // Nobody asks while it is away.
+    // No call is made while it is away.
     block_in_place(|| etcd.replace()).expect("replaced");
     let newcomer = open(&etcd.endpoints(), 0).await;
     for n in 0..50 {

@@ -34,7 +34,7 @@ async fn a_client_outlives_the_rotation_of_its_password_and_certificates() {
     let now = by_files.read(&[], CALL).await.expect("a read").version;
     let mut watch = by_files.watch(prefix("w"), now, CALL).await.expect("a watch");
 
-    // The password: first etcd has the new one, a while later the file. Nobody notices but by the time it takes.
+    // The password: first etcd gets the new one, a while later the file does. Callers notice nothing but the delay.
     let mut operator = etcd.operator().await;
     operator
         .user_change_password(USER, "the-next-password")

@@ -147,7 +147,7 @@ async fn tenants_have_a_whole_store_each_and_nothing_of_the_others() {
     let attached = PutOptions::new().with_lease(lease);
     denied("attach", raw.put("/holdfast/a/x", "", Some(attached)).await);
     denied("revoke", raw.lease_revoke(lease).await);
-    // What etcd asks nobody for, as the page says.
+    // What etcd requires no permission for, as the page says.
     let listed = raw.leases().await.expect("etcd lists leases to every client");
     assert!(listed.leases().iter().any(|one| one.id() == lease));
     raw.lease_keep_alive(lease)

@@ -1,5 +1,5 @@
-//! Answers to leases, and taking samples out of circulation or back into it: what each reads, what custody decides, what
-//! is written.
+//! Answers to leases, and taking samples out of circulation or back into it: what each reads, what custody decides,
+//! what is written.
 
 use std::borrow::Cow;
 
@@ -14,7 +14,7 @@ use crate::layout::Layout;
 use crate::session::Session;
 use crate::types::{Answered, Held, SampleRef, Versioned};
 
-/// As [`live_of`], for those who show a token: whatever became of the sample, the token holds nothing any more.
+/// As [`live_of`], for a caller that presents a token: if the sample is gone, the token is no longer good.
 fn held_of<'a>(
     operation: &'static str,
     layout: &Layout,
@@ -30,7 +30,7 @@ fn held_of<'a>(
     })
 }
 
-/// A nack; one that costs no attempt if the lease served nobody.
+/// A nack; it costs no attempt if the lease served no caller.
 fn hand_back(record: Live, group: &GroupName, item: &Held) -> Result<Acknowledged> {
     if item.unserved {
         record.give_back(group, item.token).map(Acknowledged::Live)
@@ -43,7 +43,7 @@ fn hand_back(record: Live, group: &GroupName, item: &Held) -> Result<Acknowledge
 type DecideAnswer<'a, T> = dyn Fn(&Held, &Versioned<Live>, &Loaded) -> Result<Decision<T>> + Sync + 'a;
 
 impl KvIndex {
-    /// One kind of answer to a lease on a live sample. The first try goes by what its holder saw last.
+    /// One kind of answer to a lease on a live sample. The first attempt uses the record as its holder saw it last.
     #[expect(clippy::too_many_arguments, reason = "one kind of answer")]
     pub(crate) async fn answer<T: Send>(
         &self,
@@ -93,7 +93,8 @@ impl KvIndex {
             let decision = self.conclude(&item.sample.sample, live, after, |answer| answer)?;
             Ok(decision.ending(item.note.clone()))
         };
-        // Who acknowledges is likely to free next, and then needs to know who waits.
+        // A consumer that acknowledges is likely to free next, and then needs the queue of waiting sessions: read it in
+        // the same transaction.
         let peek = self.peek(session);
         let credits = peek.as_ref().map(|peek| peek as &dyn Credits<Held>);
         self.answer(operation, session, items, &decide, false, credits, deadline)
@@ -109,7 +110,7 @@ impl KvIndex {
     ) -> Vec<Result<Held>> {
         let decide = |item: &Held, live: &Versioned<Live>, loaded: &Loaded| {
             let after = live.record.clone().renew(item.token, loaded.tick.after(ticks))?;
-            // It may have had more time than that already.
+            // The lease may already run longer than that.
             let lease = after.leases().find(|lease| lease.has(item.token)).copied();
             let (to, until) = lease.map_or((session.id(), loaded.tick), |lease| (lease.session, lease.until));
             let decision = self.rewrite(&item.sample.sample, live, after, |seen| Held { seen, ..item.clone() })?;
@@ -122,7 +123,7 @@ impl KvIndex {
             .await
     }
 
-    /// A lease of either kind is let go, on a live sample or on one that has been retired meanwhile.
+    /// Releases a lease of either kind, on a live sample or on one that has been retired meanwhile.
     pub(crate) async fn do_release(&self, session: &Session, items: &[Held], deadline: Deadline) -> Vec<Result<()>> {
         const OPERATION: &str = "index.release";
         let keys = |item: &Held| {

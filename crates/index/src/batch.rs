@@ -1,8 +1,8 @@
-//! Intents in batches: read what is needed, decide each by itself, write as many as fit at once.
+//! Intents in batches: read what is needed, decide each item by itself, write as many as fit at once.
 //!
-//! A transaction is all or nothing, but a batch is not: if a record has changed under one item, all are read again and
-//! decided again; the one that lost gets its own error then, and the others go on. Decisions come from
-//! `holdfast-custody`, so what is refused there is refused here, whatever the timing.
+//! A transaction is all or nothing, but a batch is not. If a record has changed under one item, the transaction's items
+//! are read and decided again; the item that lost the race gets its own error then, and the others are applied.
+//! Decisions come from `holdfast-custody`, so what is refused there is refused here, whatever the timing.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -22,13 +22,13 @@ use crate::types::Versioned;
 #[derive(Debug, Default)]
 pub(crate) struct Loaded {
     entries: HashMap<String, Entry>,
-    /// Whether nothing was read: decisions go by what the caller has seen before, and a refusal is no refusal yet.
+    /// Whether nothing was read: decisions are based on what the caller has seen before, and a refusal is not final.
     pub(crate) guess: bool,
     /// The shared clock.
     pub(crate) tick: Tick,
-    /// When the shared clock was set to that: deadlines hold on condition that it still is.
+    /// The version at which the shared clock was set to that. Deadlines are written on condition that it is unchanged.
     pub(crate) clock: Option<Version>,
-    /// What was read for the credits, if something was.
+    /// What was read for the quota, if anything.
     pub(crate) credits: Option<Snapshot>,
 }
 
@@ -70,51 +70,53 @@ pub(crate) struct Intent<'a, Item, T> {
     pub(crate) keys: &'a (dyn Fn(&Item) -> Vec<String> + Sync),
     /// Decides one item.
     pub(crate) decide: &'a (dyn Fn(&Item, &Loaded) -> Result<Decision<T>> + Sync),
-    /// Whether deadlines are set, so the shared clock must not have moved in between.
+    /// Whether the items set deadlines. Then the shared clock must not have moved in between.
     pub(crate) sets_deadlines: bool,
-    /// The credits that its items spend or give back.
+    /// The quota that the items spend or give back.
     pub(crate) credits: Option<&'a dyn Credits<Item>>,
 }
 
-/// The credits that the items of one transaction move together, in that transaction.
+/// The quota that the items of one transaction move, in that same transaction.
 pub(crate) trait Credits<Item>: Sync {
-    /// What must be read to know which.
+    /// What must be read to know how much.
     fn reads(&self) -> Vec<Read>;
 
-    /// What is to be done besides what the items need, if there is room for it. An error is that of all these items.
+    /// The conditions and writes to add for these items, if there is room for them. An error becomes the result of all
+    /// these items.
     fn move_for(&self, items: &[&Item], loaded: &Loaded, room: Room) -> Result<Moved>;
 
-    /// What was last asked for has been done.
+    /// The transaction of the last `move_for` has been applied.
     fn moved(&self, version: Version);
 
-    /// It has not been done, and will not be; or that is unclear.
+    /// It has not been applied and never will be; or, if `_unclear`, its outcome is ambiguous.
     fn not_moved(&self, _unclear: bool) {}
 
-    /// How many operations of a transaction it needs at most.
+    /// The most operations of a transaction that it needs.
     fn operations(&self) -> usize {
         CREDIT_OPERATIONS
     }
 
-    /// What is to be read along with every transaction.
+    /// What is to be read in the same transaction as every write.
     fn reads_along(&self) -> Vec<Read> {
         Vec::new()
     }
 
-    /// What was.
+    /// Takes the result of those reads.
     fn read_along(&self, _: Snapshot) {}
 }
 
-/// Room in every transaction that moves credits: free bytes, a few purses, and those who wait.
+/// Operations reserved in every transaction that moves quota: for the free bytes, a few balances, and the waiting
+/// sessions.
 const CREDIT_OPERATIONS: usize = 24;
 
-/// What a transaction can still take.
+/// What a transaction has room for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Room {
     pub(crate) operations: usize,
     pub(crate) bytes: usize,
 }
 
-/// Conditions and writes that move credits.
+/// Conditions and writes that move quota.
 #[derive(Debug, Default)]
 pub(crate) struct Moved {
     pub(crate) conditions: Vec<Condition>,
@@ -122,7 +124,7 @@ pub(crate) struct Moved {
 }
 
 impl Moved {
-    /// Adds more, if there is room for it.
+    /// Adds more, if there is room. Returns whether there was.
     pub(crate) fn add(&mut self, more: Self, room: &mut Room) -> bool {
         let operations = more.conditions.len().max(more.writes.len());
         let bytes: usize = more.conditions.iter().map(Condition::bytes).sum::<usize>()
@@ -152,7 +154,8 @@ impl KvIndex {
             .await
     }
 
-    /// As [`KvIndex::batch`], waiting until `told_by` for the outcome of what was sent before the deadline.
+    /// As [`KvIndex::batch`], but waits until `told_by` for the outcome of transactions that were sent before the
+    /// deadline.
     pub(crate) async fn batch_told_by<Item: Sync, T: Send>(
         &self,
         session: &Session,
@@ -179,7 +182,7 @@ impl KvIndex {
                 break;
             }
             if tries > 0 {
-                // Somebody else was faster. A random pause keeps two who collide from doing so for ever.
+                // Another process was faster. A random pause keeps two processes from colliding for ever.
                 let most = 1_u64 << tries.min(5);
                 tokio::time::sleep(Duration::from_micros(self.rng().below(200 * most))).await;
             }
@@ -196,14 +199,14 @@ impl KvIndex {
                 .await;
             self.set_refused_aside(refused, &loaded, &mut results, deadline).await;
         }
-        let missing = || Err(Error::internal(intent.operation, "an item was left without a result"));
+        let missing = || Err(Error::internal(intent.operation, "an item has no result: a bug"));
         results
             .into_iter()
             .map(|result| result.unwrap_or_else(missing))
             .collect()
     }
 
-    /// Items that a record stands in the way of which cannot be read: it is set aside, and they are decided anew.
+    /// Quarantines the undecodable records that block these items, so that the items are decided again.
     async fn set_refused_aside<T>(
         &self,
         refused: Vec<(usize, Error)>,
@@ -218,7 +221,7 @@ impl KvIndex {
                 None => Ok(SetAside::InPlace),
             };
             match aside {
-                // Another item of the batch may have met the same record: it has changed by then.
+                // Another item of the batch may have met the same record, which was then moved by that item.
                 Ok(SetAside::Moved | SetAside::Changed) => {}
                 Ok(SetAside::InPlace) => results[at] = Some(Err(error)),
                 Err(failed) => results[at] = Some(Err(failed)),

@@ -1,4 +1,4 @@
-//! What was decided for one item of a batch, and how many of those a transaction takes.
+//! What was decided for one item of a batch, and how many such decisions fit into a transaction.
 
 use std::sync::Arc;
 
@@ -13,22 +13,23 @@ pub(crate) struct Decision<T> {
     pub(crate) writes: Vec<Write>,
     /// What the session holds from then on.
     pub(crate) gives: Option<Given>,
-    /// What it holds no longer, and where that is noted.
+    /// What it holds no longer: the line of the grant record that names it.
     pub(crate) ends: Option<Line>,
-    /// Whether the session is likely to change next what the last write puts.
+    /// Whether the session is likely to change the record of the last write next.
     pub(crate) remember: bool,
     pub(crate) outcome: Outcome<T>,
 }
 
-/// What is known once a decision has been carried out.
+/// What is known once a decision has been applied.
 pub(crate) struct Done {
-    /// When.
+    /// The version at which it was applied.
     pub(crate) version: Version,
-    /// Where it is noted what was given, if something was.
+    /// The line of the grant record, if something was granted.
     pub(crate) note: Option<Line>,
 }
 
-/// What the caller gets, but for what is not known before the decision has been carried out, and how that gets in.
+/// The caller's result, except for what is known only once the decision has been applied, and a function that fills
+/// that in.
 pub(crate) struct Outcome<T> {
     outcome: T,
     settle: fn(&mut T, Done),
@@ -42,7 +43,7 @@ impl<T> Outcome<T> {
 }
 
 impl<T> Decision<T> {
-    /// A change that gives and ends nothing, and of which everything is known before.
+    /// A change that grants and ends nothing, and whose result is known beforehand.
     pub(crate) fn new(conditions: Vec<Condition>, writes: Vec<Write>, outcome: T) -> Self {
         Self {
             conditions,
@@ -57,12 +58,12 @@ impl<T> Decision<T> {
         }
     }
 
-    /// Nothing is to be changed.
+    /// Changes nothing.
     pub(crate) fn nothing(outcome: T) -> Self {
         Self::new(Vec::new(), Vec::new(), outcome)
     }
 
-    /// How what is known only afterwards gets into what the caller gets.
+    /// Sets the function that completes the result once the decision has been applied.
     pub(crate) fn settling(mut self, settle: fn(&mut T, Done)) -> Self {
         self.outcome.settle = settle;
         self
@@ -78,7 +79,7 @@ impl<T> Decision<T> {
         self
     }
 
-    /// The session is likely to change next what the last write puts.
+    /// Marks the record of the last write as one that the session is likely to change next.
     pub(crate) fn remembering(mut self) -> Self {
         self.remember = true;
         self
@@ -88,23 +89,23 @@ impl<T> Decision<T> {
         self.conditions.is_empty() && self.writes.is_empty()
     }
 
-    /// How many bytes it takes of a transaction.
+    /// How many bytes of a transaction it takes.
     pub(crate) fn bytes(&self) -> usize {
         let conditions = self.conditions.iter().map(Condition::bytes);
         conditions.chain(self.writes.iter().map(Write::bytes)).sum()
     }
 
-    /// How many operations of a transaction it takes, notes aside.
+    /// How many operations of a transaction it takes, grant records aside.
     pub(crate) fn operations(&self) -> usize {
         self.conditions.len().max(self.writes.len())
     }
 }
 
-/// What a transaction can still take.
+/// What a transaction still has room for.
 pub(crate) struct Room {
     operations: usize,
     bytes: usize,
-    /// Notes that it writes, and those that it may strike out, each once.
+    /// The grant records that it writes, and those that it may delete, each once.
     given: Vec<(SessionId, Tick)>,
     ended: Vec<Arc<OpenNote>>,
 }
@@ -119,7 +120,7 @@ impl Room {
         }
     }
 
-    /// Whether there was room for it, which it takes.
+    /// Takes the room that a decision needs. False if there is not enough.
     pub(crate) fn take<T>(&mut self, decision: &Decision<T>) -> bool {
         let given = decision.gives.as_ref().map(|given| (given.to, given.until));
         let given = given.filter(|given| !self.given.contains(given));

@@ -1,7 +1,8 @@
-//! The decoders of what lies in the index, for the fuzzer (feature `fuzzing`, folder `fuzz/`). No part of the interface.
+//! The decoders of everything that the index stores, for the fuzzer (feature `fuzzing`, folder `fuzz/`). Not part of
+//! the interface.
 //!
-//! Whatever wrote the bytes: a decoder refuses them, or gives a value that is written and read back without a change, from
-//! which every decision can be taken without a panic.
+//! Whatever wrote the bytes: a decoder refuses them, or returns a value that can be encoded and decoded again without a
+//! change, and from which every decision can be taken without a panic.
 #![allow(
     clippy::expect_used,
     missing_docs,
@@ -30,7 +31,7 @@ fn entry(value: &[u8]) -> Entry {
     }
 }
 
-/// Reads a record, and holds it to being written and read back.
+/// Decodes a record, and asserts that it can be encoded and decoded again.
 fn read_back<T: Settle + Serialize + PartialEq + Debug>(bytes: &[u8]) -> Option<Versioned<T>> {
     let first: Versioned<T> = decode_versioned(&entry(bytes)).ok()?;
     let written = encode_described(&first.record, &first.description).expect("what was read can be written");
@@ -41,7 +42,7 @@ fn read_back<T: Settle + Serialize + PartialEq + Debug>(bytes: &[u8]) -> Option<
     Some(first)
 }
 
-/// Reservations, live and retired samples, with what rides behind them.
+/// Reservations, live and retired samples, with their descriptions.
 pub fn record(bytes: &[u8]) {
     let sample = SampleId::new("sample").expect("a name");
     let layout = Layout::new(&"store".parse().expect("a name"));
@@ -107,7 +108,7 @@ fn place_retired(layout: &Layout, sample: &SampleId, record: Retired) {
     }
 }
 
-/// Reads a value that has no versions in it, and holds it to being written and read back.
+/// Decodes a value that has no versions in it, and asserts that it can be encoded and decoded again.
 pub(crate) fn stable<T: Serialize + DeserializeOwned + PartialEq + Debug>(bytes: &[u8]) {
     let Ok(first) = decode::<T>(&entry(bytes)) else { return };
     let written = encode(&first).expect("what was read can be written");
@@ -115,7 +116,7 @@ pub(crate) fn stable<T: Serialize + DeserializeOwned + PartialEq + Debug>(bytes:
     assert_eq!(again, first);
 }
 
-/// Notes of what was given out, the shared clock, and what is written by and for processes that wait for credits.
+/// Grant records, the shared clock, and what is written by and for sessions that wait for quota.
 pub fn note(bytes: &[u8]) {
     stable::<Note>(bytes);
     stable::<Tick>(bytes);
@@ -134,7 +135,8 @@ fn listed(bytes: &[u8]) -> Option<Entry> {
     })
 }
 
-/// Entries of ready lists: what is read lies under the key that it would be deleted by, and is the sample that it says.
+/// Entries of ready lists: a decoded entry lies under the key by which it would be deleted, and names the sample that
+/// it says.
 pub fn ready(bytes: &[u8]) {
     let Some(entry) = listed(bytes) else { return };
     let layout = Layout::new(&"store".parse().expect("a name"));
@@ -148,7 +150,7 @@ pub fn ready(bytes: &[u8]) {
     }
 }
 
-/// What is said of records in quarantine: it is found again under the key that follows from it.
+/// Entries about records in quarantine: each is found again under the key that follows from it.
 pub fn quarantined(bytes: &[u8]) {
     stable::<Info>(bytes);
     let Some(entry) = listed(bytes) else { return };
@@ -159,7 +161,8 @@ pub fn quarantined(bytes: &[u8]) {
     }
 }
 
-/// Keys of lists: what follows from a name is read back, and foreign keys are refused or name what they would be named by.
+/// Keys of lists: a key that follows from a name is parsed back to it, and foreign keys are refused or name what they
+/// would be named by.
 pub fn key(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let layout = Layout::new(&"store".parse().expect("a name"));

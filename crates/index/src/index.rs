@@ -19,20 +19,20 @@ use crate::quarantine::PassedOver;
 use crate::record::decode;
 use crate::session::{Sender, Session, is_full};
 
-/// How a store's index behaves. Everybody who uses a store uses the same settings.
+/// The settings of a store's index. All processes that use a store must use the same settings.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct IndexConfig {
-    /// How long a process may be silent before its session has ended. Default: 10 s.
+    /// How long a process may be silent before its session ends. Default: 10 s.
     pub session_ttl: Duration,
     /// The length of one tick of the shared clock. Default: 1 s.
     pub tick: Duration,
-    /// How many ticks after its end a lease still counts, for transfers under way. Default: 2.
+    /// How many ticks after its end a lease still counts, for transfers in flight. Default: 2.
     pub grace_ticks: u64,
     /// How many ticks a reservation lasts. Default: 600.
     pub reserve_ticks: u64,
-    /// How many ticks the record of a lost sample is kept, so that its objects are removed again if a holder that was away
-    /// has brought them back. Default: 60.
+    /// How many ticks the record of a lost sample is kept, so that its objects are removed again if a process that held
+    /// them and was away has brought them back. Default: 60.
     pub lost_ticks: u64,
 }
 
@@ -48,36 +48,36 @@ impl Default for IndexConfig {
     }
 }
 
-/// The index of one store, over any transactional store of keys.
+/// The index of one store, over any transactional store.
 #[derive(Debug)]
 pub struct KvIndex {
     sender: Sender,
     rng: Arc<dyn Rng>,
     config: IndexConfig,
     seen: Mutex<SeenClock>,
-    /// The lane that the next one of this process looks into.
+    /// The shard at which the next read of this process begins.
     lane: AtomicU64,
     ready: Mutex<HashMap<GroupName, Arc<ReadyList>>>,
     hints: Hints,
     house: Arc<House>,
     passed_over: PassedOver,
-    /// The note at which the last sweep of this process ended, if there was more.
+    /// The grant record at which the last sweep of this process ended, if there was more.
     pub(crate) swept_to: Mutex<Option<String>>,
-    /// The kept record at which the last sweep of this process ended, if there was more.
+    /// The record of a lost sample at which the last sweep of this process ended, if there was more.
     pub(crate) kept_to: Mutex<Option<String>>,
 }
 
-/// The shared clock as it was last seen here.
+/// The shared clock as this process last saw it.
 ///
-/// What was seen later counts, by the version of the store at which it was seen, not of the clock: in a store that was put
-/// back to an earlier state the clock is older than the one that was seen before, or there is none.
+/// Of two observations the later one counts: the one at the larger version of the store, not of the clock. In a store
+/// that was restored to an earlier state the clock is older than the one seen before, or absent.
 #[derive(Debug, Default)]
 struct SeenClock {
     tick: Tick,
     version: Option<Version>,
-    /// When this tick was first seen, by our own clock.
+    /// When this process first saw this tick, by its own clock.
     since: Option<Timestamp>,
-    /// The version of the store at which it was last seen.
+    /// The version of the store at which the clock was last seen.
     at: Version,
 }
 
@@ -91,7 +91,7 @@ impl KvIndex {
         rng: Arc<dyn Rng>,
     ) -> Self {
         let sender = Sender::new(kv, Layout::new(store), clock);
-        // Processes begin at different lanes.
+        // Processes begin at different shards.
         let lane = rng.below(crate::layout::LANES);
         Self {
             sender,
@@ -108,7 +108,7 @@ impl KvIndex {
         }
     }
 
-    /// Its settings.
+    /// The settings.
     pub fn config(&self) -> &IndexConfig {
         &self.config
     }
@@ -145,7 +145,7 @@ impl KvIndex {
         &self.sender
     }
 
-    /// A lane to look into: those of one process go round, so that they do not meet.
+    /// The shard at which a read begins. Reads of one process go round, so that they do not meet.
     pub(crate) fn next_lane(&self) -> u64 {
         self.lane.fetch_add(1, Ordering::Relaxed) % crate::layout::LANES
     }
@@ -164,7 +164,8 @@ impl KvIndex {
         let session = self.kv().open_session(self.config.session_ttl, within).await?;
         let id = session.id();
         let (alive, existed) = (self.layout().alive(id), self.layout().existed(id));
-        // What proves that it existed outlives it, so that somebody clears up after it. Repeating this is harmless.
+        // The proof that the session existed outlives it, so that a sweep clears up after it. Writing it twice is
+        // harmless.
         let transaction = Transaction {
             conditions: Vec::new(),
             writes: vec![
@@ -187,14 +188,15 @@ impl KvIndex {
                 Err(error) if error.kind() == ErrorKind::Unavailable && !deadline.passed(self.clock()) => {
                     tracing::debug!(OPERATION, %error, "trying again");
                 }
-                // Even if it was made: nobody keeps it, so it dies by its time to live, and a sweep clears up after it.
+                // Even if it was applied: no process keeps the session alive, so it ends by its time to live, and a
+                // sweep clears up after it.
                 Err(error) if is_full(&error) => return Err(error.with_retry(Retry::Safe)),
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Takes in what was read of the shared clock when the store was at version `at`.
+    /// Records what was read of the shared clock when the store was at version `at`.
     pub(crate) fn note_tick(&self, entry: Option<&Entry>, at: Version) -> Result<()> {
         let tick = entry.map(decode).transpose()?;
         let version = entry.map(|entry| entry.version);
@@ -214,12 +216,12 @@ impl KvIndex {
         Ok(())
     }
 
-    /// The shared clock, as far as is known; makes it if there is none.
+    /// The shared clock, as last seen; creates it if there is none.
     pub(crate) async fn known_tick(&self, deadline: Deadline) -> Result<Tick> {
         Ok(self.known_clock(deadline).await?.0)
     }
 
-    /// The shared clock and when it was set to that, as far as is known; makes it if there is none.
+    /// The shared clock, as last seen, and the version at which it was set; creates it if there is none.
     pub(crate) async fn known_clock(&self, deadline: Deadline) -> Result<(Tick, Version)> {
         loop {
             {
@@ -242,8 +244,8 @@ impl KvIndex {
         }
     }
 
-    /// Moves the shared clock on, if it has stood at the present tick for a whole tick's length by our own clock.
-    /// Returns it.
+    /// Advances the shared clock if it has stood at the present tick for a whole tick's length by our own clock.
+    /// Returns the tick.
     pub(crate) async fn advance(&self, deadline: Deadline) -> Result<Tick> {
         let key = self.layout().clock();
         let snapshot = self
@@ -268,7 +270,7 @@ impl KvIndex {
         self.known_tick(deadline).await
     }
 
-    /// Writes the shared clock. Whether it was us or somebody else who did is all the same: both waited.
+    /// Writes the shared clock. It does not matter if another process was faster: both have waited for a whole tick.
     async fn write_tick(&self, condition: Condition, tick: Tick, deadline: Deadline) -> Result<()> {
         let key = self.layout().clock();
         let value = tick.0.to_string().into_bytes();
@@ -280,7 +282,7 @@ impl KvIndex {
         match answer {
             Ok(Applied::Yes(version)) => self.note_tick(Some(&Entry { key, value, version }), version),
             Err(error) if error.retry() != Retry::Ambiguous => Err(error),
-            // Somebody else did, or nobody knows: look.
+            // Another process did, or the outcome is ambiguous: read it.
             other => {
                 let before = self.seen.lock().version;
                 let snapshot = self
@@ -289,7 +291,7 @@ impl KvIndex {
                     .await?;
                 self.note_tick(snapshot.entries.iter().flatten().next(), snapshot.version)?;
                 match other {
-                    // A full store has answered: what is not there now never will be.
+                    // A full store has answered: a write that is not visible now will never be applied.
                     Err(error) if is_full(&error) && self.seen.lock().version == before => {
                         Err(error.with_retry(Retry::Safe))
                     }

@@ -1,4 +1,5 @@
-//! Making samples and taking them, as transactions: what each reads, what custody decides, what is written.
+//! Reserving, committing, aborting and leasing samples, as transactions: what each reads, what custody decides, what is
+//! written.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -40,7 +41,8 @@ pub(crate) fn being_written(sample: &SampleId) -> Error {
     .with("sample", sample)
 }
 
-/// As [`being_written`], when it is not known whether that is why or one of its objects is another's.
+/// As [`being_written`], when it is not known whether that is the reason, or that another sample owns one of its
+/// objects.
 pub(crate) fn being_written_or_owned(item: &Reserve) -> Error {
     if item.claims.is_empty() {
         return being_written(&item.sample);
@@ -53,7 +55,7 @@ pub(crate) fn being_written_or_owned(item: &Reserve) -> Error {
     .with("sample", &item.sample)
 }
 
-/// Another sample, or another generation of this one, has an object that was to be claimed.
+/// Another sample, or another generation of this one, owns an object that was to be claimed.
 pub(crate) fn owned(sample: &SampleId, key: &ObjectKey, owner: &SampleRef) -> Error {
     Error::new(
         ErrorKind::Conflict,
@@ -66,9 +68,9 @@ pub(crate) fn owned(sample: &SampleId, key: &ObjectKey, owner: &SampleRef) -> Er
     .with("owner_generation", owner.generation)
 }
 
-/// The owner that a claim names. It was written with the reservation, so its version is the generation.
+/// The owner that a claim names. The claim was written with the reservation, so its version is the generation.
 pub(crate) fn owner(claim: &Entry) -> Result<SampleRef> {
-    let no_name = || unreadable(&claim.key, "this is no claim: it names no sample");
+    let no_name = || unreadable(&claim.key, "this entry is not a claim: its value names no sample");
     let sample = std::str::from_utf8(&claim.value)
         .ok()
         .and_then(|name| SampleId::new(name).ok());
@@ -100,7 +102,7 @@ pub(crate) fn superseded(operation: &'static str, sample: &SampleRef) -> Error {
     .with("generation", sample.generation)
 }
 
-/// The live record of exactly this generation: as the caller has `seen` it, as long as nothing was read.
+/// The live record of exactly this generation: the one that the caller has `seen`, as long as nothing was read.
 pub(crate) fn live_of<'a>(
     operation: &'static str,
     layout: &Layout,
@@ -141,15 +143,15 @@ impl KvIndex {
                     .await
             }
             None => {
-                // Nobody else's reservation is expected: the first try goes without a look.
+                // No other producer's reservation is expected, so the first attempt reads nothing.
                 self.reserve_now(session, items, None, Some(Loaded::default()), deadline)
                     .await
             }
         }
     }
 
-    /// Reserves, and pays for it in the same transaction if there are credits. The first try goes by `seen`, if something
-    /// was.
+    /// Reserves, and pays for it in the same transaction if there is a quota. The first attempt uses `seen`, if given,
+    /// instead of reading.
     pub(crate) async fn reserve_now(
         &self,
         session: &Session,
@@ -162,7 +164,8 @@ impl KvIndex {
         let keys = |item: &Reserve| self.layout().in_its_way(&item.sample, &item.claims).collect();
         let decide = |item: &Reserve, loaded: &Loaded| {
             check_claims(item)?;
-            // One that cannot be read would block the sample's name for ever.
+            // Decoded, because a reservation that cannot be decoded would block the sample's name for ever: it is
+            // quarantined.
             if loaded
                 .record::<Reserved>(&self.layout().pending(&item.sample))?
                 .is_some()
@@ -183,7 +186,7 @@ impl KvIndex {
             let in_its_way = self.layout().in_its_way(&item.sample, &item.claims);
             let conditions = in_its_way.map(Condition::Absent).collect();
             let mut writes: Vec<Write> = self.layout().put_claims(&item.sample, &item.claims).collect();
-            // The last one is remembered.
+            // Put last, because `remembering` remembers the last write.
             writes.push(self.layout().put_reserved(&item.sample, &record)?);
             let given = Given {
                 to: session.id(),
@@ -217,7 +220,7 @@ impl KvIndex {
         deadline: Deadline,
     ) -> Vec<Result<Version>> {
         const OPERATION: &str = "index.commit";
-        // What this session has just reserved it need not read, and hardly any sample has been live before.
+        // The session need not read what it has just reserved, and hardly any sample was live before.
         let mut notes = HashMap::new();
         let reserved = items.iter().filter_map(|item| {
             let key = self.layout().pending(&item.sample.sample);
@@ -287,8 +290,8 @@ impl KvIndex {
         self.batch(session, items, intent, None, deadline).await
     }
 
-    /// Leases samples, for a group or for reading only, on these terms. The first try goes by what was seen of
-    /// them, if all were.
+    /// Leases samples for a group, or for reading only, on these terms. The first attempt uses the copies of the
+    /// records, if all samples have one, instead of reading.
     pub(crate) async fn do_lease(
         &self,
         session: &Session,
@@ -348,7 +351,7 @@ fn set_version(version: &mut Version, done: Done) {
 }
 
 impl Held {
-    /// Puts in what is known once the lease has been written.
+    /// Fills in what is known only once the lease has been written.
     pub(crate) fn settle(&mut self, done: Done) {
         self.seen.record.settle(done.version);
         self.seen.version = done.version;

@@ -1,13 +1,13 @@
 //! Lost samples are kept for a while after they were retired.
 //!
-//! A sample is called lost when the engine has not had its objects for long; but a holder that was away for longer may
-//! still bring them back. So the record of a lost sample, and the credits that it holds, stay for `lost_ticks` beside the
-//! list of what is to be freed (`l/`, in the order in which their time is over). The process that called it lost removes what is left
-//! of its objects at once; a sweep moves the record to the list (`f/`) when its time is over, and the process that frees it removes
-//! them a second time.
+//! A sample is declared lost when the engine has not had its objects for long. But a process that held them and was
+//! away for longer may still bring them back. So the record of a lost sample, and the quota that it holds, stay for
+//! `lost_ticks` outside the list of samples to be freed (under `l/`, ordered by the tick at which their time is over).
+//! The process that declares the sample lost removes what is left of its objects at once. When the time is over, a
+//! sweep moves the record to the list (`f/`), and the reclaimer removes the objects a second time.
 //!
-//! The list is walked in parts, as all lists are ([`crate::sweep`]): what stays in it, because only a later release can read it, keeps no
-//! sweep from what lies behind it.
+//! The list is walked in parts, as all lists are ([`crate::sweep`]): a record that stays in it, because only a later
+//! release can decode it, does not keep a sweep from the records behind it.
 
 use holdfast_core::{Deadline, Result};
 use holdfast_custody::{Retired, Tick};
@@ -24,8 +24,8 @@ use crate::types::Versioned;
 const OPERATION: &str = "index.sweep";
 
 impl KvIndex {
-    /// What was kept until a tick before this one is to be freed, after the record at which the last sweep ended. Returns
-    /// whether there may be more.
+    /// Moves lost samples that were kept until a tick before this one to the list of samples to be freed, starting
+    /// after the record at which the last sweep ended. Returns whether there may be more.
     pub(crate) async fn end_keeping(
         &self,
         session: &Session,
@@ -66,7 +66,7 @@ impl KvIndex {
             match result {
                 Ok(()) => {}
                 Err(error) if is_about_one_record(&error) => {
-                    tracing::debug!(%error, "the record of a lost sample cannot be read here; it stays kept");
+                    tracing::debug!(%error, "the record of a lost sample cannot be read by this release; it stays");
                 }
                 Err(error) => {
                     tracing::warn!(%error, "a lost sample stays kept; the next sweep tries again");

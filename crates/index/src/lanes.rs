@@ -1,18 +1,19 @@
-//! What those of one process know together about a group's ready list: what was seen and not taken yet, which lanes had
-//! nothing, and how far the others were seen.
+//! What one process knows about a group's ready list, shared by all its consumers: samples that were seen and not taken
+//! yet, which shards were empty, and how far the others were read.
 //!
 //! ```text
-//!   seen ──kept──▶ found ──taken──▶ reached for ──the taking has ended, well or not──▶ (unknown again)
-//!                    └── not fresh any more ─────────────────────────────────────────────────▲
+//!   seen ──kept──▶ found ──taken──▶ being leased ──the lease attempt ended, well or not──▶ (unknown again)
+//!                    └── not fresh any more ──────────────────────────────────────────────────▲
 //! ```
 //!
-//! What is found or reached for is known: a look that shows it once more does not make two of one process reach for it.
+//! A sample that is found or being leased is known. A read that shows it again does not make two consumers of this
+//! process try to lease it.
 //!
-//! A look into a lane goes on where the last one ended: what lies before is known, or gone. To the store, what is gone from
-//! a list is not free of charge: a look from the start of a lane passes all of it. But what comes back to the list lies
-//! before; so may what was reserved early and committed late, and what was seen and not taken while it was fresh. So a lane
-//! is looked into from its start once in a while ([`FROM_THE_START`]), after something that was seen in it was given up, and
-//! always before somebody concludes that there is nothing.
+//! A read of a shard continues where the last one ended: samples before that point are known, or gone. Deleted entries
+//! are not free: for the store, a read from the start of a shard walks over all of them. But a sample that comes back
+//! to the list lies before that point. So may one that was reserved early and committed late, and one that was seen and
+//! not taken while it was fresh. So a shard is read from its start once in a while ([`FROM_THE_START`]), after a sample
+//! that was seen in it was given up, and always before a caller concludes that the list is empty.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Deref;
@@ -26,36 +27,36 @@ use parking_lot::Mutex;
 use crate::layout::{LANES, lane_of};
 use crate::types::{SampleRef, Versioned};
 
-/// The most entries of one look.
+/// The most entries that one read wants. Bounds the size of the reply.
 const MOST_AT_ONCE: usize = 256;
 
-/// The most lanes of one look.
+/// The most shards that one read covers.
 const MOST_LANES: usize = 16;
 
-/// How many of one process look at the same time, each into another lane.
+/// How many callers of one process read at the same time, each from other shards.
 const LOOK_AT_ONCE: usize = 2;
 
-/// For how long what was seen is worth a try: others take from the same list.
+/// For how long a sample that was seen is worth a lease attempt. Other processes take from the same list.
 const FRESH: Duration = Duration::from_millis(100);
 
-/// For how long looks into a lane go on where the last one ended, before one begins at its start again.
+/// For how long reads of a shard continue where the last one ended, before one begins at its start again.
 const FROM_THE_START: Duration = Duration::from_secs(1);
 
-/// For how many looks a lane that had nothing is passed over. After that it is looked into again, whatever the others
-/// have, so that nothing in it is left behind.
+/// For how many reads an empty shard is skipped. After that it is read again, however many samples the others have, so
+/// that no sample in it is left behind.
 const PASSED_OVER: u64 = 2 * LANES;
 
-/// For how long a sample is passed over that cannot be taken here.
+/// For how long a sample that this process cannot take is skipped.
 const PASSED_BY: Duration = Duration::from_secs(10);
 
-/// How many samples are remembered as doubtful, or as passed over.
+/// The most samples that are remembered as doubtful, and the most that are remembered as skipped. Bounds memory.
 const MOST_REMEMBERED: usize = 65_536;
 
 /// A sample that was seen in the ready list, or that is known by name only.
 #[derive(Clone, Debug)]
 pub(crate) struct Found {
     pub(crate) sample: SampleRef,
-    /// The record, if the list had a copy of it.
+    /// The record, if the list held a copy of it.
     pub(crate) copied: Option<Versioned<Live>>,
 }
 
@@ -68,7 +69,7 @@ impl From<&SampleRef> for Found {
     }
 }
 
-/// One group's ready list, to those of one process.
+/// One group's ready list, as one process knows it.
 #[derive(Debug)]
 pub(crate) struct ReadyList {
     known: Mutex<Known>,
@@ -86,54 +87,55 @@ impl Default for ReadyList {
 
 #[derive(Debug, Default)]
 struct Known {
-    /// What was seen and not taken yet, and when.
+    /// Samples that were seen and not taken yet, and when they were seen.
     found: VecDeque<(Found, Timestamp)>,
-    /// All of that, and what is reached for.
+    /// All of those, and the samples that are being leased.
     known: HashSet<SampleRef>,
     lanes: Lanes,
-    /// How many are taken while what was seen is fresh, more or less: so many are worth seeing at once.
+    /// About how many samples are taken while they are fresh: as many are worth reading at once.
     appetite: usize,
-    /// Into how many lanes one look goes: the less there is in a lane, the more.
+    /// How many shards one read covers: the fewer samples a shard has, the more shards.
     width: usize,
-    /// What was in the list and could not be had, once.
+    /// Samples that were in the list and once could not be leased.
     doubted: HashSet<SampleRef>,
-    /// What cannot be taken by this process, and since when.
+    /// Samples that this process cannot take, and since when.
     passed_over: HashMap<SampleRef, Timestamp>,
 }
 
-/// Where one look goes, and how many it wants to see of each lane.
+/// Which shards to read, and how many entries of each.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Look {
     pub(crate) lanes: Vec<Lane>,
     pub(crate) of_each: usize,
 }
 
-/// A lane to be looked into: from after a key that was seen, if one was.
+/// A shard to be read: after a key that was seen, or (none) from its start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Lane {
     pub(crate) number: u64,
     pub(crate) after: Option<SeenTo>,
 }
 
-/// How far a lane was seen, and when that was begun at its start, unless something before it was given up.
+/// How far a shard was read, and when the last read from its start began; none if a sample before this key was given
+/// up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SeenTo {
     pub(crate) key: String,
     since: Option<Timestamp>,
 }
 
-/// What a look showed of a lane.
+/// What a read showed of a shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Saw {
-    /// All of it, up to this key if there was one: it has nothing more for now.
+    /// All entries, up to this key if there were any: the shard has no more for now.
     All(Option<String>),
-    /// What lies before this key, and that.
+    /// The entries up to and including this key; there may be more.
     UpTo(String),
 }
 
 impl ReadyList {
-    /// Up to `count` of what was seen, if it is fresh and there is any. If there may be more to see, then only if that is
-    /// all that is asked for.
+    /// Up to `count` fresh samples that were seen; none if there are none. With `more` (there may be more to read),
+    /// only if there are `count` of them.
     pub(crate) fn take(self: &Arc<Self>, count: usize, now: Timestamp, more: bool) -> Option<Reached> {
         let mut known = self.known.lock();
         known.forget_stale(now);
@@ -148,7 +150,8 @@ impl ReadyList {
         })
     }
 
-    /// What one who looked leaves to everybody, itself included. How much of it was not known.
+    /// Adds samples that a read showed, for all consumers of this process. Returns how many of them were not known
+    /// before.
     pub(crate) fn leave(&self, found: impl IntoIterator<Item = Found>, now: Timestamp) -> usize {
         let known = &mut *self.known.lock();
         let before = known.found.len();
@@ -159,7 +162,7 @@ impl ReadyList {
         known.found.len() - before
     }
 
-    /// A sample that was in the list could not be had. True if that is so for the second time.
+    /// Records that a sample in the list could not be leased. True if this is the second time.
     pub(crate) fn doubt(&self, sample: &SampleRef) -> bool {
         let mut known = self.known.lock();
         if known.doubted.remove(sample) {
@@ -172,7 +175,7 @@ impl ReadyList {
         false
     }
 
-    /// A sample cannot be taken by this process: for a while, looks pass it.
+    /// Records that this process cannot take a sample: it is skipped for a while.
     pub(crate) fn pass_over(&self, sample: &SampleRef, now: Timestamp) {
         let mut known = self.known.lock();
         if known.passed_over.len() >= MOST_REMEMBERED {
@@ -181,7 +184,7 @@ impl ReadyList {
         known.passed_over.insert(sample.clone(), now);
     }
 
-    /// Leaves out what cannot be taken by this process.
+    /// Removes the samples that this process cannot take.
     pub(crate) fn without_passed_over(&self, found: &mut Vec<Found>, now: Timestamp) {
         let mut known = self.known.lock();
         if known.passed_over.is_empty() {
@@ -191,14 +194,14 @@ impl ReadyList {
         found.retain(|found| !known.passed_over.contains_key(&found.sample));
     }
 
-    /// Reaches for these, whoever else of this process does: there was nothing else to see.
+    /// Hands these out, even if another consumer of this process is leasing them: there is nothing else to try.
     pub(crate) fn reach(self: &Arc<Self>, found: Vec<Found>) -> Reached {
         let list = Arc::clone(self);
         Reached { list, found }
     }
 
-    /// Where to look, and how many are worth seeing: all that was seen before has been taken. Nowhere if all lanes had
-    /// nothing lately.
+    /// Which shards to read next, and how many entries of each. To be called when all samples seen before have been
+    /// taken. No shards if all were empty lately.
     pub(crate) fn next(&self, count: usize, start: u64, now: Timestamp) -> Look {
         let known = &mut *self.known.lock();
         known.appetite = (2 * known.appetite).clamp(1, MOST_AT_ONCE);
@@ -207,7 +210,7 @@ impl ReadyList {
         Look { lanes, of_each }
     }
 
-    /// All lanes, each from where the last look into it ended.
+    /// All shards, each from where the last read of it ended.
     pub(crate) fn further(&self) -> Vec<Lane> {
         let known = self.known.lock();
         let lane = |(number, lane): (u64, &KnownLane)| Lane {
@@ -217,7 +220,8 @@ impl ReadyList {
         (0..LANES).zip(&known.lanes.lanes).map(lane).collect()
     }
 
-    /// What a look at some lanes, begun at `now`, showed of each; and how many samples that were, of so many that it wanted.
+    /// Records what a read of some shards, begun at `now`, showed of each, and how many samples that were out of how
+    /// many wanted.
     pub(crate) fn saw(&self, lanes: Vec<(Lane, Saw)>, (seen, wanted): (usize, usize), now: Timestamp) {
         let mut known = self.known.lock();
         if lanes.iter().any(|(_, saw)| matches!(saw, Saw::UpTo(_))) {
@@ -255,7 +259,7 @@ impl Known {
     }
 }
 
-/// Samples that somebody reaches for: others of this process leave them alone until this is dropped.
+/// Samples that a consumer is leasing. The other consumers of this process leave them alone until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Reached {
     list: Arc<ReadyList>,
@@ -279,7 +283,7 @@ impl Drop for Reached {
     }
 }
 
-/// Which lanes are worth a look, and from where on.
+/// Which shards are worth reading, and from which key on.
 #[derive(Debug)]
 struct Lanes {
     looks: u64,
@@ -288,7 +292,7 @@ struct Lanes {
 
 #[derive(Clone, Debug, Default)]
 struct KnownLane {
-    /// Until which look it is passed over.
+    /// The shard is skipped until this read.
     empty_until: u64,
     seen_to: Option<SeenTo>,
 }
@@ -303,7 +307,7 @@ impl Default for Lanes {
 }
 
 impl Lanes {
-    /// The first lanes from `start` on that are worth a look; none if all had nothing lately.
+    /// The first shards from `start` on that are worth reading; none if all were empty lately.
     fn next(&mut self, start: u64, most: usize, now: Timestamp) -> Vec<Lane> {
         self.looks += 1;
         let looks = self.looks;
@@ -320,7 +324,7 @@ impl Lanes {
         worth.take(most).map(lane).collect()
     }
 
-    /// Something that was seen in a lane was not taken.
+    /// A sample that was seen in a shard was not taken: its next read begins at the start.
     fn gave_up(&mut self, number: u8) {
         if let Some(seen_to) = self
             .lanes
@@ -331,7 +335,7 @@ impl Lanes {
         }
     }
 
-    /// What a look into a lane showed.
+    /// Records what a read of a shard showed.
     fn saw(&mut self, Lane { number, after }: Lane, saw: Saw, now: Timestamp) {
         let Some(place) = usize::try_from(number).ok().and_then(|at| self.lanes.get_mut(at)) else {
             return;

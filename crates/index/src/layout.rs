@@ -1,38 +1,38 @@
-//! Where records lie, and what follows from a record.
+//! Where records are stored, and which list entries follow from a record.
 //!
-//! Each record has one home, and what its producer said about the sample (the description) rides behind it. Which entries
-//! the ready lists must have follows from the record alone. So a change of a record is: the keys that followed from it
-//! before, minus those that follow now, are deleted; the new ones are put. Nothing else ever writes these lists, and an
-//! index is consistent when its lists are exactly what follows from its records.
+//! Each record has one key. The description that its producer gave the sample is stored behind the record, in the same
+//! value. Which entries the ready lists must have follows from the record alone. So to change a record means: the keys
+//! that followed from it before and no longer do are deleted, and the new ones are put. Nothing else ever writes these
+//! lists. An index is consistent when its lists are exactly what follows from its records.
 //!
-//! A ready entry of a sample with one group holds a copy of the record: whoever takes the sample needs no look at it, if
-//! nobody has touched the record since (they have the same version).
+//! A ready entry of a sample with one group holds a copy of the record. The consumer that leases the sample need not
+//! read the record, if no process has changed it since (both have the same version).
 //!
-//! Who holds what is not listed sample by sample but noted once per transaction: see [`crate::notes`].
+//! What a session holds is not listed sample by sample but once per transaction: see [`crate::notes`].
 //!
 //! | key, under the store's root | what | kept in step by |
 //! |---|---|---|
 //! | `n/{session}` | the session is alive (vanishes with it) | session |
-//! | `z/{session}` | the session existed and is not cleared up yet | session, sweep |
+//! | `z/{session}` | the session existed and is not cleared yet | session, sweep |
 //! | `o/{session}/{slot}` | the last transaction of one slot (vanishes with the session) | every transaction |
 //! | `p/{sample}` | [`Reserved`] | reserve, commit, abort |
 //! | `s/{sample}` | [`Live`] | commit, lease, ack, … |
 //! | `g/{sample}/{generation}` | [`Retired`] with readers | retire, release, sweep |
 //! | `f/{sample}/{generation}` | [`Retired`] without readers: to be freed | as above, freed |
-//! | `l/{kept}/{sample}/{generation}` | [`Retired`] without readers, lost, and kept until a tick: then it goes to `f` | retire, sweep |
-//! | `q/{group}/{lane}/{order}/{sample}` | ready for a group | follows from `s` |
-//! | `h/{session}/{until}/{by}-{number}` | what one transaction gave a session until a tick | notes, sweep |
+//! | `l/{kept}/{sample}/{generation}` | [`Retired`] without readers, lost, and kept until a tick: then it moves to `f` | retire, sweep |
+//! | `q/{group}/{shard}/{order}/{sample}` | ready for a group | follows from `s` |
+//! | `h/{session}/{until}/{by}-{number}` | grant record: what one transaction granted a session until a tick | every grant, sweep |
 //! | `k/{object key}` | which sample owns an object that another writer named; its generation is this entry's version | reserve, freed |
 //! | `x/i/{key}/{version}` | why a record is in quarantine | see [`crate::quarantine`] |
-//! | `x/o/{key}/{version}` | its bytes, as they were | as above |
+//! | `x/o/{key}/{version}` | the original bytes of that record | as above |
 //! | `t` | the shared clock | tick |
-//! | `b/budget` | the store's budget in bytes; no such key, no budget | set once |
-//! | `b/free` | bytes of the budget that are nobody's | reserve, freed, sweep: see [`crate::credits`] |
-//! | `b/a/{session}` | a session's purse: bytes that it may spend | reserve, freed, sweep |
-//! | `b/w/{session}` | a session that waits for credits, and for what (vanishes with it) | reserve, freed, sweep |
-//! | `b/t/{session}` | what a session that waited was last told (vanishes with it) | freed, sweep |
+//! | `b/budget` | the store's budget in bytes; without this key there is no budget | set once |
+//! | `b/free` | bytes of the budget that belong to no session | reserve, freed, sweep: see [`crate::credits`] |
+//! | `b/a/{session}` | a session's balance: bytes that it may spend | reserve, freed, sweep |
+//! | `b/w/{session}` | a session that waits for quota, and for how much (vanishes with it) | reserve, freed, sweep |
+//! | `b/t/{session}` | the last answer to a session that waited (vanishes with it) | freed, sweep |
 //!
-//! Numbers in keys are sixteen hex digits, so that the order of keys is the order of numbers. Names are escaped.
+//! Numbers in keys are sixteen hex digits, so that keys sort as their numbers do. Names are escaped.
 
 use std::ops::Range;
 
@@ -43,7 +43,7 @@ use holdfast_custody::{GroupName, GroupState, Live, Progress, Reserved, Retired,
 use crate::kv::{Write, prefix};
 use crate::record::{Description, encode, encode_described};
 
-/// Ready lists are cut into this many lanes, so that consumers do not all reach for the same sample.
+/// Ready lists are split into this many shards, so that consumers do not all try the same sample.
 pub(crate) const LANES: u64 = 32;
 
 /// The keys of one store.
@@ -52,18 +52,18 @@ pub(crate) struct Layout {
     root: String,
 }
 
-/// Where a record goes that cannot be read.
+/// The keys under which a record that cannot be decoded is quarantined.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Aside {
     pub(crate) info: String,
     pub(crate) bytes: String,
 }
 
-/// Hardly any change of a record takes more writes.
+/// Capacity hint: hardly any change of a record takes more writes.
 const USUAL_WRITES: usize = 2;
 
-/// A key that is being written. There are several for each sample and change, so they are put together by hand: the
-/// machinery of `format!` would take longer than all the rest.
+/// A key under construction. Each change of a sample builds several, so they are put together by hand: `format!` would
+/// take longer than everything else.
 struct Key(String);
 
 impl Key {
@@ -77,7 +77,7 @@ impl Key {
         self
     }
 
-    /// In hex, as many digits as the number has bytes twice over.
+    /// Appends the number in hex, two digits per byte.
     fn number<const BYTES: usize>(mut self, number: [u8; BYTES]) -> Self {
         const DIGITS: &[u8; 16] = b"0123456789abcdef";
         let digit = |at: u8| char::from(DIGITS[usize::from(at & 15)]);
@@ -94,7 +94,7 @@ impl Layout {
         }
     }
 
-    /// A key with a sample's name in it.
+    /// Begins a key that holds a sample's name.
     fn of_sample(&self, kind: &str, sample: &SampleId) -> Key {
         const NUMBERS_AND_SLASHES: usize = 48;
         let name = sample.as_str();
@@ -102,7 +102,7 @@ impl Layout {
         Key(String::with_capacity(length)).text(&self.root).text(kind)
     }
 
-    /// Where the record under a key goes if it cannot be read; none for a key of another store.
+    /// Where the record under a key is quarantined; none for a key of another store.
     pub(crate) fn aside(&self, key: &str, version: Version) -> Option<Aside> {
         let rest = key.strip_prefix(&self.root)?;
         let place = |kind: &str| format!("{}x/{kind}/{rest}/{:016x}", self.root, version.0);
@@ -116,13 +116,14 @@ impl Layout {
         prefix(self.key(format_args!("x/i/")))
     }
 
-    /// The key and version that a record in quarantine had.
+    /// The original key and version of a record in quarantine.
     pub(crate) fn parse_aside(&self, info: &str) -> Option<(String, Version)> {
         let rest = info.strip_prefix(&self.root)?.strip_prefix("x/i/")?;
         let (key, version) = rest.rsplit_once('/')?;
         let version = Version(u64::from_str_radix(version, 16).ok()?);
         let key = format!("{}{key}", self.root);
-        // Under another key it would be listed again and again: a list goes on behind the key that follows from these two.
+        // Any other key would be listed again and again: a listing continues behind the key that follows from these
+        // two.
         (self.aside(&key, version)?.info == info).then_some((key, version))
     }
 
@@ -154,12 +155,12 @@ impl Layout {
         self.key(format_args!("b/w/{:016x}", session.0))
     }
 
-    /// Those who wait for credits.
+    /// The queue of sessions that wait for quota.
     pub(crate) fn line(&self) -> Range<String> {
         prefix(self.key(format_args!("b/w/")))
     }
 
-    /// Where one who waits is told what became of it.
+    /// Where a waiting session is told what became of its request.
     pub(crate) fn told(&self, session: SessionId) -> String {
         self.key(format_args!("b/t/{:016x}", session.0))
     }
@@ -193,12 +194,13 @@ impl Layout {
         self.of_sample("p/", sample).name(sample.as_str()).0
     }
 
-    /// Who owns an object that another writer named.
+    /// The claim on an object that another writer named: its value names the owning sample.
     pub(crate) fn claim(&self, key: &ObjectKey) -> String {
         self.key(format_args!("k/{}", escape(key.as_str())))
     }
 
-    /// Everything that must be absent for a reservation to be made: another's reservation, and another's claims.
+    /// Every key that must be absent for a reservation: the sample's reservation by another producer, and other
+    /// samples' claims on its objects.
     pub(crate) fn in_its_way<'a>(
         &'a self,
         sample: &'a SampleId,
@@ -207,7 +209,7 @@ impl Layout {
         std::iter::once(self.pending(sample)).chain(claims.iter().map(|key| self.claim(key)))
     }
 
-    /// What gives a sample its claims.
+    /// The writes that give a sample its claims.
     pub(crate) fn put_claims<'a>(
         &'a self,
         sample: &'a SampleId,
@@ -234,7 +236,7 @@ impl Layout {
         prefix(self.key(format_args!("f/")))
     }
 
-    /// What is kept until a tick before this one.
+    /// The lost samples that are kept until a tick before this one.
     pub(crate) fn kept_before(&self, tick: Tick) -> Range<String> {
         self.key(format_args!("l/"))..self.key(format_args!("l/{:016x}", tick.0))
     }
@@ -243,7 +245,7 @@ impl Layout {
         prefix(self.key(format_args!("q/{group}/{lane:02x}/")))
     }
 
-    /// From a key of a lane up to its end.
+    /// From a key of a shard to the end of that shard.
     pub(crate) fn rest_of_lane(&self, from: &str) -> Option<Range<String>> {
         let in_list = from.strip_prefix(&self.root)?.strip_prefix("q/")?;
         let (group, rest) = in_list.split_once('/')?;
@@ -256,7 +258,7 @@ impl Layout {
         prefix(self.key(format_args!("q/{group}/")))
     }
 
-    /// What a session holds that ends before `tick`; everything for none.
+    /// A session's grant records that end before `tick`; all of them if there is no `tick`.
     pub(crate) fn held(&self, session: SessionId, before: Option<Tick>) -> Range<String> {
         let all = prefix(self.key(format_args!("h/{:016x}/", session.0)));
         match before {
@@ -265,34 +267,34 @@ impl Layout {
         }
     }
 
-    /// The notes of what a session was given until a tick.
+    /// The grant records of what a session was granted until a tick.
     pub(crate) fn notes(&self, to: SessionId, until: Tick) -> String {
         self.key(format_args!("h/{:016x}/{:016x}/", to.0, until.0))
     }
 
-    /// The note number such and such of one who gives.
+    /// The grant record with this number, written by session `by`.
     pub(crate) fn note(&self, to: SessionId, until: Tick, by: SessionId, number: u64) -> String {
         format!("{}{:016x}-{number:x}", self.notes(to, until), by.0)
     }
 
-    /// The sample behind a key of the ready list.
+    /// The sample that a key of the ready list names.
     pub(crate) fn ready_sample(key: &str) -> Option<SampleId> {
         unescaped(key.rsplit('/').next()?)
     }
 
-    /// The sample and generation behind a key of `f/`, `g/` or `l/`.
+    /// The sample and generation that a key of `f/`, `g/` or `l/` names.
     pub(crate) fn parse_retired(key: &str) -> Option<(SampleId, Generation)> {
         let mut parts = key.rsplit('/');
         let generation = Generation::new(u64::from_str_radix(parts.next()?, 16).ok()?)?;
         Some((unescaped(parts.next()?)?, generation))
     }
 
-    /// Puts a reservation where it belongs.
+    /// The write that puts a reservation under its key.
     pub(crate) fn put_reserved(&self, sample: &SampleId, record: &Reserved) -> Result<Write> {
         Ok(Write::put(self.pending(sample), encode(record)?))
     }
 
-    /// The entry of a ready list, if a sample of this generation waits for the group.
+    /// The key of the ready entry of a sample of this generation that waits for the group.
     pub(crate) fn ready_entry(&self, sample: &SampleId, generation: Generation, group: &GroupName) -> String {
         let key = self.of_sample("q/", sample).text(group.as_str()).text("/");
         let key = key.number([lane_of(sample)]).text("/");
@@ -300,7 +302,7 @@ impl Layout {
         key.name(sample.as_str()).0
     }
 
-    /// The entries of ready lists that follow from a record and not from another one.
+    /// The keys of the ready entries that follow from one record and not from the other.
     pub(crate) fn ready_entries<'a>(
         &'a self,
         sample: &'a SampleId,
@@ -313,7 +315,7 @@ impl Layout {
         only_here.map(|state| self.ready_entry(sample, of.generation, &state.group))
     }
 
-    /// What turns the live record of a sample, if there is one, into another.
+    /// The writes that replace the live record of a sample, if there is one, by another.
     pub(crate) fn put_live(
         &self,
         sample: &SampleId,
@@ -338,7 +340,7 @@ impl Layout {
         Ok(writes)
     }
 
-    /// What turns the live record of a sample into a retired one.
+    /// The writes that turn the live record of a sample into a retired one.
     pub(crate) fn put_live_away(
         &self,
         sample: &SampleId,
@@ -353,10 +355,11 @@ impl Layout {
         Ok(writes)
     }
 
-    /// A record that was never reserved at a known version cannot be retired: its generation names its home.
+    /// The key of a retired record. It contains the generation, so a record that was never reserved at a known version
+    /// cannot be retired.
     pub(crate) fn retired_home(&self, sample: &SampleId, record: &Retired) -> Result<String> {
         let generation = record.generation.ok_or_else(|| {
-            Error::internal("index.place", "a retired record has no generation").with("sample", sample)
+            Error::internal("index.place", "a retired record has no generation; this is a bug").with("sample", sample)
         })?;
         Ok(match record.kept {
             _ if !record.may_be_freed() => self.retired_with_readers(sample, generation),
@@ -369,14 +372,14 @@ impl Layout {
         })
     }
 
-    /// Puts a retired record where it belongs.
+    /// The write that puts a retired record under its key.
     pub(crate) fn put_retired(&self, sample: &SampleId, record: &Retired, description: &Description) -> Result<Write> {
         let home = self.retired_home(sample, record)?;
         Ok(Write::put(home, encode_described(record, description)?))
     }
 }
 
-/// The sample whose name is a segment of a key. Hardly any name needs an escape.
+/// Decodes the sample name in a segment of a key. Hardly any name needs an escape.
 fn unescaped(segment: &str) -> Option<SampleId> {
     if segment.contains('%') {
         SampleId::new(unescape(segment)?).ok()
@@ -385,8 +388,9 @@ fn unescaped(segment: &str) -> Option<SampleId> {
     }
 }
 
-/// From where on a list is read whose last key seen was this one. A store of keys shows bytes that are no text as `U+FFFD`,
-/// which is not where they stand in its order; keys of ours are ASCII, so what begins alike is passed.
+/// The key from which a list is read on, given the last key that was seen. The store shows bytes that are not text as
+/// `U+FFFD`, which is not where they sort. Our own keys are ASCII, so everything that begins like such a key is
+/// skipped.
 pub(crate) fn after(key: &str) -> String {
     match key.split_once(char::REPLACEMENT_CHARACTER) {
         Some((before, _)) => prefix(before).end,
@@ -399,7 +403,7 @@ pub(crate) fn waits_for(record: &Live, group: &GroupName) -> bool {
     record.groups.iter().any(waits)
 }
 
-/// The lane of a sample: spread by its name, because samples that were reserved together have one generation.
+/// The shard of a sample: hashed from its name, because samples that were reserved together share one generation.
 pub(crate) fn lane_of(sample: &SampleId) -> u8 {
     let hash = Digest::of(sample.as_str().as_bytes()).as_u128();
     u8::try_from(hash % u128::from(LANES)).unwrap_or(0)

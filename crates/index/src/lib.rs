@@ -1,20 +1,21 @@
-//! The shared index of custody records: who has what, until when, visible to every process, whatever dies in between.
+//! The shared index of custody records: which session holds what, until when, visible to every process, whatever dies
+//! in between.
 //!
 //! [`Index`] speaks in intents (reserve, commit, lease, ack…), not in keys, so that any strongly consistent store can
-//! come under it. [`KvIndex`] is the index over a transactional store of keys ([`kv::Kv`]): over etcd (crate
-//! `holdfast-index-etcd`), or in memory for tests and simulation ([`kv::memory`]). What an intent may do is decided by
-//! `holdfast-custody`; this crate reads, asks it, and writes on condition that nothing has changed in between.
+//! be used under it. [`KvIndex`] is the index over a transactional store ([`kv::Kv`]): over etcd (crate
+//! `holdfast-index-etcd`), or in memory for tests and simulation ([`kv::memory`]). `holdfast-custody` decides what an
+//! intent may do. This crate reads, asks it, and writes on condition that nothing has changed in between.
 //!
 //! | module | its job |
 //! |---|---|
-//! | [`kv`] | what is needed of a store of keys, and one in memory |
-//! | `layout`, `record` | where records lie and how they are written, and which list entries follow from a record |
-//! | `session` | a process's membership; transactions whose outcome is always found out |
+//! | [`kv`] | the transactional store that is needed, and one in memory |
+//! | `layout`, `record` | where records are stored and how they are encoded, and which list entries follow from a record |
+//! | `session` | a process's membership; transactions whose outcome is always established |
 //! | `batch`, `decision`, `round` | read, decide, write, for many samples at once |
-//! | `notes` | what was given to whom, so that it can be taken back |
+//! | `notes` | grant records: what was granted to which session, so that it can be taken back |
 //! | `memory` | records that a session has just written, so that it need not read them |
-//! | `lanes` | what a process knows about the ready lists |
-//! | `quarantine`, `pages` | what cannot be read harms nothing else; lists are read in parts |
+//! | `lanes` | what a process knows about the shards of the ready lists |
+//! | `quarantine`, `pages` | a record that cannot be decoded harms nothing else; lists are read in parts |
 //! | `intents`, `answers`, `ready`, `look`, `sweep` | the intents themselves |
 
 mod answers;
@@ -68,60 +69,66 @@ pub use types::{
 ///
 /// # Contract
 ///
-/// **Batches.** A batch gets one result per item, in order; an item that is refused does not hold up the others. Several
-/// items of one batch may be about the same sample; they are done one after the other.
+/// **Batches.** A batch gets one result per item, in order. An item that is refused does not hold up the others.
+/// Several items of one batch may concern the same sample; they are applied one after the other.
 ///
-/// **Deadlines.** Every call returns within its time, a take within that and what its terms give it to
-/// [`settle`](Terms::settle). An error with [`holdfast_core::Retry::Ambiguous`] means that the
-/// deadline passed before it was known whether the change was made: read back. Every other error means that it was not.
+/// **Deadlines.** Every call returns within its time; a take returns within that plus the time that its terms allow to
+/// [`settle`](Terms::settle). An error with [`holdfast_core::Retry::Ambiguous`] means that the deadline passed before
+/// it was known whether the change was made: read back. Every other error means that it was not made.
 ///
-/// **Full.** An index that is full refuses with `Capacity`: reservations and everything else that writes. Reads, checks and
-/// what is held stay good. When there is room again, the same sessions go on.
+/// **Full.** A full index refuses reservations and every other write with `Capacity`. Reads, checks and existing leases
+/// stay good. When there is room again, the same sessions continue.
 ///
-/// **History.** An index that was put back to an earlier state, or replaced, fences every process that had used it before:
-/// its sessions have ended and every call is `Fenced`, until the index's operator has said that this is the index from now
-/// on. Then they go on by themselves, in new sessions. Tokens and generations of what is gone are never given out again.
+/// **History.** An index that was restored to an earlier state, or replaced, fences every process that had used it
+/// before: its sessions have ended and every call is `Fenced`, until the index's operator has confirmed that this is
+/// the index from now on. Then the processes continue by themselves, in new sessions. Tokens and generations that were
+/// lost are never given out again.
 ///
-/// **Sessions.** Whatever is done in the name of a session that has ended is refused as `Fenced`, at once and for ever,
-/// also by an index that does not know yet that it has. What it held is taken back by the next sweeps.
+/// **Sessions.** Every call in the name of an ended session is refused as `Fenced`, at once and for ever, even by an
+/// index that does not know yet that the session has ended. The next sweeps take back what it held.
 ///
-/// **Reserve** sets a sample id aside for one producer at a time (`Conflict` for a second one). Its generation is larger
-/// than that of every reservation before it. A live sample of that id stays live meanwhile. What it **claims** (objects
-/// that another writer named) is its own until it is freed; nobody else can claim it before (`Conflict`).
+/// **Reserve** reserves a sample id for one producer at a time (`Conflict` for a second one). The reservation's
+/// generation is larger than that of every earlier one. A live sample of that id stays live meanwhile. The objects that
+/// it **claims** (objects that another writer named) belong to it until it is freed; no other sample can claim them
+/// before (`Conflict`).
 ///
 /// **Commit** makes the sample visible to all its groups at once, and retires the generation that was live before. Only
 /// the session and generation that reserved it may do so (`Fenced`).
 ///
-/// **Lease** gives a sample to one process of a group at a time, for a number of ticks; **read** gives it to any number.
-/// Both return a token. While a token is good, the objects are not removed.
+/// **Lease** gives a sample to one process of a group at a time, for a number of ticks; **read** gives it to any
+/// number. Both return a token. While a token is good, the objects are not removed.
 ///
-/// **Ack, nack, renew, release** need the token; with another one they are `Fenced` and change nothing. An ack is final.
-/// The last group's ack retires the sample; a nack, or a lease that ended, costs the group one attempt,
-/// unless its holder says that it served nobody ([`Held::unserved`]): then the sample is left as if it had never been
-/// taken.
+/// **Ack, nack, renew, release** need the token; with another one they are `Fenced` and change nothing. An ack is
+/// final. The last group's ack retires the sample. A nack, or an expired lease, costs the group one attempt, unless the
+/// holder of the lease says that no caller was served by it ([`Held::unserved`]): then the sample is left as if it had
+/// never been leased.
 ///
-/// **Callers that leave.** A call must not be dropped half-way: what it was given then is known to nobody until it runs
-/// out. Calls that wait for others take a token instead; when it is cancelled, they end as at their deadline.
+/// **Callers that leave.** A call must not be dropped half-way: no caller would know of the leases that it was granted
+/// until they expire. Calls that wait take a cancellation token instead. When it is cancelled, they end as at their
+/// deadline.
 ///
-/// **Check** tells whether tokens are still good; a reader asks it after its bytes have arrived.
+/// **Check** tells whether tokens are still good. A reader calls it after its bytes have arrived.
 ///
-/// **Retired** samples are given out by **to_free** when no lease on them is left; **freed** forgets them. Freed twice is
-/// freed once. A **lost** one (`Reason::Lost`) is given out only after some ticks more: its objects may come back until then.
+/// **Retired** samples are listed by **to_free** when no lease on them is left; **freed** forgets them. Calling it
+/// twice is the same as once. A **lost** one (`Reason::Lost`) is listed only some ticks later: its objects may come
+/// back until then.
 ///
-/// **Records that cannot be read** harm nothing but themselves: the process that meets one moves it into quarantine, and goes on.
-/// Records of a later release are passed over and left alone; asked for by name they are `Unsupported`.
+/// **Records that cannot be decoded** harm nothing but themselves: the process that meets one moves it into quarantine
+/// and continues. Records of a later release are skipped and left alone; a call that names such a sample gets
+/// `Unsupported`.
 ///
-/// **Sweep** moves the shared clock on and takes back what has ended. Any process may, at any time, several at once.
+/// **Sweep** advances the shared clock and takes back what has expired. Any process may sweep at any time, several at
+/// once.
 #[async_trait]
 pub trait Index: Send + Sync + Debug {
     /// Becomes a member of the store. The session is kept alive until it is dropped or closed.
     async fn open_session(&self, within: Duration) -> Result<Session>;
 
-    /// Gives the store a budget in bytes; once. Sessions opened after that need credits to reserve.
+    /// Sets the store's budget in bytes; only once. Sessions that are opened after that need quota to reserve.
     async fn set_budget(&self, bytes: u64, within: Duration) -> Result<()>;
 
-    /// Sets samples aside for writing. Over budget, waits for credits in line until the deadline; `Capacity` then. When
-    /// `cancelled`, the wait ends as at the deadline.
+    /// Reserves samples for writing. Over budget, waits in the queue for quota until the deadline, and then fails with
+    /// `Capacity`. When `cancelled`, the wait ends as at the deadline.
     async fn reserve_unless(
         &self,
         session: &Session,
@@ -136,13 +143,13 @@ pub trait Index: Send + Sync + Debug {
             .await
     }
 
-    /// Makes written samples visible. Returns the version at which they are.
+    /// Makes written samples visible. Returns the version at which they became visible.
     async fn commit(&self, session: &Session, items: &[Commit], within: Duration) -> Vec<Result<Version>>;
 
     /// Gives reservations up.
     async fn abort(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>>;
 
-    /// Takes these samples, for a group or (none) for reading only. One that the terms refuse gets their error.
+    /// Leases these samples, for a group or (none) for reading only. A sample that the terms refuse gets their error.
     async fn take(
         &self,
         session: &Session,
@@ -153,9 +160,9 @@ pub trait Index: Send + Sync + Debug {
         within: Duration,
     ) -> Vec<Result<Held>>;
 
-    /// Takes the next samples of a group, up to `count`, oldest first as far as that goes without a queue for it. Waits
-    /// for the first one; none at the deadline, or when the caller has left, is not an error. What the terms refuse is
-    /// passed over.
+    /// Leases the next samples of a group, up to `count`, oldest first as far as that is possible without one common
+    /// queue. Waits for the first one. It is no error if none came by the deadline, or before the caller left. Samples
+    /// that the terms refuse are skipped.
     async fn take_next(
         &self,
         session: &Session,
@@ -166,7 +173,7 @@ pub trait Index: Send + Sync + Debug {
         within: Duration,
     ) -> Result<Vec<Held>>;
 
-    /// Takes these samples for a group, whatever they are.
+    /// Leases these samples for a group, on any terms.
     async fn lease(
         &self,
         session: &Session,
@@ -184,7 +191,7 @@ pub trait Index: Send + Sync + Debug {
         self.take(session, Some(group), items, ticks, terms, within).await
     }
 
-    /// Takes the next samples of a group, whatever they are, for a caller that does not leave.
+    /// Leases the next samples of a group, on any terms, for a caller that does not leave.
     async fn lease_next(
         &self,
         session: &Session,
@@ -202,7 +209,7 @@ pub trait Index: Send + Sync + Debug {
         self.take_next(session, group, count, ticks, terms, within).await
     }
 
-    /// Takes samples for reading only, whatever they are.
+    /// Leases samples for reading only, on any terms.
     async fn read(&self, session: &Session, items: &[SampleRef], ticks: u64, within: Duration) -> Vec<Result<Held>> {
         let cancelled = &CancellationToken::new();
         let terms = Terms {
@@ -213,16 +220,16 @@ pub trait Index: Send + Sync + Debug {
         self.take(session, None, items, ticks, terms, within).await
     }
 
-    /// Prolongs leases to so many ticks from now.
+    /// Extends leases to this many ticks from now.
     async fn renew(&self, session: &Session, items: &[Held], ticks: u64, within: Duration) -> Vec<Result<Held>>;
 
-    /// Answers that samples were used.
+    /// Acknowledges that samples were used.
     async fn ack(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<Answered>>;
 
     /// Hands samples back unused.
     async fn nack(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<Answered>>;
 
-    /// Lets go of leases of either kind, also on samples that were retired meanwhile. For a group's it is a nack.
+    /// Releases leases of either kind, even on samples that were retired meanwhile. For a group's lease this is a nack.
     async fn release(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<()>>;
 
     /// Whether leases are still good.
@@ -240,39 +247,40 @@ pub trait Index: Send + Sync + Debug {
     /// Another epoch for retained samples.
     async fn reopen(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>>;
 
-    /// What is known of samples; none for one that is not live.
+    /// The records of samples; none for one that is not live.
     async fn look(&self, samples: &[SampleId], within: Duration) -> Result<Vec<Option<View>>>;
 
-    /// Who owns objects that other writers named, by their claims; none for one that no sample of this store claims.
+    /// Which samples own objects that other writers named, by their claims; none for an object that no sample of this
+    /// store claims.
     async fn owners(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<Option<SampleRef>>>;
 
-    /// Takes back what has ended; looks at no more than `limit` records, and goes on where the last sweep of this index
-    /// ended if there was more.
+    /// Takes back what has expired. Looks at no more than `limit` records, and continues where the last sweep of this
+    /// index ended if there was more.
     async fn sweep(&self, session: &Session, limit: usize, within: Duration) -> Result<SweepReport>;
 
-    /// The shared clock, as of the last sweep or lease here.
+    /// The shared clock, as last seen by this index.
     async fn tick(&self, within: Duration) -> Result<Tick>;
 
-    /// Retired samples whose objects may be removed now: the part of the list after a place in it, no more than `limit`
-    /// and no more bytes than are read well at once.
+    /// Retired samples whose objects may be removed now: the part of the list after `after`, at most `limit` samples,
+    /// and only as many bytes as one read handles well.
     async fn to_free(&self, after: Option<&ListPlace>, limit: usize, within: Duration) -> Result<FreeList>;
 
-    /// Their objects are gone. False for one that another call, or another process, has said this of.
+    /// Records that their objects are gone. False for a sample that another call or process has freed before.
     async fn freed(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<bool>>;
 
-    /// Their objects could not be removed now.
+    /// Records that their objects could not be removed now.
     async fn free_failed(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>>;
 
-    /// Whether the store under it was put back or replaced, and what is to be done about it.
+    /// Whether the store underneath was restored or replaced, and what to do about it.
     fn history(&self) -> History {
         History::default()
     }
 
-    /// Moves samples into quarantine whose record can be read, and what their producer said about them cannot. False for
-    /// one that has changed, or has gone, meanwhile.
+    /// Moves samples into quarantine whose record can be decoded and whose description cannot. False for one that has
+    /// changed, or is gone, meanwhile.
     async fn quarantine(&self, items: &[Unreadable], within: Duration) -> Vec<Result<bool>>;
 
-    /// What is in quarantine, in the order of keys: after this one, up to `limit`. Nothing at the end of the list only: a
+    /// The records in quarantine, in key order: after this one, up to `limit`. Empty only at the end of the list; a
     /// part may be shorter than `limit`.
     async fn quarantined(
         &self,
@@ -281,10 +289,10 @@ pub trait Index: Send + Sync + Debug {
         within: Duration,
     ) -> Result<Vec<Quarantined>>;
 
-    /// The bytes of a record in quarantine, as they were.
+    /// The original bytes of a record in quarantine.
     async fn quarantined_bytes(&self, which: &Quarantined, within: Duration) -> Result<Vec<u8>>;
 
-    /// What this process has passed over so far.
+    /// How many records this process has skipped so far.
     fn passed_over(&self) -> PassedOver;
 }
 

@@ -1,4 +1,4 @@
-//! Looking without changing anything: what is live, and which tokens are good.
+//! Reads that change nothing: what is live, and which tokens are good.
 
 use holdfast_core::{Deadline, ObjectKey, Result, SampleId};
 use holdfast_custody::Live;
@@ -11,7 +11,7 @@ use crate::session::Session;
 use crate::types::{Held, SampleRef, Versioned, View};
 
 impl KvIndex {
-    /// Whether leases are still good: asked after the bytes have arrived and before they are handed out.
+    /// Whether leases are still good. Called after the bytes have arrived and before they are handed out.
     pub(crate) async fn do_check(&self, session: &Session, items: &[Held], deadline: Deadline) -> Result<Vec<bool>> {
         let mut good = Vec::with_capacity(items.len());
         for chunk in items.chunks(self.kv().limits().operations - 1) {
@@ -24,7 +24,7 @@ impl KvIndex {
             let alive = snapshot.entries.pop().is_some_and(|entries| !entries.is_empty());
             for (item, entries) in chunk.iter().zip(&snapshot.entries) {
                 let live: Option<Versioned<Live>> = match entries.first().map(decode_versioned).transpose() {
-                    // Nobody holds what cannot be read.
+                    // No session holds a record that cannot be decoded.
                     Err(error) if unreadable_key(&error).is_some() => None,
                     live => live?,
                 };
@@ -48,7 +48,7 @@ impl KvIndex {
             for (sample, entries) in chunk.iter().zip(snapshot.entries) {
                 let found = entries.first().map(|entry| view(sample, entry)).transpose();
                 views.push(match found {
-                    // What is in quarantine is not live. What is of a later release may be: that is not for us to say.
+                    // A quarantined sample is not live. One of a later release may be; only that release can tell.
                     Err(error) if unreadable_key(&error).is_some() => {
                         self.sort_out(entries, |entry| view(sample, entry), deadline).await?;
                         None
@@ -62,14 +62,14 @@ impl KvIndex {
 }
 
 impl KvIndex {
-    /// Who owns objects that other writers named; none for one that no sample of this store does.
+    /// Which samples own objects that other writers named; none for an object that no sample of this store owns.
     pub(crate) async fn do_owners(&self, keys: &[ObjectKey], deadline: Deadline) -> Result<Vec<Option<SampleRef>>> {
         let mut owners = Vec::with_capacity(keys.len());
         for chunk in keys.chunks(self.kv().limits().operations) {
             let reads: Vec<Read> = chunk.iter().map(|key| Read::Key(self.layout().claim(key))).collect();
             let snapshot = self.kv().read(&reads, deadline.remaining(self.clock())).await?;
             for entries in snapshot.entries {
-                // A claim that cannot be read is nobody's, and goes into quarantine.
+                // A claim that cannot be decoded has no owner, and goes into quarantine.
                 let mut read = self.sort_out(entries, owner, deadline).await?;
                 owners.push(read.good.pop());
             }

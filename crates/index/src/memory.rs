@@ -1,9 +1,9 @@
-//! What a session has just written and is likely to change next: a reservation before its commit, a retired record before
-//! its objects are gone.
+//! Records that a session has just written and is likely to change next: a reservation before its commit, a retired
+//! record before its objects are removed.
 //!
-//! It is a guess that saves a look and nothing more: every change requires that the record has the version that is
-//! remembered, and if it has not, it is read. Keys are known by their digests, which no two share by chance. The oldest are
-//! forgotten first.
+//! Remembering them saves a read and nothing more: every change requires that the record still has the remembered
+//! version, and if it has not, the record is read. Keys are identified by their digests, which no two share by chance.
+//! The oldest are forgotten first.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -13,10 +13,11 @@ use parking_lot::Mutex;
 
 use crate::notes::Line;
 
-/// More than one process has under way at a time; less than what is worth counting in bytes.
+/// The most records remembered. More than one process has in flight at a time, and few enough for their bytes not to
+/// matter.
 const MOST: usize = 8192;
 
-/// A record as it was written, without what rides behind it, and where it is noted who holds it.
+/// A record as it was written, without its description, and the line of the grant record that names it.
 #[derive(Clone, Debug)]
 pub(crate) struct Remembered {
     pub(crate) value: Vec<u8>,
@@ -30,7 +31,7 @@ pub(crate) struct Memory(Mutex<Inner>);
 #[derive(Debug, Default)]
 struct Inner {
     records: HashMap<Digest, Remembered>,
-    /// In the order in which they came; some are gone by now.
+    /// In the order in which they were put; some have been taken since.
     order: VecDeque<Digest>,
 }
 
@@ -46,7 +47,7 @@ impl Memory {
         }
     }
 
-    /// What was remembered under a key; forgets it.
+    /// Returns what was remembered under a key, and forgets it.
     pub(crate) fn take(&self, key: &str) -> Option<Remembered> {
         self.0.lock().records.remove(&Digest::of(key.as_bytes()))
     }

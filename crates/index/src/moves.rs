@@ -1,4 +1,4 @@
-//! How one record becomes another: what must be unchanged, and what is written.
+//! How one record becomes another: which keys must be unchanged, and what is written.
 
 use holdfast_core::{Result, SampleId};
 use holdfast_custody::{Acknowledged, Live, Reserved, Retired, Version};
@@ -9,7 +9,8 @@ use crate::kv::{Condition, Write};
 use crate::types::{Answered, Versioned};
 
 impl KvIndex {
-    /// A live record becomes another one. What the caller gets is made of that, as it is but for its version.
+    /// Replaces a live record by another. The caller's result is made from the new record, complete except for its
+    /// version.
     pub(crate) fn rewrite<T>(
         &self,
         sample: &SampleId,
@@ -29,7 +30,7 @@ impl KvIndex {
         Ok(Decision::new(vec![unchanged], writes, outcome(after)))
     }
 
-    /// A live record becomes another one or is retired.
+    /// Replaces a live record by another, or retires it.
     pub(crate) fn conclude<T>(
         &self,
         sample: &SampleId,
@@ -51,7 +52,7 @@ impl KvIndex {
         }
     }
 
-    /// A reservation ends without a commit.
+    /// Ends a reservation without a commit.
     pub(crate) fn give_up<T>(
         &self,
         sample: &SampleId,
@@ -69,7 +70,7 @@ impl KvIndex {
         ))
     }
 
-    /// A retired record loses readers.
+    /// Removes readers from a retired record.
     pub(crate) fn drain<T>(
         &self,
         sample: &SampleId,

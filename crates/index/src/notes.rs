@@ -1,23 +1,24 @@
-//! Notes of what was given out: how a sweep finds what a session holds.
+//! Grant records: how a sweep finds what a session holds.
 //!
-//! Every transaction that gives leases or reservations to a session leaves one note, under the session and the tick until
-//! which it holds them, with the names of all samples in it. One write for a whole batch, and the list of what is due is
-//! as long as the number of such transactions, not of samples.
+//! Every transaction that grants leases or reservations to a session writes one grant record, under the session and the
+//! tick until which they are granted, with the names of all samples in it. That is one write for a whole batch, and the
+//! list of what is due is as long as the number of such transactions, not of samples.
 //!
 //! ```text
-//!                    the last of it is answered (by this or the next transaction)
-//! (nothing) ──give──▶ noted ──────────────────────────────────────────▶ gone
-//!                       │                                                ▲
-//!                       └── due: a sweep looks at every sample in it ────┘
+//!                    the last of its samples is answered (deleted by this or the next transaction)
+//! (nothing) ──grant──▶ written ─────────────────────────────────────────▶ gone
+//!                        │                                                 ▲
+//!                        └── due: a sweep looks at every sample in it ─────┘
 //! ```
 //!
-//! # What holds
-//! - For every lease and reservation there is a note of its session, with its tick, that names it. Renewing is giving
-//!   anew: it leaves a note under the new tick.
-//! - A note may name what is over already: who answered some of its samples, or died before it struck the note out.
-//!   That costs the sweep a look and nothing else, because what it does follows from the records.
-//! - A sweep strikes a note out only after all that it names has been looked at *after* it was due. What was given until
-//!   a later tick, in another transaction, has another note.
+//! # Invariants
+//! - For every lease and reservation there is a grant record of its session, with its tick, that names it. A renewal is
+//!   a new grant: it writes a grant record under the new tick.
+//! - A grant record may name leases that are over: their holder has answered only some of its samples, or died before
+//!   it deleted the grant record. That costs the sweep a read and nothing else, because a sweep decides by the samples'
+//!   records.
+//! - A sweep deletes a grant record only after every sample that it names has been looked at *after* it was due. Leases
+//!   that another transaction granted until a later tick have another grant record.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,24 +31,24 @@ use serde::{Deserialize, Serialize};
 use crate::kv::Entry;
 use crate::record::decode;
 
-/// Something that a session holds.
+/// A lease or a reservation that a session holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Holding {
     pub(crate) sample: SampleId,
-    /// The generation; none for a reservation.
+    /// The generation of a leased sample; none for a reservation.
     pub(crate) generation: Option<Generation>,
 }
 
-/// What a transaction gives to a session.
+/// A lease or a reservation that a transaction grants.
 #[derive(Clone, Debug)]
 pub(crate) struct Given {
-    /// To whom: whoever renews a lease of another session gives to that one.
+    /// The session that gets it. A renewal of another session's lease grants to that session.
     pub(crate) to: SessionId,
     pub(crate) until: Tick,
     pub(crate) what: Holding,
 }
 
-/// A note as it is written.
+/// The value of a grant record.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Note {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -78,7 +79,7 @@ impl Note {
     }
 }
 
-/// A note that this process has left, and which lines of it are not answered yet.
+/// A grant record that this process has written, and which of its lines are not answered yet.
 #[derive(Debug)]
 pub(crate) struct OpenNote {
     pub(crate) key: String,
@@ -94,15 +95,16 @@ impl PartialEq for OpenNote {
 impl Eq for OpenNote {}
 
 impl OpenNote {
-    /// A note with so many lines.
+    /// A grant record with this many lines.
     pub(crate) fn new(key: String, lines: usize) -> Arc<Self> {
         let open = Mutex::new(vec![true; lines]);
         Arc::new(Self { key, open })
     }
 
-    /// Whether nothing of it is left once these lines are answered, and something was before: whoever answered the last of
-    /// it has struck it out or will. If two who answer the rest ask at the same time, both may be told no: a later
-    /// transaction of the session strikes it out, or the sweep that finds it due.
+    /// Whether these lines are the last open ones: none is open once they are answered, and one was before. If none was
+    /// open before, the call that answered the last line has deleted the grant record, or will. If two callers that
+    /// answer the remaining lines ask at the same time, both may be told no. Then a later transaction of the session
+    /// deletes the grant record, or the sweep that finds it due.
     pub(crate) fn ends_with(&self, answered: &[usize]) -> bool {
         let mut open = self.open.lock().clone();
         let was_open = open.contains(&true);
@@ -111,7 +113,7 @@ impl OpenNote {
     }
 }
 
-/// One line of a note: one sample that is held.
+/// One line of a grant record: one sample that is held.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Line {
     pub(crate) note: Arc<OpenNote>,
@@ -119,14 +121,15 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// It is answered. True if it was the last one of its note.
+    /// Marks the line as answered. True if it was the last open one of its grant record.
     pub(crate) fn answered(&self) -> bool {
         let mut open = self.note.open.lock();
         std::mem::replace(&mut open[self.line], false) && !open.contains(&true)
     }
 }
 
-/// The notes of one session: their numbers, and those of which nothing is left but which nobody has struck out yet.
+/// The grant records of one session: the next number, and the keys of those that have no open line but are not deleted
+/// yet.
 #[derive(Debug, Default)]
 pub(crate) struct Notes {
     next: AtomicU64,
@@ -134,7 +137,7 @@ pub(crate) struct Notes {
 }
 
 impl Notes {
-    /// A number that no other note of the session has.
+    /// A number that no other grant record of the session has.
     pub(crate) fn next(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
@@ -145,7 +148,7 @@ impl Notes {
         }
     }
 
-    /// Up to `count` that are over: for whoever has room in a transaction.
+    /// Up to `count` keys of grant records that are over, for a transaction that has room to delete them.
     pub(crate) fn take(&self, count: usize) -> Vec<String> {
         let mut over = self.over.lock();
         let keep = over.len().saturating_sub(count);

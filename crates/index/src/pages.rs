@@ -1,7 +1,7 @@
-//! Lists in parts: no answer of the store is larger than one message, however long the records are.
+//! Reading lists in parts: no reply of the store is larger than one message, however long the records are.
 //!
-//! A list is read as keys first, which are short, and then its values, a few at first and more as long as they are short.
-//! So records of any length cost as many bytes as are asked for, and about one more read.
+//! A list's keys, which are short, are read first; then its values, a few at first and more as long as they are short.
+//! So a list of records of any length costs as many bytes as are asked for, and about one more read.
 
 use std::ops::Range;
 
@@ -10,16 +10,17 @@ use holdfast_core::{Deadline, Result};
 use crate::index::KvIndex;
 use crate::kv::{Entry, Read};
 
-/// So many bytes of values are read well at once: a look stops after this many.
+/// How many bytes of values one call reads before it stops. Bounds the memory and time of one step of a list.
 pub(crate) const MOST_BYTES: usize = 8 << 20;
 /// How many values the first read takes.
 const FIRST: usize = 8;
-/// Below this, the next read takes four times as many values; above [`LARGE_READ`], half as many.
+/// If a read returns fewer bytes than this, the next one takes four times as many values; if more than [`LARGE_READ`],
+/// half as many.
 const SMALL_READ: usize = 256 << 10;
 const LARGE_READ: usize = 4 << 20;
 
 impl KvIndex {
-    /// The first keys of ranges, at one moment.
+    /// The first keys of each range, in one snapshot.
     pub(crate) async fn read_keys(
         &self,
         ranges: impl IntoIterator<Item = Range<String>>,
@@ -37,7 +38,7 @@ impl KvIndex {
         Ok(snapshot.entries.into_iter().map(keys).collect())
     }
 
-    /// The values of keys in order, until so many bytes were read; those that are gone are left out. Also tells how many of
+    /// The values of keys, in order, until `most_bytes` were read. Absent keys are left out. Also returns how many of
     /// the keys were looked at.
     pub(crate) async fn read_values(
         &self,

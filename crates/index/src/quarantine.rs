@@ -1,17 +1,18 @@
-//! Records that cannot be read: one bad record harms one record.
+//! Records that cannot be decoded: one bad record harms one record.
 //!
-//! Any client of the store of keys can write what is no record: a program with a bug, a person with a shell, an
-//! enemy. A release that is older than the one that wrote a record cannot read it either. The two are not the same:
+//! Any client of the transactional store can write a value that is not a record: a program with a bug, a person with a
+//! shell, an attacker. A release that is older than the one that wrote a record cannot decode it either. The two cases
+//! differ:
 //!
 //! | what was found | what it is | what becomes of it |
 //! |---|---|---|
 //! | no record, or one over the limits of decoding | *unreadable* (`Corrupt`) | it is moved into quarantine |
-//! | a record that says `"v"` with a larger number than [`crate::record::RECORD_VERSION`] | *later* (`Unsupported`) | it stays where it is for processes of that release; passed over, counted, logged once |
-//! | an unknown field, or an unknown [`holdfast_custody::Reason`] | readable | passed over, or `Other` |
+//! | a record that says `"v"` with a larger number than [`crate::record::RECORD_VERSION`] | *later* (`Unsupported`) | it stays where it is for processes of that release; skipped, counted, logged once |
+//! | an unknown field, or an unknown [`holdfast_custody::Reason`] | readable | ignored, or `Other` |
 //!
-//! So a release that adds what an older one may ignore simply adds it; one that adds what an older one must not touch (a
-//! state of a group, say) writes `"v"`. A record of a later release that was taken for garbage would be lost to those
-//! that can read it, and an upgrade goes process by process.
+//! So a release that adds what an older one may ignore simply adds it. A release that adds what an older one must not
+//! touch (a state of a group, for example) writes `"v"`. If a record of a later release were taken for garbage, the
+//! processes that can decode it would lose it, and an upgrade goes process by process.
 //!
 //! ```text
 //!              unreadable: one transaction, on condition that the record is as it was read
@@ -20,17 +21,18 @@
 //!                   └─ longer than a transaction holds: stays, and x/i says so (`in_place`)
 //! ```
 //!
-//! It is moved and not only marked, so that the lists that every sweep and every take walks are clean: a mark would cost
-//! each of them a second look at each bad record, for ever. Its bytes are kept as they were. Nobody ever reads them again
-//! by itself: a person looks ([`crate::Index::quarantined`]), and deletes them or puts them back.
+//! The record is moved and not only marked, so that the lists that every sweep and every lease walks stay clean: a mark
+//! would cost each of them a second read of each bad record, for ever. Its bytes are kept unchanged. No process ever
+//! reads them again on its own: an operator looks at them ([`crate::Index::quarantined`]), and deletes them or puts
+//! them back.
 //!
 //! # What if…
-//! - *…two find it at once?* The second one's condition does not hold.
-//! - *…the reply is lost?* It is there or not; the next look tells. Nothing else depends on it.
-//! - *…the record changes meanwhile?* Then it stays, and the next look reads it.
-//! - *…it held bytes of the budget?* They stay bound, as its objects do: nobody knows which they are. Putting the record
-//!   back, mended, frees both.
-//! - *…the process dies half-way?* There is no half.
+//! - *…two processes find it at once?* The condition of the second one does not hold.
+//! - *…the reply is lost?* The record was moved or not; the next read shows which. Nothing else depends on it.
+//! - *…the record changes meanwhile?* Then it stays, and the next read decodes the new one.
+//! - *…it held bytes of the budget?* They stay charged, and its objects stay in the engine: no process knows which they
+//!   are. When an operator repairs the record and puts it back, both can be freed.
+//! - *…the process dies half-way?* There is no half-way: it is one transaction.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -49,13 +51,13 @@ use crate::types::{Quarantined, SampleRef, Unreadable, Versioned};
 
 const OPERATION: &str = "index.quarantine";
 
-/// How many records this process remembers as left in place.
+/// The most records that this process remembers as left in place, so that each is reported once. Bounds memory.
 const MOST_KNOWN: usize = 16_384;
 
-/// How many records one call sets aside: it has its own work to do within its time.
+/// The most records that one call quarantines. The call has its own work to do within its deadline.
 const MOST_AT_ONCE: usize = 64;
 
-/// What is written under `x/i/`.
+/// The value under `x/i/`.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Info {
     why: String,
@@ -64,34 +66,34 @@ pub(crate) struct Info {
     in_place: bool,
 }
 
-/// What became of a record that cannot be read.
+/// What became of a record that cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SetAside {
     /// It is in quarantine.
     Moved,
     /// It was changed or moved by another process since it was read.
     Changed,
-    /// It is too long to be moved, and stays.
+    /// It is too long for a transaction and stays under its key.
     InPlace,
 }
 
-/// What this process has passed over.
+/// The records that this process has skipped.
 #[derive(Debug, Default)]
 pub(crate) struct PassedOver {
     quarantined: AtomicU64,
     later: AtomicU64,
-    /// Records that stay where they are, so that each is told of once.
+    /// Records that stay where they are, so that each is reported once.
     known: Mutex<HashMap<Digest, Version>>,
 }
 
 impl PassedOver {
-    /// How many records this process has moved into quarantine, and how many of later releases it has met.
+    /// How many records this process has quarantined, and how many of later releases it has met.
     pub(crate) fn counts(&self) -> (u64, u64) {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         (count(&self.quarantined), count(&self.later))
     }
 
-    /// Whether this record of this version is met for the first time.
+    /// Whether this record is met at this version for the first time.
     fn is_new(&self, key: &str, version: Version) -> bool {
         let mut known = self.known.lock();
         if known.len() >= MOST_KNOWN {
@@ -100,12 +102,12 @@ impl PassedOver {
         known.insert(Digest::of(key.as_bytes()), version) != Some(version)
     }
 
-    /// What was to be noted of this record was not.
+    /// Forgets a record whose entry in `x/i/` was not written.
     fn forget(&self, key: &str) {
         self.known.lock().remove(&Digest::of(key.as_bytes()));
     }
 
-    /// A record of a later release was met.
+    /// Counts and logs a record of a later release.
     pub(crate) fn later(&self, key: &str, version: Version) {
         if self.is_new(key, version) {
             self.later.fetch_add(1, Ordering::Relaxed);
@@ -117,7 +119,7 @@ impl PassedOver {
     }
 }
 
-/// Entries of a list, some of which are none of ours.
+/// The entries of a list, sorted by whether they could be decoded.
 pub(crate) struct Sorted<T> {
     pub(crate) good: Vec<T>,
     pub(crate) quarantined: usize,
@@ -125,7 +127,7 @@ pub(crate) struct Sorted<T> {
 }
 
 impl KvIndex {
-    /// Moves an entry into quarantine, and deletes what lies only because of it.
+    /// Moves an entry into quarantine, and deletes the list entries that exist only because of it.
     pub(crate) async fn set_aside(
         &self,
         entry: &Entry,
@@ -134,7 +136,7 @@ impl KvIndex {
         deadline: Deadline,
     ) -> Result<SetAside> {
         let Some(aside) = self.layout().aside(&entry.key, entry.version) else {
-            return Err(Error::internal(OPERATION, "this key is not one of the store").with("key", &entry.key));
+            return Err(Error::internal(OPERATION, "this key lies outside the store's root").with("key", &entry.key));
         };
         let info = |in_place| {
             encode(&Info {
@@ -163,10 +165,10 @@ impl KvIndex {
             conditions: vec![unchanged],
             writes,
         };
-        // Without a session: any process that finds it may move it, once.
+        // Not in the name of a session: any process that finds the record may move it, and only one does.
         let applied = self.kv().transact(&transaction, deadline.remaining(self.clock())).await;
         if !matches!(applied, Ok(Applied::Yes(_))) {
-            // The next to meet it notes it.
+            // The next caller that meets it tries again.
             self.passed_over().forget(&entry.key);
         }
         if applied? == Applied::No {
@@ -183,9 +185,9 @@ impl KvIndex {
         Ok(if fits { SetAside::Moved } else { SetAside::InPlace })
     }
 
-    /// Takes in the entries of a list: what can be read is returned, the rest is set aside or passed over. What cannot be
-    /// set aside now, because the store does not answer or because there is too much of it for one call, is passed over
-    /// as well: the next reader of the list goes on with it.
+    /// Decodes the entries of a list. Those that cannot be decoded are quarantined or skipped. If a record cannot be
+    /// quarantined now, because the store does not answer or because there are too many for one call, it is skipped
+    /// too: the next read of the list tries it again.
     pub(crate) async fn sort_out<T>(
         &self,
         entries: impl IntoIterator<Item = Entry>,
@@ -212,7 +214,7 @@ impl KvIndex {
                         Ok(SetAside::Changed) => {}
                         Ok(SetAside::Moved | SetAside::InPlace) => sorted.quarantined += 1,
                         Err(error) => {
-                            tracing::debug!(%error, key = entry.key, "a record that cannot be read stays for now");
+                            tracing::debug!(%error, key = entry.key, "an unreadable record stays for now");
                             left = 0;
                         }
                     }
@@ -223,7 +225,7 @@ impl KvIndex {
         Ok(sorted)
     }
 
-    /// Moves samples into quarantine whose record can be read, and what their producer said about them cannot.
+    /// Quarantines samples whose record can be decoded and whose description cannot.
     pub(crate) async fn do_quarantine(&self, items: &[Unreadable], deadline: Deadline) -> Vec<Result<bool>> {
         let mut results = Vec::with_capacity(items.len());
         for item in items {
@@ -259,7 +261,7 @@ impl KvIndex {
         Ok(moved)
     }
 
-    /// What is in quarantine, in the order of keys: after this one, up to a limit.
+    /// The records in quarantine, in key order: after this one, up to a limit.
     pub(crate) async fn do_quarantined(
         &self,
         after_this: Option<&Quarantined>,
@@ -279,17 +281,17 @@ impl KvIndex {
                 .filter_map(|entry| Quarantined::parse(self.layout(), entry))
                 .collect();
             match looked_at.checked_sub(1).and_then(|last| keys.get(last)) {
-                // An empty part would be taken for the end of the list.
+                // An empty page would be taken for the end of the list.
                 Some(last) if found.is_empty() => range.start = after(last),
                 _ => return Ok(found),
             }
         }
     }
 
-    /// The bytes of a record in quarantine, as they were.
+    /// The original bytes of a record in quarantine.
     pub(crate) async fn do_quarantined_bytes(&self, which: &Quarantined, deadline: Deadline) -> Result<Vec<u8>> {
         let gone = || {
-            let message = "there is no such record in quarantine, or not any more";
+            let message = "this record is not in quarantine (any more); list the quarantine again";
             Error::new(ErrorKind::NotFound, OPERATION, message).with("key", &which.key)
         };
         let aside = self.layout().aside(&which.key, which.version).ok_or_else(gone)?;
@@ -305,10 +307,10 @@ impl KvIndex {
 }
 
 impl Quarantined {
-    /// What an entry under `x/i/` tells; none if it is no entry of ours.
+    /// Decodes an entry under `x/i/`; none if its key is not one that this crate writes.
     pub(crate) fn parse(layout: &Layout, entry: &Entry) -> Option<Self> {
         let (key, version) = layout.parse_aside(&entry.key)?;
-        // What is said about it may be lost; that it is there is not.
+        // If the explanation cannot be decoded, the record is listed all the same.
         let info = decode(entry).unwrap_or_else(|_| Info {
             why: "unknown".to_owned(),
             bytes: 0,
@@ -324,7 +326,7 @@ impl Quarantined {
     }
 }
 
-/// Why a record cannot be read, in one line.
+/// Why a record cannot be decoded, in one line.
 pub(crate) fn told(error: &Error) -> String {
     let cause = std::error::Error::source(error).map(|cause| format!(": {cause}"));
     format!("{}{}", error.message(), cause.unwrap_or_default())

@@ -1,11 +1,12 @@
-//! Taking the next samples of a group, and waiting for some without polling.
+//! Leasing the next samples of a group, and waiting for some without polling.
 //!
-//! Those of one process look at the list for each other: one reads as much as they will take in a moment, the others take
-//! from what it found. Processes look into different lanes, so that they reach for different samples. What
-//! they find is a guess: somebody else may have taken it meanwhile, and then the taking tells.
+//! The consumers of one process share their reads of the ready list: one of them reads as many entries as all will take
+//! in a moment, and the others take from what it found. Processes read different shards, so that they try different
+//! samples. An entry that was read is only a guess: another consumer may have leased the sample meanwhile, and then the
+//! lease attempt fails.
 //!
-//! A sample that this process cannot use (its terms refuse it) is passed over from then on: it stays in the list, for
-//! others. Looks go on behind such samples, however many there are.
+//! A sample that this process cannot use (its terms refuse it) is skipped from then on. It stays in the list for other
+//! processes. Reads continue behind such samples, however many there are.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,30 +25,31 @@ use crate::session::Session;
 use crate::sweep::is_about_one_record;
 use crate::types::{Held, SampleRef, Terms, Versioned};
 
-/// How close to its deadline a call that was cut short by it ends: clocks and timers round.
+/// An error this close to the deadline counts as caused by the deadline. More than zero because clocks and timers
+/// round.
 const CUT_SHORT: Duration = Duration::from_millis(10);
 
-/// How often one who needs more than it has found looks into some lanes, before it looks into all of them.
+/// How many times a caller that needs more samples than were found reads some shards, before it reads all of them.
 const LOOKS_INTO_SOME: usize = 2;
 
-/// What one look at the ready list came to.
+/// The result of one attempt to read the ready list and lease from it.
 enum Next {
     Taken(Vec<Held>),
-    /// Somebody else was faster, or something new has come.
+    /// Another consumer was faster, or new samples have come: try again.
     Again,
-    /// The deadline passed while nothing came.
+    /// The deadline passed and no sample came.
     Nothing,
 }
 
-/// What waits for a group.
+/// Samples that are ready for a group.
 enum Ready {
     Some(Reached),
-    /// Nothing did, at that moment.
+    /// There were none, at this version.
     None(Version),
 }
 
 impl KvIndex {
-    /// Takes up to `count` samples; waits for the first one until the deadline. None means that none came.
+    /// Leases up to `count` samples. Waits for the first one until the deadline; an empty result means that none came.
     pub(crate) async fn do_lease_next(
         &self,
         session: &Session,
@@ -70,7 +72,7 @@ impl KvIndex {
                 Ok(Next::Nothing) => return Ok(Vec::new()),
                 Ok(Next::Again) if deadline.passed(self.clock()) => return Ok(Vec::new()),
                 Ok(Next::Again) => {}
-                // The last look was cut short by the deadline; the one before it found nothing to take.
+                // The last attempt was cut short by the deadline; the one before it found nothing to lease.
                 Err(error)
                     if looked
                         && (error.kind(), error.retry()) == (ErrorKind::Unavailable, Retry::Safe)
@@ -83,10 +85,10 @@ impl KvIndex {
         }
     }
 
-    /// Takes what waits; waits if nothing does. Says if it has looked at least once.
+    /// Leases samples that are ready; if there are none, waits for some. Sets `looked` once the list has been read.
     ///
-    /// When the caller has left, looks and waits end at once. The taking does not: what it was given would be known to
-    /// nobody.
+    /// When the caller has left, reads and waits end at once. The lease attempt does not: no caller would know of the
+    /// leases that it was granted.
     #[expect(clippy::too_many_arguments, reason = "one step of a wait")]
     async fn look_and_take(
         &self,
@@ -115,7 +117,8 @@ impl KvIndex {
                 return Ok(if came { Next::Again } else { Next::Nothing });
             }
         };
-        // Too late to take something: it would not be known whether it was. Who was in a hurry from the start may try.
+        // Too close to the deadline to lease: the outcome might stay ambiguous. A call that was this short from the
+        // start may try.
         if !first && deadline.remaining(self.clock()) < CUT_SHORT {
             return Ok(Next::Nothing);
         }
@@ -135,7 +138,7 @@ impl KvIndex {
             usable: &usable,
             ..terms
         };
-        // What was copied to the ready list is good for a first try without a look.
+        // The copies in the ready list allow a first attempt without reading the records.
         let results = self
             .do_lease(session, &ready, Some(group), ticks, terms, deadline)
             .await;
@@ -153,12 +156,14 @@ impl KvIndex {
                 _ => false,
             };
             if is_gone {
-                // Another consumer was faster, or the sample went away in between. If that is so again, it may be a stray.
+                // Another consumer was faster, or the sample was retired in between. If that happens twice, the entry
+                // may be a stray.
                 if list.doubt(&found.sample) {
                     strays.push(found.sample.clone());
                 }
             } else if is_about_one_record(&error) || refused.lock().contains(&found.sample) {
-                // Of a later release, or in the way of everything: others are taken meanwhile.
+                // Written by a later release, refused by the terms, or unusable in itself: take other samples
+                // meanwhile.
                 tracing::debug!(%error, sample = %found.sample.sample, "a sample is passed over");
                 list.pass_over(&found.sample, now);
             } else {
@@ -169,9 +174,9 @@ impl KvIndex {
         if !strays.is_empty()
             && let Err(error) = self.set_strays_aside(group, &strays, deadline).await
         {
-            tracing::debug!(%error, "strays in a ready list stay for now");
+            tracing::debug!(%error, "stray entries of a ready list could not be set aside; they stay for now");
         }
-        // What was taken beside an error must not be forgotten.
+        // Leases that were granted beside an error must be returned, or no caller would know of them.
         match failed {
             _ if !held.is_empty() => Ok(Next::Taken(held)),
             Some(error) => Err(error),
@@ -179,7 +184,7 @@ impl KvIndex {
         }
     }
 
-    /// Some samples that wait for the group, and the moment at which there were none.
+    /// Some samples that are ready for the group, or the version at which there were none.
     async fn ready(&self, session: &Session, group: &GroupName, count: usize, deadline: Deadline) -> Result<Ready> {
         let list = self.ready_list(group);
         if let Some(found) = list.take(count, self.clock().now(), true) {
@@ -187,11 +192,11 @@ impl KvIndex {
         }
         let left = deadline.remaining(self.clock());
         let Ok(Ok(_looking)) = tokio::time::timeout(left, list.looking.acquire()).await else {
-            let message = "others of this process looked until the deadline";
+            let message = "other callers of this process were reading the ready list until the deadline; try again";
             return Err(Error::unavailable("index.lease_next", message));
         };
         for _ in 0..LOOKS_INTO_SOME {
-            // Somebody else may have looked meanwhile.
+            // Another caller may have read the list meanwhile.
             if let Some(found) = list.take(count, self.clock().now(), true) {
                 return Ok(Ready::Some(found));
             }
@@ -204,7 +209,7 @@ impl KvIndex {
         if let Some(found) = list.take(count, self.clock().now(), true) {
             return Ok(Ready::Some(found));
         }
-        // What is new lies behind what was seen, most likely.
+        // New samples are most likely behind those that were seen.
         let lanes = list.further();
         if lanes.iter().any(|lane| lane.after.is_some()) {
             let of_each = of_each_lane(count);
@@ -217,7 +222,7 @@ impl KvIndex {
         self.look_into_all_lanes(session, group, count, &list, deadline).await
     }
 
-    /// Looks into some lanes. Within a lane the oldest come first.
+    /// Reads some shards. Within a shard the oldest samples come first.
     async fn look_into_lanes(
         &self,
         group: &GroupName,
@@ -249,7 +254,8 @@ impl KvIndex {
         let from_the_start = |number| Lane { number, after: None };
         let lanes: Vec<Lane> = (0..LANES).map(from_the_start).collect();
         let mut reads: Vec<Read> = lanes.iter().map(|lane| self.lane(group, lane, each)).collect();
-        // Who has nothing to take learns here that its session has ended; the others do when they take it.
+        // A caller that finds nothing learns here that its session has ended. One that finds samples learns it when it
+        // leases them.
         reads.push(Read::Key(self.layout().alive(session.id())));
         let mut snapshot = self.read_lanes(&reads, deadline).await?;
         if snapshot.entries.pop().is_none_or(|alive| alive.is_empty()) {
@@ -262,7 +268,7 @@ impl KvIndex {
         let (seen, wanted) = (found.len(), each * lanes.len());
         let saw = lanes.into_iter().zip(saw(&snapshot, each)).collect();
         list.saw(saw, (seen, wanted), begun);
-        // Other processes whose lane was empty look at the same few: each begins somewhere else.
+        // Other processes whose shards were empty see the same few samples: each starts at a random one.
         let from = usize::try_from(self.rng().below(found.len().max(1) as u64)).unwrap_or(0);
         found.rotate_left(from);
         list.leave(found.iter().cloned(), self.clock().now());
@@ -270,14 +276,15 @@ impl KvIndex {
             Some(taken) => Ready::Some(taken),
             None if found.is_empty() => Ready::None(snapshot.version),
             None => {
-                // Others of this process reach for all of it. They may fail, and then nobody would tell.
+                // Other consumers of this process are leasing all of these. Their attempts may fail, and then no watch
+                // event would tell.
                 found.truncate(count);
                 Ready::Some(list.reach(found))
             }
         })
     }
 
-    /// Reads lanes. If the answer would be too large, as one of whole records may be, their first entries only.
+    /// Reads shards. If the reply would be too large (entries may hold whole records), reads only their first entries.
     async fn read_lanes(&self, reads: &[Read], deadline: Deadline) -> Result<Snapshot> {
         let left = || deadline.remaining(self.clock());
         let mut reads = reads.to_vec();
@@ -289,7 +296,8 @@ impl KvIndex {
         }
     }
 
-    /// The samples in lanes that were read. What cannot be read is set aside; what a later release wrote is passed over.
+    /// The samples in shards that were read. Entries that cannot be decoded go into quarantine; those of a later
+    /// release are skipped.
     async fn found_in(
         &self,
         group: &GroupName,
@@ -313,7 +321,7 @@ impl KvIndex {
         Ok(found)
     }
 
-    /// Looks further into lanes of which nothing that was seen can be taken.
+    /// Reads on, in shards of which no sample that was seen can be taken.
     async fn look_behind(
         &self,
         group: &GroupName,
@@ -350,8 +358,9 @@ impl KvIndex {
         Ok(Vec::new())
     }
 
-    /// Entries of the ready list that no live record calls for, out of those that were found so twice. What is not put
-    /// right by the process that takes or retires the sample is a stray, and would be reached for for ever.
+    /// Quarantines ready entries that no live record calls for, out of samples that twice could not be leased. An entry
+    /// that the process that leases or retires the sample does not correct is a stray, and consumers would try it for
+    /// ever.
     async fn set_strays_aside(&self, group: &GroupName, samples: &[SampleRef], deadline: Deadline) -> Result<()> {
         for SampleRef { sample, generation } in samples {
             let reads = [
@@ -365,7 +374,7 @@ impl KvIndex {
             };
             let live: Option<Versioned<Live>> = match live.as_ref().map(decode_versioned).transpose() {
                 Ok(live) => live,
-                // Only a process that can read the record can tell.
+                // Only a process that can decode the record can tell.
                 Err(_) => continue,
             };
             let is_called_for =
@@ -390,7 +399,7 @@ impl KvIndex {
         }
     }
 
-    /// Waits until something becomes ready for the group after `version`. False if the deadline came first.
+    /// Waits until a sample becomes ready for the group after `version`. False if the deadline came first.
     async fn wait_for_ready(
         &self,
         session: &Session,
@@ -404,7 +413,7 @@ impl KvIndex {
         }
         let mut watch = match self.kv().watch(self.layout().ready(group), version, left).await {
             Ok(watch) => watch,
-            // That moment is forgotten already: look again.
+            // The store no longer keeps changes since that version: read the list again.
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(true),
             Err(error) => return Err(error),
         };
@@ -413,7 +422,7 @@ impl KvIndex {
                 match watch.next().await {
                     Ok(changes) if changes.iter().any(|change| change.value.is_some()) => return true,
                     Ok(_) => {}
-                    // Something may have been missed: look again.
+                    // Changes may have been missed: read the list again.
                     Err(_) => return true,
                 }
             }
@@ -425,7 +434,7 @@ impl KvIndex {
     }
 }
 
-/// What an entry of the ready list tells.
+/// Decodes an entry of the ready list.
 pub(crate) fn parse(layout: &Layout, group: &GroupName, entry: &Entry) -> Result<Found> {
     let key = &entry.key;
     let order = key
@@ -433,10 +442,10 @@ pub(crate) fn parse(layout: &Layout, group: &GroupName, entry: &Entry) -> Result
         .nth(1)
         .and_then(|order| u64::from_str_radix(order, 16).ok());
     let parsed = order.and_then(Generation::new).zip(Layout::ready_sample(key));
-    // Under another key it would not be found again, nor deleted.
+    // Under any other key the entry would neither be found again nor deleted.
     let parsed = parsed.filter(|(generation, sample)| layout.ready_entry(sample, *generation, group) == *key);
     let (generation, sample) =
-        parsed.ok_or_else(|| unreadable(key, "this is no key of a sample that waits for a group"))?;
+        parsed.ok_or_else(|| unreadable(key, "this key does not name a sample that waits for a group"))?;
     let copied: Option<Versioned<Live>> = (!entry.value.is_empty()).then(|| decode_versioned(entry)).transpose()?;
     if copied
         .as_ref()
@@ -450,13 +459,13 @@ pub(crate) fn parse(layout: &Layout, group: &GroupName, entry: &Entry) -> Result
     })
 }
 
-/// How many to see of each lane when all are looked into: what there is is spread evenly, or is so little that all of it may
-/// lie in one.
+/// How many entries to read of each shard when all shards are read. Samples are spread evenly over the shards, or are
+/// so few that all of them may lie in one.
 fn of_each_lane(count: usize) -> usize {
     count.div_ceil(4).max(count.min(16))
 }
 
-/// What was seen of each lane, if so many entries were asked for at most.
+/// What a read showed of each shard, given the limit of entries per shard.
 fn saw(snapshot: &Snapshot, limit: usize) -> impl Iterator<Item = Saw> {
     snapshot.entries.iter().map(move |entries| match entries.last() {
         Some(last) if entries.len() >= limit => Saw::UpTo(last.key.clone()),
@@ -464,7 +473,7 @@ fn saw(snapshot: &Snapshot, limit: usize) -> impl Iterator<Item = Saw> {
     })
 }
 
-/// Asks for half as much of each range. False if there is nothing left to halve.
+/// Halves the limit of each range. False if no limit can be halved any further.
 fn fewer(reads: &mut [Read]) -> bool {
     let mut halved = false;
     for read in reads {

@@ -1,5 +1,4 @@
-//! How a record becomes a value and a value a record: JSON, and behind it what the sample's producer said about it (the
-//! description), as it was given.
+//! How a record is encoded and decoded: JSON, and behind it the producer's description of the sample, unchanged.
 
 use std::sync::Arc;
 
@@ -11,16 +10,16 @@ use serde::{Deserialize, Serialize};
 use crate::kv::Entry;
 use crate::types::Versioned;
 
-/// What a producer said about a sample: opaque to us. None if it has not committed.
+/// The producer's description of a sample: opaque to the index. None if it has not committed.
 pub(crate) type Description = Option<Arc<[u8]>>;
 
-/// Between a record and the description behind it; JSON has no such byte.
+/// The byte between a record and the description behind it. JSON has no such byte.
 const BEHIND: u8 = 0;
 
-/// Hardly any record without its description is longer.
+/// Capacity hint: hardly any record without its description is longer.
 const USUAL_RECORD: usize = 384;
 
-/// A record with what was said about it behind it.
+/// Encodes a record with its description behind it.
 pub(crate) fn encode_described(record: &impl Serialize, description: &Description) -> Result<Vec<u8>> {
     let described = description.as_ref().map_or(0, |description| 1 + description.len());
     let mut value = Vec::with_capacity(USUAL_RECORD + described);
@@ -32,7 +31,7 @@ pub(crate) fn encode_described(record: &impl Serialize, description: &Descriptio
     Ok(value)
 }
 
-/// A record's own bytes, and what rides behind it.
+/// A record's own bytes, and the description behind them.
 fn cut(value: &[u8]) -> (&[u8], Option<&[u8]>) {
     match value.iter().position(|byte| *byte == BEHIND) {
         Some(at) => (&value[..at], Some(&value[at + 1..])),
@@ -40,7 +39,7 @@ fn cut(value: &[u8]) -> (&[u8], Option<&[u8]>) {
     }
 }
 
-/// A record's value without what rides behind it.
+/// A record's value without the description.
 pub(crate) fn without_description(value: &[u8]) -> &[u8] {
     cut(value).0
 }
@@ -56,57 +55,59 @@ fn encode_into(value: &mut Vec<u8>, record: &impl Serialize) -> Result<()> {
         .map_err(|error| Error::internal("index.encode", "a record cannot be written as JSON").caused_by(error))
 }
 
-/// The latest form of a record that is read here. A record says its form as `"v"`; one that says none is of the first.
-/// What an older release may ignore is added without a new form; what it must not touch raises it.
+/// The latest record form that this release decodes. A record states its form as `"v"`; without it, the form is the
+/// first. A field that an older release may ignore is added without a new form. A change that it must not touch raises
+/// the form.
 pub(crate) const RECORD_VERSION: u64 = 1;
 
-/// No record is longer, whatever the store of keys can hold: etcd takes 1.5 MiB in one request unless it is told to take
-/// more, and the plan of the largest sample is far from that.
+/// The longest record that is decoded, whatever the store can hold. etcd accepts 1.5 MiB per request unless configured
+/// otherwise, and the plan of the largest sample is far below that.
 pub(crate) const MOST_RECORD: usize = 2 << 20;
 
 const DECODE: &str = "index.decode";
 
-/// What cannot be a record: it is set aside ([`crate::quarantine`]).
+/// The error for a value that cannot be a record. Such a value is quarantined ([`crate::quarantine`]).
 pub(crate) fn unreadable(key: &str, why: &str) -> Error {
     Error::new(ErrorKind::Corrupt, DECODE, why).with("key", key)
 }
 
-/// The key of the record that this error says cannot be read.
+/// The key of the record that cannot be decoded, if that is what this error says.
 pub(crate) fn unreadable_key(error: &Error) -> Option<&str> {
     let is_ours = error.kind() == ErrorKind::Corrupt && error.operation() == DECODE;
     error.fact("key").filter(|_| is_ours)
 }
 
-/// Reads a record. Fields that a later release added are passed over, so that releases can work side by side.
+/// Decodes a record. Fields that a later release added are ignored, so that releases can work side by side.
 ///
 /// # Errors
-/// `Corrupt` if it is no record, `Unsupported` if it says that it is of a later form: see [`crate::quarantine`].
+/// `Corrupt` if it is not a record, `Unsupported` if it states a later form: see [`crate::quarantine`].
 pub(crate) fn decode<T: DeserializeOwned>(entry: &Entry) -> Result<T> {
     decode_record(&entry.key, cut(&entry.value).0)
 }
 
 fn decode_record<T: DeserializeOwned>(key: &str, record: &[u8]) -> Result<T> {
     if record.len() > MOST_RECORD {
-        return Err(unreadable(key, "this is longer than any record"));
+        return Err(unreadable(key, "this value is longer than any record may be"));
     }
     let read = serde_json::from_slice(record);
     if read.is_ok() && !says_its_form(record) {
-        return read.map_err(|error| unreadable(key, "this is no record").caused_by(error));
+        return read.map_err(|error| unreadable(key, "this value is not a record").caused_by(error));
     }
     if let Some(form) = form_of(record).filter(|form| *form > RECORD_VERSION) {
         let message = "this record was written by a later release; upgrade this process";
         let error = Error::new(ErrorKind::Unsupported, DECODE, message);
         return Err(error.with("key", key).with("form", form));
     }
-    read.map_err(|error| unreadable(key, "this is no record; what wrote it?").caused_by(error))
+    read.map_err(|error| unreadable(key, "this value is not a record: did another program write it?").caused_by(error))
 }
 
-/// Whether it may say its form: a quote inside a string is escaped, so this is a name, if perhaps one further inside.
+/// Whether the record may state its form. A quote inside a string is escaped, so a match is a field name, perhaps of a
+/// nested object.
 fn says_its_form(record: &[u8]) -> bool {
     record.windows(4).any(|window| window == br#""v":"#)
 }
 
-/// The form that a record says it has.
+/// The form that a record states.
 fn form_of(record: &[u8]) -> Option<u64> {
     #[derive(Deserialize)]
     struct Head {
@@ -116,9 +117,9 @@ fn form_of(record: &[u8]) -> Option<u64> {
     head.v
 }
 
-/// A record that could not know some versions when it was written.
+/// A record with versions that were not known when it was written.
 pub(crate) trait Settle: DeserializeOwned {
-    /// Puts in the version of the write that it was part of.
+    /// Fills in the version of the write that it was part of.
     fn settle(&mut self, version: Version);
 }
 
@@ -134,7 +135,7 @@ macro_rules! settle {
 
 settle!(Reserved, Live, Retired);
 
-/// Reads a record with what rides behind it, and puts in the versions that it could not know when it was written.
+/// Decodes a record with its description, and fills in the versions that were not known when it was written.
 pub(crate) fn decode_versioned<T: Settle>(entry: &Entry) -> Result<Versioned<T>> {
     let (record, description) = cut(&entry.value);
     let mut record: T = decode_record(&entry.key, record)?;

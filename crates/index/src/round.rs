@@ -1,9 +1,9 @@
 //! One round of a batch: what was decided for each item, packed into as few transactions as the store's limits allow.
 //!
-//! Items that share a transaction share what is not about one of them alone: the session's slot, the condition on the
-//! clock, the note of what is given out, the credits. Transactions of one round are about equally large, and are sent at
-//! the same time: none depends on another, because no two items of a round write the same key. Only those that move
-//! credits follow each other.
+//! Items in one transaction share what does not concern a single item: the session's slot, the condition on the clock,
+//! the grant record, the quota. The transactions of one round are about equally large and are sent at the same time:
+//! none depends on another, because no two items of a round write the same key. Only transactions that move quota are
+//! sent one after the other.
 
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{BuildHasher as _, RandomState};
@@ -22,21 +22,21 @@ use crate::notes::{Given, Holding, Line, Note, OpenNote};
 use crate::record::{encode, unreadable_key, without_description};
 use crate::session::{Sender, Session};
 
-/// Room in every transaction for what is not about its items: the slot, the session, the clock, credits.
+/// Bytes reserved in every transaction for what does not concern its items: the slot, the session, the clock, quota.
 const OTHER_BYTES: usize = 64 * 1024;
 
-/// About so many conditions or writes of a transaction are not about its items.
+/// Capacity hint: about this many conditions or writes of a transaction do not concern its items.
 const MORE: usize = 8;
 
 impl KvIndex {
-    /// How many operations of a transaction there are for items and notes.
+    /// How many operations of a transaction are left for items and grant records.
     fn room<Item, T>(&self, intent: &Intent<'_, Item, T>) -> usize {
         let for_credits = intent.credits.map_or(0, Credits::operations);
         self.kv().limits().operations - Sender::OVERHEAD - 1 - for_credits
     }
 
-    /// Decides every open item and sends what is to be changed. Items without a result are to be decided anew. Returns
-    /// those that a record stands in the way of which cannot be read.
+    /// Decides every open item and sends the changes. Items without a result have to be decided again. Returns the
+    /// items that are blocked by a record that cannot be decoded.
     #[expect(clippy::too_many_arguments, reason = "one round of a batch")]
     pub(crate) async fn round<Item, T>(
         &self,
@@ -52,12 +52,13 @@ impl KvIndex {
         let most = self.room(intent);
         let most_bytes = self.kv().limits().bytes.saturating_sub(OTHER_BYTES);
         let mut decided: Vec<(usize, Decision<T>)> = Vec::with_capacity(open.len());
-        // By their hashes: two keys that share one are taken for the same, which costs a round and nothing else.
+        // Keys are compared by hash. A collision makes two keys look the same, which costs one more round and nothing
+        // else.
         let hasher = RandomState::new();
         let mut touched: HashSet<u64> = HashSet::with_capacity(2 * open.len());
         for at in open {
             match (intent.decide)(&items[*at], loaded) {
-                // It follows from what was believed; what is there has yet to be looked at.
+                // Decided from what the caller believed: the records have yet to be read.
                 Err(_) if loaded.guess => {}
                 Err(error) if unreadable_key(&error).is_some() => refused.push((*at, error)),
                 Err(error) => results[*at] = Some(Err(error)),
@@ -72,7 +73,7 @@ impl KvIndex {
                 Ok(decision) if decision.operations() + 2 > most => {
                     results[*at] = Some(Err(Error::invalid(
                         intent.operation,
-                        "one sample needs more than a transaction holds; use fewer groups",
+                        "one sample needs more operations than a transaction holds; use fewer groups",
                     )));
                 }
                 Ok(decision) if decision.is_nothing() => {
@@ -82,7 +83,8 @@ impl KvIndex {
                     };
                     results[*at] = Some(Ok(decision.outcome.settled(done)));
                 }
-                // Two items of one batch about the same record: the second waits for what the first leaves behind.
+                // Two items of one batch concern the same record: the second is decided again after the first is
+                // applied.
                 Ok(decision)
                     if decision
                         .writes
@@ -94,7 +96,7 @@ impl KvIndex {
                 }
             }
         }
-        // Two of 32 are better than one of 63 and one of 1.
+        // Two transactions of 32 are better than one of 63 and one of 1.
         let all: usize = decided.iter().map(|(_, decision)| decision.operations()).sum();
         let share = all.div_ceil(all.div_ceil(most - 1).max(1)) + 4;
         let room = || Room::new(share.min(most), most_bytes);
@@ -112,7 +114,7 @@ impl KvIndex {
         transactions.retain(|together| !together.is_empty());
         let send = |together| self.send(session, items, intent, loaded, together, deadline);
         if intent.credits.is_some() {
-            // Each goes by what the one before has left in the purse.
+            // Each transaction starts from the balance that the one before has left.
             for together in transactions {
                 for (at, result) in send(together).await {
                     results[at] = Some(result);
@@ -126,7 +128,7 @@ impl KvIndex {
         refused
     }
 
-    /// Sends what was decided for some items as one transaction. Items without a result are to be decided anew.
+    /// Sends what was decided for some items as one transaction. Items without a result have to be decided again.
     async fn send<Item, T>(
         &self,
         session: &Session,
@@ -168,7 +170,7 @@ impl KvIndex {
         }
         match outcome {
             Ok((Applied::Yes(version), finish)) => finish.done(session, version),
-            // Read again, decide again. That the session has ended, if that is why, is noticed there.
+            // Read and decide again. If the reason is that the session has ended, the next read shows that.
             Ok((Applied::No, finish)) => {
                 session.notes.add(finish.struck_out_late);
                 Vec::new()
@@ -259,7 +261,7 @@ impl KvIndex {
     }
 }
 
-/// The notes of which nothing is left.
+/// The keys of the grant records that have no open line left.
 fn struck_out(ended: &[Line]) -> Vec<String> {
     let mut notes: Vec<(&Arc<OpenNote>, Vec<usize>)> = Vec::new();
     for Line { note, line } in ended {
@@ -278,17 +280,17 @@ struct Prepared<T> {
     finish: Finish<T>,
 }
 
-/// What is left to do when a transaction has been applied.
+/// What is left to do once a transaction has been applied.
 struct Finish<T> {
     items: Vec<Finished<T>>,
     ended: Vec<Line>,
-    /// Notes of which nothing is left after this.
+    /// Grant records that this transaction ends and deletes.
     struck_out: Vec<String>,
-    /// Notes of which nothing was left before.
+    /// Grant records that had ended before, and that this transaction deletes.
     struck_out_late: Vec<String>,
 }
 
-/// The same for one of its items.
+/// The same for one item.
 struct Finished<T> {
     at: usize,
     note: Option<Line>,
@@ -299,7 +301,7 @@ struct Finished<T> {
 
 impl<T> Finish<T> {
     fn done(self, session: &Session, version: Version) -> Vec<(usize, Result<T>)> {
-        // Others answered the rest at the same time: the next transaction strikes it out.
+        // Other calls answered the remaining lines at the same time: the next transaction deletes the grant record.
         let over = self.ended.iter().filter(|line| line.answered());
         let missed = over.map(|line| line.note.key.clone());
         let missed = missed.filter(|key| !self.struck_out.contains(key)).collect();

@@ -1,15 +1,15 @@
 //! Which layout of keys and records a store holds, written in the store itself.
 //!
 //! A program that does not know a layout must not touch it: it would read records wrongly and, worse, write them. So
-//! the first who opens a store writes the version of its layout under [`KEY`], and everybody who opens it later checks.
-//! A later layout that programs of an older one may still use says so: `3 from 2` is version 3, which a release that knows
-//! version 2 may use as well. This program knows the versions from [`OLDEST`] to [`VERSION`].
+//! the first process that opens a store writes the version of its layout under [`KEY`], and every process that opens it
+//! later checks. A later layout that older programs may still use says so: `3 from 2` is version 3, which a release
+//! that knows version 2 may use as well. This program knows the versions from [`OLDEST`] to [`VERSION`].
 //!
 //! | what is there | what [`check`] does |
 //! |---|---|
-//! | nothing | writes [`VERSION`], on condition that nobody else did meanwhile |
-//! | a version from [`OLDEST`] to [`VERSION`] | goes on, and leaves it as it is |
-//! | a newer one, `from` one that is known here | goes on |
+//! | nothing | writes [`VERSION`], on condition that no other process did meanwhile |
+//! | a version from [`OLDEST`] to [`VERSION`] | accepts it, and leaves it as it is |
+//! | a newer one, `from` one that is known here | accepts it |
 //! | any other newer one, whatever else it says | refuses with `Unsupported`: upgrade this program |
 //! | an older one | refuses with `Unsupported`: open it with a release in between first |
 //! | anything else | refuses with `Corrupt`: this root belongs to another program |
@@ -21,7 +21,7 @@ use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result, Retry};
 use crate::kv::{Applied, Condition, Entry, Kv, Read, Transaction, Write};
 use crate::session::is_full;
 
-/// Where the version stands, relative to the store's root.
+/// The key of the version, relative to the store's root.
 pub const KEY: &str = "schema";
 /// The layout that this program reads and writes.
 pub const VERSION: u32 = 1;
@@ -30,10 +30,11 @@ pub const OLDEST: u32 = 1;
 
 const OPERATION: &str = "index.open";
 
-/// Makes sure that the store holds the layout that this program knows, and says so in an empty store.
+/// Verifies that the store holds a layout that this program knows, and writes the version into an empty store.
 ///
 /// # Errors
-/// `Unsupported` if the layout is newer, `Corrupt` if it is none, and what the store says. Safe to call again.
+/// `Unsupported` if the layout is newer, or older than this program reads; `Corrupt` if it is none; and the store's
+/// errors. Safe to call again.
 pub async fn check(kv: &dyn Kv, clock: &dyn Clock, within: Duration) -> Result<()> {
     let deadline = Deadline::after(clock, within);
     let mut full = None;
@@ -42,7 +43,7 @@ pub async fn check(kv: &dyn Kv, clock: &dyn Clock, within: Duration) -> Result<(
         if let Some(entry) = snapshot.entries.first().and_then(|entries| entries.first()) {
             return known(entry);
         }
-        // A full store has answered: what is not there now never will be.
+        // A full store has answered: a write that is not visible now will never be applied.
         if let Some(error) = full {
             return Err(error);
         }
@@ -52,7 +53,7 @@ pub async fn check(kv: &dyn Kv, clock: &dyn Clock, within: Duration) -> Result<(
         };
         match kv.transact(&first, deadline.remaining(clock)).await {
             Ok(Applied::Yes(_)) => return Ok(()),
-            // Somebody else was first, or we were and do not know it: look again.
+            // Another process was first, or we were and the reply was lost: read again.
             Ok(Applied::No) => {}
             Err(error) if is_full(&error) => full = Some(error.with_retry(Retry::Safe)),
             Err(error) if error.retry() == Retry::Ambiguous && !deadline.passed(clock) => {}
@@ -80,7 +81,7 @@ fn known(entry: &Entry) -> Result<()> {
         ),
         None => refuse(
             ErrorKind::Corrupt,
-            "what is under the schema key is no version: is the root used by another program?",
+            "the schema key does not hold a version: is this root used by another program?",
         ),
     }
 }
@@ -89,19 +90,19 @@ fn known(entry: &Entry) -> Result<()> {
 #[derive(Debug, PartialEq, Eq)]
 struct Schema {
     version: u32,
-    /// The oldest version whose programs may use it, if others than its own may.
+    /// The oldest version whose programs may use this layout, if any but its own may.
     from: Option<u32>,
 }
 
 impl Schema {
-    /// None if it does not begin with a version. What follows is for releases that know that version.
+    /// None if the text does not begin with a version. The rest is for releases that know that version.
     fn read(text: &str) -> Option<Self> {
         let mut words = text.split(' ');
         let version = number(words.next()?)?;
         let from = match (words.next(), words.next()) {
             (None, _) => None,
             (Some("from"), Some(from)) => number(from),
-            // Ours says nothing else; one that comes later may.
+            // Our version says nothing else; a later one may.
             _ if version > VERSION => None,
             _ => return None,
         };

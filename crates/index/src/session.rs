@@ -1,34 +1,36 @@
-//! A process's membership of a store, and transactions whose outcome is always found out.
+//! A process's membership of a store, and transactions whose outcome is always established.
 //!
 //! # Ambiguity
-//! A transaction that timed out may have been applied, may not have been, or may be applied later by a server that was
-//! slow. Guessing would lose or double a transition. So every transaction goes through a *slot* of the session, one at a
-//! time per slot: it requires that the slot is unchanged since the last one, and writes itself into it.
+//! A transaction that timed out may have been applied, may not have been, or may be applied later by a slow server.
+//! Guessing would lose or duplicate a state transition. So every transaction goes through a *slot* of the session, one
+//! at a time per slot: it requires that the slot is unchanged since the transaction before, and writes its own mark
+//! into it.
 //!
 //! ```text
 //!        transact                 yes ─▶ applied, slot = its version
-//! Free ───────────▶ Under way ──┬ no  ─▶ not applied, slot as before
-//!                               └ ?   ─▶ Unclear ──fence: write the slot, if it is unchanged──┬ yes ─▶ not applied, and never will be
-//!                                          ▲                                                  ├ no  ─▶ read the slot: it tells that it was applied, and when
-//!                                          └────────────────── ? (within the deadline) ───────┘
+//! Free ───────────▶ In flight ──┬ no  ─▶ not applied, slot as before
+//!                               └ ?   ─▶ Ambiguous ──fence: write the slot if unchanged──┬ yes ─▶ not applied, and never will be
+//!                                           ▲                                            ├ no  ─▶ read the slot: its mark says that it was applied, and when
+//!                                           └───────────── ? (within the deadline) ──────┘
 //! ```
-//! If the deadline passes in `Unclear`, the caller is told so and the slot is never used again. Slots vanish with the
-//! session; what was unclear then stays so, but the session is fenced anyway.
+//! If the deadline passes while the outcome is ambiguous, the caller gets an ambiguous error and the slot is never used
+//! again. Slots vanish with the session. An outcome that is ambiguous at that moment stays so, but the session is
+//! fenced anyway.
 //!
-//! # A store that is full
-//! A store that says that it is full has answered: the transaction was applied (etcd notices only while it applies one that
-//! the quota is used up) or it never will be. Nothing is under way, so no fence is needed, and a full store would refuse
-//! it: the slot is read. It shows the transaction's mark: applied. It is as it was: refused, `Capacity`, and the slot is
-//! good for the next one.
+//! # A full store
+//! A store that reports that it is full has answered: the transaction was applied (etcd notices only while applying one
+//! that its space quota is used up), or it never will be. Nothing is in flight, so no fence is needed, and a full store
+//! would refuse one. The slot is read instead. If it shows the transaction's mark, the transaction was applied. If it
+//! is unchanged, the transaction was refused (`Capacity`), and the slot can be used for the next one.
 //!
-//! If the reply was lost *and* the fence met a full store, the fence has been answered and the transaction has not: as long
-//! as the slot is as it was, it is unclear, and the fence is tried again until the deadline (`Capacity`, `Ambiguous`; that
-//! slot is retired).
+//! If the reply was lost *and* the fence met a full store, the fence has been answered and the transaction has not. As
+//! long as the slot is unchanged, the outcome stays ambiguous, and the fence is retried until the deadline (`Capacity`,
+//! `Ambiguous`; that slot is retired).
 //!
-//! # A slot that is not as it was left
-//! Only its session writes a slot. If one refuses transactions several times in a row, it is looked at: as it was left, the
-//! other conditions did not hold. Otherwise the index has lost what this session wrote (it was put back to an earlier state),
-//! and the session is over: it is fenced, here and for good.
+//! # A slot that has changed unexpectedly
+//! Only its session writes a slot. After several refused transactions in a row, the slot is read. If it is as this
+//! session left it, the transactions' other conditions did not hold. Otherwise the index has lost what this session
+//! wrote (it was restored to an earlier state), and the session is over: it is fenced for good.
 
 use std::fmt;
 use std::sync::Arc;
@@ -45,22 +47,24 @@ use crate::layout::Layout;
 use crate::memory::{Memory, Remembered};
 use crate::notes::Notes;
 
-/// A process's membership of a store. Dropping it lets it die by its time to live; [`Session::close`] ends it at once.
+/// A process's membership of a store. A dropped session ends when its time to live runs out; [`Session::close`] ends it
+/// at once.
 pub struct Session {
     kv: Box<dyn KvSession>,
     free: Mutex<Vec<Slot>>,
     next: AtomicU64,
     pub(crate) notes: Notes,
     memory: Memory,
-    /// The store's budget, if it has one: reservations need credits then.
+    /// The store's budget, if it has one. Reservations then need quota.
     pub(crate) budget: Option<u64>,
-    /// Those of this session who reserve with credits and do not wait in the house, in the order in which they came.
+    /// The turn of this session's reservations that need quota and do not wait in the local queue. Callers get it in
+    /// order of arrival.
     pub(crate) turn: tokio::sync::Mutex<Place>,
-    /// The credits that it may spend, as far as is known here.
+    /// The quota that this session may spend, as far as this process knows.
     pub(crate) purse: Purse,
-    /// Who waits, as was read along with what this session has just done.
+    /// The queue of waiting sessions, as read in the same transaction as this session's last change.
     pub(crate) read_along: ReadAlong,
-    /// Whether the index has lost what it wrote.
+    /// Whether the index has lost what this session wrote.
     lost: tokio::sync::watch::Sender<bool>,
 }
 
@@ -75,12 +79,12 @@ impl fmt::Debug for Session {
     }
 }
 
-/// One line of transactions, each after the one before.
+/// A sequence of transactions, at most one of them in flight.
 #[derive(Debug)]
 struct Slot {
     number: u64,
     version: Option<Version>,
-    /// How many transactions in a row it was for that were not applied.
+    /// How many transactions in a row were not applied.
     refusals: u32,
 }
 
@@ -100,27 +104,27 @@ impl Session {
         }
     }
 
-    /// Its id.
+    /// The session's id.
     pub fn id(&self) -> SessionId {
         self.kv.id()
     }
 
-    /// Whether, as far as is known here, it is alive.
+    /// Whether the session is alive, as far as this process knows.
     pub fn is_alive(&self) -> bool {
         self.kv.is_alive() && !*self.lost.borrow()
     }
 
-    /// Pends until it has ended: from then on everything done in its name is refused.
+    /// Pends until the session has ended. From then on every call in its name is refused.
     pub async fn ended(&self) {
         let mut lost = self.lost.subscribe();
         tokio::select! {
             () = self.kv.ended() => {}
-            // Its sender is ours, so this is no error.
+            // The sender lives in `self`, so this cannot fail.
             _ = lost.wait_for(|lost| *lost) => {}
         }
     }
 
-    /// Ends it now. Leases and reservations that it holds are taken back by the next sweep.
+    /// Ends the session now. The next sweep takes back the leases and reservations that it holds.
     pub async fn close(&self, within: Duration) -> Result<()> {
         self.kv.close(within).await
     }
@@ -147,7 +151,7 @@ impl Session {
     }
 }
 
-/// Sends transactions of a session and finds out how they ended.
+/// Sends the transactions of sessions and establishes how they ended.
 #[derive(Debug)]
 pub(crate) struct Sender {
     pub(crate) kv: Arc<dyn Kv>,
@@ -166,10 +170,10 @@ impl Sender {
         }
     }
 
-    /// What a transaction of a session needs besides its own conditions and writes.
+    /// How many conditions a transaction of a session needs besides its own: the slot and the liveness key.
     pub(crate) const OVERHEAD: usize = 2;
 
-    /// Applies a transaction in the name of a session, or finds out that it was not.
+    /// Applies a transaction in the name of a session, or establishes that it was not applied.
     pub(crate) async fn transact(
         &self,
         operation: &'static str,
@@ -184,7 +188,8 @@ impl Sender {
         Ok(applied)
     }
 
-    /// As [`Sender::transact`]; what was read along is there unless the reply was lost, or the store does not do that.
+    /// As [`Sender::transact`], with reads in the same transaction. No snapshot is returned if the reply was lost or
+    /// the store does not support this.
     pub(crate) async fn transact_and_read(
         &self,
         operation: &'static str,
@@ -229,10 +234,10 @@ impl Sender {
                     before: slot.version,
                     mark: &mark,
                 };
-                // If it stays unclear, the slot is gone with this: nobody uses it again.
+                // If the outcome stays ambiguous, this returns, `slot` is dropped, and no transaction uses it again.
                 self.find_out(operation, &sent, unchanged, deadline, error).await?
             }
-            // It was not applied and never will be, so the slot is as it was.
+            // It was not applied and never will be, so the slot is unchanged.
             Err(error) => Outcome::Refused(error),
             Ok((applied, snapshot)) => {
                 read = snapshot;
@@ -288,7 +293,7 @@ impl Sender {
             }],
         };
         let ended = || sent.session.fenced(operation).with_retry(Retry::Ambiguous);
-        // A store that says that it is full has answered: see above.
+        // A store that reports that it is full has answered: see the module documentation.
         let refused_as_full = is_full(&last).then(|| last.clone());
         let mut pause = FIRST_PAUSE;
         while !deadline.passed(&*self.clock) {
@@ -301,7 +306,7 @@ impl Sender {
                 Some(Err(error)) if error.kind() == ErrorKind::Fenced => return Err(ended()),
                 Some(Err(error)) if !is_full(&error) => {
                     last = error;
-                    // A refusal may come at once, again and again.
+                    // Refusals may come at once, many in a row: back off.
                     pause_before_next(&mut pause, self.clock.as_ref(), deadline).await;
                     continue;
                 }
@@ -313,7 +318,7 @@ impl Sender {
             };
             match self.look_at(sent, deadline).await {
                 Ok(Shown::Mark(version)) => return Ok(Outcome::Known(Applied::Yes(version))),
-                // A fence of ours whose reply was lost as well, or that was told that the store is full.
+                // A fence of ours whose reply was lost too, or that was answered with "full".
                 Ok(Shown::Fence(version)) => return Ok(Outcome::FencedAt(version)),
                 Ok(Shown::AsBefore) => match &refused_as_full {
                     Some(error) => return Ok(Outcome::Refused(error.clone().with_retry(Retry::Safe))),
@@ -333,13 +338,13 @@ impl Sender {
         Err(Error::new(
             kind,
             operation,
-            "the index did not say within the deadline whether the change was made; read back",
+            "the deadline passed before the index said whether the change was made; read back before trying again",
         )
         .with_retry(Retry::Ambiguous)
         .caused_by(last))
     }
 
-    /// Makes sure that a slot is as this session left it. If it is not, the session is over.
+    /// Verifies that a slot is as this session left it. If it is not, the session is over.
     async fn is_as_left(&self, operation: &'static str, sent: &Sent<'_>, deadline: Deadline) -> Result<()> {
         if matches!(self.look_at(sent, deadline).await?, Shown::AsBefore) {
             return Ok(());
@@ -353,7 +358,7 @@ impl Sender {
         Err(Error::new(ErrorKind::Fenced, operation, message).with("session", sent.session.id()))
     }
 
-    /// What the slot of a transaction shows of it.
+    /// Reads the slot of a transaction, to establish what became of that transaction.
     async fn look_at(&self, sent: &Sent<'_>, deadline: Deadline) -> Result<Shown> {
         let alive = self.layout.alive(sent.session.id());
         let reads = [Read::Key(sent.key.to_owned()), Read::Key(alive)];
@@ -370,36 +375,37 @@ impl Sender {
     }
 }
 
-/// Whether a store has answered that it is full. See the contract of [`Kv`].
+/// Whether the store has answered that it is full. See the contract of [`Kv`].
 pub(crate) fn is_full(error: &Error) -> bool {
     error.kind() == ErrorKind::Capacity && error.retry() == Retry::Ambiguous
 }
 
-/// After so many refusals in a row a slot is looked at, and then each time that their number has doubled.
+/// After this many refusals in a row the slot is read, and again each time their number has doubled. One refusal says
+/// little: the transaction's other conditions may not have held.
 const SUSPICIOUS: u32 = 4;
 
-/// The pauses between looks at what stays unclear.
+/// Backoff between attempts to establish an ambiguous outcome: the first pause, doubled each time up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
-/// A transaction that was sent, for finding out what became of it.
+/// A transaction that was sent and whose outcome is to be established.
 struct Sent<'a> {
     session: &'a Session,
-    /// Its slot, and the version of that before.
+    /// The key of its slot, and the slot's version before it.
     key: &'a str,
     before: Option<Version>,
     mark: &'a [u8],
 }
 
-/// What a slot shows.
+/// What a slot shows about a transaction.
 enum Shown {
-    /// The transaction: it was applied at this version.
+    /// The transaction's mark: it was applied at this version.
     Mark(Version),
-    /// A fence, written at this version: the transaction never will be applied.
+    /// A fence, written at this version: the transaction will never be applied.
     Fence(Version),
-    /// What it showed before.
+    /// The slot is unchanged.
     AsBefore,
-    /// Nothing that explains it: the session has ended.
+    /// None of these: the session has ended.
     Gone,
 }
 
@@ -407,13 +413,13 @@ enum Shown {
 enum Outcome {
     /// The store said so.
     Known(Applied),
-    /// It was not applied and never will be, because its slot was written at this version.
+    /// It was not applied and never will be, because a fence wrote its slot at this version.
     FencedAt(Version),
     /// It was not applied and never will be, for this reason.
     Refused(Error),
 }
 
-/// Waits before a question is asked again, longer each time.
+/// Sleeps, and doubles the next pause.
 async fn pause_before_next(pause: &mut Duration, clock: &dyn Clock, deadline: Deadline) {
     tokio::time::sleep((*pause).min(deadline.remaining(clock))).await;
     *pause = (2 * *pause).min(LONGEST_PAUSE);

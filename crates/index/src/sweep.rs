@@ -1,13 +1,15 @@
-//! Sweeping: what has ended is taken back, what is to be freed is found.
+//! Sweeping: takes back what dead sessions and expired leases hold, and lists the samples whose objects are to be
+//! freed.
 //!
-//! A sweep reads the list of sessions and, of each, only what is due: everything that a dead session holds, and what a
-//! live one has held for too long. Its cost follows from the number of sessions and of due records, not from how many
-//! samples there are. Any number of sweeps may run at once: each change requires that the record is as it was read.
+//! A sweep reads the list of sessions. Of each session it reads only the grant records that are due: all of them if the
+//! session is dead, and those past their tick and the grace period if it is alive. Its cost depends on the number of
+//! sessions and of due records, not on the number of samples. Any number of sweeps may run at once: each change
+//! requires that the record is still as it was read.
 //!
-//! Lists are walked in parts: a sweep that does not get to the end of what is due is gone on with by the next one, from
-//! there on. So what cannot be taken back or freed now (a record of a later release, an object that the engine does not
-//! remove) never keeps a sweep from what lies behind it. What cannot be read at all goes into quarantine
-//! ([`crate::quarantine`]).
+//! Lists are walked in parts. A sweep that does not reach the end of what is due records where it stopped, and the next
+//! sweep continues there. So a record that cannot be taken back or freed now (written by a later release, or whose
+//! object the engine does not remove) never keeps a sweep from the records behind it. A record that cannot be decoded
+//! goes into quarantine ([`crate::quarantine`]).
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -33,15 +35,15 @@ enum Swept {
     TakenBack { leases: usize, retired: bool },
 }
 
-/// What is due, as far as one sweep looks.
+/// The due records that one sweep has read.
 struct Due {
-    /// Notes in order.
+    /// Grant records, in key order.
     notes: Vec<Entry>,
-    /// Ended sessions of which there is no note.
+    /// Ended sessions that have no grant record.
     cleared: Vec<SessionId>,
     quarantined: usize,
     later: usize,
-    /// The last note of these, if there are more.
+    /// The key of the last grant record read, if there are more after it.
     ended_at: Option<String>,
 }
 
@@ -71,7 +73,7 @@ impl KvIndex {
                     report.retired += usize::from(retired);
                 }
                 Err(error) if is_about_one_record(&error) => {
-                    tracing::debug!(%error, "a record cannot be taken back here; it stays noted");
+                    tracing::debug!(%error, "a record cannot be taken back now; its grant record stays");
                     report.later += usize::from(error.kind() == ErrorKind::Unsupported);
                     opened.keep(at);
                 }
@@ -84,19 +86,19 @@ impl KvIndex {
             Some(at) => at.or(from),
             None => due.ended_at,
         };
-        // Only now: what was not looked at, because we died before, is still noted.
+        // Last, so that if this process dies before, every record that was not looked at still has its grant record.
         for chunk in opened
             .strike_out()?
             .chunks(self.kv().limits().operations - Sender::OVERHEAD)
         {
             let unchanged = chunk.iter().map(|(condition, _)| condition.clone()).collect();
             let writes = chunk.iter().map(|(_, write)| write.clone()).collect();
-            // If somebody else was faster with one of them, all of them stay for the next sweep.
+            // If another process has changed one of these grant records, the whole chunk stays for the next sweep.
             self.sender()
                 .transact("index.sweep", session, unchanged, writes, deadline)
                 .await?;
         }
-        // What stays noted must not keep the sweeps from what lies behind it.
+        // The next sweep starts behind the grant records that stay, so that they do not keep it from later ones.
         *self.swept_to.lock() = ended_at;
         if has_budget {
             report.quarantined += self.tidy_credits(deadline).await?;
@@ -110,7 +112,7 @@ impl KvIndex {
         Ok(report)
     }
 
-    /// What is due of all sessions, after the note at which the last sweep ended: no more notes than `limit`.
+    /// The due grant records of all sessions, after the one at which the last sweep ended: at most `limit`.
     async fn due(
         &self,
         all: &[SessionId],
@@ -122,7 +124,7 @@ impl KvIndex {
     ) -> Result<Due> {
         let mut keys = Vec::new();
         let mut cleared = Vec::new();
-        // One more than allowed, to know whether there is more.
+        // One more than `limit`, to learn whether there are more.
         let wanted = limit.saturating_add(1);
         let ranges: Vec<(SessionId, Range<String>, bool)> = all
             .iter()
@@ -176,8 +178,8 @@ impl KvIndex {
         self.layout().held(session, before)
     }
 
-    /// All sessions that are not cleared up yet, which of them have ended, and whether the store has a budget. Read at one
-    /// moment, before any record.
+    /// All sessions that are not cleared yet, which of them have ended, and whether the store has a budget. Read in one
+    /// snapshot, before any record is read.
     async fn sessions(
         &self,
         session: &Session,
@@ -320,7 +322,7 @@ impl KvIndex {
         })
     }
 
-    /// Removing objects failed; that is recorded, and they are tried again.
+    /// Records that removing the objects failed. They stay in the list and are tried again.
     pub(crate) async fn do_free_failed(
         &self,
         session: &Session,
@@ -348,10 +350,11 @@ fn nothing() -> Decision<Swept> {
 }
 
 fn free_task(entry: &Entry) -> Result<FreeTask> {
-    let no_name = || unreadable(&entry.key, "this is no key of a sample that is to be freed");
+    let no_name = || unreadable(&entry.key, "this key does not name a sample that is to be freed");
     let (sample, generation) = Layout::parse_retired(&entry.key).ok_or_else(no_name)?;
     let record: Versioned<Retired> = decode_versioned(entry)?;
-    // Its home says which incarnation it is; a record that says another would free that one's bytes, and credits.
+    // The key says which generation this is. A record that names another generation would free the bytes and the quota
+    // of that one.
     if record.record.generation != Some(generation) || !record.record.may_be_freed() {
         return Err(unreadable(
             &entry.key,
@@ -365,7 +368,7 @@ fn free_task(entry: &Entry) -> Result<FreeTask> {
     })
 }
 
-/// Whether an error is about the record at hand, and not about the store or the session.
+/// Whether an error is about one record, and not about the store or the session.
 pub(crate) fn is_about_one_record(error: &Error) -> bool {
     matches!(
         error.kind(),
@@ -373,25 +376,26 @@ pub(crate) fn is_about_one_record(error: &Error) -> bool {
     )
 }
 
-/// A note that is as it was read is deleted, or rewritten without what has been looked at.
+/// Deletes a grant record, or rewrites it without the samples that were looked at; on condition that it is as it was
+/// read.
 type StrikeOut = (Condition, Write);
 
-/// What notes name, up to a limit.
+/// The samples that due grant records name, up to a limit.
 struct OpenedNotes {
     due: Vec<Holding>,
     notes: Vec<OpenedNote>,
-    /// The first note that names more than was left of the limit.
+    /// The first grant record that names more samples than were left of the limit.
     cut: Option<usize>,
 }
 
 struct OpenedNote {
     key: String,
     unchanged: Condition,
-    /// Where what it names lies among all that is due.
+    /// Which of [`OpenedNotes::due`] this grant record names.
     due: Range<usize>,
-    /// How much of that stays noted.
+    /// How many of those stay in the grant record.
     kept: usize,
-    /// What stays noted.
+    /// The samples that stay in the grant record.
     rest: Vec<Holding>,
 }
 
@@ -421,7 +425,7 @@ impl OpenedNotes {
         Ok(opened)
     }
 
-    /// What is at this place stays noted.
+    /// Keeps one item of [`OpenedNotes::due`] in its grant record.
     fn keep(&mut self, at: usize) {
         let note = self.notes.iter_mut().find(|note| note.due.contains(&at));
         if let Some(note) = note {
@@ -430,8 +434,8 @@ impl OpenedNotes {
         }
     }
 
-    /// The note after which the next sweep goes on, if one was cut short; none of them if that was the first. One of which
-    /// nothing could be taken back is passed.
+    /// If a grant record was cut by the limit, the key after which the next sweep continues; `Some(None)` if the first
+    /// one was cut. A cut grant record of which nothing could be taken back is skipped, so that sweeps move on.
     fn ended_at(&self) -> Option<Option<String>> {
         let cut = self.cut?;
         let note = &self.notes[cut];

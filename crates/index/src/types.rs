@@ -1,4 +1,4 @@
-//! What goes into an intent and what comes out of it.
+//! The arguments and results of intents.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use crate::notes::Line;
 use crate::record::Description;
 
-/// A sample's physical incarnation.
+/// One physical incarnation of a sample.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SampleRef {
     /// The sample.
@@ -21,7 +21,7 @@ pub struct SampleRef {
     pub generation: Generation,
 }
 
-/// A wish to write a sample.
+/// A request to write a sample.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reserve {
     /// The sample.
@@ -30,69 +30,70 @@ pub struct Reserve {
     pub nonce: Nonce,
     /// How many bytes it will have at most.
     pub bytes: u64,
-    /// What is about to be written: opaque to the index, handed to whoever frees it if it never commits.
+    /// What is about to be written. Opaque to the index; handed to the reclaimer if the sample never commits.
     pub plan: String,
-    /// Objects that another writer names and that are this sample's from now until it is freed. `Conflict` while another
-    /// sample, or another generation, has one of them. At most [`MOST_CLAIMS`].
+    /// Objects that another writer names and that belong to this sample from now until it is freed. `Conflict` while
+    /// another sample, or another generation, owns one of them. At most [`MOST_CLAIMS`].
     pub claims: Vec<ObjectKey>,
 }
 
-/// The most objects that one reservation claims: with everything else they fit into one transaction.
+/// The most objects that one reservation may claim. Bounded so that all claims and the reservation fit into one
+/// transaction.
 pub const MOST_CLAIMS: usize = 64;
 
-/// What a producer has written and wants to be seen.
+/// What a producer has written and wants to publish.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Commit {
     /// The reservation.
     pub sample: SampleRef,
-    /// For whom it is.
+    /// The groups that it is for.
     pub publication: Publication,
-    /// Physical keys, tensor specs, checksums: opaque to the index, handed to every reader as it is.
+    /// Physical keys, tensor specs, checksums. Opaque to the index; handed to every reader unchanged.
     pub description: Vec<u8>,
 }
 
-/// A record as it was read, and when it had been written.
+/// A record as it was read, and the version at which it was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Versioned<T> {
     /// The record.
     pub record: T,
     /// The version at which it was last written.
     pub version: Version,
-    /// What rides behind it.
+    /// The description that is stored behind the record.
     pub(crate) description: Description,
 }
 
-/// A lease on a sample, as its holder has it.
+/// A lease on a sample, as its holder knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held {
     /// The sample.
     pub sample: SampleRef,
-    /// The group that it was taken for; none for a plain read.
+    /// The group for which it was taken; none for a plain read.
     pub group: Option<GroupName>,
-    /// What to show when answering for it.
+    /// The token to present when answering.
     pub token: Token,
-    /// What the producer said about it.
+    /// The producer's description.
     pub description: Arc<[u8]>,
-    /// Whether it served nobody, because it did not reach its caller, or the engine did not have its bytes: nacked or
-    /// released then, it costs its group no attempt.
+    /// Whether the lease served no caller, because the sample did not reach its caller or the engine did not have its
+    /// bytes. Then a nack or a release costs the group no attempt.
     pub unserved: bool,
-    /// The record as of the lease; lets the first answer go without another look.
+    /// The record as of the lease, so that the first answer need not read it.
     pub(crate) seen: Versioned<Live>,
-    /// Where it is noted that it is held.
+    /// The line of the grant record that names this lease.
     pub(crate) note: Option<Line>,
 }
 
-/// On which terms a process takes samples.
+/// The terms on which a process takes samples.
 #[derive(Clone, Copy)]
 pub struct Terms<'a> {
-    /// Cancelled when the caller has left: a wait for the next sample ends then, as at the deadline.
+    /// Cancelled when the caller has left. A wait for the next sample then ends as at the deadline.
     pub cancelled: &'a CancellationToken,
-    /// Whether the process can use a sample, by what its producer said about it. One that it cannot use is not taken: it
-    /// stays as it is, for others.
+    /// Whether the process can use a sample, judging by the producer's description. A sample that it cannot use is not
+    /// taken; it stays as it is, for other processes.
     pub usable: &'a (dyn Fn(&SampleRef, &[u8]) -> Result<()> + Send + Sync),
-    /// How long after the deadline the call may still wait to learn what became of a taking that was sent before it. A
-    /// lease that nobody learns of costs its group an attempt when it runs out; one that is learned of late can be
-    /// released as unserved. Nothing is begun in this time.
+    /// How long after the deadline the call may still wait for the outcome of a lease transaction that was sent before
+    /// it. A lease that no caller learns of costs its group an attempt when it expires; one that is learned of late can
+    /// be released as unserved. Nothing new is begun in this time.
     pub settle: Duration,
 }
 
@@ -105,18 +106,18 @@ impl fmt::Debug for Terms<'_> {
     }
 }
 
-/// Any sample can be used.
+/// Accepts any sample.
 pub(crate) fn any_sample(_: &SampleRef, _: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// What became of an answer (ack or nack).
+/// The result of an ack or a nack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answered {
-    /// Other groups need the sample still, or it is retained.
+    /// The sample stays live: other groups still need it, or it is retained.
     Live,
-    /// It was the last one: the sample is retired, for this reason. If `free` it has no reader left, and whoever
-    /// answers may remove its objects now.
+    /// It was the last answer: the sample is retired, for this reason. If `free`, it has no reader left, and the caller
+    /// may remove its objects now.
     Retired {
         /// Why.
         reason: Reason,
@@ -130,22 +131,22 @@ pub enum Answered {
 pub struct FreeTask {
     /// The sample.
     pub sample: SampleRef,
-    /// What its producer said about it; none if it never committed.
+    /// The producer's description; none if the sample never committed.
     pub description: Option<Vec<u8>>,
     /// The record.
     pub record: Versioned<Retired>,
 }
 
-/// A part of the list of what is to be freed.
+/// A part of the list of samples to be freed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FreeList {
-    /// What is to be freed.
+    /// The samples to be freed.
     pub tasks: Vec<FreeTask>,
-    /// Where the list goes on; none at its end.
+    /// Where the list continues; none at its end.
     pub next: Option<ListPlace>,
-    /// Records that could not be read and were moved into quarantine.
+    /// Records that could not be decoded and were moved into quarantine.
     pub quarantined: usize,
-    /// Records of later releases, which were passed over.
+    /// Records of later releases, which were skipped.
     pub later: usize,
 }
 
@@ -153,55 +154,55 @@ pub struct FreeList {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListPlace(pub(crate) String);
 
-/// A sample whose record can be read, while what its producer said about it cannot.
+/// A sample whose record can be decoded while its description cannot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unreadable {
     /// The sample.
     pub sample: SampleRef,
-    /// What is wrong with it, for people.
+    /// What is wrong with it, for the operator.
     pub why: String,
 }
 
 /// A record in quarantine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Quarantined {
-    /// Where it was.
+    /// The key that it had.
     pub key: String,
-    /// When it had been written there.
+    /// The version at which it had been written there.
     pub version: Version,
     /// What is wrong with it.
     pub why: String,
-    /// How long it is.
+    /// Its length in bytes.
     pub bytes: u64,
-    /// Whether it is too long to be moved and stays where it was.
+    /// Whether it is too long to be moved and stays under its key.
     pub in_place: bool,
 }
 
-/// What a process has passed over since it opened the index.
+/// How many records a process has skipped since it opened the index.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PassedOver {
-    /// Records that could not be read and that it has moved into quarantine.
+    /// Records that could not be decoded and that it has moved into quarantine.
     pub quarantined: u64,
     /// Records of later releases that it has met.
     pub later: u64,
 }
 
-/// What a sweep did.
+/// The result of a sweep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SweepReport {
     /// Records that were due and looked at.
     pub looked_at: usize,
-    /// Reservations given up on.
+    /// Reservations that were given up.
     pub abandoned: usize,
-    /// Leases taken back.
+    /// Leases that were taken back.
     pub taken_back: usize,
-    /// Samples that retired because of it.
+    /// Samples that were retired because of that.
     pub retired: usize,
-    /// Sessions that had ended and are cleared up.
+    /// Ended sessions that were cleared.
     pub sessions_cleared: usize,
-    /// Records that could not be read and were moved into quarantine.
+    /// Records that could not be decoded and were moved into quarantine.
     pub quarantined: usize,
-    /// Records that only a later release can take back: they were passed over.
+    /// Records that only a later release can take back: they were skipped.
     pub later: usize,
     /// Whether there is more to do than the limit allowed.
     pub more: bool,
@@ -214,6 +215,6 @@ pub struct View {
     pub sample: SampleRef,
     /// Its record.
     pub record: Versioned<Live>,
-    /// What its producer said about it.
+    /// The producer's description.
     pub description: Vec<u8>,
 }

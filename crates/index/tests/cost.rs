@@ -1,4 +1,4 @@
-//! What an intent costs, counted in calls of the store of keys: a change that makes one dearer shows here.
+//! What an intent costs, counted in calls of the transactional store: a change that makes one dearer shows here.
 #![allow(clippy::expect_used, reason = "a test ends by panicking")]
 
 use std::ops::Range;
@@ -24,7 +24,7 @@ struct Counting {
 }
 
 impl Counting {
-    /// Reads and transactions since the last time this was asked.
+    /// Reads and transactions since the last call of this.
     fn since(&self) -> (usize, usize) {
         (
             self.reads.swap(0, Ordering::Relaxed),
@@ -172,7 +172,7 @@ async fn a_batch_of_sixty_four_costs_as_many_transactions_as_etcd_s_limit_makes_
     assert_eq!(costs(64, None).await, wanted);
 }
 
-/// One look at what is free; from then on a purse has enough, and credits cost nothing.
+/// One read of the free bytes; from then on the session's balance is enough, and quota costs nothing.
 #[tokio::test]
 async fn with_credits_to_spare_only_the_first_reservation_looks() {
     let wanted = [
@@ -185,8 +185,8 @@ async fn with_credits_to_spare_only_the_first_reservation_looks() {
     assert_eq!(costs(1, Some(1000)).await, wanted);
 }
 
-/// One of two producers waits while the other one works, turn by turn: a sample costs five transactions, and the looks are
-/// the lease's and nobody else's.
+/// One of two producers waits while the other one works, turn by turn: a sample costs five transactions, and the only
+/// reads are the lease's.
 #[tokio::test]
 async fn with_credits_that_everybody_waits_for_a_sample_costs_no_more_transactions() {
     let kv = counting();
@@ -221,7 +221,8 @@ async fn with_credits_that_everybody_waits_for_a_sample_costs_no_more_transactio
     );
 }
 
-/// Producers of one process that frees what they make: they are handed what is freed, and a sample costs four transactions.
+/// Producers of a process that itself frees what they produce: freed bytes are handed to them directly, and a sample
+/// costs four transactions.
 #[tokio::test]
 async fn with_credits_that_a_process_hands_to_its_own_a_sample_costs_a_transaction_less() {
     const PRODUCERS: usize = 8;

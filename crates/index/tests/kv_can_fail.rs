@@ -1,4 +1,4 @@
-//! The suite finds what it is for: a store with one defect fails the case that is about it.
+//! The suite finds what it is for: a store with one defect fails the case about that defect.
 #![allow(clippy::expect_used, reason = "a test says what it expects")]
 
 use std::ops::Range;
@@ -139,7 +139,7 @@ impl Kv for Broken {
     }
 }
 
-/// A watch that tells of no deletion.
+/// A watch that delivers no deletion.
 #[derive(Debug)]
 struct Forgetful(Box<dyn Watch>);
 
@@ -259,7 +259,7 @@ fn a_defect_fails_the_case_that_is_about_it() {
     }
 }
 
-/// Each waits 20 s for what never comes, so each is a test of its own.
+/// Each waits 20 s for something that never comes, so each is a test of its own.
 #[test]
 fn a_watch_that_skips_deletions_is_found() {
     finds(Defect::SkipsDeletions, "watches::tell_deletions");

@@ -1,4 +1,5 @@
-//! One bad record harms one record: what cannot be read is set aside, what a later release wrote is left alone.
+//! One bad record harms one record: a record that cannot be decoded is quarantined, one that a later release wrote is
+//! left alone.
 #![allow(clippy::expect_used, clippy::panic, reason = "a test says what it expects")]
 
 use std::sync::Arc;
@@ -35,7 +36,7 @@ impl World {
         Self { kv, index, session }
     }
 
-    /// What anybody with access to the store of keys can write.
+    /// Writes what any client of the transactional store can write.
     async fn write(&self, key: &str, value: impl Into<Vec<u8>>) {
         let put = Transaction {
             writes: vec![Write::put(format!("s/{key}"), value)],
@@ -121,7 +122,7 @@ async fn what_cannot_be_read_is_set_aside_and_everything_else_goes_on() {
         ("h/00000000000000aa/0000000000000001/x", "[1]".to_owned()),
         ("q/g/00/0000000000000001/nobody", "{".to_owned()),
     ];
-    // A dead session, so that its notes are looked at.
+    // A dead session, so that a sweep reads its grant records.
     world.write("z/00000000000000aa", "").await;
     for (key, value) in &bad {
         world.write(key, value.as_bytes()).await;
@@ -158,7 +159,7 @@ async fn a_name_is_not_blocked_by_what_cannot_be_read_under_it() {
     world.write("s/x", "garbage again").await;
     let looked = world.index.look(&[id("x"), id("y")], CALL).await.expect("a look");
     assert_eq!(looked, [None, None], "what is in quarantine is not live");
-    // What its record had listed is a stray now, and is not reached for for ever.
+    // The ready entry of that record is a stray now, and consumers must not try it for ever.
     let none = world.index.lease_next(&world.session, &group(), 1, 10, SOON).await;
     assert_eq!(none.expect("nothing waits").len(), 0);
     let error = one(world
@@ -208,7 +209,7 @@ async fn what_a_later_release_wrote_is_left_where_it_is() {
 async fn a_take_looks_behind_what_only_a_later_release_can_take() {
     let world = World::new().await;
     let index = &world.index;
-    // So many that the first look into every lane shows nothing else.
+    // So many that the first read of every shard shows nothing else.
     let mut copies = Vec::new();
     for n in 1..=1500_u64 {
         let sample = world.publish(&format!("later-{n}")).await;
@@ -233,7 +234,8 @@ async fn a_take_looks_behind_what_only_a_later_release_can_take() {
 async fn notes_that_stay_do_not_keep_sweeps_from_those_behind_them() {
     let world = World::new().await;
     let index = &world.index;
-    // Ten reservations of a later release, each noted, and one of ours behind them, all of a session that is dead.
+    // Ten reservations of a later release, each with a grant record, and one of ours behind them, all of a dead
+    // session.
     world.write("z/00000000000000aa", "").await;
     for n in 0..10 {
         world.write(&format!("p/later-{n}"), r#"{"v":2}"#).await;

@@ -1,9 +1,9 @@
-//! The page store against bare engine calls for the same pages, on one real master and holder, turn by turn.
+//! The page store against bare engine calls for the same pages, on one real master and holder, in alternation.
 //!
-//! `bare` is what SGLang's own Mooncake back end does for a pool that keeps keys and values apart: one batched call, two
-//! objects a page, no checksum. `whole` is the least that any store could do: one object a page in one piece, no
-//! checksum. The page store has one object a page (keys, values and a footer) and checks every byte. Who goes first
-//! alternates; a ratio is the median time of `bare` over that of the other, so 1.0 is as fast and more is faster.
+//! `bare` is what SGLang's own Mooncake back end does for a pool that keeps keys and values apart: one batched call,
+//! two objects a page, no checksum. `whole` is the least that any store could do: one object a page in one piece, no
+//! checksum. The page store has one object a page (keys, values and a footer) and checks every byte. The side that goes
+//! first alternates. A ratio is the median time of `bare` over that of the other, so 1.0 is as fast and more is faster.
 //!
 //! `kv_bench [--rounds N] [--try]`: with `--try`, other settings of the store too.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark prints")]
@@ -53,7 +53,7 @@ fn touch(engine: &dyn Engine) -> Result<()> {
 }
 
 enum Side {
-    /// As many objects a page, in one piece each.
+    /// This many objects a page, in one piece each.
     Bare {
         objects: usize,
     },
@@ -132,7 +132,7 @@ impl Bench {
     }
 }
 
-/// The median, and the time that one round in ten beats: what a machine that does other things too gives at its best.
+/// The median, and the time that one round in ten beats: the best that a machine with other work gives.
 fn quantiles(times: &mut [f64]) -> [f64; 2] {
     times.sort_by(f64::total_cmp);
     [2, 10].map(|part| times.get(times.len() / part).copied().unwrap_or(f64::NAN))
@@ -203,7 +203,7 @@ fn main() -> Result<()> {
         let mut times = vec![[Vec::new(), Vec::new()]; sides.len()];
         for round in 0..rounds + WARM_UP {
             for turn in 0..sides.len() {
-                // Everybody comes first, second, … equally often.
+                // Each side comes first, second, … equally often.
                 let which = (turn + round) % sides.len();
                 let [put, get] = bench.round(&sides[which].1, &format!("{which}/{bytes}/{round}"), bytes)?;
                 if round >= WARM_UP {

@@ -60,7 +60,7 @@ impl Content {
     }
 }
 
-/// What one run came to.
+/// The result of one run.
 #[derive(Default)]
 struct Outcome {
     operations: usize,
@@ -144,8 +144,8 @@ impl World {
         }
     }
 
-    /// Prefetches all pages into spoilt memory and looks at every page that is said to be there. `meanwhile` is called
-    /// for each event first.
+    /// Prefetches all pages into overwritten memory and checks every page that is reported as loaded. `meanwhile` is
+    /// called for each event first.
     fn prefetch(&mut self, fault: &str, tier: &Tier, within: Duration, mut meanwhile: impl FnMut(&Self, &Event)) {
         self.spoil();
         let clock = SystemClock::new();
@@ -289,7 +289,7 @@ fn two_gib_of_70b_pages_survive_and_faults_cost_recompute_only() {
             "{fault} struck"
         );
         drop(tier);
-        // What was refused was removed, and is put anew.
+        // Refused pages were removed, and are put again.
         world.backup(&plain);
     }
 
@@ -379,7 +379,7 @@ fn short_objects_are_refused_and_layers_apart_come_back_together() {
     }
     assert_eq!(store.put(&pages, &all()).prefix(), COUNT as usize);
 
-    // Under the key of page 3 an object that is too short, as a plain put of somebody else leaves it.
+    // Under the key of page 3 an object that is too short, as a plain put of another client leaves it.
     let short = engine.allocate(PAGE_BYTES - 4096, WITHIN).expect("memory");
     short
         .whole()

@@ -1,4 +1,4 @@
-//! Which cluster is wanted, and how it is put together.
+//! The description of a cluster, and how its processes are started.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::node::{Node, READY_WITHIN};
 use crate::ports::with_other_ports_if_taken;
 use crate::site::Site;
 
-/// Says which cluster is wanted. Made by [`Cluster::builder`].
+/// Describes a cluster to start. Made by [`Cluster::builder`].
 #[derive(Debug, Clone)]
 pub struct ClusterBuilder {
     holders: usize,
@@ -84,7 +84,7 @@ impl ClusterBuilder {
         self
     }
 
-    /// Two masters, of which one leads, with their log in etcd (which is started too). Default: off.
+    /// Two masters, one of them the leader, with their log in etcd (which is started too). Default: off.
     #[must_use]
     pub fn ha(mut self, on: bool) -> Self {
         self.ha = on;
@@ -120,7 +120,7 @@ impl ClusterBuilder {
         self
     }
 
-    /// Starts it and waits until every process is ready.
+    /// Starts the cluster and waits until every process is ready.
     ///
     /// # Errors
     /// When a process does not become ready; the logs have been printed.
@@ -128,10 +128,10 @@ impl ClusterBuilder {
         with_other_ports_if_taken(|| self.start_at(Site::temporary()?))
     }
 
-    /// Starts it in the folder `dir` so that it lives on when this process ends, until [`DetachedCluster::down`].
+    /// Starts the cluster in the folder `dir` so that it outlives this process, until [`DetachedCluster::down`].
     ///
     /// # Errors
-    /// When one is up in that folder already, or a process does not become ready.
+    /// When a cluster is already up in that folder, or a process does not become ready.
     pub fn start_detached(self, dir: &Path) -> Result<DetachedCluster> {
         DetachedCluster::start(&self, dir)
     }

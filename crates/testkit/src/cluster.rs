@@ -14,7 +14,7 @@ use crate::node::Node;
 use crate::site::{self, Site};
 use crate::wait::{EVERY, poll};
 
-/// What a client has to know about a cluster.
+/// The addresses and variables that a client of a cluster needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Endpoints {
     /// The master's address for clients: `127.0.0.1:20001`, or `etcd://…` with two masters.
@@ -25,11 +25,11 @@ pub struct Endpoints {
     pub admin: Vec<String>,
     /// The client address of each etcd node: `http://127.0.0.1:20003`.
     pub etcd: Vec<String>,
-    /// What a client's environment must hold.
+    /// Variables that a client must have in its environment.
     pub client_env: Vec<(String, String)>,
 }
 
-/// A running cluster. Dropping it kills every process; if the test panics, it prints the end of each log before.
+/// A running cluster. Dropping it kills every process; if the test panics, it first prints the end of each log.
 #[derive(Debug)]
 pub struct Cluster {
     pub(crate) masters: Vec<Node>,
@@ -41,7 +41,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Says which cluster is wanted; `.start()` makes it.
+    /// Describes a cluster; `.start()` starts it.
     pub fn builder() -> ClusterBuilder {
         ClusterBuilder::default()
     }
@@ -61,12 +61,12 @@ impl Cluster {
         }
     }
 
-    /// What a client has to know.
+    /// The addresses and variables that a client needs.
     pub fn endpoints(&self) -> Endpoints {
         self.endpoints.clone()
     }
 
-    /// One master; there are two with high availability, else one.
+    /// One master; there are two with high availability, otherwise one.
     ///
     /// # Panics
     /// When there are not that many.
@@ -91,12 +91,12 @@ impl Cluster {
         &nodes[index]
     }
 
-    /// All of its etcd, if it has one: to put it back to a snapshot, or to replace it.
+    /// The etcd cluster, if there is one: to restore it from a snapshot, or to replace it.
     pub fn etcd_cluster(&self) -> Option<&EtcdCluster> {
         self.etcd.as_ref()
     }
 
-    /// The index of the master that leads and serves now, as itself says.
+    /// The index of the master that reports itself as the serving leader.
     ///
     /// # Errors
     /// When none does.
@@ -113,7 +113,7 @@ impl Cluster {
             .context("no master says that it leads")
     }
 
-    /// Waits for a master that leads, for instance after the old one was killed (that takes about 10 s).
+    /// Waits for a leading master, for instance after the old one was killed (that takes about 10 s).
     ///
     /// # Errors
     /// When there is none in time.
@@ -148,7 +148,7 @@ impl Cluster {
         self.masters.iter().chain(&self.holders).chain(etcd)
     }
 
-    /// Ends our care for the processes: they live on.
+    /// Releases the processes: they outlive this value.
     pub(crate) fn let_go(mut self) -> Result<Endpoints> {
         let mut nodes = std::mem::take(&mut self.masters);
         nodes.append(&mut self.holders);
@@ -162,7 +162,7 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // etcd shows and ends its nodes itself, right after.
+        // etcd prints its logs and ends its nodes itself, right after.
         site::close(self.masters.iter().chain(&self.holders), self.started);
     }
 }

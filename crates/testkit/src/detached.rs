@@ -1,8 +1,8 @@
-//! A cluster that lives on when its starter ends, described by a state file.
+//! A cluster that outlives the process that started it, described by a state file.
 //!
-//! The state file is written again after each launch, so even a start that is killed half-way leaves a record of
-//! what runs. A record names a process for good ([`ProcessIdentity`]): `down` never kills a later process that
-//! happens to have the same pid.
+//! The state file is written again after each launch, so even a start that is killed half-way leaves a record of the
+//! running processes. A record identifies a process uniquely ([`ProcessIdentity`]): `down` never kills a later process
+//! that happens to have the same pid.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ const DOWN_WITHIN: Duration = Duration::from_secs(20);
 /// A cluster that is not bound to the life of this process. Dropping this value does nothing.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct DetachedCluster {
-    /// Where it listens; `None` until all of it was ready.
+    /// Where it listens; `None` until every process was ready.
     pub endpoints: Option<Endpoints>,
     /// Its processes.
     pub processes: Vec<RecordedProcess>,
@@ -39,7 +39,7 @@ pub struct DetachedCluster {
 pub struct RecordedProcess {
     /// Its name, such as `holder-0`.
     pub name: String,
-    /// Who it is, for good.
+    /// Its unique identity.
     pub identity: ProcessIdentity,
     /// Where its output goes.
     pub log: PathBuf,
@@ -81,17 +81,17 @@ impl DetachedCluster {
         }
         let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let mut record: Self = serde_json::from_str(&text)
-            .with_context(|| format!("{} is no state file of ours: remove it", path.display()))?;
+            .with_context(|| format!("{} is not a state file of this tool: remove it", path.display()))?;
         record.dir = dir.to_owned();
         Ok(Some(record))
     }
 
-    /// Whether all of it started and all of it still runs.
+    /// Whether every process started and still runs.
     pub fn is_alive(&self) -> bool {
         self.endpoints.is_some() && self.processes.iter().all(|process| process.identity.is_alive())
     }
 
-    /// Kills its processes, those that are still the recorded ones, and forgets it. Says which were killed.
+    /// Kills those of its processes that are still the recorded ones, and removes the record. Returns the killed ones.
     ///
     /// # Errors
     /// When a process does not end.
@@ -113,14 +113,14 @@ impl DetachedCluster {
         }
         for process in &killed {
             poll(DOWN_WITHIN, EVERY, || (!process.identity.is_alive()).then_some(()))
-                .with_context(|| format!("{} does not end, though killed", process.name))?;
+                .with_context(|| format!("{} did not end after SIGKILL", process.name))?;
         }
         let path = self.dir.join(STATE);
         fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
         Ok(killed)
     }
 
-    /// In one step: a reader sees the old record or the new one.
+    /// Writes in one step: a reader sees the old record or the new one.
     fn save(&self) -> Result<()> {
         let (path, new) = (self.dir.join(STATE), self.dir.join("state.json.new"));
         fs::write(&new, serde_json::to_string_pretty(self)?)
@@ -129,7 +129,7 @@ impl DetachedCluster {
     }
 }
 
-/// Notes each process of a detached cluster as soon as it runs.
+/// Records each process of a detached cluster as soon as it runs.
 #[derive(Debug)]
 pub(crate) struct Journal(Mutex<DetachedCluster>);
 
@@ -153,7 +153,7 @@ impl Journal {
     }
 }
 
-/// One start or one end at a time in a folder.
+/// Allows one start or one end at a time in a folder.
 fn lock(dir: &Path) -> Result<File> {
     fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     let path = dir.join("lock");

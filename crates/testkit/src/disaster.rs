@@ -1,7 +1,8 @@
-//! What befalls an etcd in the field: its quota runs out, it is put back to a snapshot, it is replaced by an empty one.
+//! The disasters that befall an etcd in the field: its quota runs out, it is restored from a snapshot, it is replaced
+//! by an empty one.
 //!
-//! All of it is done as an operator would, with etcd's own tools, and on the same addresses: to a client that is connected,
-//! the cluster was gone for a moment.
+//! All of it is done as an operator would, with etcd's own tools, and on the same addresses: a connected client sees
+//! only that the cluster was gone for a moment.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,13 +12,13 @@ use anyhow::{Context, Result, bail};
 
 use crate::etcd::EtcdCluster;
 
-/// What etcd's documentation advises.
+/// The revision bump that etcd's documentation advises.
 const BUMP: u64 = 1_000_000_000;
 
-/// What becomes of etcd's revisions when it is restored.
+/// What happens to etcd's revisions when it is restored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Revisions {
-    /// They go on from the snapshot's: the same ones are given out again.
+    /// They go on from the snapshot's: the same revisions are given out again.
     Repeat,
     /// They leap far ahead of all that were ever given out (`--bump-revision … --mark-compacted`).
     Bumped,
@@ -38,7 +39,7 @@ impl EtcdCluster {
         Ok(file)
     }
 
-    /// Stops all nodes, puts their data back to a snapshot, and starts them again. They serve when this returns.
+    /// Stops all nodes, restores their data from a snapshot, and starts them again. They serve when this returns.
     ///
     /// # Errors
     /// When `etcdutl` fails, or a node does not come back.
@@ -74,7 +75,7 @@ impl EtcdCluster {
     /// When `etcdctl` fails.
     pub fn make_room(&self) -> Result<()> {
         let revision = self.revision()?.to_string();
-        // It may have been compacted by itself up to there.
+        // etcd may have compacted up to there by itself.
         if let Err(error) = self.etcdctl(&["compact", "--physical", &revision])
             && !format!("{error:#}").contains("compacted")
         {
@@ -84,14 +85,14 @@ impl EtcdCluster {
         self.etcdctl(&["alarm", "disarm"]).map(drop)
     }
 
-    /// What `etcdctl` prints about this cluster.
+    /// Runs `etcdctl` on this cluster and returns its output.
     ///
     /// # Errors
-    /// When it fails; the message has what it said.
+    /// When it fails; the message contains its output.
     pub fn etcdctl(&self, arguments: &[&str]) -> Result<String> {
         let mut all = vec![format!("--endpoints={}", self.endpoints().join(","))];
         if arguments.first() == Some(&"snapshot") {
-            // A snapshot is one node's.
+            // A snapshot is taken from one node.
             all = vec![format!("--endpoints={}", self.endpoints()[0])];
         }
         all.extend(arguments.iter().map(|argument| (*argument).to_owned()));
@@ -109,7 +110,7 @@ impl EtcdCluster {
     }
 }
 
-/// A member whose data is made anew.
+/// A member whose data is created anew.
 pub(crate) struct Rebuilt<'a> {
     pub(crate) name: &'a str,
     pub(crate) peer_url: &'a str,

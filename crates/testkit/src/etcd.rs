@@ -37,7 +37,7 @@ impl EtcdCluster {
     /// Starts `nodes` nodes (1 or 3) and waits until each serves.
     ///
     /// # Errors
-    /// When one does not become ready; its log has been printed.
+    /// When a node does not become ready; its log has been printed.
     pub fn start(nodes: usize) -> Result<Self> {
         Self::start_with_quota(nodes, QUOTA_BYTES)
     }
@@ -115,7 +115,7 @@ impl EtcdCluster {
         &self.nodes
     }
 
-    /// The index of the node that leads now, as itself says.
+    /// The index of the node that reports itself as the leader.
     ///
     /// # Errors
     /// When none does.
@@ -200,7 +200,7 @@ struct Header {
     revision: String,
 }
 
-/// All members, as etcd's flags name them.
+/// All members, in the form of etcd's flags.
 fn everyone(members: &[Member]) -> String {
     let named = members.iter().map(|m| format!("{}={}", m.name, m.peer_url));
     named.collect::<Vec<_>>().join(",")
@@ -218,13 +218,13 @@ impl Member {
         })
     }
 
-    /// The name of its data's folder.
+    /// The name of its data folder.
     fn data(&self) -> String {
         format!("{}-data", self.name)
     }
 
     fn status(&self) -> Result<Status> {
         let body = http::post(&format!("{}/v3/maintenance/status", self.client_url), "{}")?;
-        serde_json::from_str(&body).with_context(|| format!("{} answered with something else: {body}", self.name))
+        serde_json::from_str(&body).with_context(|| format!("{} did not answer with its status: {body}", self.name))
     }
 }

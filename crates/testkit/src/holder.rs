@@ -22,7 +22,7 @@ pub(crate) struct HolderPlan {
     pub(crate) env: Vec<(String, String)>,
 }
 
-/// What the script is told, as JSON.
+/// The script's settings, as JSON.
 #[derive(Serialize)]
 struct Settings<'a> {
     master: &'a str,
@@ -42,9 +42,9 @@ impl HolderPlan {
         let ssd_path = self.ssd.then(|| site.folder(&format!("{name}-ssd"))).transpose()?;
         let mut spec = site.spec(&name, site.install.python()?);
         if let Some(path) = &ssd_path {
-            // On the SSD within seconds: a short heartbeat, and a bucket per object, because a bucket is written only
-            // when it is full. An object larger than a bucket never gets there, so buckets may be large. The default
-            // read buffer (1.25 GiB) would take a second to allocate.
+            // Objects should reach the SSD within seconds: a short heartbeat, and a bucket per object, because a bucket
+            // is written only when it is full. An object larger than a bucket never gets there, so buckets may be
+            // large. The default read buffer (1.25 GiB) would take a second to allocate.
             spec = spec
                 .env("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH", path)
                 .env("MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS", "1")

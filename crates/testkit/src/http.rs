@@ -1,4 +1,4 @@
-//! Small HTTP questions to the processes we started, each answered within a second or not at all.
+//! Small HTTP requests to the processes that we started, each answered within a second or not at all.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -25,7 +25,7 @@ pub(crate) fn get(url: &str) -> Result<String> {
         .with_context(|| format!("no answer from {url}"))
 }
 
-/// Posts a JSON text and gives the body of the answer.
+/// Posts a JSON text and returns the body of the answer.
 pub(crate) fn post(url: &str, body: &str) -> Result<String> {
     let request = AGENT.post(url).content_type("application/json");
     let mut answer = request.send(body).with_context(|| format!("no answer from {url}"))?;

@@ -1,7 +1,7 @@
-//! Is a process id still the process we mean?
+//! Tells whether a process id still belongs to the same process.
 //!
-//! The kernel hands process ids out again. A pid together with the moment at which its process started (in clock
-//! ticks since boot, field 22 of `/proc/PID/stat`) and the boot it happened in names one process for good.
+//! The kernel reuses process ids. A pid together with the moment at which its process started (in clock ticks since
+//! boot, field 22 of `/proc/PID/stat`) and the boot that it started in identifies one process uniquely.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 
-/// One process, for good: never mistaken for a later one with the same pid.
+/// One process, identified uniquely: never mistaken for a later one with the same pid.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessIdentity {
     /// The process id.
@@ -43,12 +43,12 @@ impl ProcessIdentity {
         }
     }
 
-    /// Whether this very process still runs. A zombie does not run.
+    /// Whether this same process still runs. A zombie does not run.
     pub fn is_alive(&self) -> bool {
         Self::of(self.pid).as_ref() == Some(self)
     }
 
-    /// Sends SIGKILL if this very process still runs. Says whether it did.
+    /// Sends SIGKILL if this same process still runs. Returns whether it did.
     pub(crate) fn kill(&self) -> Result<bool> {
         if !self.is_alive() {
             return Ok(false);
@@ -65,7 +65,7 @@ pub(crate) fn signal(pid: u32, signal: Signal) -> Result<()> {
     let target = i32::try_from(pid)
         .ok()
         .and_then(Pid::from_raw)
-        .with_context(|| format!("{pid} is no process id"))?;
+        .with_context(|| format!("{pid} is not a valid process id"))?;
     kill_process(target, signal).with_context(|| format!("cannot send signal {signal:?} to process {pid}"))
 }
 

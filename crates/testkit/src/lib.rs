@@ -7,7 +7,7 @@
 //! let cluster = Cluster::builder().holders(2).etcd_nodes(3).start()?;
 //! let endpoints = cluster.endpoints(); // what a client needs to know
 //! cluster.holder(0).kill()?; //           SIGKILL, and it is gone when this returns
-//! cluster.master(0).stop()?; //           SIGSTOP: alive, deaf
+//! cluster.master(0).stop()?; //           SIGSTOP: alive, but answers nothing
 //! cluster.master(0).resume()?;
 //! cluster.holder(0).restart()?; //        same data, same ports, ready when this returns
 //! # Ok(()) }
@@ -15,29 +15,29 @@
 //!
 //! # What it guarantees
 //!
-//! * **Ready means ready.** `start` and `restart` return when the process answers, not when it was started. Each
-//!   wait has a deadline and ends with an error that shows the log.
-//! * **No process is left behind.** Dropping a cluster kills and reaps its processes. If the test process cannot drop
-//!   it any more (SIGKILL, abort), the kernel kills the children: see the module `spawner` for how.
-//! * **Tests run side by side.** Each cluster has ports of its own, held by file locks that other processes respect
-//!   (module `ports`), and a folder of its own.
+//! * **Ready means ready.** `start` and `restart` return when the process answers, not when it was started. Each wait
+//!   has a deadline and ends with an error that shows the log.
+//! * **No process is left behind.** Dropping a cluster kills and reaps its processes. If the test process can no longer
+//!   drop it (SIGKILL, abort), the kernel kills the children: see the module `spawner` for how.
+//! * **Tests run side by side.** Each cluster has its own ports, held by file locks that other processes respect
+//!   (module `ports`), and its own folder.
 //! * **A failed test shows why.** When a test panics or a start fails, the tail of each process's log goes to
 //!   standard error. With `HOLDFAST_KEEP=1` in the environment the folder with the full logs stays.
 //!   A test that *returns* an error does not panic: print [`Cluster::logs`] there, or use `expect`.
 //!
-//! The one exception is wanted: [`DetachedCluster`] lives on when its starter exits, until [`DetachedCluster::down`].
-//! `cargo xtask cluster up` is its front end.
+//! There is one intended exception: [`DetachedCluster`] outlives the process that started it, until
+//! [`DetachedCluster::down`]. `cargo xtask cluster up` is its front end.
 //!
 //! # Parts
 //!
 //! | module | its job |
 //! |---|---|
 //! | `cluster`, `builder` | the composition: which processes, with which flags, in which order |
-//! | `etcd`, `disaster` | etcd alone, and what befalls it: full, put back, replaced |
+//! | `etcd`, `disaster` | etcd alone, and its disasters: full, restored, replaced |
 //! | `node` | one process that can be killed, stopped, resumed, restarted |
-//! | `process`, `spawner`, `identity` | a child that cannot outlive us; is a pid still the process we mean? |
-//! | `site`, `ports`, `scratch` | where a cluster lives: folder, ports, what was launched |
-//! | `install`, `http`, `sockets`, `wait` | where the binaries are; a GET; who listens; waiting with a deadline |
+//! | `process`, `spawner`, `identity` | a child that cannot outlive us; whether a pid is still the same process |
+//! | `site`, `ports`, `scratch` | where a cluster lives: folder, ports, launched processes |
+//! | `install`, `http`, `sockets`, `wait` | where the binaries are; a GET; listeners; waiting with a deadline |
 
 mod builder;
 mod cluster;

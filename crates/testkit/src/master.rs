@@ -10,7 +10,7 @@ use crate::site::Site;
 /// The name under which masters with high availability and their clients find each other in etcd.
 pub(crate) const CLUSTER_ID: &str = "holdfast";
 
-/// What all masters of a cluster have in common.
+/// The settings that all masters of a cluster share.
 #[derive(Debug, Clone)]
 pub(crate) struct MasterPlan {
     pub(crate) lease_ttl: Duration,
@@ -18,12 +18,12 @@ pub(crate) struct MasterPlan {
     pub(crate) offload_on_evict: bool,
     /// `host:port` of each etcd node; with it the master takes part in an election.
     pub(crate) etcd: Option<Vec<String>>,
-    /// Whether it runs the metadata server for the transfer engines, too.
+    /// Whether it also runs the metadata server for the transfer engines.
     pub(crate) metadata_server: bool,
     pub(crate) extra: Vec<String>,
 }
 
-/// A master that was launched, and where it listens.
+/// A launched master, and where it listens.
 #[derive(Debug)]
 pub(crate) struct Master {
     pub(crate) node: Node,
@@ -89,7 +89,7 @@ impl MasterPlan {
         })
     }
 
-    /// Alone, a master is ready when it serves; of several, all but one are ready when they stand by.
+    /// A single master is ready when it serves; of several, all but one are ready when they stand by.
     fn ready_answers(&self) -> &'static [&'static str] {
         if self.etcd.is_some() {
             &[r#""service_ready":true"#, r#""ha_state":"standby""#]

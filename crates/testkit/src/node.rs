@@ -39,7 +39,8 @@ impl Ready {
         }
     }
 
-    /// Whether somebody else has one of the ports, now that the process is gone. Not every program says so itself.
+    /// Whether another program has one of the ports, now that the process is gone. Not every program reports that
+    /// itself.
     fn port_is_taken(&self) -> bool {
         matches!(self, Self::Answer { ports, .. } if ports.iter().copied().any(is_taken))
     }
@@ -60,7 +61,7 @@ impl Node {
         Ok(Self { spec, ready, process })
     }
 
-    /// The present process, or the last one.
+    /// The current process, or the last one.
     fn process(&self) -> std::sync::Arc<Process> {
         self.process.lock().clone()
     }
@@ -70,12 +71,12 @@ impl Node {
         self.spec.name()
     }
 
-    /// The id of its present process, or of its last one.
+    /// The id of its current process, or of its last one.
     pub fn pid(&self) -> u32 {
         self.process().pid()
     }
 
-    /// Who its present process is, for good.
+    /// The unique identity of its current process.
     pub fn identity(&self) -> ProcessIdentity {
         self.process().identity().clone()
     }
@@ -85,7 +86,7 @@ impl Node {
         self.process().is_running()
     }
 
-    /// SIGKILL, and gone when this returns. Fine if it is gone already.
+    /// Sends SIGKILL; the process is gone when this returns. Succeeds if it is gone already.
     ///
     /// # Errors
     /// When the kernel does not end it in time.
@@ -97,7 +98,7 @@ impl Node {
         self.process().send_kill();
     }
 
-    /// SIGSTOP: it keeps its memory and its sockets, and answers nobody.
+    /// Sends SIGSTOP: the process keeps its memory and its sockets, and answers no request.
     ///
     /// # Errors
     /// When it has ended.
@@ -105,7 +106,7 @@ impl Node {
         self.process().stop()
     }
 
-    /// SIGCONT: it goes on where it was stopped.
+    /// Sends SIGCONT: the process goes on where it was stopped.
     ///
     /// # Errors
     /// When it has ended.
@@ -113,7 +114,7 @@ impl Node {
         self.process().resume()
     }
 
-    /// Asks it to end in good order (its standard input closes; only holders listen to that) and waits.
+    /// Asks it to end in good order (its standard input closes; only holders react to that) and waits.
     ///
     /// # Errors
     /// When it does not end in time.
@@ -121,7 +122,7 @@ impl Node {
         self.process().finish(within).map(drop)
     }
 
-    /// Kills it if it runs and starts it again, on the same data and the same ports. Ready when this returns.
+    /// Kills it if it runs and starts it again, on the same data and the same ports. It is ready when this returns.
     ///
     /// # Errors
     /// When it does not become ready in time; the message shows its log.
@@ -149,7 +150,8 @@ impl Node {
         self.await_ready(false)
     }
 
-    /// Its own port may still be busy for a moment after a kill: then it is launched again until it gets it.
+    /// Waits until it is ready. Its own port may still be busy for a moment after a kill: then it is launched again
+    /// until it gets the port.
     fn await_ready(&self, relaunch_if_port_is_busy: bool) -> Result<()> {
         let outcome = poll(READY_WITHIN, EVERY, || {
             let process = self.process();
@@ -191,7 +193,7 @@ impl Node {
         )
     }
 
-    /// Lets the process live on after this value, and says where its log is.
+    /// Lets the process outlive this value.
     pub(crate) fn let_go(self) -> Result<()> {
         let mut process = self.process.into_inner();
         std::sync::Arc::get_mut(&mut process)

@@ -1,9 +1,9 @@
-//! Ports that nobody else takes while we hold them.
+//! Ports that no other process takes while we hold them.
 //!
-//! Asking the kernel for a free port and then telling a child to use it is a race, and nextest runs many test
-//! processes side by side. So a port is ours when we hold an exclusive lock on a file named after it, in a folder
-//! that all our processes share; the kernel drops the lock when we end, however we end. A trial bind then rules out
-//! programs that know nothing of the locks.
+//! Asking the kernel for a free port and then telling a child to use it is a race, and nextest runs many test processes
+//! side by side. So a port is ours while we hold an exclusive lock on a file named after it, in a folder that all our
+//! processes share; the kernel drops the lock when we end, however we end. A trial bind then rules out ports of
+//! programs that do not use the locks.
 //!
 //! The range lies below the kernel's ephemeral ports and above those that Mooncake's transfer engine picks for itself.
 
@@ -62,7 +62,7 @@ impl Port {
     }
 }
 
-/// A process found its port taken by a program that does not know our locks: start again with other ports.
+/// The error of a process whose port was taken by a program that does not use our locks: start again with other ports.
 #[derive(Debug)]
 pub(crate) struct AddressInUse;
 
@@ -74,7 +74,7 @@ impl std::fmt::Display for AddressInUse {
 
 impl std::error::Error for AddressInUse {}
 
-/// Whether somebody listens on a port. Some servers listen on every address whatever they are told, so a port is
+/// Whether any program listens on a port. Some servers listen on every address whatever they are told, so a port is
 /// free only if it is free on all of them.
 pub(crate) fn is_taken(port: u16) -> bool {
     TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).is_err()

@@ -15,12 +15,12 @@ use crate::identity::{self, ProcessIdentity};
 use crate::spawner::{self, Lifetime};
 use crate::wait::{EVERY, poll};
 
-/// How much of a log is shown when something failed.
+/// How much of a log is shown after a failure.
 const TAIL_BYTES: u64 = 6 * 1024;
 /// How long the kernel may take to carry out SIGKILL, SIGSTOP or SIGCONT on a loaded machine.
 const SIGNAL_WITHIN: Duration = Duration::from_secs(20);
 
-/// What to start: a name for people, a program, its arguments and its surroundings.
+/// A process to start: a name for people, a program, its arguments and its environment.
 #[derive(Debug, Clone)]
 pub struct ProcessSpec {
     name: String,
@@ -81,7 +81,7 @@ impl ProcessSpec {
 
 /// A running child. Its standard input is a pipe that stays open until [`Process::finish`].
 ///
-/// Dropping it kills and reaps it. If our process ends without dropping it, the kernel kills it.
+/// Dropping it kills and reaps the child. If our process ends without dropping it, the kernel kills the child.
 #[derive(Debug)]
 pub struct Process {
     name: String,
@@ -93,7 +93,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts the process. It runs when this returns; whether it is ready is another question.
+    /// Starts the process. It runs when this returns, but may not be ready yet.
     ///
     /// # Errors
     /// When the log cannot be opened or the program cannot be started.
@@ -132,7 +132,7 @@ impl Process {
         self.identity.pid
     }
 
-    /// Who it is, for good.
+    /// Its unique identity.
     pub fn identity(&self) -> &ProcessIdentity {
         &self.identity
     }
@@ -147,7 +147,7 @@ impl Process {
         self.child.lock().try_wait().ok().flatten()
     }
 
-    /// SIGKILL, and gone when this returns. Fine if it had ended before.
+    /// Sends SIGKILL; the process is gone when this returns. Succeeds if it had ended before.
     ///
     /// # Errors
     /// When the kernel does not end it in time.
@@ -156,13 +156,13 @@ impl Process {
         self.wait(SIGNAL_WITHIN).map(drop)
     }
 
-    /// Asks for its end without waiting, so that several processes can die side by side.
+    /// Sends SIGKILL without waiting, so that several processes can die side by side.
     pub(crate) fn send_kill(&self) {
-        // An error here says that it has been reaped already, which is what we want.
+        // An error here means that it has been reaped already, as intended.
         self.child.lock().kill().ok();
     }
 
-    /// SIGSTOP: it keeps its memory and its sockets and does nothing. It has stopped when this returns.
+    /// Sends SIGSTOP: the process keeps its memory and its sockets and does nothing. It has stopped when this returns.
     ///
     /// # Errors
     /// When it has ended.
@@ -170,7 +170,7 @@ impl Process {
         self.signal(Signal::STOP, true)
     }
 
-    /// SIGCONT: it goes on where it was stopped.
+    /// Sends SIGCONT: the process goes on where it was stopped.
     ///
     /// # Errors
     /// When it has ended.
@@ -180,7 +180,7 @@ impl Process {
 
     fn signal(&self, signal: Signal, stopped: bool) -> Result<()> {
         {
-            let mut child = self.child.lock(); // nobody can reap it, so the pid stays its own
+            let mut child = self.child.lock(); // while locked it cannot be reaped, so the pid stays its own
             if let Some(status) = child.try_wait()? {
                 bail!(
                     "{} cannot be signalled, it has ended ({status}){}",
@@ -195,7 +195,7 @@ impl Process {
                 .is_none_or(|now| now == stopped)
                 .then_some(())
         })
-        .with_context(|| format!("{} did not follow {signal:?} within {SIGNAL_WITHIN:?}", self.name))
+        .with_context(|| format!("{signal:?} had no effect on {} within {SIGNAL_WITHIN:?}", self.name))
     }
 
     /// Closes its standard input and waits for it to end by itself.
@@ -216,7 +216,7 @@ impl Process {
             .with_context(|| format!("{} still runs after {within:?}{}", self.name, self.tail()))
     }
 
-    /// What it wrote since it was started (not what an earlier process wrote to the same file).
+    /// Its output since it was started (not that of an earlier process in the same file).
     pub fn output(&self) -> String {
         read_from(&self.log, self.log_start)
     }
@@ -226,7 +226,7 @@ impl Process {
         tail_for_error(&self.log, self.log_start)
     }
 
-    /// It shall live on when this value is dropped.
+    /// Lets the process outlive this value.
     pub(crate) fn let_go(&mut self) {
         self.let_go = true;
     }

@@ -1,7 +1,7 @@
-//! A cluster's temporary folder, removed with the cluster, or by a later one if the owner had no chance to.
+//! A cluster's temporary folder, removed with the cluster, or by a later cluster if the owner was killed.
 //!
-//! Each folder holds a locked file. The kernel drops the lock when its owner ends, however it ends; a folder whose
-//! lock is free has no owner, and whoever makes the next folder removes it.
+//! Each folder holds a locked file. The kernel drops the lock when its owner ends, however it ends; a folder whose lock
+//! is free has no owner, and the next process that creates a folder removes it.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -28,7 +28,8 @@ impl Scratch {
         remove_ownerless(parent);
         let made = tempfile::Builder::new().prefix(PREFIX).tempdir_in(parent);
         let folder = made.with_context(|| format!("cannot make a folder in {}", parent.display()))?;
-        // Locked before it gets the name that others look for: nobody sees a folder of ours with a free lock.
+        // Locked before it gets the name that other processes look for: none of them sees a folder of ours with a free
+        // lock.
         let unnamed = folder.path().join("owner.lock.new");
         let lock = File::create(&unnamed)?;
         lock.lock()?;
@@ -50,7 +51,7 @@ impl Drop for Scratch {
         if keep_is_wanted()
             && let Some(folder) = self.folder.take()
         {
-            fs::remove_file(folder.path().join(LOCK)).ok(); // without a lock file nobody removes it
+            fs::remove_file(folder.path().join(LOCK)).ok(); // without a lock file no later cluster removes it
             tell(&format!(
                 "HOLDFAST_KEEP is set: logs and data stay in {}\n",
                 folder.keep().display()
@@ -63,7 +64,7 @@ fn keep_is_wanted() -> bool {
     std::env::var_os("HOLDFAST_KEEP").is_some_and(|value| !value.is_empty() && value != "0")
 }
 
-/// Best effort: what cannot be removed now stays for the next time.
+/// Best effort: a folder that cannot be removed now is left for the next time.
 fn remove_ownerless(parent: &Path) {
     let entries = fs::read_dir(parent).into_iter().flatten().flatten();
     for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(PREFIX)) {
@@ -76,7 +77,7 @@ fn remove_ownerless(parent: &Path) {
     }
 }
 
-/// Says something to the person who reads the test's output.
+/// Prints a message for the person who reads the test's output.
 #[expect(
     clippy::print_stderr,
     reason = "a failed test shows its logs where the test runner looks for them"

@@ -1,4 +1,4 @@
-//! Where a cluster lives: its folder, its ports, and the common ground of all its processes.
+//! Where a cluster lives: its folder, its ports, and the settings that all its processes share.
 
 use std::ffi::OsString;
 use std::fs;
@@ -15,7 +15,7 @@ use crate::process::ProcessSpec;
 use crate::scratch::{self, Scratch};
 use crate::spawner::Lifetime;
 
-/// The folder and the ports of a cluster. They are given back when the last part of the cluster is dropped.
+/// The folder and the ports of a cluster. They are released when the last part of the cluster is dropped.
 #[derive(Debug)]
 pub(crate) struct Site {
     dir: PathBuf,
@@ -26,7 +26,7 @@ pub(crate) struct Site {
 }
 
 impl Site {
-    /// In a temporary folder; processes die with us.
+    /// In a temporary folder; its processes die with us.
     pub(crate) fn temporary() -> Result<Self> {
         let scratch = Scratch::new()?;
         let dir = scratch.path().to_owned();
@@ -39,7 +39,7 @@ impl Site {
         })
     }
 
-    /// In a folder that stays; processes live on, and each is noted in the journal as soon as it runs.
+    /// In a folder that stays; its processes outlive us, and each is recorded in the journal as soon as it runs.
     pub(crate) fn detached(dir: PathBuf, journal: Journal) -> Result<Self> {
         let install = Install::from_env()?;
         Ok(Self {
@@ -73,7 +73,7 @@ impl Site {
         Ok(path)
     }
 
-    /// A process of this cluster, with what they all have in common.
+    /// A process of this cluster, with the settings that they all share.
     pub(crate) fn spec(&self, name: &str, program: impl Into<OsString>) -> ProcessSpec {
         let lifetime = if self.is_detached() {
             Lifetime::Detached
@@ -95,11 +95,11 @@ impl Site {
     }
 }
 
-/// Ends all nodes side by side; before that, shows their logs if something went wrong.
+/// Ends all nodes side by side; before that, prints their logs if a test or a start failed.
 pub(crate) fn close<'a>(nodes: impl Iterator<Item = &'a Node> + Clone, started: bool) {
     if std::thread::panicking() || !started {
         nodes.clone().for_each(|node| scratch::tell(&node.log_tail()));
     }
     nodes.clone().for_each(Node::send_kill);
-    nodes.for_each(|node| drop(node.kill())); // what the kernel does not end, we cannot end
+    nodes.for_each(|node| drop(node.kill())); // if the kernel does not end a process, nor can we
 }

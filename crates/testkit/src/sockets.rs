@@ -1,14 +1,14 @@
-//! Does this very process listen on this port?
+//! Tells whether a given process listens on a port.
 //!
-//! A connection alone does not tell: somebody else may have the port. The kernel's table of sockets names an inode
-//! for each listener, and the process's open files show which inodes are its own.
+//! A connection alone does not show that: another program may have the port. The kernel's table of sockets names an
+//! inode for each listener, and the process's open files show which inodes are its own.
 
 use std::collections::HashSet;
 use std::fs;
 
 const LISTEN: &str = "0A";
 
-/// Whether the process `pid` listens on `port`, on whatever address.
+/// Whether the process `pid` listens on `port`, on any address.
 pub(crate) fn listens(pid: u32, port: u16) -> bool {
     let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(|path| fs::read_to_string(path).unwrap_or_default());
     let inodes: HashSet<String> = tables.iter().flat_map(|table| listeners(table, port)).collect();

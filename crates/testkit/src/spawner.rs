@@ -1,11 +1,11 @@
-//! How a child is bound to our life, or freed from it.
+//! How a child is bound to the life of our process, or freed from it.
 //!
-//! `Drop` is not enough: a test process that is SIGKILLed or aborts drops nothing. So a bound child asks the kernel
-//! to kill it when its parent dies (`prctl(PR_SET_PDEATHSIG)`, through the program `setpriv`, so without unsafe code
+//! `Drop` is not enough: a test process that is SIGKILLed or aborts drops nothing. So a bound child asks the kernel to
+//! kill it when its parent dies (`prctl(PR_SET_PDEATHSIG)`, through the program `setpriv`, so without unsafe code
 //! here). Two traps come with that, and both are closed:
 //!
-//! * The kernel means the *thread* that forked, not the process: a child forked by a test's thread would die when
-//!   that thread ends. Therefore one thread, which lives as long as the process, forks for everybody.
+//! * The kernel means the *thread* that forked, not the process: a child forked by a test's thread would die when that
+//!   thread ends. Therefore one thread, which lives as long as the process, forks on behalf of all threads.
 //! * The parent may die after the fork and before the request. Therefore a line of shell compares the parent's pid
 //!   afterwards, and gives up if it changed.
 //!
@@ -22,15 +22,15 @@ use anyhow::{Context, Result};
 /// How long a child may live.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lifetime {
-    /// It dies with the process that started it, however that one ends.
+    /// It dies with the process that started it, however that process ends.
     Bound,
-    /// It lives on, in a session of its own.
+    /// It lives on, in its own session.
     Detached,
 }
 
 const EXEC_UNLESS_ORPHANED: &str = r#"[ "$PPID" = "$1" ] || exit 1; shift; exec "$@""#;
 
-/// The command line that runs `program` with the lifetime asked for.
+/// The command line that runs `program` with the given lifetime.
 pub(crate) fn command(program: OsString, args: Vec<OsString>, lifetime: Lifetime) -> Command {
     let mut command = match lifetime {
         Lifetime::Bound => {
@@ -70,7 +70,7 @@ struct Job {
 
 static SPAWNER: LazyLock<Sender<Job>> = LazyLock::new(|| {
     let (jobs, inbox) = channel();
-    // Should the thread not start, the inbox is dropped with it and each spawn reports that.
+    // If the thread does not start, the inbox is dropped with it and each spawn reports that.
     let _detached = thread::Builder::new()
         .name("holdfast-spawner".into())
         .spawn(move || serve(&inbox));
@@ -83,7 +83,7 @@ fn serve(inbox: &Receiver<Job>) {
         if let Err(unclaimed) = job.answer.send(outcome)
             && let Ok(mut child) = unclaimed.0
         {
-            // Nobody waits for this child any more: it must not run on.
+            // No caller waits for this child any more: it must not keep running.
             child.kill().ok();
             child.wait().ok();
         }

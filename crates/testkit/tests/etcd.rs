@@ -27,7 +27,7 @@ fn put(endpoint: &str) -> Result<String> {
     ask(endpoint, "put", &format!(r#"{{"key":"{KEY}","value":"{VALUE}"}}"#))
 }
 
-/// Reads what this very node has, without asking the others.
+/// Reads the data of this one node, without asking the others.
 fn has_value(endpoint: &str) -> bool {
     let body = format!(r#"{{"key":"{KEY}","serializable":true}}"#);
     ask(endpoint, "range", &body).is_ok_and(|answer| answer.contains(VALUE))

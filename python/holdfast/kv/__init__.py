@@ -1,11 +1,11 @@
 """The KV tier: an L3 for the KV pages of serving engines, on a Mooncake cluster.
 
-A page is content-addressed and expendable: equal names mean equal bytes, a miss means recompute, and a page whose length
-or checksum is not exactly right is a miss. Three layers, each of use by itself:
+A page is content-addressed and expendable: equal names mean equal bytes, a miss means recomputation, and a page whose
+length or checksum is not exactly right is a miss. There are three layers, each usable by itself:
 
 * :class:`PageStore` - pages by name, in and out of registered memory. Its calls block.
-* :class:`Tier` - carries out operations on threads of its own, without ever blocking whoever submits them.
-* :class:`Planner` - decides what moves where, from events; no I/O.
+* :class:`Tier` - carries out operations on its own threads, without ever blocking the thread that submits them.
+* :class:`Planner` - decides from events which pages move where; no I/O.
 
 ``holdfast.sglang`` and ``holdfast.vllm`` are back ends for those engines, built on the page store. See ``docs/kv.md``.
 """

@@ -1,4 +1,4 @@
-"""The page store: pages by name, in and out of memory that was registered before."""
+"""The page store: pages by name, in and out of registered memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FRAME_BYTES: Final = 8 << 20
 
 
 class Memory(NamedTuple):
-    """A run of memory: where it begins, its bytes, and what keeps it alive."""
+    """A contiguous run of memory: its address, its length, and the object that keeps it alive."""
 
     address: int
     nbytes: int
@@ -35,26 +35,26 @@ class Memory(NamedTuple):
         """The memory of a torch tensor, a numpy array or a writable buffer."""
         if hasattr(array, "data_ptr"):
             if array.device.type != "cpu" or not array.is_contiguous():
-                raise Invalid("pages lie in contiguous host memory", operation="kv.memory")
-            # The storage, not the tensor: that can be given another one.
+                raise Invalid("pages must lie in contiguous host memory", operation="kv.memory")
+            # Holds the storage, not the tensor: a tensor can be given another storage.
             return Memory(array.data_ptr(), array.numel() * array.element_size(), array.untyped_storage())
         if hasattr(array, "__array_interface__"):
             if not array.flags["C_CONTIGUOUS"]:
-                raise Invalid("pages lie in contiguous host memory", operation="kv.memory")
+                raise Invalid("pages must lie in contiguous host memory", operation="kv.memory")
             return Memory(array.__array_interface__["data"][0], array.nbytes, owner_of_array(array))
         import ctypes
 
         view = memoryview(array)
         if view.readonly or not view.c_contiguous:
-            raise Invalid("pages lie in writable, contiguous host memory", operation="kv.memory")
-        # What from_buffer returns keeps the buffer exported, and with it in place.
+            raise Invalid("pages must lie in writable, contiguous host memory", operation="kv.memory")
+        # The result of from_buffer keeps the buffer exported, and thereby in place.
         exported = (ctypes.c_char * view.nbytes).from_buffer(view)
         return Memory(ctypes.addressof(exported), view.nbytes, exported)
 
 
 @dataclass(frozen=True)
 class Hint:
-    """A page that seems to be there; a get may miss all the same."""
+    """A page that seems to exist; a get may still miss."""
 
     nbytes: int
     """The length of the page."""
@@ -64,33 +64,33 @@ class Hint:
 
 @dataclass(frozen=True)
 class PutReport:
-    """What became of each page of a put."""
+    """The outcome of a put, page by page."""
 
     pages: list[PutOutcome]
     errors: dict[int, HoldfastError]
-    """Why a page ``failed``, by its place."""
+    """Why a page ``failed``, by its position."""
     settling: Settling
 
     @property
     def stored(self) -> list[bool]:
-        """For each page, whether it is under its key."""
+        """For each page, whether it is stored under its key."""
         return [page == "stored" for page in self.pages]
 
 
 @dataclass(frozen=True)
 class GetReport:
-    """What became of each page of a get."""
+    """The outcome of a get, page by page."""
 
     pages: list[GetOutcome]
     errors: dict[int, HoldfastError]
-    """Why a page ``failed``, by its place."""
+    """Why a page ``failed``, by its position."""
     settling: Settling
-    """Without frames: until it is settled, the memory of every page that is not loaded may still be written to and must
-    not be used for anything else. With frames it always is."""
+    """Without frames: until this is settled, the memory of every page that is not loaded may still be written to and
+    must not be used for anything else. With frames it is always settled."""
 
     @property
     def loaded(self) -> list[bool]:
-        """For each page, whether its memory holds it. The memory of the others holds nothing of use."""
+        """For each page, whether its memory holds the page. The memory of the other pages holds nothing of use."""
         return [page == "loaded" for page in self.pages]
 
     @property
@@ -102,14 +102,14 @@ class GetReport:
 class PageStore:
     """Pages on a Mooncake cluster, each with its length and its checksum. May be used from many threads at once.
 
-    Every call blocks, no longer than it is told; other Python threads run meanwhile. It belongs to the process that made
-    it: in a forked child its calls raise :class:`~holdfast.errors.Fenced`.
+    Every call blocks, at most for its timeout; other Python threads run meanwhile. A page store belongs to the process
+    that made it: in a forked child its calls raise :class:`~holdfast.errors.Fenced`.
 
-    With ``frames`` above zero, pages pass through that many buffers of the store's own, of ``frame_bytes`` each; a page
-    must fit into one. The engine then never has the caller's memory, so a call that has returned touches nothing; with
-    ``direct_put_bytes`` among ``pages`` it reads long parts of puts from where they lie, if they are in a pool of at least
-    64 such parts. With ``frames=0`` the engine moves pages from and to where they lie: look at ``GetReport.settling`` before
-    memory of pages that did not come is used again.
+    With ``frames`` above zero, pages pass through that many buffers of the store, of ``frame_bytes`` each; a page must
+    fit into one. Then the engine never gets the caller's memory, so a call that has returned touches nothing. With
+    ``direct_put_bytes`` in ``pages`` the engine reads long parts of puts from where they lie, if they are in a pool of
+    at least 64 such parts. With ``frames=0`` the engine moves pages from and to where they lie: check
+    ``GetReport.settling`` before you reuse the memory of pages that were not loaded.
     """
 
     def __init__(
@@ -129,11 +129,12 @@ class PageStore:
         pages: Mapping[str, Any] | None = None,
         key: OneKey | None = None,
     ) -> None:
-        """Opens a page store. ``engine`` are further settings of the engine, ``pages`` of the store: ``replicas``,
-        ``call_pages``, ``lanes``, ``streams``, ``footer_slots``, ``full_retries``, ``call_parts``, ``direct_put_bytes``.
+        """Opens a page store. ``engine`` holds further settings of the engine, ``pages`` further settings of the store:
+        ``replicas``, ``call_pages``, ``lanes``, ``streams``, ``footer_slots``, ``full_retries``, ``call_parts``,
+        ``direct_put_bytes``.
 
-        With ``key`` (32 bytes, their base64 or hex, ``env:NAME`` or ``file:PATH``; the same for all members) pages are
-        encrypted and authenticated, and lie under names that tell nothing. It needs ``frames``."""
+        With ``key`` (32 bytes, their base64 or hex text, ``env:NAME`` or ``file:PATH``; the same for all members) pages
+        are encrypted and authenticated, and their names reveal nothing. It needs ``frames``."""
         settings = {
             "engine": _durations(
                 {
@@ -158,23 +159,24 @@ class PageStore:
 
     @property
     def native(self) -> _holdfast.Pages:
-        """The compiled half."""
+        """The handle of the compiled module."""
         return self._native
 
     def _within(self, timeout: float | None) -> float:
         return self.timeout if timeout is None else timeout
 
     def register(self, memory: Any, *, timeout: float | None = None) -> Memory:
-        """Lets pages lie in the memory of a tensor, an array, a writable buffer, or a :class:`Memory`.
+        """Registers the memory of a tensor, an array, a writable buffer, or a :class:`Memory`, so that pages may lie in
+        it.
 
-        It is kept alive until :meth:`unregister`. What lies inside registered memory is registered already.
+        It is kept alive until :meth:`unregister`. Memory inside a registered range is registered already.
         """
         run = memory if isinstance(memory, Memory) else Memory.of(memory)
         self._native.register(run.address, run.nbytes, run.owner, self._within(timeout))
         return run
 
     def unregister(self, memory: Memory) -> bool:
-        """Lets go of memory that was registered. Calls under way that use it go on with it."""
+        """Unregisters memory. Calls in flight that use it continue with it."""
         return self._native.unregister(memory.address)
 
     def exists(self, keys: Sequence[str], *, timeout: float | None = None) -> list[Hint | None]:
@@ -183,14 +185,16 @@ class PageStore:
         return [None if hint is None else Hint(*hint) for hint in found]
 
     def prefix_hits(self, keys: Sequence[str], *, nbytes: int | None = None, timeout: float | None = None) -> int:
-        """How many pages from the start are there without a gap; with ``nbytes``, pages of exactly that length."""
+        """The number of pages from the start that exist without a gap; with ``nbytes``, pages of exactly that
+        length."""
         return self._native.prefix_hits(keys, nbytes, self._within(timeout))
 
     def put(
         self, keys: Sequence[str], parts: Sequence[int], sizes: Sequence[int], *, timeout: float | None = None
     ) -> PutReport:
         """Stores pages. ``parts`` and ``sizes`` are the addresses and lengths of the parts of all pages, one page after
-        the other, each with as many parts. A key that has a page already is success, and nothing moves for it."""
+        the other, with the same number of parts each. A key that already has a page counts as success, and no bytes
+        move for it."""
         outcomes, errors, settling = self._native.put((keys, parts, sizes), self._within(timeout))
         return PutReport(cast(list[PutOutcome], outcomes), cast(dict[int, HoldfastError], dict(errors)), settling)
 
@@ -203,26 +207,27 @@ class PageStore:
         prefix_only: bool = False,
         timeout: float | None = None,
     ) -> GetReport:
-        """Loads pages, and checks length and checksum of each. With ``prefix_only``, pages behind the first that does not
-        come may be skipped."""
+        """Loads pages, and checks the length and checksum of each. With ``prefix_only``, pages behind the first one
+        that is not loaded may be skipped."""
         outcomes, errors, settling = self._native.get((keys, parts, sizes), prefix_only, self._within(timeout))
         return GetReport(cast(list[GetOutcome], outcomes), cast(dict[int, HoldfastError], dict(errors)), settling)
 
     def remove(self, keys: Sequence[str], *, timeout: float | None = None) -> list[bool]:
-        """Removes pages by force. For each, whether it is gone. Whoever reads one of them now gets a miss."""
+        """Removes pages by force. Returns for each whether it is gone. A reader that is reading one of them gets a
+        miss."""
         return self._native.remove(keys, self._within(timeout))
 
     def stats(self) -> dict[str, int]:
-        """What this store has done and seen since it was opened."""
+        """Counters of this store since it was opened."""
         return self._native.stats()
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Lets go of memory and engine. Any call after that raises; closing twice does nothing."""
+        """Releases memory and engine. Any call after that raises; closing twice does nothing."""
         _process.forget(self)
         self._native.close(self._within(timeout)).wait()
 
     def close_at_exit(self, within: float) -> None:
-        """What the end of the process calls."""
+        """Closes the store at the end of the process."""
         self.close(timeout=within)
 
     def __enter__(self) -> PageStore:

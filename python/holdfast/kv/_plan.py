@@ -1,4 +1,4 @@
-"""Page keys, events and plans, as plain data; the planner that turns one into the other."""
+"""Page keys, events and plans, as plain data; the planner that turns events into plans."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ State = Literal[
 
 
 class Rank(NamedTuple):
-    """A place in one group of ranks."""
+    """A position in one group of ranks."""
 
     rank: int = 0
     size: int = 1
@@ -35,7 +35,8 @@ class Rank(NamedTuple):
 
 @dataclass(frozen=True)
 class Namespace:
-    """What a page's bytes depend on besides its tokens. Two namespaces that differ in anything share no object."""
+    """Everything that a page's bytes depend on besides its tokens. Two namespaces that differ in anything share no
+    object."""
 
     model: str
     weights: str = ""
@@ -48,7 +49,7 @@ class Namespace:
     cp: Rank = Rank()
 
     def plain(self) -> _holdfast.PlainNamespace:
-        """As the compiled half takes it."""
+        """The form that the compiled module takes."""
         return (
             self.model,
             self.weights,
@@ -62,7 +63,7 @@ class Namespace:
         )
 
     def root(self) -> bytes:
-        """The key that every chain starts from. The same on every rank."""
+        """The key that every chain starts from. It is the same on every rank."""
         return _holdfast.namespace_root(self.plain())
 
     def object_name(self, key: bytes) -> str:
@@ -76,16 +77,16 @@ class PageKeys:
     __slots__ = ("native",)
 
     def __init__(self, namespace: Namespace, tokens: Sequence[int] = (), *, salt: bytes | None = None) -> None:
-        """``salt`` goes into every key: a tenant, an adapter."""
+        """``salt`` goes into every key: for example a tenant or an adapter."""
         self.native = _holdfast.PageKeys(namespace.plain(), salt)
         self.extend(tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Takes in the next tokens. How they are cut into calls does not matter."""
+        """Takes in the next tokens. How they are split over calls does not matter."""
         self.native.extend(tokens)
 
     def note(self, data: bytes) -> None:
-        """Adds bytes to the key of the page that the next token falls into: the hash of an image, say."""
+        """Adds bytes to the key of the page that the next token falls into, for example the hash of an image."""
         self.native.note(data)
 
     def keys(self) -> list[bytes]:
@@ -99,14 +100,14 @@ class PageKeys:
 
 
 class Ticket(NamedTuple):
-    """One life of a request id."""
+    """One use of a request id."""
 
     request: int
     turn: int
 
 
 class PageAt(NamedTuple):
-    """A page of an operation: where it stands in its prompt, its key, and its places in memory."""
+    """A page of an operation: its position in the prompt, its key, and its places in memory."""
 
     at: int
     key: bytes
@@ -115,7 +116,7 @@ class PageAt(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """Something to do. Every operation gets exactly one completion from each rank."""
+    """An operation to carry out. Every operation gets exactly one completion from each rank."""
 
     id: int
     kind: Kind
@@ -123,7 +124,8 @@ class Operation(NamedTuple):
 
 
 class Completion(NamedTuple):
-    """The one terminal event of an operation, as one rank saw it: how many pages from the start, and why not all."""
+    """The one terminal event of an operation, as one rank saw it: how many pages from the start succeeded, and why not
+    all."""
 
     operation: int
     completed: int
@@ -176,21 +178,21 @@ class Retract:
 
 @dataclass(frozen=True)
 class Resume:
-    """Take a retracted request up again."""
+    """Resume a retracted request."""
 
     ticket: Ticket
 
 
 @dataclass(frozen=True)
 class Abort:
-    """Give the request up."""
+    """Give up the request."""
 
     ticket: Ticket
 
 
 @dataclass(frozen=True)
 class Clear:
-    """Forget all that is cached."""
+    """Forget everything that is cached."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +208,7 @@ Event = (
 
 
 class Grant(NamedTuple):
-    """A request may run: all its pages below ``cached`` hold what their keys say."""
+    """A request may run: all its pages below ``cached`` hold the content that their keys name."""
 
     ticket: Ticket
     cached: int
@@ -257,8 +259,8 @@ class Planner:
         return Ticket(*self.native.submit(request, keys.native))
 
     def on_event(self, event: Event) -> bool:
-        """Takes in an event. False if it was a completion of an operation that is not in flight; what does not fit
-        raises, and has changed nothing."""
+        """Takes in an event. Returns False for the completion of an operation that is not in flight. An event that does
+        not fit the state raises, and changes nothing."""
         native = self.native
         match event:
             case Completed(ranks):
@@ -283,7 +285,7 @@ class Planner:
                 return native.new_weights(root)
 
     def step(self, tick: int) -> Plan:
-        """What to do now that it is ``tick``. Ticks never go back."""
+        """The plan at ``tick``. Ticks never go back."""
         operations, cancel, ended, retracted, grants = self.native.step(tick)
         return Plan(
             [
@@ -297,12 +299,12 @@ class Planner:
         )
 
     def find(self, keys: PageKeys) -> tuple[int, int]:
-        """How many pages of a prompt, from its start, are in host memory and in device memory."""
+        """The number of pages of a prompt, from its start, that are in host memory and in device memory."""
         return self.native.find(keys.native)
 
     @property
     def pending(self) -> bool:
-        """Whether anything is under way."""
+        """Whether any operation is in flight."""
         return self.native.pending
 
     def state(self, ticket: Ticket) -> State | None:
@@ -310,5 +312,5 @@ class Planner:
         return cast(State | None, self.native.state(ticket))
 
     def counters(self) -> dict[str, int]:
-        """What has happened so far."""
+        """The planner's counters."""
         return self.native.counters()

@@ -1,4 +1,4 @@
-"""The tier: carries out operations on threads of its own. An event loop submits, polls and goes on."""
+"""The tier: carries out operations on its own threads. An event loop submits, polls and goes on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class TimedOut:
-    """Advice: go on without this operation. Its pages stay its own until its completion comes."""
+    """Advice to go on without this operation. It keeps its pages until its completion comes."""
 
     operation: int
 
@@ -33,10 +33,11 @@ def _completion(plain: _holdfast.PlainCompletion) -> Completion:
 
 
 class Tier:
-    """Carries out queries, prefetches and backups. Nothing blocks but :meth:`wait` and :meth:`close`.
+    """Carries out queries, prefetches and backups. Only :meth:`wait` and :meth:`close` block.
 
     Every accepted operation gets exactly one :class:`Completion`, and only when nothing touches its pages any more; a
-    refused one gets it as the answer to its submission. Copies between host and device are the caller's.
+    refused operation gets its completion as the return value of :meth:`submit`. The caller copies between host and
+    device.
     """
 
     def __init__(
@@ -50,34 +51,35 @@ class Tier:
         backup_threads: int = 1,
         most: int = 16_384,
     ) -> None:
-        """``most`` bounds the open operations of each kind; one more is refused."""
+        """``most`` bounds the open operations of each kind; further ones are refused."""
         self.native = _holdfast.Tier(
             store.native, namespace.plain(), host_pages, list(parts), prefetch_threads, backup_threads, most
         )
 
     def submit(self, operation: Operation, *, timeout: float) -> Completion | None:
-        """Takes an operation in, to be done within this time. Its completion if it was refused, else none yet."""
+        """Submits an operation, to be done within ``timeout`` seconds. Returns its completion if it was refused,
+        otherwise None."""
         _, refused = self.native.submit(operation, timeout)
         return None if refused is None else _completion(refused)
 
     def cancel(self, operation: int) -> Literal["not-begun", "cancelling", "nothing"]:
-        """Asks for an operation to be ended early. Its completion still comes."""
+        """Asks to end an operation early. Its completion still comes."""
         return cast(Literal["not-begun", "cancelling", "nothing"], self.native.cancel(operation))
 
     def poll(self) -> list[Completion | TimedOut]:
-        """What has happened since the last time."""
+        """The completions and advice since the last call."""
         return _events(self.native.poll())
 
     def wait(self, timeout: float) -> list[Completion | TimedOut]:
-        """Like :meth:`poll`, but waits for something to happen. Other threads run meanwhile."""
+        """Like :meth:`poll`, but waits until there is something to return. Other threads run meanwhile."""
         return _events(self.native.wait(timeout))
 
     def stats(self) -> dict[str, int]:
-        """What it has done, and how much is open."""
+        """The tier's counters, and the number of open operations."""
         return self.native.stats()
 
     def close(self, timeout: float = 10.0) -> int:
-        """Accepts nothing more and waits for its threads. How many are still in a call that does not return."""
+        """Accepts nothing more and waits for its threads. Returns how many are still in a call that does not return."""
         return self.native.close(timeout)
 
     def __enter__(self) -> Tier:

@@ -1,11 +1,12 @@
 //! The memory of Python objects that pages may lie in.
 //!
-//! A page's parts are named by address, as tensors give them. Only memory that was registered before is touched: an
-//! address outside of it is an error, not a crash. Whatever owns the memory is kept alive until nobody needs it any more.
+//! The parts of a page are given by address, as tensors report it. Only memory that was registered before is touched:
+//! an address outside of it is an error, not a crash. The owner of the memory is kept alive until no call needs it any
+//! more.
 //!
 //! Invariants:
 //! - KM1: registered ranges do not overlap. A range inside a registered one is known already.
-//! - KM2: a range that was unregistered stays alive until the last call that uses it is over, and the engine has let go.
+//! - KM2: an unregistered range stays alive until the last call that uses it is over, and the engine has released it.
 
 #![expect(unsafe_code, reason = "the FFI edge: memory of Python objects, named by its address")]
 
@@ -19,16 +20,16 @@ use parking_lot::RwLock;
 use pyo3::prelude::*;
 
 const OPERATION: &str = "kv.memory";
-/// Memory is worth telling the engine about if it holds this many parts of pages that go past the frames.
+/// The engine is told about memory only if it holds at least this many page parts that bypass the frames.
 const POOL_PARTS: usize = 64;
 
-/// Keeps a Python object, and with it its memory.
+/// Keeps a Python object alive, and with it its memory.
 struct Owner(Option<Py<PyAny>>);
 
 impl Drop for Owner {
     fn drop(&mut self) {
         let mut owner = self.0.take();
-        // At the end of the interpreter it cannot be dropped any more, and need not.
+        // At the end of the interpreter it can no longer be dropped, and need not be.
         if Python::try_attach(|_| drop(owner.take())).is_none() {
             std::mem::forget(owner);
         }
@@ -49,18 +50,19 @@ impl Registrar for Unseen {
     }
 }
 
-/// What is registered, by its first address.
+/// The registered ranges, by their first address.
 #[derive(Debug)]
 pub(super) struct Ranges {
     regions: RwLock<BTreeMap<usize, Region>>,
     unseen: Arc<Unseen>,
-    /// The engine gets to know memory of at least this many bytes.
+    /// The engine is told about memory of at least this many bytes.
     seen_from: usize,
 }
 
 impl Ranges {
-    /// Without frames the engine gets to know all memory. With them it needs none; puts that go past the frames
-    /// (`direct_put_bytes`) need large pools, and for less, such as the memory of one page, it is not worth the call.
+    /// Without frames the engine is told about all memory. With frames it needs none, except that puts that bypass the
+    /// frames (`direct_put_bytes`) need large pools; for less, such as the memory of one page, it is not worth the
+    /// call.
     pub(super) fn new(framed: bool, direct_put_bytes: Option<usize>) -> Self {
         let pool = |bytes: usize| bytes.saturating_mul(POOL_PARTS).max(1);
         Self {
@@ -74,7 +76,7 @@ impl Ranges {
         }
     }
 
-    /// Takes in memory that stays valid as long as `owner` lives. Whether it was new.
+    /// Registers memory that stays valid as long as `owner` lives. Returns whether it was new.
     pub(super) fn add(
         &self,
         engine: &dyn Engine,
@@ -88,8 +90,8 @@ impl Ranges {
         }
         self.check_free(address, len)?;
         let base = std::ptr::with_exposed_provenance_mut(address);
-        // SAFETY: the caller of Python's `register` says that the memory is valid while the owner lives; it is only ever
-        // copied in and out of.
+        // SAFETY: the caller of Python's `register` guarantees that the memory is valid while the owner lives; it is
+        // only ever copied in and out of.
         let memory = |owner: &Arc<Owner>| unsafe { HostMemory::lent(base, len, Arc::clone(owner)) };
         let owner = Arc::new(Owner(Some(owner)));
         let unseen = || -> Result<Region> { Ok(Region::new(memory(&owner)?, Arc::<Unseen>::clone(&self.unseen))) };
@@ -99,14 +101,14 @@ impl Ranges {
             match engine.register(memory(&owner)?, within) {
                 Ok(region) => region,
                 Err(error) if self.seen_from > 0 => {
-                    tracing::warn!(%error, "the engine does not take this memory; its pages pass through frames");
+                    tracing::warn!(%error, "the engine refused to register this memory; its pages pass through frames");
                     unseen()?
                 }
                 Err(error) => return Err(error),
             }
         };
         let mut regions = self.regions.write();
-        // Somebody may have been faster.
+        // Another thread may have been faster.
         if overlaps(&regions, address, len) {
             drop(regions);
             return Err(overlap(address, len));
@@ -122,9 +124,9 @@ impl Ranges {
         Ok(())
     }
 
-    /// Forgets the range that begins there. Whether there was one.
+    /// Forgets the range that begins there. Returns whether there was one.
     pub(super) fn remove(&self, address: usize) -> bool {
-        // Dropped after the lock: what it owns may take the interpreter's.
+        // Dropped after the lock is released: dropping its owner may need the interpreter's lock.
         let region = self.regions.write().remove(&address);
         region.is_some()
     }
@@ -165,7 +167,7 @@ fn overlap(address: usize, len: usize) -> Error {
     Error::new(
         ErrorKind::Conflict,
         OPERATION,
-        "this memory overlaps memory that is registered; register the whole of it, once",
+        "this memory overlaps memory that is already registered; register the whole range once",
     )
     .with("address", format!("{address:#x}"))
     .with("bytes", len)

@@ -7,7 +7,7 @@
 //! | `pages` | the page store: blocking calls, without the interpreter's lock |
 //! | `plain` | namespaces, operations and completions as plain tuples |
 //! | `planner` | page keys and the planner |
-//! | `tier` | the tier: carries operations out on threads of its own |
+//! | `tier` | the tier: carries out operations on its own threads |
 
 mod memory;
 mod opening;

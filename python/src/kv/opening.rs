@@ -27,7 +27,7 @@ pub(super) struct Settings {
     seal: Option<PageSeal>,
 }
 
-/// The settings of the page store; what each is for stands at [`StoreConfig`].
+/// The settings of the page store; [`StoreConfig`] documents each of them.
 #[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct PageSettings {
@@ -84,7 +84,7 @@ impl PageSettings {
 }
 
 impl Settings {
-    /// Reads settings. The seal comes by itself: what is text may be shown.
+    /// Parses settings. The seal is passed separately, because the text may be shown.
     pub(super) fn read(text: &str, seal: Option<PageSeal>) -> Result<Self> {
         let mut settings: Self = read_json(OPERATION, text)?;
         settings.seal = seal;
@@ -93,8 +93,8 @@ impl Settings {
     }
 }
 
-/// An open page store. Its fields go in this order: whatever holds the engine before the keeper, which drops it where that
-/// may take its time.
+/// An open page store. Its fields are dropped in this order: everything that holds the engine before the keeper, which
+/// drops the engine on a thread that may wait.
 pub(super) struct Opened {
     pub(super) ranges: Ranges,
     pub(super) store: Arc<PageStore>,
@@ -102,7 +102,7 @@ pub(super) struct Opened {
 }
 
 impl Opened {
-    /// Whether pages pass through frames, so that the engine never has the caller's memory.
+    /// Whether pages pass through frames, so that the engine never gets the caller's memory.
     pub(super) fn framed(&self) -> bool {
         self.store.config().staging_frames > 0
     }
@@ -131,7 +131,7 @@ pub(super) async fn open(settings: Settings, client: Option<Py<PyAny>>, within: 
         let keeper = Keeper::new(Arc::clone(&engine));
         let mut config = pages.config();
         if seal.is_some() {
-            // What the engine gets to know, others can read: no plaintext.
+            // Other processes can read memory that the engine knows, so it must not hold plaintext.
             config.direct_put_bytes = None;
         }
         config.seal = seal;
@@ -144,7 +144,7 @@ pub(super) async fn open(settings: Settings, client: Option<Py<PyAny>>, within: 
             _keeper: keeper,
         })
     });
-    making
-        .await
-        .map_err(|failure| Error::internal(OPERATION, "opening did not end as it should").caused_by(failure))?
+    making.await.map_err(|failure| {
+        Error::internal(OPERATION, "the opening task panicked or was cancelled").caused_by(failure)
+    })?
 }

@@ -1,11 +1,12 @@
-//! The page store, as a Python object. Its calls block, within the time that they are given and without the interpreter's
-//! lock; who must not block uses a tier.
+//! The page store, as a Python object. Its calls block, within their timeout and without the interpreter's lock; a
+//! caller that must not block uses a tier.
 //!
 //! # When memory is free again
-//! Without frames the engine moves pages from and to where they lie. After a get that ran out of time it may still write
-//! to the memory of pages that did not come: until [`Settling`] says otherwise, that memory must not be used. With frames
-//! the engine never writes to that memory: a get that has returned touches nothing. After a late put past the frames
-//! (`direct_put_bytes`) it may still read; what it then stores is refused by its checksum.
+//! Without frames the engine moves pages from and to where they lie. After a get that timed out it may still write to
+//! the memory of pages that were not loaded: until [`Settling`] reports that it is settled, that memory must not be
+//! used. With frames the engine never writes to that memory: a get that has returned touches nothing. After a late put
+//! that bypasses the frames (`direct_put_bytes`) the engine may still read; if the bytes have changed by then, readers
+//! refuse the page by its checksum.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,7 +32,7 @@ const CLOSED: &str = "this page store is closed; open another";
 #[pyclass(frozen, module = "holdfast._holdfast")]
 pub(crate) struct Pages(AtHome<Mutex<Option<Arc<Opened>>>>);
 
-/// Begins to open a page store; the operation's result is a `Pages`.
+/// Starts to open a page store; the operation's result is a `Pages`.
 #[pyfunction]
 #[pyo3(signature = (settings, client, timeout, key=None))]
 pub(crate) fn open_pages(
@@ -50,19 +51,19 @@ pub(crate) fn open_pages(
     Operation::begin(within, work, deliver).or_raise(py)
 }
 
-/// Whether the engine has let go of the memory of one call.
+/// Whether the engine has released the memory of one call.
 #[pyclass(frozen, module = "holdfast._holdfast")]
 pub(crate) struct Settling(AtHome<tier::Settling>);
 
 #[pymethods]
 impl Settling {
-    /// Whether it has, now.
+    /// Whether it is settled now.
     #[getter]
     fn settled(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(self.0.get("call").or_raise(py)?.is_settled())
     }
 
-    /// Waits for it. Whether it has.
+    /// Waits until it is settled. Returns whether it is.
     fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
         let within = seconds(timeout).or_raise(py)?;
         let settling = self.0.get("call").or_raise(py)?;
@@ -70,10 +71,10 @@ impl Settling {
     }
 }
 
-/// An outcome for each page, errors by the place of their page, and when the memory is free.
+/// An outcome for each page, errors by the position of their page, and when the memory is free.
 type Report = (Vec<&'static str>, Vec<(usize, Py<PyAny>)>, Settling);
 
-/// Pages to move: their names, and the addresses and sizes of their parts, all pages with as many of them.
+/// Pages to move: their names, and the addresses and sizes of their parts. All pages have the same number of parts.
 #[derive(FromPyObject)]
 pub(crate) struct Wanted(Vec<String>, Vec<usize>, Vec<usize>);
 
@@ -88,7 +89,7 @@ impl Wanted {
         if addresses.len() != sizes.len() || each * keys.len() != addresses.len() || (each == 0 && !keys.is_empty()) {
             return Err(Error::invalid(
                 "kv.pages",
-                "give an address and a size for each part, and every page as many parts",
+                "give an address and a size for each part, and the same number of parts for every page",
             )
             .with("keys", keys.len())
             .with("addresses", addresses.len())
@@ -98,7 +99,7 @@ impl Wanted {
         let mut spans = opened.ranges.spans(&addresses, &sizes)?.into_iter();
         let one = |key: &String| {
             let page = Page::new(ObjectKey::new(key)?, spans.by_ref().take(each).collect());
-            // Not silently from where it lies: then the engine would have the caller's memory after all.
+            // A page must not bypass the frames silently: then the engine would get the caller's memory after all.
             if opened.framed() && page.bytes() > most {
                 return Err(Error::invalid(
                     "kv.pages",
@@ -147,7 +148,7 @@ fn report<T>(
 
 #[pymethods]
 impl Pages {
-    /// Lets pages lie in this memory, which is valid while `owner` lives. Whether it was new.
+    /// Registers this memory, which is valid while `owner` lives, for pages. Returns whether it was new.
     fn register(
         &self,
         py: Python<'_>,
@@ -165,13 +166,13 @@ impl Pages {
         added.or_raise(py)
     }
 
-    /// Forgets the memory that was registered with this address. Whether there was such.
+    /// Forgets the memory that was registered with this address. Returns whether there was any.
     fn unregister(&self, py: Python<'_>, address: usize) -> PyResult<bool> {
         let opened = self.opened().or_raise(py)?;
         Ok(py.detach(|| opened.ranges.remove(address)))
     }
 
-    /// For each key the length of its page and whether it is in DRAM, or nothing.
+    /// For each key the length of its page and whether it is in DRAM, or `None`.
     fn exists(&self, py: Python<'_>, keys: Vec<String>, timeout: f64) -> PyResult<Vec<Option<(u64, bool)>>> {
         let (opened, within) = self.begin(py, timeout)?;
         let keys = names(&keys).or_raise(py)?;
@@ -183,7 +184,7 @@ impl Pages {
         Ok(hints.into_iter().map(one).collect())
     }
 
-    /// How many pages from the start are there without a gap; with `nbytes`, pages of that length.
+    /// The number of pages from the start that exist without a gap; with `nbytes`, pages of that length.
     #[pyo3(signature = (keys, nbytes, timeout))]
     fn prefix_hits(&self, py: Python<'_>, keys: Vec<String>, nbytes: Option<u64>, timeout: f64) -> PyResult<usize> {
         let (opened, within) = self.begin(py, timeout)?;
@@ -208,7 +209,7 @@ impl Pages {
         }))
     }
 
-    /// Loads pages into their memory. With `prefix_only`, those behind the first that does not come may be skipped.
+    /// Loads pages into their memory. With `prefix_only`, pages behind the first that is not loaded may be skipped.
     fn get(&self, py: Python<'_>, pages: Wanted, prefix_only: bool, timeout: f64) -> PyResult<Report> {
         let (opened, within) = self.begin(py, timeout)?;
         let done = py.detach(|| {
@@ -230,7 +231,7 @@ impl Pages {
         }))
     }
 
-    /// Removes pages by force. For each, whether it is gone.
+    /// Removes pages by force. Returns for each whether it is gone.
     fn remove(&self, py: Python<'_>, keys: Vec<String>, timeout: f64) -> PyResult<Vec<bool>> {
         let (opened, within) = self.begin(py, timeout)?;
         let keys = names(&keys).or_raise(py)?;
@@ -245,7 +246,7 @@ impl Pages {
         Ok(removed.or_raise(py)?.into_iter().flatten().map(gone).collect())
     }
 
-    /// What the store has done and seen.
+    /// The store's counters.
     fn stats(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let stats = self.opened().or_raise(py)?.store.stats();
         let all = [
@@ -267,7 +268,7 @@ impl Pages {
         all.into_py_dict(py)?.into_py_any(py)
     }
 
-    /// Begins to close the store: memory and engine are let go of. The second time it does nothing.
+    /// Starts to close the store: releases memory and engine. Does nothing the second time.
     fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<Operation> {
         let within = seconds(timeout).or_raise(py)?;
         let opened = self.0.get("page store").or_raise(py)?.lock().take();
@@ -280,7 +281,9 @@ impl Pages {
             });
             let late = || Error::unavailable("kv.close", "the engine's client is still closing, in the background");
             let ended = tokio::time::timeout(within, gone).await.map_err(|_| late())?;
-            ended.map_err(|failure| Error::internal("kv.close", "closing did not end as it should").caused_by(failure))
+            ended.map_err(|failure| {
+                Error::internal("kv.close", "the closing task panicked or was cancelled").caused_by(failure)
+            })
         };
         Operation::begin(within, work, |py: Python<'_>, (), _late| Ok(py.None())).or_raise(py)
     }

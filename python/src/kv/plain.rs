@@ -1,4 +1,4 @@
-//! What planner and tier exchange with Python, as tuples: namespaces, operations, completions.
+//! The values that planner and tier exchange with Python, as tuples: namespaces, operations, completions.
 
 use holdfast_core::{Error, Result};
 use holdfast_kv::plan::{
@@ -48,9 +48,9 @@ pub(super) fn key(bytes: &[u8]) -> Result<PageKey> {
     Ok(PageKey::from_bytes(bytes))
 }
 
-/// Index, key, host page, device page; what an operation does not have is nothing.
+/// Index, key, host page, device page; `None` for a page that the operation does not have.
 pub(super) type PlainPage = (u32, Vec<u8>, Option<u32>, Option<u32>);
-/// Index, key, host page, device page, on their way to Python.
+/// Index, key, host page, device page, for Python.
 pub(super) type TellPage = (u32, std::borrow::Cow<'static, [u8]>, Option<u32>, Option<u32>);
 
 /// Id, kind, pages.
@@ -106,7 +106,7 @@ impl PlainOperation {
     }
 }
 
-/// Id, kind, pages, on their way to Python.
+/// Id, kind, pages, for Python.
 pub(super) type TellOperation = (u64, &'static str, Vec<TellPage>);
 
 pub(super) fn tell_operation(operation: &Operation) -> TellOperation {
@@ -131,7 +131,7 @@ pub(super) fn tell_operation(operation: &Operation) -> TellOperation {
 #[derive(FromPyObject)]
 pub(crate) struct PlainCompletion(u64, u32, Option<String>);
 
-/// Operation, completed pages, failure, on their way to Python.
+/// Operation, completed pages, failure, for Python.
 pub(super) type TellCompletion = (u64, u32, Option<&'static str>);
 
 const FAILURES: [(&str, Failure); 7] = [

@@ -1,4 +1,4 @@
-//! Page keys and the planner: plain data in and out, no I/O, nothing that blocks.
+//! Page keys and the planner: plain data in and out; no I/O and no blocking.
 
 use std::borrow::Cow;
 
@@ -69,7 +69,7 @@ impl PageKeys {
     }
 }
 
-/// A request and which of all submissions it is.
+/// A request, and the number of this submission among all submissions.
 type PlainTicket = (u64, u64);
 
 const fn ticket((request, turn): PlainTicket) -> Ticket {
@@ -180,7 +180,7 @@ impl Planner {
         self.apply(py, Event::NewWeights(key(root).or_raise(py)?))
     }
 
-    /// What to do now that it is `tick`.
+    /// The plan at `tick`.
     fn step(&self, py: Python<'_>, tick: u64) -> TellPlan {
         let plan = py.detach(|| self.0.lock().step(tick));
         let ending = |ending: Ending| match ending {
@@ -201,7 +201,7 @@ impl Planner {
         )
     }
 
-    /// How many pages of a prompt are in host memory and in device memory.
+    /// The number of pages of a prompt that are in host memory and in device memory.
     fn find(&self, py: Python<'_>, keys: &PageKeys) -> (u32, u32) {
         let found = py.detach(|| self.0.lock().find(&keys.0.lock()));
         (found.host, found.device)

@@ -1,7 +1,7 @@
-//! The tier, as a Python object: operations in, events out, nothing that blocks but `wait` and `close`.
+//! The tier, as a Python object: operations in, events out; only `wait` and `close` block.
 //!
-//! It carries out what goes to and from L3: queries, prefetches and backups. Copies between host and device are done by
-//! whoever has the device, so load-backs and write-backs are refused here.
+//! It carries out transfers to and from L3: queries, prefetches and backups. The code that owns the device copies
+//! between host and device, so load-backs and write-backs are refused here.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ use crate::process::AtHome;
 
 const OPERATION: &str = "kv.tier";
 
-/// Stands where a device would be.
+/// Takes the place of a device.
 #[derive(Debug)]
 struct NoDevice;
 
@@ -32,7 +32,7 @@ fn no_device() -> Error {
     Error::new(
         ErrorKind::Unsupported,
         OPERATION,
-        "this tier has no device: carry load-backs and write-backs out yourself, and tell the planner",
+        "this tier has no device: the caller must carry out load-backs and write-backs and report them to the planner",
     )
 }
 
@@ -53,7 +53,7 @@ impl DeviceCopier for NoDevice {
     }
 }
 
-/// The tier goes before the store that it stands on.
+/// The tier is dropped before the store that it uses.
 struct Started {
     tier: tier::Tier,
     _opened: Arc<Opened>,
@@ -63,7 +63,7 @@ struct Started {
 #[pyclass(frozen, module = "holdfast._holdfast")]
 pub(crate) struct Tier(AtHome<Detached>);
 
-/// Dropping a tier waits for its threads, and these may need the interpreter's lock: so it is let go of first.
+/// Dropping a tier waits for its threads, and these may need the interpreter's lock: so the lock is released first.
 struct Detached(Option<Started>);
 
 impl Drop for Detached {
@@ -73,7 +73,7 @@ impl Drop for Detached {
     }
 }
 
-/// Where the part of page 0 begins, from one page's to the next one's, and its bytes.
+/// The address of the part in page 0, the stride from one page to the next, and the size in bytes.
 type PlainPart = (usize, usize, usize);
 
 #[pymethods]
@@ -129,7 +129,7 @@ impl Tier {
         })))))
     }
 
-    /// Takes an operation in. `accepted`, `already-open`, or `refused` with its completion.
+    /// Submits an operation. Returns `accepted`, `already-open`, or `refused` with its completion.
     fn submit(
         &self,
         py: Python<'_>,
@@ -149,7 +149,7 @@ impl Tier {
         })
     }
 
-    /// Asks for an operation to be ended early.
+    /// Asks to end an operation early.
     fn cancel(&self, py: Python<'_>, operation: u64) -> PyResult<&'static str> {
         let tier = self.tier(py)?;
         Ok(match py.detach(|| tier.cancel(OperationId(operation))) {
@@ -159,13 +159,13 @@ impl Tier {
         })
     }
 
-    /// What has happened since the last time: each a completion, or the id of an operation whose time is over.
+    /// The events since the last call: each a completion, or the id of an operation whose time is over.
     fn poll(&self, py: Python<'_>) -> PyResult<Vec<(Option<TellCompletion>, Option<u64>)>> {
         let tier = self.tier(py)?;
         Ok(tell_events(&py.detach(|| tier.poll())))
     }
 
-    /// Like poll, but waits for something to happen.
+    /// Like `poll`, but waits until there is an event.
     fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<Vec<(Option<TellCompletion>, Option<u64>)>> {
         let within = seconds(timeout).or_raise(py)?;
         let tier = self.tier(py)?;
@@ -190,7 +190,7 @@ impl Tier {
         all.into_py_dict(py)?.into_py_any(py)
     }
 
-    /// Accepts nothing more and waits for its threads. How many are still in a call that does not return.
+    /// Accepts nothing more and waits for its threads. Returns how many are still in a call that does not return.
     fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<usize> {
         let within = seconds(timeout).or_raise(py)?;
         let tier = self.tier(py)?;

@@ -1,4 +1,4 @@
-//! What the cluster commands say, to people as a table and to scripts as JSON.
+//! The output of the cluster commands: a table for people, JSON for scripts.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use serde::Serialize;
 pub(super) enum State {
     Up,
     AlreadyUp,
-    /// Recorded, but not all of it runs.
+    /// Recorded, but not all of its processes run.
     Broken,
     Down,
     TakenDown,

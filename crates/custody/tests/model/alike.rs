@@ -57,8 +57,9 @@ impl World {
         alive && now == Some(request.version)
     }
 
-    /// A sweeper whose record has changed will write nothing, so it may as well be idle; what it would remove again is an
-    /// orphan if it is there at all, and anybody may remove those. What a sweeper knew matters as far as it decides.
+    /// A sweeper whose record has changed will write nothing, so it may as well be idle. What it would remove again is
+    /// an orphan, if it is there at all, and any process may remove those. What a sweeper knew matters only as far as
+    /// it decides.
     fn forget_dead_sweeps(&mut self, scenario: &Scenario) {
         let bug = scenario.bugs.credits_returned_twice;
         let mut sweepers = std::mem::take(&mut self.sweepers);
@@ -176,7 +177,7 @@ impl World {
         }
     }
 
-    /// Workers of one group that take as much are alike but for their names.
+    /// Workers of one group that take equally many samples are alike but for their names.
     fn sort_workers(&mut self, scenario: &Scenario) {
         for place in 1..scenario.roles.len() {
             let alike = match (&scenario.roles[place - 1], &scenario.roles[place]) {
@@ -190,7 +191,7 @@ impl World {
         }
     }
 
-    /// Everything there is about a worker, but for its name.
+    /// Everything that there is about a worker, except its name.
     fn all_about(&self, place: usize) -> (Process, Vec<Request>, Vec<Token>, [bool; 3]) {
         let nameless = |request: &Request| Request { process: 0, ..*request };
         let mut process = self.processes[place];

@@ -1,4 +1,4 @@
-//! The judge: what an observer who sees everything remembers, and the properties.
+//! The judge: what an observer that sees everything remembers, and the properties.
 //!
 //! Some invariants speak of a step (a free, an acknowledgement): they are checked where the step is taken and leave a
 //! mark in [`Ghost::broken`]. The others speak of a state. Both use the predicates of `holdfast_custody::invariants`.
@@ -135,7 +135,7 @@ impl Ghost {
     }
 }
 
-/// The token on whose strength a request is made.
+/// The token that a request presents.
 fn shown(op: Op) -> Option<Token> {
     match op {
         Op::Renew { token, .. }
@@ -157,7 +157,7 @@ impl World {
             .map(|(_, kept)| &kept.record)
     }
 
-    /// Whether an invariant holds, in this state and in the steps that led to it. LC6 has a question of its own.
+    /// Whether an invariant holds, in this state and in the steps that led to it. LC6 is checked separately.
     pub(crate) fn satisfies(&self, invariant: &Invariant) -> bool {
         let index = &self.index;
         let mut samples = 0..u8::try_from(index.live.len()).unwrap_or(u8::MAX);
@@ -211,15 +211,15 @@ impl World {
         lc::nothing_lingers(unfinished, &live, &index.ledger, objects)
     }
 
-    /// LC6 at the end of a run: everybody has ended, nothing lingers.
+    /// LC6 at the end of a run: every process has ended, nothing lingers.
     pub(crate) fn ended_clean(&self) -> bool {
         self.processes.iter().all(|process| process.phase == Phase::Ended)
             && self.sweepers.iter().all(|sweeper| *sweeper == Sweeper::Idle)
             && self.nothing_lingers()
     }
 
-    /// LC6 at any time: if everybody died now, with every put under way still arriving, two sweeps would suffice: one to
-    /// take back what the dead had, one to free it.
+    /// LC6 at any time: if every process died now, with every put in flight still arriving, two sweeps would suffice:
+    /// one to take back what the dead sessions held, one to free it.
     pub(crate) fn two_sweeps_suffice(&self, scenario: &Scenario) -> bool {
         let mut world = self.clone();
         world.index.gone = (0..world.processes.len()).map(session).collect();

@@ -63,7 +63,7 @@ pub(crate) enum Op {
     Reopen,
 }
 
-/// What comes back.
+/// The answer to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
     /// Done, at this revision.
@@ -72,7 +72,7 @@ pub(crate) enum Reply {
     Conflict,
     /// The session is gone, or the token or generation is stale.
     Fenced,
-    /// It cannot be had.
+    /// The request cannot be granted.
     Refused,
 }
 
@@ -241,7 +241,7 @@ impl World {
         Reply::Done(version.0)
     }
 
-    /// Read, transition, write if unchanged. `by` is who does so and how, if it is not a sweep.
+    /// Read, transition, write if unchanged. `by` is the process that does so and how, if it is not a sweep.
     pub(crate) fn change_live(
         &mut self,
         sample: Sample,

@@ -8,8 +8,8 @@
 //!  two sweepers: read a record → decide → write if its version is still the same; remove → delete the record
 //! ```
 //!
-//! Every change of a record is made by the functions of `holdfast-custody`; the model only decides who calls them, on
-//! what it read how long ago, and what becomes of the answer.
+//! Every change of a record is made by the functions of `holdfast-custody`; the model only decides which process calls
+//! them, based on a read of how long ago, and what becomes of the answer.
 //!
 //! # What can go wrong
 //! * **The network.** A request is executed and answered ([`Action::Deliver`]); or its sender stops waiting and reads
@@ -17,8 +17,9 @@
 //!   arrives once more ([`Action::DeliverTwice`]). A lost reply is a request that arrives right after its sender stopped
 //!   waiting. A late reply is the same as a process that pauses after the reply, and a reply that comes twice is told by
 //!   its number, so neither needs steps of its own.
-//! * **Processes.** Each may crash once at any step (its request still under way), or pause for so long that its session
-//!   ends and its leases are taken back, and come back without knowing. A pause needs no step: the others move on.
+//! * **Processes.** Each may crash once at any step (its request still in flight), or pause for so long that its
+//!   session ends and its leases are taken back, and come back without knowing. A pause needs no step: the other
+//!   processes move on.
 //! * **Sweepers.** Both may work on the same record; each may die half-way. Removing objects may fail, or succeed and be
 //!   reported as failed.
 //! * **The engine** may lose the objects of a committed sample.
@@ -86,11 +87,11 @@ pub(crate) struct World {
 /// What can happen next. A process or a sweeper is named by its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// The clock of the index's users moves on.
+    /// The shared clock advances.
     Tick,
-    /// A producer asks for credits and, if it has them, for a reservation.
+    /// A producer asks for quota and, if it has enough, for a reservation.
     Draw(usize),
-    /// A producer no longer waits for credits.
+    /// A producer no longer waits for quota.
     StopWaiting(usize),
     /// A producer commits.
     Commit(usize),
@@ -98,14 +99,14 @@ pub(crate) enum Action {
     Abort(usize),
     /// A worker takes a sample, or a reader reads it.
     Take(usize, Sample),
-    /// The transfer has ended: the holder looks whether it still holds the lease, and hands out the bytes, or not. Then it
-    /// acknowledges, or (`true`) hands the sample back.
+    /// The transfer has ended: the holder checks whether it still holds the lease, and hands out the bytes, or not.
+    /// Then it acknowledges, or (`true`) hands the sample back.
     HandOut(usize, bool),
-    /// What a worker took does not reach it, and is given back as if never taken.
+    /// A sample that a worker leased does not reach it, and is given back as if never leased.
     Untake(usize),
-    /// A holder asks for more time.
+    /// A holder renews its lease.
     Renew(usize),
-    /// A holder looks again and acknowledges or releases.
+    /// A holder reads again and acknowledges or releases.
     Ack(usize),
     /// The operator does the next thing of its script.
     Operate(usize),
@@ -137,9 +138,9 @@ pub(crate) enum Action {
     RemoveFails(usize, bool),
     /// A sweeper dies and another takes its place.
     SweeperDies(usize),
-    /// Somebody ends the account of a session that is gone.
+    /// A process ends the account of a session that is gone.
     Settle(usize),
-    /// Somebody removes objects for which there is no record.
+    /// A process removes objects for which there is no record.
     Audit(Object),
     /// The engine loses the objects of a committed sample.
     Lose(Object),

@@ -1,8 +1,8 @@
 //! One state for all histories that differ only in their numbers.
 //!
-//! The custody code compares versions, tokens and generations, and never reckons with them. So a world in which they are
-//! renumbered, in the same order and without gaps, behaves exactly as before. All of them are revisions of one index and
-//! are renumbered together; a number that nobody remembers cannot be shown to anybody.
+//! The custody code compares versions, tokens and generations, and never calculates with them. So a world in which they
+//! are renumbered, in the same order and without gaps, behaves exactly as before. All of them are revisions of one
+//! index and are renumbered together. A number that no process remembers cannot be presented.
 
 use std::collections::BTreeMap;
 

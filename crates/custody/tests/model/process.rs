@@ -1,4 +1,4 @@
-//! A process: what it believes, what it asks, what it makes of the answer.
+//! A process: what it believes, what it asks, how it reacts to the answer.
 
 use holdfast_core::Generation;
 use holdfast_custody::invariants as lc;
@@ -29,19 +29,19 @@ pub(crate) enum Phase {
     /// Between two pieces of work.
     #[default]
     Idle,
-    /// A producer waits for credits.
+    /// A producer waits for quota.
     Waiting,
     /// A producer has written and not yet concluded.
     Written,
     /// A holder of a lease transfers the bytes.
     Using,
-    /// It has them, and has to look again before it says so.
+    /// It has them, and has to read again before it says so.
     Used,
-    /// A request is under way.
+    /// A request is in flight.
     Asked(Request),
     /// No answer came; it has to read back.
     Unsure(Request),
-    /// It has ended, one way or the other.
+    /// It has ended, in one way or another.
     Ended,
 }
 
@@ -116,8 +116,8 @@ impl World {
         }
     }
 
-    /// A producer writes what it has reserved room for. Nothing is read for that, so it is one step with the answer that
-    /// lets it do so.
+    /// A producer writes what it has reserved quota for. Nothing is read for that, so it is one step with the answer
+    /// that allows it.
     fn put(&mut self, process: usize) {
         if let Some(Hold { object, .. }) = self.processes[process].hold {
             self.ask(
@@ -131,7 +131,7 @@ impl World {
         }
     }
 
-    /// A producer reads the pending record, whoever's it is, and tries to commit or abort it as its own.
+    /// A producer reads the pending record, even another producer's, and tries to commit or abort it as its own.
     pub(crate) fn conclude(&mut self, process: usize, commit: bool) {
         let Some(Hold { object, .. }) = self.processes[process].hold else {
             return;
@@ -171,10 +171,11 @@ impl World {
         )
     }
 
-    /// The transfer has ended. The holder asks the index whether its token is still good, and only then hands out.
+    /// The transfer has ended. The holder asks the index whether its token is still good, and only then hands out the
+    /// bytes.
     ///
-    /// It answers for the sample on the strength of the same look, so that is one step with it: a pause in between is a
-    /// pause of its request, and if the record changes meanwhile it looks again.
+    /// It answers for the sample based on the same read, so that is one step with it: a pause in between is a pause of
+    /// its request, and if the record changes meanwhile it reads again.
     pub(crate) fn hand_out(&mut self, scenario: &Scenario, process: usize, nack: bool) {
         let Some(hold) = self.processes[process].hold else {
             return;
@@ -196,7 +197,7 @@ impl World {
         }
     }
 
-    /// A holder shows its token to whatever record of the sample it finds, even if it is another generation's.
+    /// A holder presents its token to any record of the sample that it finds, even if it is another generation's.
     pub(crate) fn answer_for(&mut self, scenario: &Scenario, process: usize, nack: bool) {
         let Some(Hold { object, token, .. }) = self.processes[process].hold else {
             return;
@@ -220,7 +221,7 @@ impl World {
         self.ask(process, object.sample, version, op);
     }
 
-    /// What was taken does not reach the consumer that it is meant for: the take is undone.
+    /// A leased sample does not reach the consumer that it is meant for: the lease is undone.
     pub(crate) fn untake(&mut self, process: usize) {
         let Some(Hold { object, token, .. }) = self.processes[process].hold else {
             return;
@@ -265,7 +266,7 @@ impl World {
         });
     }
 
-    /// What a process makes of an answer.
+    /// How a process reacts to an answer.
     pub(crate) fn receive(&mut self, scenario: &Scenario, request: Request, reply: Reply) {
         let process = request.process;
         if reply == Reply::Fenced && self.index.gone.contains(&session(process)) {
@@ -299,7 +300,7 @@ impl World {
                 }
             }
             (Op::Renew { .. } | Op::ReportLost, Reply::Conflict) => self.processes[process].phase = Phase::Using,
-            // Nobody reads under a lease that is being undone.
+            // No reader reads under a lease that is being undone.
             (Op::Untake { .. }, Reply::Conflict) => self.untake(process),
             (Op::ReportLost, Reply::Done(_))
             | (Op::Ack { .. } | Op::Nack { .. } | Op::Release { .. } | Op::LetGo { .. }, Reply::Conflict) => {

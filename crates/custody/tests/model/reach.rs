@@ -26,15 +26,15 @@ pub(crate) enum Reach {
     StaleReader,
     /// A reader holds on to a sample that is retired.
     RetiredReader,
-    /// A stale token is shown to a record of somebody else's.
+    /// A stale token is presented to a record that another process holds.
     StaleAck,
-    /// A producer is about to commit a reservation that is somebody else's by now.
+    /// A producer is about to commit a reservation that belongs to another producer by now.
     StaleCommit,
-    /// A producer waits for credits.
+    /// A producer waits for quota.
     Waiting,
     /// A remove has failed before.
     FailedFree,
-    /// A take was undone, and the sample waits with all its attempts.
+    /// A lease was undone, and the sample waits with all its attempts.
     Undone,
 }
 

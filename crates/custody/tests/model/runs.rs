@@ -154,7 +154,7 @@ pub(crate) fn epochs() -> Scenario {
     scenario
 }
 
-/// Two producers with credits for one sample: one waits until the other's is freed.
+/// Two producers with quota for one sample: one waits until the other's is freed.
 pub(crate) fn pressure() -> Scenario {
     let roles = vec![Role::Producer(vec![0]), Role::Producer(vec![1]), Role::Worker(0, 2)];
     let mut scenario = Scenario::new("pressure", 2, &["a"], roles);

@@ -1,4 +1,4 @@
-//! Who is in the world, what they are to do, and how much may go wrong.
+//! Which processes are in the world, what they do, and how much may go wrong.
 
 use holdfast_custody::{GroupName, Ledger, Publication};
 
@@ -46,7 +46,7 @@ pub(crate) struct Left {
     pub(crate) failing_removes: u8,
     pub(crate) aborts: u8,
     pub(crate) nacks: u8,
-    /// Leases that do not reach whom they are for.
+    /// Leases that do not reach the consumer that they are for.
     pub(crate) untakes: u8,
     pub(crate) renewals: u8,
     /// Losses of objects by the engine.
@@ -58,9 +58,9 @@ pub(crate) struct Left {
 pub(crate) struct Bugs {
     /// Objects are removed without asking whether a reader is left.
     pub(crate) free_before_readers_end: bool,
-    /// An acknowledgement is taken from whoever comes.
+    /// An acknowledgement is accepted with any token.
     pub(crate) token_not_checked_on_ack: bool,
-    /// Credits come back for every finished remove, whether or not the record was still there.
+    /// Quota comes back for every finished remove, whether or not the record was still there.
     pub(crate) credits_returned_twice: bool,
 }
 
@@ -117,7 +117,7 @@ impl Scenario {
         self
     }
 
-    /// How it begins: nothing is there, everybody is.
+    /// The initial state: no records, all processes present.
     pub(crate) fn begin(&self) -> World {
         let none = usize::from(self.samples);
         World {

@@ -1,7 +1,7 @@
 //! A sweeper: reads, decides, writes if nothing has changed since. Several do so at once.
 //!
-//! Freeing is three steps, each of which may be the last one of a sweeper that dies: read that no reader is left, remove
-//! the objects, delete the record and give the credits back.
+//! Freeing is three steps, each of which may be the last one of a sweeper that dies: read that no reader is left,
+//! remove the objects, delete the record and give the quota back.
 
 use std::collections::BTreeSet;
 
@@ -35,14 +35,15 @@ pub(crate) struct Free {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Sweeper {
     Idle,
-    /// It has read this record, and before that the clock and who is gone. That and the version make its decision.
+    /// It has read this record, and before that the clock and which sessions are gone. That and the version make its
+    /// decision.
     Looked {
         key: Key,
         version: u64,
         tick: Tick,
         gone: BTreeSet<SessionId>,
     },
-    /// It has read that nobody reads these objects any more.
+    /// It has read that no reader is left on these objects.
     Freeing(Free),
     /// It has removed them, or been told that this failed.
     Removed {
@@ -52,7 +53,7 @@ pub(crate) enum Sweeper {
 }
 
 impl World {
-    /// What a sweep would find to do now, with what everybody can know now.
+    /// What a sweep would find to do now, with what every process can know now.
     pub(crate) fn due(&self, scenario: &Scenario) -> Vec<Key> {
         let index = &self.index;
         let gone = |session: SessionId| index.gone.contains(&session);
@@ -167,7 +168,7 @@ impl World {
         }
     }
 
-    /// The objects go. Whoever is reading them has torn bytes from now on.
+    /// The objects go. A reader that is transferring them has torn bytes from now on.
     pub(crate) fn remove(&mut self, object: Object) {
         let in_use: Vec<_> = (0..self.processes.len())
             .filter(|process| !self.index.gone.contains(&session(*process)))
@@ -189,7 +190,7 @@ impl World {
         }
     }
 
-    /// Deletes the record and gives its credits back, both or neither; or notes the failure.
+    /// Deletes the record and gives its quota back, both or neither; or records the failure.
     fn conclude_free(&mut self, scenario: &Scenario, free: Free, failed: bool) {
         let unchanged = self.version_of(Key::Retired(free.object)) == Some(free.version);
         if failed {

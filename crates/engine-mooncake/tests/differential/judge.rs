@@ -21,9 +21,10 @@ pub enum Allowed {
     /// of one hole. So: only the real one may be full, only with use within [`EDGE`] of the capacity, and only if none
     /// of its holes, as it shows them itself, would have held the object. The object is then removed from both.
     CapacityEdge,
-    /// One has evicted an object and the other has not yet, or it was another one. [`Pin::Evictable`]: "It may, when
-    /// memory gets short." [`Pin::Soft`]: "It may once this time has passed since the last use; before that only when
-    /// nothing else can go." [`holdfast_engine::PutOutcome::Full`]: "The engine may be making room: try again later."
+    /// One has evicted an object and the other has not yet, or it was another one. [`Pin::Evictable`]: "The engine may
+    /// evict it when memory gets short." [`Pin::Soft`]: "The engine may evict it once this time has passed since the
+    /// last use, and earlier only when nothing else can go." [`holdfast_engine::PutOutcome::Full`]: "The engine may be
+    /// making room: try again later."
     ///
     /// Only in a pool that has been short, and never of a hard-pinned object. What only one still has is then removed
     /// from both.

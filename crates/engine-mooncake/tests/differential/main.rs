@@ -1,8 +1,8 @@
 //! The differential test: the same seeded sequence of operations on the memory engine and on a real cluster.
 //!
 //! After every operation the two have answered alike, or the difference has a name ([`judge::Allowed`]) and the two are
-//! brought into line again. Bytes that are read are held against a model, too: they are those that were put first.
-//! So tests on the memory engine say something about the real one.
+//! brought to the same state again. Bytes that are read are also compared with a model: they must be those that were
+//! put first. So tests on the memory engine say something about the real one.
 //!
 //! `HOLDFAST_SEED=7` runs one seed again, `HOLDFAST_SEED=24..96` runs as many as one likes.
 
@@ -130,7 +130,7 @@ fn every_flaw_is_found() {
     }
 }
 
-/// … and against the real engine, with all that a person needs to run it again.
+/// … and against the real engine, with all the information needed to run it again.
 #[test]
 fn a_flaw_is_found_against_the_real_engine() {
     for (seed, flaw) in [(1, Flaw::Overwrites), (3, Flaw::LoadsOtherLengths)] {

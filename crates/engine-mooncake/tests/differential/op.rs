@@ -1,4 +1,4 @@
-//! What is done to both engines: one operation of a sequence, and how a person reads it.
+//! The operations of a sequence, done to both engines, and how they are printed.
 
 use std::fmt;
 
@@ -91,7 +91,7 @@ pub enum Oddity {
     TooMany,
     /// No time.
     NoTime,
-    /// A key stands twice (put, get).
+    /// A key occurs twice (put, get).
     Twice,
     /// Objects without a single copy (put).
     NoCopies,

@@ -101,7 +101,8 @@ impl Planner<'_> {
             let unfinished = self.with(|idea| *idea == Idea::Unfinished);
             let removed = self.with(|idea| *idea == Idea::Removed);
             let draw = self.below(100);
-            // On a pool that evicts nobody knows whether a key still has its first object, so none is put twice there.
+            // On a pool that evicts, it is unknown whether a key still has its first object, so no key is put twice
+            // there.
             let again = self.profile.scene != Scene::Evicting;
             let (key, len) = match (self.one_of(&live), self.one_of(&removed), self.one_of(&unfinished)) {
                 (Some((key, len)), ..) if again && draw < 12 => (key, len),

@@ -242,7 +242,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Whether use is the same again once the two are in line. Eviction may still be going on.
+    /// Whether use is the same again once both hold the same objects. Eviction may still be going on.
     fn usage_agrees(&mut self, op: &Op) -> Result<(), String> {
         let mut last = Ok(());
         let agree = poll_until(&SystemClock::new(), WITHIN, Duration::from_millis(20), || {

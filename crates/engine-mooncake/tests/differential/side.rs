@@ -21,7 +21,7 @@ const POISON: u8 = 0xEE;
 /// Room for the gaps of the largest batch.
 const GAPS: usize = 64 << 10;
 
-/// What became of one object, without what is only for people.
+/// The outcome of one object, without the texts of messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Seen {
     Stored,

@@ -58,8 +58,8 @@ fn every_look_through_the_module_grants_a_lease() {
     }
 }
 
-/// A put grants no lease, so garbage that nobody looked at can be removed and evicted at once. Holdfast counts on this
-/// when it takes back the objects of a failed publish.
+/// A put grants no lease, so garbage that no reader touched can be removed and evicted at once. Holdfast relies on this
+/// when it removes the objects of a failed publish.
 #[test]
 fn a_put_grants_no_lease() {
     let cluster = plain().segment_mib(64).start().expect("a cluster");

@@ -1,9 +1,9 @@
-//! What the bare engine does, pinned.
+//! The behaviour of the bare engine, pinned.
 //!
-//! Holdfast is built on the behaviour of one release of Mooncake Store, and much of that behaviour is documented nowhere.
-//! Each test here drives the wheel's own module, on a real master and separate holder processes, and pins one thing that
-//! Holdfast leans on. Nothing of Holdfast's adapter is in between. When the wheel is upgraded, this file says what
-//! changed, and each message says what to look at again.
+//! Holdfast is built on the behaviour of one release of Mooncake Store, and much of that behaviour is documented
+//! nowhere. Each test here drives the wheel's own module, on a real master and separate holder processes, and pins one
+//! behaviour that Holdfast relies on. Holdfast's adapter is not involved. When the wheel is upgraded, these tests show
+//! what changed, and each message says which code to review.
 //!
 //! | module | what it pins |
 //! |---|---|
@@ -40,7 +40,7 @@ mod reads;
 mod ssd;
 mod threads;
 
-/// Which release these truths were found on. All of Holdfast's adapter leans on it.
+/// The release that these tests were written for. All of Holdfast's adapter relies on it.
 #[test]
 fn the_wheel_is_the_one_these_truths_were_found_on() {
     let version = bare::wheel_version();

@@ -1,4 +1,4 @@
-//! Full DRAM: who is refused, who is evicted, who stays.
+//! Full DRAM: which puts are refused, which objects are evicted, which stay.
 
 use std::time::Duration;
 

@@ -9,7 +9,7 @@ use crate::bare::{Bare, INVALID_PARAMS, Keep, MIB, OBJECT_NOT_FOUND, REPLICA_IS_
 use crate::common::{RealHarness, key, plain};
 
 /// A put of a key that exists returns 0 and writes nothing, whether the sizes agree or not. Holdfast's keys are
-/// therefore never used twice, and `PutOutcome::Stored` does not say whose bytes are there.
+/// therefore never used twice, and `PutOutcome::Stored` does not say which put wrote the bytes.
 #[test]
 fn a_put_on_an_existing_key_says_0_and_writes_nothing() {
     let cluster = plain().segment_mib(64).start().expect("a cluster");

@@ -83,7 +83,7 @@ fn come_back(keep: Keep, restart: impl FnOnce(&Cluster)) {
 }
 
 /// A forced remove leaves the copy on SSD, and a holder that restarts offers it again: removed objects are readable,
-/// those that were pinned too. Holdfast must know the dead when it sees them, and remove them again.
+/// pinned ones too. Holdfast must recognise such objects, and remove them again.
 #[test]
 fn removed_objects_come_back_when_a_holder_restarts() {
     come_back(Keep::Pinned, |cluster| cluster.holder(0).restart().expect("restarted"));

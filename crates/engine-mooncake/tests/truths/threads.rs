@@ -1,4 +1,4 @@
-//! Threads: ours, and the interpreter's lock.
+//! Threads: the caller's, and the interpreter's lock.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

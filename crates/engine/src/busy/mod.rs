@@ -1,9 +1,9 @@
-//! Memory in use: which ranges of this process's memory an operation works on, or an engine may still touch.
+//! Memory in use: the ranges of this process's memory that an operation works on, or that an engine may still touch.
 //!
-//! A call into an engine cannot be taken back. Its caller leaves at the deadline, but the engine may still write into the
-//! memory of a get, or read the memory of a put. Memory in flight is busy, whatever owns it: a pool, a view of a tensor,
-//! lent or registered memory, a page. So an operation *claims* its ranges before it touches them, and the claim travels
-//! with the engine call, inside the spans that the engine keeps until the call has returned.
+//! A call into an engine cannot be cancelled. Its caller leaves at the deadline, but the engine may still write into
+//! the memory of a get, or read the memory of a put. Memory in flight is busy, whatever owns it: a pool, a view of a
+//! tensor, lent or registered memory, a page. So an operation *claims* its ranges before it touches them. The claim
+//! travels with the engine call, inside the spans that the engine keeps until the call has returned.
 //!
 //! ```text
 //!          claim()           nothing in its way                 the operation has ended, and
@@ -11,27 +11,30 @@
 //!                       │                         ▲            every engine call has returned       │
 //!                       │ deadline, or dropped    └── granted in the order of asking ◀── wakes ─────┘
 //!                       ▼
-//!                     gone: nothing was touched (`Unavailable`, names what holds the memory)
+//!                     gone: nothing was touched (`Unavailable`, names the holder of the memory)
 //! ```
 //!
-//! Invariants, held by a property test over module `table` and by a model of every interleaving:
+//! Invariants, checked by a property test over module `table` and by a model of every interleaving:
 //! - B1: of two claims that are held and overlap, neither writes.
-//! - B2: all ranges of a claim are granted at once. A claim that waits holds nothing.
-//! - B3: claims that conflict are granted in the order in which they were asked for, so none starves.
-//! - B4: a claim is granted as soon as nothing is in its way, and its waiter is woken then. Nobody polls.
+//! - B2: all ranges of a claim are granted at once. A waiting claim holds nothing.
+//! - B3: conflicting claims are granted in the order in which they were requested, so none starves.
+//! - B4: a claim is granted as soon as no other claim blocks it, and its waiter is woken then. No waiter polls.
 //!
-//! An operation makes one claim and no second one while it holds it; so no two operations wait for each other. What
-//! else it may wait for while it holds a claim (memory of a pool, a frame, a turn) is never held by an operation that
-//! waits for a claim: claims come first.
+//! An operation makes one claim, and no second one while it holds the first; so no two operations wait for each other.
+//! An operation that holds a claim may wait for other resources (memory of a pool, a frame, a turn). No operation that
+//! waits for a claim holds one of those: claims come first.
 //!
 //! # One table per process
 //! [`Busy::process`] is the one table of this process. Addresses mean the same to all engines of a process: two stores,
-//! or a store and a KV tier, may be given the same tensor, and a table for each would let their calls meet in it.
+//! or a store and a KV tier, may be given the same tensor. With a table for each, their calls could use it at the same
+//! time.
 //!
 //! # What if…
-//! - *…the caller leaves?* The claim stays with the engine call. A waiter that leaves is taken out of the line.
-//! - *…the engine never returns?* The memory stays busy until the process ends, and everything that wants it is told so.
-//! - *…the memory goes away?* What owns it is held by the same spans as the claim (module `region`), so it does not.
+//! - *…the caller leaves?* The claim stays with the engine call. A waiter that leaves is taken out of the queue.
+//! - *…the engine never returns?* The memory stays busy until the process ends, and every operation that wants it gets
+//!   an error that says so.
+//! - *…the memory goes away?* It does not: the spans that hold the claim also hold the memory's owner (module
+//!   `region`).
 //! - *…the process forks?* The table is the parent's: engines cannot be used in the child, so it makes no claims.
 
 mod table;
@@ -51,12 +54,12 @@ use holdfast_core::{Clock, Deadline, Error, Result};
 use self::lock::Lock;
 use self::table::{Ranges, Table};
 
-/// What is done to memory.
+/// How an operation uses memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// It is read, as by a put: several may at once.
+    /// It reads the memory, as a put does. Several operations may read at once.
     Read,
-    /// It is written, as by a get: nothing else may use it.
+    /// It writes the memory, as a get does. No other operation may use it.
     Write,
 }
 
@@ -69,7 +72,7 @@ impl fmt::Display for Access {
     }
 }
 
-/// Ranges of memory in use. See the module's story. A clone is the same table.
+/// Ranges of memory in use. See the module documentation. A clone is the same table.
 #[derive(Clone, Debug, Default)]
 pub struct Busy(Arc<Lock<Table>>);
 
@@ -81,7 +84,7 @@ impl Busy {
         &PROCESS
     }
 
-    /// Asks for all of these ranges at once. `Invalid` if two of them overlap and are to be written.
+    /// Requests all of these ranges at once. `Invalid` if two of them overlap and are to be written.
     pub fn claim(
         &self,
         operation: &'static str,
@@ -98,7 +101,7 @@ impl Busy {
             )
             .with("address", format!("{address:#x}")));
         }
-        // Nothing is in the way of nothing, and the table need not know.
+        // An empty claim conflicts with nothing, so the table need not know it.
         let id = (!ranges.is_empty()).then(|| self.0.with(|table| table.ask(operation, access, ranges)));
         Ok(Waiting {
             operation,
@@ -106,7 +109,7 @@ impl Busy {
         })
     }
 
-    /// [`Busy::claim`], waited for on this thread until the deadline.
+    /// [`Busy::claim`], waiting on this thread until the deadline.
     pub fn claim_blocking(
         &self,
         operation: &'static str,
@@ -130,7 +133,7 @@ impl Busy {
         }
     }
 
-    /// Refuses memory that is being written, or may be: what is seen there may change at any moment.
+    /// Refuses memory that is being written, or may be: its content may change at any moment.
     pub fn check_readable(&self, operation: &'static str, range: Range<usize>) -> Result<()> {
         let wanted = Ranges::new([range]);
         match self.0.with(|table| table.writer_of(&wanted)) {
@@ -140,7 +143,7 @@ impl Busy {
     }
 }
 
-/// What is in the way of a claim.
+/// The claim that blocks another one.
 #[derive(Clone, Debug)]
 struct Holder {
     operation: &'static str,
@@ -164,7 +167,7 @@ fn refusal(operation: &'static str, holder: Option<Holder>) -> Error {
     }
 }
 
-/// Memory that is held; dropping the last owner of it frees the memory for the next in line.
+/// Memory that is held. Dropping the last owner of the claim frees the memory for the next waiter in the queue.
 #[derive(Debug)]
 pub struct Claim {
     busy: Busy,
@@ -175,22 +178,23 @@ impl Drop for Claim {
     fn drop(&mut self) {
         if let Some(id) = self.id {
             let next = self.busy.0.with(|table| table.end(id));
-            // Outside of the lock: a waker may do anything.
+            // Outside the lock: a waker may run any code.
             next.into_iter().for_each(Waker::wake);
         }
     }
 }
 
-/// A claim that is not granted yet. It has its place in the line from the moment it was made; dropped, it leaves it.
+/// A claim that is not granted yet. It has its place in the queue from the moment it was made; dropped, it leaves the
+/// queue.
 #[derive(Debug)]
-#[must_use = "a claim that nobody waits for holds nothing"]
+#[must_use = "a claim that is never awaited holds nothing"]
 pub struct Waiting {
     operation: &'static str,
     claim: Option<Claim>,
 }
 
 impl Waiting {
-    /// The error of a caller whose time is over: says what is in the way.
+    /// The error for a caller whose deadline has passed. It names the claim that blocks this one.
     pub fn refusal(&self) -> Error {
         let id = self.claim.as_ref().and_then(|claim| claim.id);
         let holder = match (&self.claim, id) {
@@ -211,13 +215,13 @@ impl Future for Waiting {
         };
         match self.claim.take_if(|_| granted) {
             Some(claim) => Poll::Ready(claim),
-            // Also if it was polled again after it was ready.
+            // Also if it is polled again after it was ready.
             None => Poll::Pending,
         }
     }
 }
 
-/// Wakes a thread that waits.
+/// Wakes a parked thread.
 struct Unpark(Thread);
 
 impl Wake for Unpark {
@@ -226,7 +230,7 @@ impl Wake for Unpark {
     }
 }
 
-/// The lock of the table; in the tests of this crate one whose every interleaving can be tried.
+/// The lock of the table. The tests of this crate use one that can try every interleaving.
 mod lock {
     #[derive(Debug, Default)]
     #[cfg(not(test))]

@@ -1,13 +1,14 @@
-//! The bookkeeping: who holds what, and who waits in which order. No locks, no time.
+//! The bookkeeping: which claim holds which ranges, and which claims wait, in which order. No locks, no time.
 //!
-//! Claims are few (operations under way), so they are lists; a look at one costs a comparison unless the two lie close.
+//! Claims are few (operations in flight), so they are kept in lists. Checking two claims against each other costs one
+//! comparison unless their ranges lie close together.
 
 use std::ops::Range;
 use std::task::Waker;
 
 use super::{Access, Holder};
 
-/// Ranges of memory: in order, none empty, none touching another.
+/// Ranges of memory: sorted, none empty, none touching another.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ranges {
     list: Vec<Range<usize>>,
@@ -37,12 +38,12 @@ impl Ranges {
         self.list.is_empty()
     }
 
-    /// An address that stood in two of the ranges.
+    /// An address that occurred in two of the ranges.
     pub(super) fn twice(&self) -> Option<usize> {
         self.twice
     }
 
-    /// A part that both have.
+    /// A range that both have in common.
     fn common(&self, other: &Self) -> Option<Range<usize>> {
         let ends = |of: &Self| Some((of.list.first()?.start, of.list.last()?.end));
         let ((from, to), (other_from, other_to)) = (ends(self)?, ends(other)?);
@@ -75,7 +76,7 @@ struct Entry {
 }
 
 impl Entry {
-    /// What of this entry is in the way of the other.
+    /// The conflict by which this entry blocks the other, if any.
     fn blocks(&self, other: &Self) -> Option<Holder> {
         if self.access == Access::Read && other.access == Access::Read {
             return None;
@@ -93,12 +94,12 @@ impl Entry {
 pub(super) struct Table {
     last: u64,
     held: Vec<Entry>,
-    /// In the order in which they asked.
+    /// In the order in which they were requested.
     waiting: Vec<Entry>,
 }
 
 impl Table {
-    /// A new claim: held at once if nothing is in its way, in line otherwise.
+    /// A new claim: held at once if no other claim blocks it, otherwise queued.
     pub(super) fn ask(&mut self, operation: &'static str, access: Access, ranges: Ranges) -> u64 {
         self.last += 1;
         let entry = Entry {
@@ -116,14 +117,14 @@ impl Table {
         self.last
     }
 
-    /// What is in the way of an entry with these before it in line. The newest are looked at first: where many wait for
-    /// the same memory, that is where the one is that has just been granted.
+    /// The claim that blocks `entry`, with `before` ahead of it in the queue. The newest are checked first: where many
+    /// claims wait for the same memory, the claim that was granted last is among them.
     fn blocker(&self, entry: &Entry, before: &[Entry]) -> Option<Holder> {
         let held = self.held.iter().rev();
         held.chain(before.iter().rev()).find_map(|other| other.blocks(entry))
     }
 
-    /// Whether a claim is held; if not, its waker is told when it is.
+    /// Whether a claim is held. If not, `waker` is called once it is.
     pub(super) fn is_granted(&mut self, id: u64, waker: &Waker) -> bool {
         let Some(entry) = self.waiting.iter_mut().find(|entry| entry.id == id) else {
             return true;
@@ -135,7 +136,7 @@ impl Table {
         false
     }
 
-    /// A claim is over, held or waiting. Returns the wakers of those that are held from now on.
+    /// Ends a claim, held or waiting. Returns the wakers of the claims that are granted by it.
     pub(super) fn end(&mut self, id: u64) -> Vec<Waker> {
         if let Some(at) = self.held.iter().position(|entry| entry.id == id) {
             self.held.remove(at);
@@ -156,13 +157,13 @@ impl Table {
         wakers
     }
 
-    /// What keeps a claim waiting.
+    /// The claim that keeps this one waiting.
     pub(super) fn in_the_way_of(&self, id: u64) -> Option<Holder> {
         let at = self.waiting.iter().position(|entry| entry.id == id)?;
         self.blocker(&self.waiting[at], &self.waiting[..at])
     }
 
-    /// The claim that is held and writes to some of this memory.
+    /// The held claim that writes to some of this memory.
     pub(super) fn writer_of(&self, ranges: &Ranges) -> Option<Holder> {
         let writers = self.held.iter().filter(|entry| entry.access == Access::Write);
         writers

@@ -13,7 +13,7 @@ use super::*;
 
 const OPERATION: &str = "test";
 
-/// What claims have on one byte: so many readers, or minus one for a writer.
+/// The claims on one byte: the number of readers, or minus one for a writer.
 struct Cell(AtomicIsize);
 
 impl Cell {
@@ -158,7 +158,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A claim as the test knows it: byte by byte.
+/// A claim as the test models it: byte by byte.
 struct Known {
     id: u64,
     write: bool,
@@ -175,7 +175,7 @@ proptest! {
     #[test]
     fn overlapping_writers_never_coexist_and_nobody_waits_for_nothing(steps in prop::collection::vec(step(), 0..60)) {
         let mut table = Table::default();
-        // In the order in which they asked.
+        // In the order in which they were requested.
         let mut open: Vec<Known> = Vec::new();
         for step in steps {
             match step {
@@ -195,7 +195,7 @@ proptest! {
                 }
                 Step::End(_) => {}
             }
-            // By the definition: held is what conflicts with nothing that asked earlier (B1 to B4).
+            // By the definition: a claim is held if it conflicts with no earlier one (B1 to B4).
             let held: Vec<u64> = open
                 .iter()
                 .enumerate()

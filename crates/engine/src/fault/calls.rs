@@ -1,4 +1,4 @@
-//! The [`Engine`] of the wrapper: which calls are lawful, and how a part of a batch is passed on.
+//! The [`Engine`] implementation of the wrapper: which calls are valid, and how a part of a batch is passed on.
 
 use std::time::Duration;
 

@@ -28,14 +28,14 @@ pub struct FaultEngine<E: ?Sized> {
     inner: Arc<E>,
 }
 
-/// What becomes of a call before it reaches the wrapped engine.
+/// What happens to a call before it reaches the wrapped engine.
 enum Verdict {
     /// There is no master; nothing is done.
     NoMaster,
-    /// It goes ahead with this much time.
+    /// The call goes ahead with this much time.
     Go {
         within: Duration,
-        /// The call at which the holder that is down now died.
+        /// The call during which the holder that is down now died.
         lost_holder: Option<u64>,
     },
 }
@@ -62,12 +62,12 @@ impl<E: Engine + ?Sized> FaultEngine<E> {
         &self.plan
     }
 
-    /// Passes every call on unchanged from now on, so that the state at the end can be looked at.
+    /// Passes every call on unchanged from now on, so that a test can inspect the state at the end.
     pub fn pause(&self) {
         self.paused.store(true, Ordering::SeqCst);
     }
 
-    /// Goes on with the plan where it stopped.
+    /// Resumes the plan where it stopped.
     pub fn resume(&self) {
         self.paused.store(false, Ordering::SeqCst);
     }
@@ -86,7 +86,7 @@ impl<E: Engine + ?Sized> FaultEngine<E> {
         });
     }
 
-    /// The place of a new call, or none if it is to be passed on unchanged.
+    /// The place of a new call in the plan, or none if the call is passed on unchanged.
     pub(super) fn begin(&self, operation: Operation, lawful: bool, within: Duration) -> Option<Place> {
         if !lawful || within.is_zero() || self.paused.load(Ordering::SeqCst) {
             return None;
@@ -117,7 +117,7 @@ impl<E: Engine + ?Sized> FaultEngine<E> {
             && check_distinct("engine.fault", batch).is_ok()
     }
 
-    /// The faults that strike the call as a whole, up to the moment when it is passed on.
+    /// Applies the faults that strike the call as a whole, up to the moment when it is passed on.
     fn judge(&self, place: Place, within: Duration) -> Result<Verdict> {
         let strikes = |kind| self.plan.strikes(kind, place);
         let (master_died, holder_died) = (strikes(FaultKind::MasterLoss), strikes(FaultKind::HolderLoss));
@@ -164,7 +164,7 @@ impl<E: Engine + ?Sized> FaultEngine<E> {
         Ok(left)
     }
 
-    /// Takes with the holder that died what is to go with it, once the outage is over.
+    /// Once the outage is over, removes the objects that are lost with the holder that died.
     fn bury(&self, place: Place, within: Duration) {
         let doomed: Vec<ObjectKey> = {
             let history = self.history.lock();
@@ -175,7 +175,7 @@ impl<E: Engine + ?Sized> FaultEngine<E> {
         };
         let mut gone = 0;
         for keys in doomed.chunks(self.inner.capabilities().max_batch.max(1)) {
-            // What could not be removed now is tried again with the next call.
+            // Objects that could not be removed now are tried again with the next call.
             let Ok(outcomes) = self.inner.remove(keys, within) else {
                 continue;
             };
@@ -192,7 +192,7 @@ impl<E: Engine + ?Sized> FaultEngine<E> {
         }
     }
 
-    /// Which objects of a batch are not passed on, each with its failure.
+    /// The failures of the objects of a batch that are not passed on; `None` for the others.
     fn sort_out(&self, place: Place, keys: &[&ObjectKey], lost_holder: Option<u64>) -> Vec<Option<Error>> {
         let at = |item| Place {
             item: Some(item),
@@ -214,7 +214,7 @@ impl<E: Engine + ?Sized> FaultEngine<E> {
         let withheld: Vec<usize> = (0..keys.len())
             .filter(|item| out[*item].is_none() && self.plan.strikes(FaultKind::PartialBatch, at(*item)))
             .collect();
-        // A batch of which nothing is passed on would be a lost request; one of one cannot be partial.
+        // If no object were passed on, this would be a lost request; a batch of one cannot be partial.
         let passed_on = out.iter().filter(|error| error.is_none()).count();
         let most = if keys.len() > 1 { passed_on.saturating_sub(1) } else { 0 };
         for item in withheld.into_iter().take(most) {
@@ -225,7 +225,7 @@ impl<E: Engine + ?Sized> FaultEngine<E> {
         out
     }
 
-    /// A call with one outcome per object. `pass_on` gets the places in the batch that are passed on.
+    /// A call with one outcome per object. `pass_on` gets the positions in the batch that are passed on.
     pub(super) fn batch<O>(
         &self,
         place: Place,
@@ -254,11 +254,11 @@ impl<E: Engine + ?Sized> FaultEngine<E> {
             Some(error) => Some(failed(error)),
             None => outcomes.next(),
         });
-        // An engine that returned too few outcomes is reported as it is, not hidden.
+        // If the wrapped engine returned too few outcomes, so does this: the mistake is not hidden.
         Ok(merged.flatten().collect())
     }
 
-    /// A call that has no outcome for a failure.
+    /// A call that reports a failure as the error of the whole call.
     pub(super) fn whole<O>(
         &self,
         place: Place,
@@ -322,7 +322,7 @@ fn failure(operation: Operation, message: &str) -> Error {
 fn no_answer(operation: Operation) -> Error {
     failure(
         operation,
-        "no answer came before the deadline; the call may have been done",
+        "no answer came before the deadline; the call may or may not have taken effect",
     )
 }
 

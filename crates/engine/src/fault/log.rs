@@ -1,9 +1,9 @@
-//! What was done to which call.
+//! The log: which fault struck which call.
 
 use std::fmt;
 use std::time::Duration;
 
-/// The operations that can be broken.
+/// The operations that faults can strike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "each is the method of Engine with that name")]
 pub enum Operation {
@@ -28,7 +28,7 @@ impl Operation {
         }
     }
 
-    /// Whether doing it twice, or not knowing whether it was done, can make a difference.
+    /// Whether doing the operation twice, or not knowing whether it was done, can make a difference.
     pub(super) const fn changes_something(self) -> bool {
         matches!(self, Self::Put | Self::Remove)
     }
@@ -51,7 +51,7 @@ pub enum Effect {
     Delayed(Duration),
     /// The call would have begun after its deadline; it was not done.
     TooLate(Duration),
-    /// The object seemed to be this long.
+    /// The caller was told that the object has this length.
     ReadShort {
         /// The length that the caller was told.
         stored: u64,
@@ -72,7 +72,7 @@ pub enum Effect {
     },
     /// The object is on the holder that died.
     HolderDown,
-    /// This many objects went with the holder that died.
+    /// This many objects were lost with the holder that died.
     ObjectsGone(usize),
     /// The master died, for this many calls from this one on.
     MasterLost {
@@ -86,11 +86,11 @@ pub enum Effect {
 /// One fault that took effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct InjectedFault {
-    /// The number of the call that it struck, from zero.
+    /// The number of the call that the fault struck, from zero.
     pub call: u64,
     /// The call's operation.
     pub operation: Operation,
-    /// Which object of the batch, if it struck one.
+    /// Which object of the batch, if the fault struck one.
     pub item: Option<usize>,
     /// What it did.
     pub effect: Effect,

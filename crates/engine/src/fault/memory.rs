@@ -4,10 +4,10 @@ use holdfast_core::Result;
 
 use crate::types::Transfer;
 
-/// How much is copied out and back in at once.
+/// How many bytes are copied out and back in at once; bounds the buffer on the stack.
 const PIECE: usize = 4096;
 
-/// Alters `len` bytes from `at` on, counted over all buffers, so that each of them differs from what it was.
+/// Alters `len` bytes from `at` on, counted over all buffers, so that each of them differs from its old value.
 pub(super) fn alter(transfer: &Transfer, at: u64, len: u64) -> Result<()> {
     let (mut skip, mut left) = (at, len);
     for part in &transfer.parts {

@@ -1,4 +1,4 @@
-//! What a fault engine remembers from call to call.
+//! The state that a fault engine keeps from call to call.
 
 use std::collections::BTreeSet;
 
@@ -6,15 +6,15 @@ use holdfast_core::ObjectKey;
 
 use super::log::InjectedFault;
 
-/// Something that is gone for a number of calls.
+/// The loss of a server for a number of calls.
 #[derive(Debug, Default)]
 pub(super) struct Outage {
-    /// The call that it struck, and how many calls it still lasts.
+    /// The call at which it began, and how many calls it still lasts.
     current: Option<(u64, u32)>,
 }
 
 impl Outage {
-    /// Begins, unless one is under way. Whether it did.
+    /// Begins, unless an outage is in progress. Returns whether it began.
     pub(super) fn begin(&mut self, call: u64, calls: u32) -> bool {
         let begins = self.current.is_none() && calls > 0;
         if begins {
@@ -23,7 +23,7 @@ impl Outage {
         begins
     }
 
-    /// Counts one call down. The call that the outage began with, if it covers this one.
+    /// Counts one call down. Returns the call at which the outage began, if it covers this one.
     pub(super) fn pass(&mut self) -> Option<u64> {
         let (began, left) = self.current?;
         self.current = (left > 1).then(|| (began, left - 1));
@@ -41,7 +41,7 @@ pub(super) struct History {
     pub(super) calls: u64,
     pub(super) master: Outage,
     pub(super) holder: Outage,
-    /// Keys that were named while their holder was down, and go with it.
+    /// Keys that were named while their holder was down, and are lost with it.
     pub(super) doomed: BTreeSet<ObjectKey>,
     pub(super) log: Vec<InjectedFault>,
 }

@@ -7,7 +7,7 @@ use holdfast_core::Digest;
 
 use super::log::Operation;
 
-/// The kinds of faults. What each of them does is in the documentation of [`crate::fault`].
+/// The kinds of faults. The documentation of [`crate::fault`] says what each of them does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "the table in the module's documentation says what each does")]
 pub enum FaultKind {
@@ -35,8 +35,8 @@ impl FaultKind {
     ];
 }
 
-/// How often each kind of fault strikes, and from which seed it follows. Rates are per mille: of calls, and for short
-/// reads, torn bytes and partial batches of objects.
+/// How often each kind of fault strikes, and the seed. Rates are per mille of calls; for short reads, torn bytes and
+/// partial batches they are per mille of objects.
 #[derive(Clone, PartialEq, Eq)]
 pub struct FaultPlan {
     seed: u64,
@@ -58,13 +58,13 @@ impl FaultPlan {
         }
     }
 
-    /// Lets one kind strike `per_mille` of 1,000 times.
+    /// Sets the rate of one kind to `per_mille` of 1,000.
     pub fn with_rate(mut self, kind: FaultKind, per_mille: u32) -> Self {
         self.rates[kind as usize] = per_mille;
         self
     }
 
-    /// Lets every kind strike `per_mille` of 1,000 times.
+    /// Sets the rate of every kind to `per_mille` of 1,000.
     pub fn with_all(mut self, per_mille: u32) -> Self {
         self.rates = [per_mille; FaultKind::ALL.len()];
         self
@@ -123,12 +123,12 @@ impl FaultPlan {
         self.rates[kind as usize]
     }
 
-    /// Whether a kind strikes here.
+    /// Whether this kind strikes at this place.
     pub(super) fn strikes(&self, kind: FaultKind, place: Place) -> bool {
         self.draw(kind, place, Draw::Strike, 1000) < u64::from(self.rate(kind))
     }
 
-    /// A number in `0..bound` that follows from the plan and the place; zero if `bound` is zero.
+    /// A number in `0..bound` that is determined by the plan and the place; zero if `bound` is zero.
     pub(super) fn draw(&self, kind: FaultKind, place: Place, draw: Draw, bound: u64) -> u64 {
         let item = place.item.map_or(u64::MAX, |item| item as u64);
         let words = [
@@ -174,7 +174,7 @@ pub(super) struct Place {
     pub(super) item: Option<usize>,
 }
 
-/// What a number is drawn for, so that the numbers of one fault differ.
+/// The purpose of a drawn number, so that several numbers of one fault differ.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Draw {
     Strike,

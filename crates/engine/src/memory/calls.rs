@@ -1,4 +1,4 @@
-//! What clients ask for, one object at a time. The caller has caught up and knows that the master is up.
+//! The requests of clients, one object at a time. The caller has caught up (`settle`) and knows that the master is up.
 
 use std::sync::Arc;
 
@@ -30,7 +30,8 @@ impl State {
             return PutOutcome::Full;
         }
         if let Some(dead) = segments.iter().find(|id| !self.alive(**id)) {
-            // The master still believes in it and hands out its space; the transfer fails and the put is revoked.
+            // The master does not know of the loss yet and hands out the segment's space; the transfer fails and the
+            // put is revoked.
             return PutOutcome::Failed(self.holder_gone("engine.put", *dead));
         }
         self.insert(key, bytes, options.pin, &segments);
@@ -65,8 +66,8 @@ impl State {
         self.press_if_high();
     }
 
-    /// Whether a put may write under this key. Clears away a put that never ended, if it is old enough; its space stays
-    /// held until the release timeout.
+    /// Whether a put may write under this key. Removes the entry of a put that never ended, if it is old enough; the
+    /// space of that put stays held until the release timeout.
     fn key_is_free(&mut self, key: &ObjectKey) -> bool {
         match self.entries.get(key) {
             None => true,
@@ -106,7 +107,7 @@ impl State {
         true
     }
 
-    /// Grants a lease, even if the read then fails: the master does not know how the transfer goes.
+    /// Grants a lease, even if the read then fails: the master does not learn how the transfer ends.
     pub(super) fn get(&mut self, key: &ObjectKey) -> Found {
         let (now, lease) = (self.now, self.now.after(self.config.lease_ttl));
         if matches!(self.entries.get(key), Some(Entry::Unfinished { .. })) {
@@ -219,7 +220,7 @@ impl State {
         if object.in_dram() || object.promote_from.is_some_and(|segment| self.alive(segment)) {
             return;
         }
-        // A dead holder has no heartbeat that could bring it up.
+        // A dead holder has no heartbeat at which it could promote the object.
         let source = object.replicas.iter().map(|replica| replica.segment);
         let Some(source) = source.into_iter().find(|segment| self.alive(*segment)) else {
             return;

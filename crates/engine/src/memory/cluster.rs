@@ -1,4 +1,4 @@
-//! The shared part of a memory cluster, its controls, and windows into it for tests.
+//! The shared part of a memory cluster, its controls, and inspection methods for tests.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use super::engine::MemoryEngine;
 use super::state::{Entry, State};
 use crate::types::Capabilities;
 
-/// A master, its holders and their SSDs. Clients come from [`MemoryCluster::connect`]; the other methods play fate, or
-/// look in without side effects.
+/// A master, its holders and their SSDs. Clients come from [`MemoryCluster::connect`]; the other methods inject
+/// failures, or inspect the cluster without side effects.
 #[derive(Debug)]
 pub struct MemoryCluster {
     clock: Arc<dyn Clock>,
@@ -20,7 +20,7 @@ pub struct MemoryCluster {
 }
 
 impl MemoryCluster {
-    /// A cluster that runs, with nothing in it.
+    /// A running cluster with no objects.
     pub fn new(config: MemoryConfig, clock: Arc<dyn Clock>) -> Arc<Self> {
         let capabilities = Capabilities {
             engine: "memory",
@@ -36,7 +36,7 @@ impl MemoryCluster {
         })
     }
 
-    /// A new client. It works again by itself after anything that died has come back.
+    /// A new client. It works again by itself once the dead servers are back.
     pub fn connect(self: &Arc<Self>) -> Arc<MemoryEngine> {
         Arc::new(MemoryEngine::new(self.clone(), self.capabilities.clone()))
     }
@@ -48,30 +48,30 @@ impl MemoryCluster {
         act(&mut state)
     }
 
-    /// A put whose writer dies half-way: the key is taken, `bytes` of space are held, nothing is ever readable. False
-    /// if it did not even begin (no room, the key is taken, no master).
+    /// A put whose producer dies half-way: the key is taken, `bytes` of space are held, nothing is ever readable. False
+    /// if the put did not even begin (no room, the key is taken, no master).
     pub fn abandon_put(&self, key: &ObjectKey, bytes: u64) -> bool {
         self.with(|state| state.master_up && state.abandon(key, bytes))
     }
 
-    /// Kills a holder: its DRAM is lost at once, and the master notices after [`MemoryConfig::holder_loss_after`]. False
-    /// if there is no such holder, or it does not run.
+    /// Kills a holder: its DRAM is lost at once, and the master notices after [`MemoryConfig::holder_loss_after`].
+    /// False if there is no such holder, or it does not run.
     pub fn kill_holder(&self, which: usize) -> bool {
         self.with(|state| state.kill_holder(which))
     }
 
-    /// Starts a holder anew, on the same SSD; kills it first if it runs. What its SSD holds is on the master's list
+    /// Restarts a holder on the same SSD; kills it first if it runs. The objects on its SSD are on the master's list
     /// again, removed or not. False if there is no such holder.
     pub fn restart_holder(&self, which: usize) -> bool {
         self.with(|state| state.restart_holder(which))
     }
 
-    /// Kills the master: until it is restarted nothing answers. False if it was dead.
+    /// Kills the master: until it is restarted, no call is answered. False if it was dead already.
     pub fn kill_master(&self) -> bool {
         self.with(State::kill_master)
     }
 
-    /// Starts the master anew; kills it first if it runs. It knows what is on the SSDs of the holders that run, and
+    /// Restarts the master; kills it first if it runs. It knows the objects on the SSDs of the running holders, and
     /// nothing else.
     pub fn restart_master(&self) {
         self.with(State::restart_master);
@@ -84,7 +84,7 @@ impl MemoryCluster {
         )
     }
 
-    /// Every key that the master knows, in order, those of unfinished puts included.
+    /// Every key that the master knows, in order, including the keys of unfinished puts.
     pub fn objects(&self) -> Vec<ObjectKey> {
         self.with(|state| state.entries.keys().cloned().collect())
     }

@@ -2,21 +2,21 @@
 
 use std::time::Duration;
 
-/// How a [`super::MemoryCluster`] is built and how it behaves. The defaults are the real engine's, with one small
-/// holder and no SSD.
+/// How a [`super::MemoryCluster`] is built and how it behaves. The defaults are those of the real engine, with one
+/// small holder and no SSD.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryConfig {
-    /// Processes that lend memory. Their segments are called `holder-0`, `holder-1` and so on. Default: 1.
+    /// Processes that contribute memory. Their segments are called `holder-0`, `holder-1` and so on. Default: 1.
     pub holders: usize,
-    /// Bytes of DRAM that each holder lends. Default: 64 MiB.
+    /// Bytes of DRAM that each holder contributes. Default: 64 MiB.
     pub segment_bytes: u64,
     /// How long a read keeps an object from eviction. Default: 10 s.
     pub lease_ttl: Duration,
     /// Percent of all DRAM in use above which objects are evicted and none is promoted. Default: 90.
     pub high_watermark: u32,
-    /// Percent of all DRAM that one eviction frees at least, if it finds so much. Default: 5.
+    /// Percent of all DRAM that one eviction frees at least, if it finds that much. Default: 5.
     pub eviction_ratio: u32,
-    /// How long after a put met pressure the eviction runs. Default: 10 ms, the pace of the real engine's thread.
+    /// How long after a put met pressure the eviction runs. Default: 10 ms, the interval of the real engine's thread.
     pub eviction_delay: Duration,
     /// The SSD tier. Default: none.
     pub ssd: Option<SsdConfig>,
@@ -51,12 +51,13 @@ impl Default for MemoryConfig {
 /// The SSD tier of a [`super::MemoryCluster`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SsdConfig {
-    /// How often a holder asks the master what to offload and what to promote; at least a millisecond. Default: 10 s.
+    /// How often a holder asks the master which objects to offload and to promote; at least a millisecond. Default: 10
+    /// s.
     pub heartbeat: Duration,
     /// The most objects that one holder promotes at one heartbeat. Default: 1.
     pub promote_per_heartbeat: u32,
-    /// Whether a hit on an object that is on SSD only brings it up into DRAM. Default: true (the real engine has it off
-    /// until it is switched on; whoever asks for an SSD tier here wants to see it work).
+    /// Whether a hit on an object that is on SSD only promotes it to DRAM. Default: true (the real engine's default is
+    /// off; a caller that asks for an SSD tier here wants to see it work).
     pub promotion: bool,
     /// Whether hard-pinned objects get an SSD copy too. Default: true, as in the real engine, unless it offloads at
     /// eviction only.

@@ -39,7 +39,7 @@ impl MemoryEngine {
         &self.cluster
     }
 
-    /// One outcome per item from the state, or the same failure for all if there is no master.
+    /// One outcome per item from the state, or the same failure for all items if there is no master.
     fn each<I, O>(
         &self,
         operation: &'static str,
@@ -57,7 +57,7 @@ impl MemoryEngine {
         })
     }
 
-    /// The same for calls that have no outcome for a failure.
+    /// Like `each`, for calls that report a failure as the error of the whole call.
     fn ask<T>(&self, operation: &'static str, answer: impl FnOnce(&mut State) -> T) -> Result<T> {
         self.cluster.with(|state| {
             if state.master_up {
@@ -76,7 +76,7 @@ fn master_gone(operation: &'static str) -> Error {
     )
 }
 
-/// To a writer a dead master is a lost reply: it cannot know what was done.
+/// To a producer a dead master is a lost reply: the outcome is ambiguous.
 fn may_have_happened(error: Error) -> Error {
     error.with_retry(Retry::Ambiguous)
 }

@@ -1,4 +1,4 @@
-//! What dies and comes back.
+//! Deaths and restarts of holders and of the master.
 
 use holdfast_core::ObjectKey;
 
@@ -6,7 +6,7 @@ use super::state::{Entry, Object, Replica, Segment, SegmentId, State, Tier};
 use crate::types::Pin;
 
 impl State {
-    /// The process is gone and its DRAM with it; the master notices later. False if it does not run.
+    /// The holder's process dies, and its DRAM is lost; the master notices later. False if it does not run.
     pub(super) fn kill_holder(&mut self, which: usize) -> bool {
         let notices = self.now.after(self.config.holder_loss_after);
         let Some(holder) = self.holders.get_mut(which).filter(|holder| holder.running) else {
@@ -23,7 +23,7 @@ impl State {
         true
     }
 
-    /// A new process on the same SSD. One that runs is killed first. False if there is no such holder.
+    /// A new holder process on the same SSD. A running one is killed first. False if there is no such holder.
     pub(super) fn restart_holder(&mut self, which: usize) -> bool {
         self.kill_holder(which);
         let Some(holder) = self.holders.get_mut(which) else {
@@ -36,7 +36,7 @@ impl State {
         true
     }
 
-    /// All metadata is gone with the process. Holders run on.
+    /// All metadata is lost with the master's process. The holders keep running.
     pub(super) fn kill_master(&mut self) -> bool {
         let was_up = std::mem::replace(&mut self.master_up, false);
         self.entries.clear();
@@ -53,7 +53,7 @@ impl State {
         was_up
     }
 
-    /// An empty master; the holders that run register with it.
+    /// An empty master; the running holders register with it.
     pub(super) fn restart_master(&mut self) {
         self.kill_master();
         self.master_up = true;
@@ -65,7 +65,7 @@ impl State {
         }
     }
 
-    /// Registers a running holder: an empty segment, and whatever its SSD holds. That is how removed objects come back.
+    /// Registers a running holder: an empty segment, and the content of its SSD. That is how removed objects come back.
     pub(super) fn mount(&mut self, which: usize) {
         let id = self.next_segment;
         self.next_segment += 1;
@@ -96,11 +96,11 @@ impl State {
         self.wake_promotions();
     }
 
-    /// Adds a replica on SSD to the list.
+    /// Adds a replica on SSD to the master's list.
     fn announce(&mut self, key: ObjectKey, replica: Replica) {
         match self.entries.get_mut(&key) {
             Some(Entry::Readable(object)) => object.replicas.push(replica),
-            // A put is under way there; the holder's word comes too late.
+            // A put of this key is in flight; the holder's report comes too late.
             Some(Entry::Unfinished { .. }) => {}
             None => {
                 let object = Object {
@@ -117,7 +117,7 @@ impl State {
         }
     }
 
-    /// Takes a dead segment and everything on it off the list.
+    /// Removes a dead segment and all objects on it from the master's list.
     pub(super) fn unmount(&mut self, lost: SegmentId) {
         self.segments.remove(&lost);
         self.entries.retain(|_, entry| match entry {

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use crate::region::{EngineId, HostMemory, Region, Registrar};
 use crate::types::Registrations;
 
-/// Keeps account of regions. There is nobody to tell about them, so giving one back never fails.
+/// Keeps account of regions. No server knows of them, so unregistering one never fails.
 #[derive(Debug)]
 pub(super) struct Registry {
     engine: EngineId,
@@ -33,7 +33,7 @@ impl Registry {
         let (start, end) = (memory.address(), memory.address() + memory.len());
         {
             let mut regions = self.regions.lock();
-            // Regions do not overlap, so the last one that begins before our end is the only one that can reach in.
+            // Regions do not overlap, so only the last one that begins before our end can reach into ours.
             if let Some((address, len)) = regions.range(..end).next_back()
                 && address + len > start
             {

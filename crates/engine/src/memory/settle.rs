@@ -1,7 +1,8 @@
-//! What time brings: losses are noticed, dead puts let go of their space, memory is evicted, heartbeats beat.
+//! Timed events: losses are noticed, dead puts release their space, memory is evicted, holders send heartbeats.
 //!
-//! Every event has a time; [`State::settle`] runs those that are due, oldest first, and those of one moment in the order
-//! of [`Event`]. An event that could change nothing is not scheduled, so an hour without work costs nothing.
+//! Every event has a time. [`State::settle`] runs the events that are due, oldest first, and events of the same moment
+//! in the order of [`Event`]. An event that could change nothing is not scheduled, so an hour without work costs
+//! nothing.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,17 +11,17 @@ use holdfast_core::{ObjectKey, Timestamp};
 
 use super::state::{Entry, Object, Replica, SegmentId, State, Tier, percent};
 
-/// Something to evict, in the order of eviction: still soft-pinned, end of its last lease, order of arrival, key.
+/// An object to evict, in the order of eviction: still soft-pinned, end of its last lease, order of arrival, key.
 type Victim = (bool, Timestamp, u64, ObjectKey);
 
-/// Shorter heartbeats than this are taken for this.
+/// Bounds the heartbeat interval from below; a shorter setting is treated as this one.
 const SHORTEST_HEARTBEAT: Duration = Duration::from_millis(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     /// The master notices that the process behind a segment is dead.
     Loss(SegmentId),
-    /// A put that never ended lets go of its space: the n-th of [`State::held`].
+    /// A put that never ended releases its space: the n-th of [`State::held`].
     Release(usize),
     Evict,
     /// The heartbeat of a holder.
@@ -28,7 +29,7 @@ enum Event {
 }
 
 impl State {
-    /// Lets everything happen that is due until `now`.
+    /// Runs every event that is due until `now`.
     pub(super) fn settle(&mut self, now: Timestamp) {
         while self.master_up {
             match self.next_event() {
@@ -71,15 +72,15 @@ impl State {
         self.drop_unfinished(&held.key, held.begun);
     }
 
-    /// Takes an unfinished entry off the list, unless another put has taken its key over.
+    /// Removes an unfinished entry, unless another put has taken its key over.
     pub(super) fn drop_unfinished(&mut self, key: &ObjectKey, put: Timestamp) {
         if matches!(self.entries.get(key), Some(Entry::Unfinished { begun }) if *begun == put) {
             self.entries.remove(key);
         }
     }
 
-    /// Notes that there was no room for `bytes`. An object that no segment could ever hold presses all the same, as in
-    /// the real engine, but nobody waits for its room.
+    /// Records that there was no room for `bytes`, and schedules an eviction. An object that no segment could ever hold
+    /// causes one too, as in the real engine, but that eviction does not try to make room for it.
     pub(super) fn press(&mut self, bytes: u64) {
         if self.segments.values().any(|segment| segment.capacity >= bytes) {
             self.pressure.wanted = self.pressure.wanted.max(bytes);
@@ -94,14 +95,14 @@ impl State {
         }
     }
 
-    /// Evicts until the ratio is freed, use is below the watermark and what was wanted fits; soft-pinned objects only
-    /// for the latter two.
+    /// Evicts until the eviction ratio is freed, use is below the watermark and the wanted object fits. Soft-pinned
+    /// objects are evicted only for the latter two.
     fn evict(&mut self) {
         self.pressure.due = None;
         let step = percent(self.capacity(), self.config.eviction_ratio);
         let goal = step.saturating_add(self.used().saturating_sub(self.watermark()));
         let victims = self.victims();
-        // If all of them together would not make the room that is wanted, none of them goes for its sake.
+        // If evicting all victims would not make enough room for the wanted object, none is evicted for its sake.
         let wanted = self.pressure.wanted;
         let wanted = if self.could_hold(wanted, &victims) { wanted } else { 0 };
         let mut freed = 0_u64;
@@ -114,8 +115,8 @@ impl State {
         if self.relieved() {
             self.pressure.wanted = 0;
         } else {
-            // What is leased now can go when its lease ends. What waits for SSD can go after its heartbeat, which
-            // presses again.
+            // A leased object can be evicted when its lease ends. An object that waits for SSD can be evicted after the
+            // heartbeat, which schedules an eviction again.
             self.pressure.due = self.next_lease_end();
         }
     }
@@ -144,7 +145,7 @@ impl State {
         room.values().any(|room| *room >= wanted)
     }
 
-    /// What may be evicted now, in the order in which it goes.
+    /// The objects that may be evicted now, in the order of eviction.
     fn victims(&self) -> Vec<Victim> {
         let mut victims: Vec<_> = self
             .evictable()
@@ -163,7 +164,7 @@ impl State {
         ends.filter(|end| *end > self.now).min()
     }
 
-    /// What may be evicted, once its lease has ended.
+    /// The objects that may be evicted once their lease has ended.
     fn evictable(&self) -> impl Iterator<Item = (&ObjectKey, &Object)> {
         self.entries.iter().filter_map(|(key, entry)| match entry {
             Entry::Readable(object) if object.in_dram() && !object.hard_pinned() && object.offload_from.is_none() => {
@@ -191,7 +192,7 @@ impl State {
         freed
     }
 
-    /// Schedules a holder's next heartbeat, if none is.
+    /// Schedules a holder's next heartbeat, unless one is scheduled.
     pub(super) fn wake(&mut self, holder: usize) {
         let Some(ssd) = &self.config.ssd else { return };
         let every = ssd.heartbeat.max(SHORTEST_HEARTBEAT);
@@ -200,7 +201,7 @@ impl State {
             return;
         };
         if let (Some(mounted), None) = (holder.mounted, holder.next_beat) {
-            // The first beat after now, on the holder's own rhythm.
+            // The first heartbeat after now, in multiples of the interval since the holder was mounted.
             let into = now.since(mounted).as_nanos() % every.as_nanos();
             let wait = every.saturating_sub(Duration::from_nanos_u128(into));
             holder.next_beat = Some(now.after(wait));
@@ -221,7 +222,7 @@ impl State {
             return;
         };
         self.offload(holder, segment);
-        // Without progress it waits until space is given back: trying again would change nothing.
+        // Without progress the holder waits until space is freed: trying again would change nothing.
         if self.promote(holder, segment) && !self.holders[holder].promote.is_empty() {
             self.wake(holder);
         }
@@ -252,7 +253,7 @@ impl State {
         }
     }
 
-    /// Whether it brought anything up, or found that something need not come up.
+    /// Returns whether it promoted an object, or found that an object need not be promoted.
     fn promote(&mut self, holder: usize, segment: SegmentId) -> bool {
         let most = self.config.ssd.as_ref().map_or(0, |ssd| ssd.promote_per_heartbeat);
         let mut progress = false;
@@ -269,7 +270,7 @@ impl State {
                 progress = true;
                 continue;
             };
-            // At home if there is room, so that one dead holder does not stop another.
+            // On the holder's own segment if there is room, so that one dead holder does not block another.
             let room = self.choose(source.len(), 1, |id, _| id == segment).first().copied();
             let Some(target) = room.filter(|id| self.alive(*id)) else {
                 self.holders[holder].promote.push_front(key);

@@ -1,7 +1,7 @@
-//! What a cluster knows: the master's metadata, the holders' segments and SSD buckets, and what is due when.
+//! The state of a cluster: the master's metadata, the holders' segments and SSD buckets, and the pending events.
 //!
-//! Nothing here does I/O or looks at a clock; `now` is set by whoever catches up ([`State::settle`]). The transitions
-//! are in `calls` (what a client asks for), `settle` (what time brings) and `outage` (what dies and comes back).
+//! Nothing here does I/O or reads a clock; [`State::settle`] sets `now`. The transitions are in `calls` (requests of
+//! clients), `settle` (timed events) and `outage` (deaths and restarts).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -39,15 +39,15 @@ pub(super) struct Holder {
     pub(super) running: bool,
     /// Its segment, if it runs and the master has mounted it.
     pub(super) segment: Option<SegmentId>,
-    /// What is on its SSD. Survives everything, removes included.
+    /// The content of its SSD. It survives everything, removes included.
     pub(super) bucket: BTreeMap<ObjectKey, Arc<[u8]>>,
-    /// Its heartbeats are counted from here.
+    /// Heartbeats are counted from this time.
     pub(super) mounted: Option<Timestamp>,
-    /// The next heartbeat that has something to do; none while there is nothing to do, or nothing that could be done.
+    /// The next heartbeat that has work to do; none while there is no work, or none that could be done.
     pub(super) next_beat: Option<Timestamp>,
     /// Objects to write to SSD.
     pub(super) offload: VecDeque<ObjectKey>,
-    /// Objects to bring up into DRAM.
+    /// Objects to promote to DRAM.
     pub(super) promote: VecDeque<ObjectKey>,
 }
 
@@ -57,8 +57,8 @@ pub(super) enum Tier {
     Ssd,
 }
 
-/// One replica of an object. It has bytes of its own, because a copy that came back from SSD may be of an older life
-/// of its key.
+/// One replica of an object. It has bytes of its own, because a copy that came back from SSD may belong to an older
+/// version of its key.
 #[derive(Clone, Debug)]
 pub(super) struct Replica {
     pub(super) segment: SegmentId,
@@ -78,15 +78,15 @@ pub(super) struct Object {
     /// DRAM before SSD; never empty. The first one is read.
     pub(super) replicas: Vec<Replica>,
     pub(super) pin: Pin,
-    /// Until then it is not evicted. A put sets it to its own time, so it is also the order of eviction.
+    /// The object is not evicted before this time. A put sets it to its own time, so it is also the order of eviction.
     pub(super) lease_until: Timestamp,
     /// The last put or get. A soft pin counts from here.
     pub(super) used_at: Timestamp,
     /// Breaks ties in the order of eviction.
     pub(super) order: u64,
-    /// The segment whose holder is to write it to SSD.
+    /// The segment whose holder will write it to SSD.
     pub(super) offload_from: Option<SegmentId>,
-    /// The segment whose holder is to bring it up into DRAM.
+    /// The segment whose holder will promote it to DRAM.
     pub(super) promote_from: Option<SegmentId>,
 }
 
@@ -99,7 +99,7 @@ impl Object {
         self.replicas.first().is_some_and(|first| first.tier == Tier::Dram)
     }
 
-    /// What it takes of DRAM, over all copies.
+    /// The DRAM that it occupies, over all copies.
     pub(super) fn dram_bytes(&self) -> u64 {
         self.replicas
             .iter()
@@ -120,7 +120,7 @@ impl Object {
 #[derive(Debug)]
 pub(super) enum Entry {
     Readable(Object),
-    /// A put that began then and never ended. Its space is among [`State::held`].
+    /// A put that began at this time and never ended. Its space is among [`State::held`].
     Unfinished {
         begun: Timestamp,
     },
@@ -147,7 +147,7 @@ pub(super) struct Pressure {
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) config: MemoryConfig,
-    /// Everything due until then has happened.
+    /// All events due until this time have run.
     pub(super) now: Timestamp,
     pub(super) master_up: bool,
     pub(super) entries: BTreeMap<ObjectKey, Entry>,
@@ -155,7 +155,7 @@ pub(super) struct State {
     pub(super) segments: BTreeMap<SegmentId, Segment>,
     pub(super) holders: Vec<Holder>,
     pub(super) pressure: Pressure,
-    /// How often the master was started anew.
+    /// How often the master was restarted.
     pub(super) restarts: u64,
     pub(super) next_segment: SegmentId,
     pub(super) next_order: u64,
@@ -239,7 +239,7 @@ impl State {
         }
     }
 
-    /// Frees space. Promotions that waited for it get another try.
+    /// Frees space, and schedules the promotions that waited for it.
     pub(super) fn give_back(&mut self, segment: SegmentId, bytes: u64) {
         if let Some(segment) = self.segments.get_mut(&segment) {
             segment.used = segment.used.saturating_sub(bytes);
@@ -247,7 +247,7 @@ impl State {
         self.wake_promotions();
     }
 
-    /// Takes an object off the list and frees its DRAM. What is on SSD stays there, unknown to the master.
+    /// Removes an object from the master's list and frees its DRAM. Its copy on SSD stays there, unknown to the master.
     pub(super) fn forget(&mut self, key: &ObjectKey) {
         if let Some(Entry::Readable(object)) = self.entries.remove(key) {
             for replica in object.replicas {

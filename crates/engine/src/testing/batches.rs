@@ -1,4 +1,4 @@
-//! One outcome per object, in order; an unlawful batch is refused whole.
+//! One outcome per object, in order; an invalid batch is refused whole.
 
 use std::fmt::Debug;
 
@@ -15,14 +15,14 @@ cases! { "batches"
     empty_batches (Setup::default) "An empty batch returns no outcomes.";
     too_many_objects_in_a_put (Setup::default) "At most `max_batch` objects; a batch that breaks this rule is refused whole, and nothing of it is done.";
     too_many_objects_in_other_calls (Setup::default) "At most `max_batch` objects; a batch that breaks this rule is refused whole, and nothing of it is done.";
-    a_key_twice_in_a_put (Setup::default) "In a put and in a get no key stands twice; a batch that breaks this rule is refused whole, and nothing of it is done.";
-    a_key_twice_in_a_large_put (Setup::default) "In a put and in a get no key stands twice; a batch that breaks this rule is refused whole, and nothing of it is done.";
-    a_key_twice_in_a_get (Setup::default) "In a get no key stands twice; a batch that breaks this rule is refused whole.";
+    a_key_twice_in_a_put (Setup::default) "In a put and in a get no key occurs twice; a batch that breaks this rule is refused whole, and nothing of it is done.";
+    a_key_twice_in_a_large_put (Setup::default) "In a put and in a get no key occurs twice; a batch that breaks this rule is refused whole, and nothing of it is done.";
+    a_key_twice_in_a_get (Setup::default) "In a get no key occurs twice; a batch that breaks this rule is refused whole.";
     memory_of_another_engine (Setup::default) "All parts are registered with this engine; a batch that breaks this rule is refused whole, and nothing of it is done.";
     a_transfer_without_parts (Setup::default) "Every transfer has at least one part; a batch that breaks this rule is refused whole, and nothing of it is done.";
 }
 
-/// A call that must be refused as unlawful.
+/// A call that must be refused as invalid.
 fn invalid<T: Debug>(what: &str, answer: Result<T>) -> CaseResult {
     match answer {
         Err(error) if error.kind() == ErrorKind::Invalid => Ok(()),
@@ -71,7 +71,7 @@ fn a_thousand_small_objects(ctx: &Context) -> CaseResult {
     Ok(())
 }
 
-/// Every third object is there, beginning with the first: read backwards it is another list.
+/// Every third object is there, beginning with the first: reversed, this is a different list.
 fn present_and_absent_keys_keep_their_order(ctx: &Context) -> CaseResult {
     const LEN: usize = 1000;
     let keys = ctx.keys("object", 30)?;
@@ -131,7 +131,7 @@ fn empty_batches(ctx: &Context) -> CaseResult {
     Ok(())
 }
 
-/// One key more than the engine takes, or nothing if it takes more than anybody would build.
+/// One key more than the engine takes, or none if its limit is too large to test.
 fn one_too_many(ctx: &Context) -> CaseResult<Option<Vec<ObjectKey>>> {
     let most = ctx.engine().capabilities().max_batch;
     ensure!(most > 0, "an engine whose batches have no objects is none");
@@ -167,7 +167,7 @@ fn too_many_objects_in_other_calls(ctx: &Context) -> CaseResult {
     ctx.expect_bytes(&keys[0], 1, 1)
 }
 
-/// Puts a batch that is unlawful, and looks that nothing of it was done.
+/// Puts an invalid batch, and checks that nothing of it was done.
 fn refused_put(ctx: &Context, what: &str, batch: &[Transfer]) -> CaseResult {
     invalid(what, ctx.engine().put(batch, &PutOptions::default(), CALL))?;
     for transfer in batch {
@@ -192,7 +192,7 @@ fn a_key_twice_in_a_large_put(ctx: &Context) -> CaseResult {
     a_key_twice(ctx, ctx.engine().capabilities().max_batch.min(200) - 1)
 }
 
-/// Refused because an engine may fill one buffer only and call both loaded.
+/// Refused because an engine may fill only one buffer and report both as loaded.
 fn a_key_twice_in_a_get(ctx: &Context) -> CaseResult {
     let keys = ctx.keys("object", 2)?;
     ctx.store(&keys[0], 7000, 1)?;
@@ -219,7 +219,7 @@ fn memory_of_another_engine(ctx: &Context) -> CaseResult {
     ctx.store(&keys[1], 500, 3)?;
     invalid("a get into memory of another engine", ctx.engine().get(&foreign, CALL))?;
     same_bytes("their memory", &theirs.whole().to_vec(), &pattern(500, 2))?;
-    // What is wrong for one engine is right for the other.
+    // The batch that is invalid for one engine is valid for the other.
     let lawful = [Transfer::new(keys[1].clone(), theirs.whole())];
     let outcomes = other.engine().get(&lawful, CALL)?;
     ensure_matches!(outcomes[..], [GetOutcome::Loaded], "the other engine should load it");

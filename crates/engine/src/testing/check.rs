@@ -1,10 +1,10 @@
-//! What a case is checked with: macros that return instead of panicking, and bytes that are recognised.
+//! The checks of a case: macros that return instead of panicking, and recognisable bytes.
 
 use std::fmt;
 
 use holdfast_core::Error;
 
-/// Fails the case unless a condition holds; the rest is a format string that says what was seen.
+/// Fails the case unless a condition holds. The format string says what was seen.
 macro_rules! ensure {
     ($condition:expr, $($why:tt)+) => {
         if !$condition {
@@ -40,12 +40,12 @@ macro_rules! cases {
     };
 }
 
-/// Why a case failed, for people.
+/// Why a case failed, as a message.
 #[derive(Clone, Debug)]
 pub struct Failure(String);
 
 impl Failure {
-    /// What was seen and what should have been.
+    /// What was seen and what was expected.
     pub fn new(why: impl Into<String>) -> Self {
         Self(why.into())
     }
@@ -74,8 +74,8 @@ pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
     while tape.len() < BLOCK.min(len) {
         tape.extend_from_slice(&next_word(&mut state));
     }
-    // A word of its own and a turned tape for every further block: this way most of the work is copying, and a suite
-    // that is built without optimisation is not slow for it.
+    // Every further block has a word of its own and a rotated copy of the first block: this way most of the work is
+    // copying, and an unoptimised build of the suite is not slow.
     let mut bytes = Vec::with_capacity(len + 2 * BLOCK);
     while bytes.len() < len {
         let turn = (bytes.len() / BLOCK * 72) % tape.len();
@@ -96,7 +96,7 @@ fn next_word(state: &mut u64) -> [u8; 8] {
     (word ^ (word >> 31)).to_le_bytes()
 }
 
-/// Tells where two runs of bytes differ first.
+/// Reports the first place where two byte strings differ.
 pub(super) fn same_bytes(what: impl fmt::Display, seen: &[u8], wanted: &[u8]) -> CaseResult {
     ensure!(
         seen.len() == wanted.len(),

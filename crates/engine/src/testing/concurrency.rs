@@ -1,4 +1,4 @@
-//! Many threads, one engine value; or one each.
+//! Many threads on one engine value, or on one each.
 
 use super::check::CaseResult;
 use super::context::{CALL, Client, Context, MIB};
@@ -10,13 +10,14 @@ cases! { "concurrency"
     batches_from_many_threads (Setup::default) "Calls may come from many threads at once.";
     many_readers_of_one_object (Setup::default) "Calls may come from many threads at once.";
     one_client_per_thread (Setup::default) "Calls may come from many threads at once, and from many clients.";
-    puts_and_removes_of_one_key (Setup::default) "`Loaded` means that the object has exactly as many bytes as its buffers, whoever removes it.";
+    puts_and_removes_of_one_key (Setup::default) "`Loaded` means that the object has exactly as many bytes as its buffers, even if another client removes it.";
     memory_comes_and_goes_beside_transfers (Setup::default) "Calls may come from many threads at once.";
     refused_calls_beside_good_ones (Setup::default) "A call never panics because another failed.";
     a_herd_of_writers_and_one_full_pool (|| Setup { segment_mib: 32, ..Setup::default() }) "A call never panics because another failed.";
 }
 
-/// Runs `work` on as many threads, each with its number, and waits for all of them. Calls are bounded, so this is.
+/// Runs `work` on `threads` threads, each with its number, and waits for all of them. Calls are bounded, so this wait
+/// is.
 fn in_parallel(threads: usize, work: impl Fn(usize) -> CaseResult + Sync) -> CaseResult {
     std::thread::scope(|scope| {
         let work = &work;
@@ -111,8 +112,8 @@ fn puts_and_removes_of_one_key(ctx: &Context) -> CaseResult {
     const ROUNDS: usize = 60;
     let client: &Client = ctx;
     let key = ctx.key("object")?;
-    // "The bytes may be torn and the outcome still Loaded", and a put or remove that meets another may fail. What may
-    // never be is an object of a length that nobody put, or a panic.
+    // "The bytes may be torn and the outcome still Loaded", and a put or remove that meets another may fail. What must
+    // never happen is a panic, or an object of a length that no client put.
     in_parallel(6, |thread| {
         for _ in 0..ROUNDS {
             match thread {
@@ -139,7 +140,7 @@ fn puts_and_removes_of_one_key(ctx: &Context) -> CaseResult {
         }
         Ok(())
     })?;
-    // When the dust has settled, a remove is a remove and other keys never noticed.
+    // Once all threads have ended, a remove works as usual, and other keys were never affected.
     client.engine().remove_one(&key, CALL)?;
     client.expect_miss(&key)?;
     round_trip(client, "other", LEN, 2)
@@ -190,7 +191,7 @@ fn refused_calls_beside_good_ones(ctx: &Context) -> CaseResult {
 
 fn a_herd_of_writers_and_one_full_pool(ctx: &Context) -> CaseResult {
     let client: &Client = ctx;
-    // 48 MiB for a pool of 32: some are stored, some are told Full, all are told the truth.
+    // 48 MiB for a pool of 32: some puts are stored, some get Full, and every outcome is true.
     in_parallel(8, |thread| {
         for (key, seed) in client.keys(&format!("object-{thread}"), 3)?.iter().zip(0..) {
             match client.put(key, 2 * MIB, seed, Pin::Hard)? {

@@ -1,4 +1,4 @@
-//! What a case works with: clients, patterned memory, bounded waits.
+//! The tools of a case: clients, patterned memory, bounded waits.
 
 use std::fmt;
 use std::ops::Deref;
@@ -11,11 +11,11 @@ use super::check::{CaseResult, Failure, pattern, same_bytes};
 use super::{Backend, Harness, Setup};
 use crate::{Engine, EngineExt, GetOutcome, Pin, Presence, PutOptions, PutOutcome, Region, RemoveOutcome, Transfer};
 
-/// How long a call of a healthy cluster may take. Generous: other tests compile and run beside this one.
+/// How long a call of a healthy cluster may take. Generous: other tests compile and run at the same time.
 pub(super) const CALL: Duration = Duration::from_secs(10);
-/// What a call may take beyond its deadline: "give or take what the scheduler takes".
+/// How much longer than its deadline a call may take: "plus the delay of the scheduler".
 pub(super) const MARGIN: Duration = Duration::from_secs(2);
-/// How long the engine may take for what it does on its own: a heartbeat, an eviction, a figure of its metrics.
+/// How long the engine may take for its background work: a heartbeat, an eviction, a refresh of its metrics.
 pub(super) const SOON: Duration = Duration::from_secs(20);
 /// How long a cluster may take to notice that a server died, or that it is back.
 pub(super) const RECOVERY: Duration = Duration::from_secs(90);
@@ -23,10 +23,10 @@ pub(super) const RECOVERY: Duration = Duration::from_secs(90);
 pub(super) const MIB: usize = 1 << 20;
 
 const POLL: Duration = Duration::from_millis(100);
-/// What memory holds before a get, so that memory that nobody wrote is seen.
+/// The content of memory before a get, so that a case sees bytes that no transfer wrote.
 const UNTOUCHED: u8 = 0xEE;
 
-/// One client of the case's cluster, with comfort. May be used by many threads.
+/// One client of the case's cluster, with convenience methods. May be used by many threads.
 #[derive(Clone)]
 pub struct Client {
     engine: Arc<dyn Engine>,
@@ -40,7 +40,7 @@ impl Client {
         self.engine.as_ref()
     }
 
-    /// The cluster's time.
+    /// The cluster's clock.
     pub fn clock(&self) -> &dyn Clock {
         self.clock.as_ref()
     }
@@ -62,7 +62,7 @@ impl Client {
         Ok(region)
     }
 
-    /// Registered memory that holds nothing of any pattern.
+    /// Registered memory that holds no pattern.
     pub fn empty(&self, len: usize) -> CaseResult<Region> {
         let region = self.engine.allocate(len, CALL)?;
         region.whole().write(0, &vec![UNTOUCHED; len])?;
@@ -87,7 +87,7 @@ impl Client {
         Ok(self.engine.put_one(key, &from.whole(), &options, CALL)?)
     }
 
-    /// Puts one object, which must be stored, in the way that `pin` says.
+    /// Puts one object with this pin; it must be stored.
     pub fn store_as(&self, key: &ObjectKey, len: usize, seed: u64, pin: Pin) -> CaseResult {
         ensure_matches!(
             self.put(key, len, seed, pin)?,
@@ -97,12 +97,12 @@ impl Client {
         Ok(())
     }
 
-    /// Puts one pinned object, which must be stored.
+    /// Puts one hard-pinned object; it must be stored.
     pub fn store(&self, key: &ObjectKey, len: usize, seed: u64) -> CaseResult {
         self.store_as(key, len, seed, Pin::Hard)
     }
 
-    /// Puts a whole batch of pinned objects from one region, all of which must be stored. Object `i` is row `i` of the
+    /// Puts a batch of hard-pinned objects from one region; all of them must be stored. Object `i` is row `i` of the
     /// pattern of `seed`.
     pub fn store_rows(&self, keys: &[ObjectKey], len: usize, seed: u64) -> CaseResult {
         let from = self.filled(keys.len() * len, seed)?;
@@ -121,7 +121,7 @@ impl Client {
         Ok(())
     }
 
-    /// Gets one object into memory of `len` bytes, and what is in that memory afterwards.
+    /// Gets one object into memory of `len` bytes. Returns the outcome and the content of that memory.
     pub fn get(&self, key: &ObjectKey, len: usize) -> CaseResult<(GetOutcome, Vec<u8>)> {
         self.get_within(key, len, CALL)
     }
@@ -140,7 +140,7 @@ impl Client {
         same_bytes(key, &bytes, &pattern(len, seed))
     }
 
-    /// The object must not be there for a get.
+    /// A get of the object must be a miss.
     pub fn expect_miss(&self, key: &ObjectKey) -> CaseResult {
         ensure_matches!(
             self.get(key, 16)?.0,
@@ -150,7 +150,7 @@ impl Client {
         Ok(())
     }
 
-    /// Whether the object is readable. It must be a miss or hold the pattern of `seed`; not being reachable counts as
+    /// Whether the object is readable. It must be a miss or hold the pattern of `seed`; an unreachable object counts as
     /// not readable.
     pub fn bytes_or_nothing(&self, key: &ObjectKey, len: usize, seed: u64) -> CaseResult<bool> {
         let answer = self.engine.allocate(len, CALL).and_then(|into| {
@@ -165,7 +165,7 @@ impl Client {
             Ok((GetOutcome::WrongLength { stored }, _)) => {
                 return Err(Failure::new(format!("{key}: {stored} bytes instead of {len}")));
             }
-            // What concerns one object is its outcome, a deadline that passed is the error of the whole call.
+            // What concerns one object is its outcome; a deadline that passed is the error of the whole call.
             Ok((GetOutcome::Failed(error), _)) | Err(error) => error,
         };
         ensure!(
@@ -180,13 +180,13 @@ impl Client {
         Ok(self.engine.probe_one(key, CALL)?)
     }
 
-    /// A probe must see nothing.
+    /// A probe must find the object absent.
     pub fn expect_absent(&self, key: &ObjectKey) -> CaseResult {
         ensure_matches!(self.presence(key)?, Presence::Absent, "{key} should be absent");
         Ok(())
     }
 
-    /// Removes an object, which must be there.
+    /// Removes an object that must be there.
     pub fn remove(&self, key: &ObjectKey) -> CaseResult {
         ensure_matches!(
             self.engine.remove_one(key, CALL)?,
@@ -196,7 +196,8 @@ impl Client {
         Ok(())
     }
 
-    /// Asks until there is an answer, at most for `within` of the cluster's time. An error ends it at once.
+    /// Repeats the question until it has an answer, at most for `within` of the cluster's time. An error ends it at
+    /// once.
     pub fn eventually<T>(
         &self,
         within: Duration,
@@ -207,7 +208,7 @@ impl Client {
             .unwrap_or_else(|| Err(Failure::new(format!("after {within:?} still not: {what}"))))
     }
 
-    /// A whole round trip must work again within the time that a cluster may take to recover. Every attempt has a key
+    /// A whole round trip must work again within the time that a cluster may take to recover. Every attempt uses a key
     /// of its own, because no key is ever put twice.
     pub fn works_again(&self, label: &str) -> CaseResult {
         let mut attempt = 0_u32;
@@ -232,9 +233,9 @@ impl Client {
     }
 }
 
-/// What a case runs in: a cluster of its own and a first client, whose comfort it has too.
+/// The environment of a case: a cluster of its own and a first client, whose methods it has too.
 pub struct Context {
-    // Before the harness: clients go before their cluster.
+    // Before the harness: clients are dropped before their cluster.
     first: Client,
     harness: Box<dyn Harness>,
     setup: Setup,
@@ -269,7 +270,7 @@ impl Context {
         self.harness.as_ref()
     }
 
-    /// What the cluster is like.
+    /// The setup of the cluster.
     pub fn setup(&self) -> &Setup {
         &self.setup
     }

@@ -21,7 +21,7 @@ cases! { "deadlines"
     a_get_with_hardly_any_time (Setup::default) "Its memory stays registered until the engine lets go of it.";
 }
 
-/// Hardly any time: what a call on the network cannot keep to and one in memory can. Both are right.
+/// Hardly any time: a call over the network cannot meet it, a call in memory can. Both are right.
 const BLINK: Duration = Duration::from_micros(200);
 
 /// A call without time must be refused at once.
@@ -82,7 +82,7 @@ fn a_look_without_time(ctx: &Context) -> CaseResult {
     refused(ctx, "usage", || ctx.engine().usage(Duration::ZERO))
 }
 
-/// A call that had hardly any time: its answer, if it was in time.
+/// A call that had hardly any time. Returns its answer, if it came in time.
 fn hurried<T: Debug>(client: &Client, call: impl FnOnce() -> Result<T>) -> CaseResult<Option<T>> {
     let (answer, took) = client.timed(call);
     ensure!(took < BLINK + MARGIN, "a call that had {BLINK:?} took {took:?}");
@@ -122,7 +122,7 @@ fn a_put_with_hardly_any_time(ctx: &Context) -> CaseResult {
     for (i, key) in keys.iter().enumerate() {
         let (outcome, bytes) = ctx.get(key, 4 * MIB)?;
         match outcome {
-            // The engine let go of the memory, so whatever it wrote it wrote by then, and wrote whole.
+            // The engine let go of the memory, so it has written by now all that it will write, and wrote it whole.
             GetOutcome::Loaded => {
                 super::check::same_bytes(key, &bytes, &wanted[i * 4 * MIB..(i + 1) * 4 * MIB])?;
                 ensure!(

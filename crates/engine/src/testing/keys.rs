@@ -16,7 +16,7 @@ cases! { "keys"
     many_long_keys_in_one_batch (Setup::default) "At most `max_batch` objects in a batch, whatever the length of their keys.";
 }
 
-/// Texts that somebody's query string, path, shell, regular expression or JSON would read as something else.
+/// Texts that a query string, path, shell, regular expression or JSON parser would read as something else.
 const ODD: &[&str] = &[
     "a b",
     " leading and trailing ",
@@ -63,7 +63,7 @@ fn parsed(texts: &[&str]) -> CaseResult<Vec<ObjectKey>> {
     texts.iter().map(|text| Ok(ObjectKey::new(text)?)).collect()
 }
 
-/// Put, get, probe, remove, and every one of them about this very key.
+/// Put, get, probe and remove, all of this very key.
 fn whole_life(ctx: &Context, key: &ObjectKey, len: usize, seed: u64) -> CaseResult {
     ctx.expect_absent(key)?;
     ctx.store(key, len, seed)?;
@@ -136,7 +136,7 @@ fn near_misses_are_other_objects(ctx: &Context) -> CaseResult {
     for (seed, key) in keys.iter().enumerate() {
         ctx.expect_bytes(key, 64, seed as u64)?;
     }
-    // Removing every second one leaves its neighbours alone.
+    // Removing every second object leaves its neighbours alone.
     for key in keys.iter().step_by(2) {
         ctx.remove(key)?;
     }

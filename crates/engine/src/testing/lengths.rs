@@ -1,4 +1,4 @@
-//! A get whose buffers are not exactly as long as the object is told so, and gets no bytes to believe in.
+//! A get whose buffers are not exactly as long as the object says so, and returns no bytes that a caller could trust.
 
 use super::Setup;
 use super::check::{CaseResult, pattern, same_bytes};
@@ -55,13 +55,13 @@ fn off_by_one(ctx: &Context) -> CaseResult {
 
 fn scattered_buffers_too_small(ctx: &Context) -> CaseResult {
     refused(ctx, 9000, &[4500, 4499])?;
-    // Also where the object ends inside, or before, the parts that are there.
+    // Also where the object ends inside, or before, the given parts.
     refused(ctx, 9000, &[1, 1, 1])
 }
 
 fn scattered_buffers_too_large(ctx: &Context) -> CaseResult {
     refused(ctx, 9000, &[4500, 4501])?;
-    // The first part alone would hold the object: the second would stay as it was.
+    // The first part alone would hold the object: the second would stay unwritten.
     refused(ctx, 9000, &[9000, 1])?;
     refused(ctx, 9000, &[1, 8000, 9000])
 }

@@ -1,4 +1,5 @@
-//! Servers die. Objects may die with them; the engine value, the deadline and the truth may not.
+//! Servers die. Objects may be lost with them; the engine value must work on, deadlines must hold, outcomes must be
+//! true.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -30,7 +31,7 @@ fn two_small() -> Setup {
     }
 }
 
-/// The time that calls get while something is dead.
+/// The deadline of calls while a server is dead.
 const SHORT: Duration = Duration::from_secs(2);
 
 /// A call to a dead engine: in time, and Unavailable, as the error of the call or as the outcome of each object.
@@ -115,7 +116,7 @@ fn without_a_master_memory_stays_registered(ctx: &Context) -> CaseResult {
     let before = ctx.engine().registrations();
     let region = ctx.filled(MIB, 1)?;
     ctx.harness().kill_master()?;
-    // Whatever these return, and whether or not the engine still works on them, the memory is ours and registered.
+    // Whatever these return, and even if the engine still works on them, the memory stays the caller's and registered.
     let outcomes = [
         ctx.engine()
             .put_one(&key, &region.whole(), &PutOptions::default(), SHORT)
@@ -145,13 +146,13 @@ fn after_a_master_restart_the_same_engine_works(ctx: &Context) -> CaseResult {
     let outcome = ctx.engine().get_one(&key, &region.whole(), SHORT);
     ensure!(
         !matches!(outcome, Ok(GetOutcome::Loaded | GetOutcome::Miss)),
-        "nobody could know: {outcome:?}"
+        "without a master the outcome cannot be known: {outcome:?}"
     );
     ctx.harness().restart_master()?;
     ctx.works_again("master")?;
-    // The contract does not say that an engine forgets; what it still has is what it was.
+    // The contract does not say that an engine loses its objects; one that is still there is unchanged.
     ctx.bytes_or_nothing(&key, 5000, 1)?;
-    // Memory that was registered before is as good as new.
+    // Memory that was registered before still works.
     let after = ctx.key("after")?;
     region.whole().write(0, &super::check::pattern(5000, 2))?;
     let outcome = ctx
@@ -214,7 +215,7 @@ fn without_a_holder_calls_return_in_time(ctx: &Context) -> CaseResult {
     }
     let (outcome, took) = ctx.timed(|| ctx.engine().put_one(&new, &from.whole(), &PutOptions::default(), SHORT));
     ensure!(took <= SHORT + MARGIN, "a put that had {SHORT:?} took {took:?}");
-    // The engine may believe in the holder and fail, or know that there is no room anywhere.
+    // The engine may not know of the loss yet and fail, or know that there is no room anywhere.
     match outcome {
         Ok(PutOutcome::Full) => {}
         Ok(PutOutcome::Failed(error)) | Err(error) if error.kind() == ErrorKind::Unavailable => {}
@@ -237,14 +238,14 @@ fn after_a_holder_restart_the_same_engine_works(ctx: &Context) -> CaseResult {
 
 fn the_survivors_objects_stay(ctx: &Context) -> CaseResult {
     const LEN: usize = 2 * MIB;
-    // More than one holder has room for, so both hold some, wherever the engine puts them.
+    // More than one holder has room for, so both hold some, wherever the engine places them.
     let keys = ctx.keys("object", 24)?;
     for (key, seed) in keys.iter().zip(0..) {
         ctx.store(key, LEN, seed)?;
     }
     ctx.harness().kill_holder(0)?;
-    // Until the loss is noticed, and while the dead holder's objects are taken off the list, some may be "present" and
-    // not readable.
+    // Until the loss is noticed, and while the dead holder's objects are removed from the list, some may be "present"
+    // and not readable.
     let left = ctx.eventually(RECOVERY, "what is present after the loss is readable", || {
         let seen = ctx.engine().probe(&keys, CALL)?;
         let left: Vec<_> = (0..keys.len()).filter(|&i| seen[i] != Presence::Absent).collect();

@@ -1,7 +1,7 @@
-//! The contract suite: what [`Engine`]'s `# Contract` says, as cases that run on every back end.
+//! The contract suite: the `# Contract` of [`Engine`] as cases that run on every back end.
 //!
-//! A back end implements [`Backend`] (how to start a cluster) and [`Harness`] (what can be done to it from outside),
-//! and gets one named test per case, under `cargo test` and `cargo nextest` alike:
+//! A back end implements [`Backend`] (how to start a cluster) and [`Harness`] (what a test can do to it from outside).
+//! It gets one named test per case, under `cargo test` and `cargo nextest` alike:
 //!
 //! ```no_run
 //! # use std::time::Duration;
@@ -24,11 +24,11 @@
 //!
 //! Rules of the suite:
 //! - A case asks for nothing that the contract does not promise. Where the contract says *may*, the case accepts both
-//!   and a comment quotes the sentence.
-//! - Every case has a cluster of its own, every wait is bounded, and time is the harness's: a case that takes 30 s on a
-//!   real cluster takes none on a simulated one.
-//! - A case does not panic; it returns a [`Failure`] that says what was seen and what should have been.
-//! - The engine must have [`crate::Capabilities::probe`]: much of what is checked can only be seen with it.
+//!   outcomes and a comment quotes the sentence.
+//! - Every case has a cluster of its own, every wait is bounded, and time comes from the harness: a case that takes 30
+//!   s on a real cluster takes none on a simulated one.
+//! - A case does not panic; it returns a [`Failure`] that says what was seen and what was expected.
+//! - The engine must have [`crate::Capabilities::probe`]: many checks need it.
 
 #[macro_use]
 mod check;
@@ -60,7 +60,7 @@ pub use check::{CaseResult, Failure, pattern};
 pub use context::{Client, Context};
 pub use on_memory::MemoryBackend;
 
-/// What a case needs of its cluster.
+/// The cluster that a case needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setup {
     /// DRAM of each holder, in MiB. Default: 64.
@@ -69,9 +69,9 @@ pub struct Setup {
     pub holders: usize,
     /// How long a read lease lasts, where the engine grants one. Default: 5 s.
     pub lease_ttl: Duration,
-    /// Whether the holders have an SSD tier. Its heartbeats (offload, promotion) must come about every second and take
-    /// several objects each; evictable objects get their copy at a heartbeat after the put, not only when they are
-    /// evicted, and a hit or a raise promotes. Default: no.
+    /// Whether the holders have an SSD tier. Its heartbeats (offload, promotion) must come about every second and
+    /// handle several objects each. Evictable objects get their SSD copy at a heartbeat after the put, not only when
+    /// they are evicted. A hit or a raise promotes. Default: no.
     pub ssd: bool,
 }
 
@@ -88,11 +88,11 @@ impl Default for Setup {
 
 /// A kind of engine that the suite can run on.
 pub trait Backend: Send + Sync {
-    /// Starts a cluster that no other case uses. Returns when it takes puts.
+    /// Starts a cluster that no other case uses. Returns when the cluster accepts puts.
     fn start(&self, setup: &Setup) -> Result<Box<dyn Harness>>;
 
-    /// Whether cases may run at the same time in one process. Default: yes. A back end that starts real servers says
-    /// no; `--test-threads` on the command line, and nextest with its process per case, go before this.
+    /// Whether cases may run at the same time in one process. Default: yes. A back end that starts real servers returns
+    /// false. `--test-threads` on the command line, and nextest with its process per case, take precedence.
     fn parallel(&self) -> bool {
         true
     }
@@ -100,25 +100,25 @@ pub trait Backend: Send + Sync {
 
 /// One running cluster, seen from outside. Dropping it stops the cluster; clients are dropped before it.
 pub trait Harness {
-    /// A new client of it.
+    /// A new client of the cluster.
     fn connect(&self) -> Result<Arc<dyn Engine>>;
 
-    /// The time in which its leases, heartbeats and deadlines run. On a simulated cluster, sleeping on it moves it.
+    /// The clock of its leases, heartbeats and deadlines. On a simulated cluster, a sleep on this clock advances it.
     fn clock(&self) -> Arc<dyn Clock>;
 
-    /// Leaves behind a put that began and never ends, as a killed writer does.
+    /// Leaves behind a put that began and never ends, as a killed producer does.
     fn abandon_put(&self, key: &ObjectKey, bytes: u64) -> Result<()>;
 
-    /// Kills a holder, without a goodbye. Holders count from 0.
+    /// Kills a holder without a clean shutdown. Holders count from 0.
     fn kill_holder(&self, holder: usize) -> Result<()>;
 
     /// Starts a killed holder again, with the SSD that it had. Need not wait until it serves.
     fn restart_holder(&self, holder: usize) -> Result<()>;
 
-    /// Kills whatever knows where the objects are.
+    /// Kills the master: the process that knows where the objects are.
     fn kill_master(&self) -> Result<()>;
 
-    /// Starts it again, at the same address. Need not wait until it serves.
+    /// Starts the master again, at the same address. Need not wait until it serves.
     fn restart_master(&self) -> Result<()>;
 }
 
@@ -127,9 +127,9 @@ pub trait Harness {
 pub struct Case {
     /// Its name: the group, `::`, and what it shows.
     pub name: &'static str,
-    /// The sentence of the contract that it holds up.
+    /// The sentence of the contract that it checks.
     pub about: &'static str,
-    /// What it needs.
+    /// The cluster that it needs.
     pub setup: fn() -> Setup,
     /// The case itself.
     pub run: fn(&Context) -> CaseResult,
@@ -162,8 +162,8 @@ pub fn run(backend: &dyn Backend, case: &Case) -> Result<(), String> {
     outcome.map_err(|failure| format!("{failure}\n  contract: {}\n  cluster: {setup:?}", case.about))
 }
 
-/// The `main` of a back end's test file: every case is one test, named after it. Takes libtest's arguments, and ends
-/// the process with its exit code if a case failed.
+/// The `main` of a back end's test file: every case is one test, named after it. Takes libtest's arguments, and exits
+/// the process with libtest's exit code if a case failed.
 pub fn main(backend: impl Backend + 'static) {
     let mut arguments = libtest_mimic::Arguments::from_args();
     if !backend.parallel() && arguments.test_threads.is_none() {

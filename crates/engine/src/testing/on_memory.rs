@@ -1,4 +1,4 @@
-//! The memory engine as a back end of the suite: a cluster on a clock that moves when somebody sleeps on it.
+//! The memory engine as a back end of the suite: a cluster on a clock that a sleep advances.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! A full pool says so, and drops only what it may.
+//! A full pool says so, and drops only objects that it may drop.
 
 use std::time::Duration;
 
@@ -27,8 +27,8 @@ fn small() -> Setup {
     }
 }
 
-/// Puts pinned objects of `len` bytes until the pool is full; object `i` has the pattern of `i`. The last key of
-/// [`ObjectKey`]s tried, the one that was refused, is not among them.
+/// Puts pinned objects of `len` bytes until the pool is full; object `i` has the pattern of `i`. The key of the put
+/// that was refused is not among the returned ones.
 pub(super) fn fill_pinned(ctx: &Context, label: &str, len: usize) -> CaseResult<Vec<ObjectKey>> {
     let pool = usize::try_from(ctx.setup().segment_mib << 20).unwrap_or(usize::MAX) * ctx.setup().holders;
     let mut keys = ctx.keys(label, pool / len + 1)?;
@@ -36,7 +36,7 @@ pub(super) fn fill_pinned(ctx: &Context, label: &str, len: usize) -> CaseResult<
         match ctx.put(key, len, i as u64, Pin::Hard)? {
             PutOutcome::Stored => {}
             PutOutcome::Full => {
-                // An allocator may lose some of the pool to its own order, but not most of it.
+                // An allocator may lose some of the pool to fragmentation, but not most of it.
                 ensure!(
                     i * len * 2 >= pool,
                     "full after {i} objects of {len} bytes in a pool of {pool}"
@@ -53,7 +53,7 @@ pub(super) fn fill_pinned(ctx: &Context, label: &str, len: usize) -> CaseResult<
     )))
 }
 
-/// Puts one evictable object, however often the engine must be asked while it makes room.
+/// Puts one evictable object, and retries for as long as the engine makes room.
 pub(super) fn push(ctx: &Context, key: &ObjectKey, len: usize, seed: u64) -> CaseResult {
     ctx.eventually(SOON, "the engine makes room for an object", || {
         match ctx.put(key, len, seed, Pin::Evictable)? {
@@ -111,7 +111,7 @@ fn full_then_room(ctx: &Context) -> CaseResult {
         "the pool is full"
     );
     ctx.remove(&keys[keys.len() / 2])?;
-    // The refused put left nothing behind, so the same key is as good as new.
+    // The refused put left nothing behind, so the same key can be used again.
     ctx.store(&late, 2 * MIB, 99)?;
     ctx.expect_bytes(&late, 2 * MIB, 99)
 }
@@ -141,7 +141,7 @@ fn a_batch_that_fits_in_part(ctx: &Context) -> CaseResult {
         }
     }
     ensure!(stored < 8, "all 8 were stored, and there was room for 3");
-    // Nothing says that a batch is all or nothing, so at least what fits alone still does.
+    // The contract does not say that a batch is all or nothing, so at least an object that fits alone is stored.
     if stored == 0 {
         ctx.store(&ctx.key("alone")?, 2 * MIB, 8)?;
     }
@@ -151,7 +151,7 @@ fn a_batch_that_fits_in_part(ctx: &Context) -> CaseResult {
 fn an_object_larger_than_the_pool(ctx: &Context) -> CaseResult {
     let key = ctx.key("object")?;
     let len = 48 * MIB;
-    // The contract knows Full for "no room now" and Failed for "it did not work"; here both are true.
+    // The contract has Full for "no room now" and Failed for a failed put; here both are true.
     let outcome = ctx.put(&key, len, 1, Pin::Hard)?;
     ensure!(
         !matches!(outcome, PutOutcome::Stored),
@@ -182,7 +182,7 @@ fn evictable_objects_give_way(ctx: &Context) -> CaseResult {
         present <= 16,
         "{present} objects of 2 MiB are present in a pool of 32 MiB"
     );
-    // What is left is whole, what is gone is a miss.
+    // An object that is left is whole, and one that is gone is a miss.
     for (key, seed) in keys.iter().zip(0..) {
         ctx.bytes_or_nothing(key, 2 * MIB, seed)?;
     }

@@ -1,4 +1,4 @@
-//! A probe tells where objects are, and nothing else happens.
+//! A probe tells where objects are, and has no side effects.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use super::context::{CALL, Context, MIB, SOON};
 use crate::{Pin, Presence, PutOutcome, RaiseOutcome};
 
 cases! { "probe"
-    absent_present_absent (Setup::default) "Absent: no readable object and no put under way.";
+    absent_present_absent (Setup::default) "Absent: no readable object and no put in flight.";
     lengths_are_exact (Setup::default) "A readable object, and the object's length.";
     presents_and_absents_in_one_batch (Setup::default) "A call returns one outcome per object, in the order of the batch.";
-    a_key_twice (Setup::default) "Only in a put does no key stand twice.";
-    another_client_sees_the_same (Setup::default) "Tells where objects are, whoever put them.";
+    a_key_twice (Setup::default) "Only in a put and in a get a key may not occur twice.";
+    another_client_sees_the_same (Setup::default) "Tells where objects are, whichever client put them.";
     probed_objects_stay_evictable (|| Setup { segment_mib: 32, lease_ttl: Duration::from_secs(120), ..Setup::default() }) "Probe has no side effects: it grants no lease, counts as no use.";
     raise_of_what_is_in_dram_or_nowhere (Setup::default) "Raise has an effect only on objects that are on SSD and not in DRAM.";
     capacity_is_the_segments (|| Setup { segment_mib: 32, holders: 2, ..Setup::default() }) "Bytes of DRAM in all segments.";

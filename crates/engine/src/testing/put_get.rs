@@ -1,4 +1,4 @@
-//! Objects go in and come out again, whole, wherever their bytes lie.
+//! Objects are written and read back whole, wherever their bytes lie.
 
 use super::Setup;
 use super::check::{CaseResult, pattern, same_bytes};
@@ -23,7 +23,7 @@ cases! { "put_get"
     a_put_of_another_length_changes_nothing (Setup::default) "If an object was under the key before, it is unchanged.";
     a_put_by_another_client_changes_nothing (Setup::default) "If an object was under the key before, it is unchanged.";
     an_existing_key_beside_new_ones (Setup::default) "`Stored` means that an object is under the key; if one was there before, it is unchanged.";
-    a_put_is_seen_by_another_client (Setup::default) "`Stored` means that an object is under the key, whoever asks.";
+    a_put_is_seen_by_another_client (Setup::default) "`Stored` means that an object is under the key, for every client.";
     an_object_outlives_the_client_that_put_it (Setup::default) "A holder, not a client, takes its objects with it when it dies.";
     every_pin_round_trips (Setup::default) "`Stored` means that an object is under the key, however it is kept.";
     reading_twice_gives_the_same (Setup::default) "`Loaded` means that the bytes were transferred, as often as they are asked for.";
@@ -78,8 +78,8 @@ fn five_tensors_at_once(ctx: &Context) -> CaseResult {
     Ok(())
 }
 
-/// Spans of these lengths with gaps between them, from the back of the region to its front, so that parts that are
-/// taken in the order of their addresses, or as one run, are seen.
+/// Spans of these lengths with gaps between them, from the end of the region to its start. So a case notices an engine
+/// that takes parts in the order of their addresses, or as one contiguous range.
 fn scatter(region: &Region, lens: &[usize]) -> CaseResult<Vec<Span>> {
     let mut end = region.len();
     let mut parts = Vec::new();
@@ -106,7 +106,7 @@ fn write_parts(parts: &[Span], bytes: &[u8]) -> CaseResult {
     Ok(())
 }
 
-/// Puts from parts of these lengths and gets into parts of those.
+/// Puts from parts of the lengths `from` and gets into parts of the lengths `into`.
 fn through(ctx: &Context, from: &[usize], into: &[usize]) -> CaseResult {
     let key = ctx.key(format_args!("{}-to-{}", from.len(), into.len()))?;
     let bytes = pattern(from.iter().sum(), 5);

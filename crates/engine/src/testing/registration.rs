@@ -1,4 +1,4 @@
-//! Memory is registered once, given back once, and its owner goes last.
+//! Memory is registered once, unregistered once, and its owner is dropped last.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ cases! { "registration"
     regions_outlive_their_engine (Setup::default) "The last clone, span or transfer to go unregisters it, in whatever order things are dropped.";
 }
 
-/// Waits until this much is registered, over and above `before`.
+/// Waits until this much is registered in addition to `before`.
 fn settles(client: &Client, before: Registrations, regions: usize, bytes: u64) -> CaseResult {
     let what = format!("{regions} regions of {bytes} bytes more than {before:?}");
     client.eventually(SOON, &what, || {
@@ -56,12 +56,12 @@ impl Pool {
         assert_inside(&range, self.owner.len())?;
         // SAFETY: the range is inside the vector's allocation, just checked.
         let begin = unsafe { self.base.add(range.start) };
-        // SAFETY: the allocation is never resized and stays valid until the last clone of its owner is dropped; nobody
+        // SAFETY: the allocation is never resized and stays valid until the last clone of its owner is dropped; no code
         // makes a reference to its bytes.
         unsafe { HostMemory::lent(begin, range.len(), Arc::clone(&self.owner)) }
     }
 
-    /// How many windows somebody still holds.
+    /// How many windows are still held.
     fn held(&self) -> usize {
         Arc::strong_count(&self.owner) - 1
     }
@@ -99,7 +99,7 @@ fn a_dropped_region_is_unregistered(ctx: &Context) -> CaseResult {
     settles(ctx, before, 1, 10_000)?;
     let outcomes = ctx.engine().get(&batch, CALL)?;
     ensure_matches!(outcomes[..], [GetOutcome::Loaded], "the object should have been loaded");
-    // The call is over, so the batch is the last to hold the memory.
+    // The call is over, so the batch is the last holder of the memory.
     drop(batch);
     settles(ctx, before, 0, 0)
 }
@@ -135,7 +135,7 @@ fn overlapping_memory_is_refused(ctx: &Context) -> CaseResult {
         );
     }
     settles(ctx, before, 0, 0)?;
-    // The first registration is as good as before.
+    // The first registration still works.
     let key = ctx.key("object")?;
     let put = ctx
         .engine()
@@ -164,7 +164,7 @@ fn neighbours_are_not_overlaps(ctx: &Context) -> CaseResult {
 fn the_same_memory_again_after_a_drop(ctx: &Context) -> CaseResult {
     let pool = Pool::new(16 << 10);
     for _ in 0..5 {
-        // Unregistering must not block the thread that drops, so it may end a little later; until then the memory is
+        // Unregistering must not block the thread that drops, so it may end a little later. Until then the memory is
         // "already registered".
         let region = ctx.eventually(SOON, "the memory can be registered again", || {
             match ctx.engine().register(pool.window(0..16_384)?, CALL) {
@@ -200,7 +200,7 @@ fn the_owner_goes_last(ctx: &Context) -> CaseResult {
 
 fn fresh_memory_many_times(ctx: &Context) -> CaseResult {
     let before = ctx.engine().registrations();
-    // Allocators give the same addresses out again at once; by R2 no registration is left on them by then.
+    // Allocators return the same addresses again at once; by R2 no registration is left on them by then.
     for (key, seed) in ctx.keys("object", 16)?.iter().zip(0..) {
         ctx.store(key, MIB, seed)?;
         ctx.expect_bytes(key, MIB, seed)?;
@@ -232,7 +232,7 @@ fn regions_outlive_their_engine(ctx: &Context) -> CaseResult {
         .put_one(&key, &region.whole(), &crate::PutOptions::default(), CALL)?;
     ensure_matches!(put, crate::PutOutcome::Stored, "{key} should have been stored");
     drop(other);
-    // Memory is memory, whether or not somebody moves bytes from it.
+    // The memory stays usable, even if no engine is left to move bytes from it.
     region.whole().write(0, &[1, 2, 3])?;
     ensure!(
         region.whole().to_vec()[..3] == [1, 2, 3],

@@ -1,4 +1,4 @@
-//! A remove is forced, at once, and for everybody.
+//! A remove is forced, takes effect at once, and for every client.
 
 use std::time::Duration;
 
@@ -11,9 +11,9 @@ use crate::{EngineExt, GetOutcome, Pin, RemoveOutcome};
 cases! { "remove"
     removed_then_absent (Setup::default) "An object that is not there is an outcome, not a failure.";
     a_key_that_never_was (Setup::default) "An object that is not there is an outcome, not a failure.";
-    removed_means_miss_and_absent (Setup::default) "Remove is forced: it is gone from DRAM, whoever was reading it.";
+    removed_means_miss_and_absent (Setup::default) "Remove is forced: it is gone from DRAM, even if readers were reading it.";
     under_a_read_lease (|| Setup { lease_ttl: Duration::from_secs(30), ..Setup::default() }) "Remove is forced: it does not wait for readers nor for leases.";
-    seen_by_another_client (Setup::default) "Remove is forced: it is gone from DRAM, whoever was reading it.";
+    seen_by_another_client (Setup::default) "Remove is forced: it is gone from DRAM, even if readers were reading it.";
     every_pin_can_be_removed (Setup::default) "Only a remove frees a pinned object.";
     its_space_is_free_at_once (|| Setup { segment_mib: 32, ..Setup::default() }) "The space is free for the next put at once.";
     a_leased_object_frees_its_space_at_once (|| Setup { segment_mib: 32, lease_ttl: Duration::from_secs(30), ..Setup::default() }) "It does not wait for leases, and the space is free for the next put at once.";
@@ -57,7 +57,7 @@ fn under_a_read_lease(ctx: &Context) -> CaseResult {
     let key = ctx.key("object")?;
     let reader = ctx.connect()?;
     ctx.store(&key, 5000, 1)?;
-    // "A get may keep the object from eviction for a while (a read lease)": of both clients, in case they differ.
+    // "A get may keep the object from eviction for a while (a read lease)": for both clients, in case they differ.
     ctx.expect_bytes(&key, 5000, 1)?;
     reader.expect_bytes(&key, 5000, 1)?;
     ctx.remove(&key)?;
@@ -133,7 +133,7 @@ fn a_batch_leaves_other_objects_alone(ctx: &Context) -> CaseResult {
 }
 
 fn a_removed_key_does_not_show_old_bytes(ctx: &Context) -> CaseResult {
-    // No caller of ours puts a key twice, but foreign keys (a serving engine's own) are put again after a remove.
+    // Holdfast never puts a key twice, but foreign keys (a serving engine's own) are put again after a remove.
     let key = ctx.key("object")?;
     for seed in 0..5_u8 {
         ctx.store(&key, 5000 + usize::from(seed), u64::from(seed))?;

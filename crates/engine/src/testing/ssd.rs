@@ -1,8 +1,8 @@
-//! Objects go down to SSD, can be read from there, and come up again when asked.
+//! Objects are offloaded to SSD, can be read from there, and are promoted when asked.
 //!
 //! No call puts an object on SSD. It gets there at a holder's heartbeat if it may be evicted, and is on SSD only once
-//! its copy in DRAM has been evicted. So a case puts a herd of objects, crowds them out with others, and works with
-//! those that got there first: engines differ in which ones that are.
+//! its copy in DRAM has been evicted. So a case puts a herd of objects, pushes them out of DRAM with others, and works
+//! with those that got to SSD first: engines differ in which ones these are.
 
 use std::time::Duration;
 
@@ -15,11 +15,11 @@ use super::{Failure, Setup};
 use crate::{EngineExt, GetOutcome, Pin, Presence, RaiseOutcome, RemoveOutcome};
 
 cases! { "ssd"
-    evictable_objects_get_a_copy_on_ssd (with_ssd) "Copies on SSD are told by a probe.";
+    evictable_objects_get_a_copy_on_ssd (with_ssd) "A probe tells the copies on SSD.";
     pinned_objects_stay_in_dram (with_ssd) "Only a remove frees a hard-pinned object, and a copy may go to SSD all the same.";
     an_object_on_ssd_only_is_readable (with_ssd) "`Loaded` means that the object has exactly as many bytes as its buffers, and that they were transferred.";
     an_object_on_ssd_only_has_its_length (with_ssd) "`Loaded` means that the object has exactly as many bytes as its buffers.";
-    a_probe_raises_nothing (with_ssd) "Probe has no side effects: it raises nothing.";
+    a_probe_raises_nothing (with_ssd) "Probe has no side effects: it promotes nothing.";
     a_raise_brings_it_up (with_ssd) "It is on SSD only, and the engine has been told.";
     a_raise_of_a_herd_keeps_its_order (with_ssd) "A call returns one outcome per object, in the order of the batch.";
     a_remove_takes_both_copies_from_sight (with_ssd) "Remove is forced: copies that it leaves on SSD come back only when a holder or the engine restarts.";
@@ -53,8 +53,8 @@ fn which(ctx: &Context, objects: &[Object], wanted: fn(u32, u32) -> bool) -> Cas
     Ok(chosen.map(|(object, _)| object.clone()).collect())
 }
 
-/// Puts evictable objects and waits until some of them (at least one, mostly all but the last few, for engines write
-/// to SSD in buckets) have a copy on SSD. Returns all of them.
+/// Puts evictable objects and waits until some of them have a copy on SSD: at least one, mostly all but the last few,
+/// because engines write to SSD in buckets. Returns all of them.
 fn offloaded(ctx: &Context) -> CaseResult<Vec<Object>> {
     let herd: Vec<Object> = ctx.keys("herd", HERD)?.into_iter().zip(1000..).collect();
     for (key, seed) in &herd {
@@ -76,7 +76,7 @@ fn on_ssd_only(ctx: &Context) -> CaseResult<Vec<Object>> {
         push(ctx, key, 2 * MIB, i as u64)?;
         pushed = i + 1;
         if pushed % 4 == 0 {
-            // Heartbeats need time to pass, on whichever clock.
+            // Heartbeats need time to pass, on the clock of the harness.
             ctx.clock().sleep(Duration::from_millis(100));
             cold = which(ctx, &herd, |dram, ssd| dram == 0 && ssd > 0)?;
             if cold.len() >= 4 {
@@ -174,8 +174,8 @@ fn a_raise_brings_it_up(ctx: &Context) -> CaseResult {
     let (key, seed) = first(&cold)?;
     let asked = ctx.engine().raise(std::slice::from_ref(key), CALL)?;
     ensure_matches!(asked[..], [RaiseOutcome::Asked], "{key} is on SSD only");
-    // "It comes up later, or not at all": a hint may be lost, so it is given again. But in a cluster with room that
-    // never does as asked, a raise would be worth nothing.
+    // "The engine promotes it later, or not at all": the engine may drop a hint, so the case repeats it. But if a
+    // cluster with room never promoted, a raise would be worth nothing.
     ctx.eventually(SOON, "an object that was asked for is in DRAM", || {
         let outcomes = ctx.engine().raise(std::slice::from_ref(key), CALL)?;
         match outcomes[..] {
@@ -236,7 +236,7 @@ fn a_remove_of_what_is_on_ssd_only(ctx: &Context) -> CaseResult {
     Ok(())
 }
 
-/// Removes objects that are on SSD, lets `accident` happen, and looks at what comes back.
+/// Removes objects that are on SSD, runs `accident`, and checks which objects come back.
 fn after(ctx: &Context, accident: fn(&Context) -> CaseResult) -> CaseResult {
     let herd = which(ctx, &offloaded(ctx)?, |_, ssd| ssd > 0)?;
     let keys: Vec<_> = herd.iter().map(|(key, _)| key.clone()).collect();
@@ -246,11 +246,11 @@ fn after(ctx: &Context, accident: fn(&Context) -> CaseResult) -> CaseResult {
     }
     accident(ctx)?;
     ctx.works_again("after")?;
-    // "May come back": all, some or none, now or a little later. Whatever does is what it was.
+    // "May come back": all, some or none, now or a little later. An object that comes back is unchanged.
     for (key, seed) in &herd {
         ctx.bytes_or_nothing(key, LEN, *seed)?;
     }
-    // And it can be removed again.
+    // It can also be removed again.
     for (key, outcome) in keys.iter().zip(ctx.engine().remove(&keys, CALL)?) {
         match outcome {
             RemoveOutcome::Removed => ctx.expect_miss(key)?,

@@ -1,4 +1,4 @@
-//! A put whose writer died leaves something behind that nobody can read.
+//! A put whose producer died leaves something behind that no reader can read.
 
 use super::Setup;
 use super::check::{CaseResult, pattern, same_bytes};
@@ -6,8 +6,8 @@ use super::context::{CALL, Context};
 use crate::{EngineExt, GetOutcome, Pin, Presence, PutOutcome, RemoveOutcome};
 
 cases! { "unfinished"
-    is_seen_and_not_readable (Setup::default) "What a put that never ended leaves behind is not readable.";
-    is_not_removed_as_if_it_were_there (Setup::default) "Its put never ended: the engine will not remove it before its own timeout; it can be read by nobody.";
+    is_seen_and_not_readable (Setup::default) "The remains of a put that never ended are not readable.";
+    is_not_removed_as_if_it_were_there (Setup::default) "Its put never ended: the engine will not remove it before its own timeout; no reader can read it.";
     a_later_put_never_shows_other_bytes (Setup::default) "A later put on that key may return `Stored` and write nothing, until the engine's own timeout.";
     other_keys_do_not_notice (Setup::default) "What concerns one object is its outcome.";
 }
@@ -19,7 +19,7 @@ fn is_seen_and_not_readable(ctx: &Context) -> CaseResult {
     ensure_matches!(
         ctx.get(&key, 100_000)?.0,
         GetOutcome::Unfinished,
-        "nobody finished writing it"
+        "its put began and never ended"
     );
     ensure_matches!(ctx.get(&key, 5)?.0, GetOutcome::Unfinished, "it has no length either");
     let other = ctx.connect()?;
@@ -34,7 +34,7 @@ fn is_seen_and_not_readable(ctx: &Context) -> CaseResult {
 fn is_not_removed_as_if_it_were_there(ctx: &Context) -> CaseResult {
     let key = ctx.key("object")?;
     ctx.harness().abandon_put(&key, 100_000)?;
-    // An engine that can tell says Unfinished; for one whose own timeout has passed there is nothing.
+    // An engine that knows of the unfinished put says Unfinished; after its own timeout there is nothing left.
     ensure_matches!(
         ctx.engine().remove_one(&key, CALL)?,
         RemoveOutcome::Unfinished | RemoveOutcome::Absent,
@@ -43,7 +43,7 @@ fn is_not_removed_as_if_it_were_there(ctx: &Context) -> CaseResult {
     ensure_matches!(
         ctx.get(&key, 16)?.0,
         GetOutcome::Miss | GetOutcome::Unfinished,
-        "nobody can read it"
+        "no reader can read it"
     );
     Ok(())
 }
@@ -51,8 +51,8 @@ fn is_not_removed_as_if_it_were_there(ctx: &Context) -> CaseResult {
 fn a_later_put_never_shows_other_bytes(ctx: &Context) -> CaseResult {
     let key = ctx.key("object")?;
     ctx.harness().abandon_put(&key, 4000)?;
-    // "May return Stored and write nothing": so may it fail, and so may it really store. What it must not do is show
-    // anything but the bytes of this put.
+    // "May return Stored and write nothing": it may also fail, or really store. It must never show anything but the
+    // bytes of this put.
     let outcome = ctx.put(&key, 9000, 2, Pin::Hard)?;
     ensure!(
         !matches!(outcome, PutOutcome::Full),
@@ -85,7 +85,7 @@ fn other_keys_do_not_notice(ctx: &Context) -> CaseResult {
     let rows = ctx.rows(&keys, &into, 5000)?;
     for (i, (row, outcome)) in rows.iter().zip(ctx.engine().get(&rows, CALL)?).enumerate() {
         if i == 2 {
-            ensure_matches!(outcome, GetOutcome::Unfinished, "nobody finished writing {}", row.key);
+            ensure_matches!(outcome, GetOutcome::Unfinished, "the put of {} never ended", row.key);
         } else {
             ensure_matches!(outcome, GetOutcome::Loaded, "{} should have been loaded", row.key);
             same_bytes(&row.key, &row.parts[0].to_vec(), &pattern(5000, i as u64))?;

@@ -1,17 +1,17 @@
-//! The ways to break the contract, and who must notice.
+//! The ways to break the contract, and the case that must notice each.
 
 /// One way to break the contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flaw {
     /// Says Removed and removes nothing.
     RemovesNothing,
-    /// Says Removed, and leaves what somebody has read, as an unforced remove would.
+    /// Says Removed, and leaves objects that a reader has read, as an unforced remove would.
     RemoveHonoursLeases,
-    /// Takes a short or long read for a good one, as engines' users do.
+    /// Treats a short or long read as a good one, as users of engines do.
     AnyLengthIsLoaded,
-    /// Tells a wrong length, but not the right one.
+    /// Reports a wrong length, but not the object's.
     TellsTheBuffersLength,
-    /// Writes what fits of an object that does not.
+    /// Writes as much of a too long object as fits.
     OverrunsShortBuffers,
     /// Answers a put backwards.
     PutBackwards,
@@ -27,55 +27,55 @@ pub(crate) enum Flaw {
     LeavesMissesOut,
     /// Fills scattered buffers in the order of their addresses.
     PartsByAddress,
-    /// Replaces what is there.
+    /// Replaces the object that is there.
     Overwrites,
-    /// Does its work whatever time it is given.
+    /// Does its work even with no time at all.
     IgnoresNoTime,
-    /// Waits for a dead engine longer than it may.
+    /// Waits for a dead engine past the deadline.
     WaitsTooLong,
     /// Says Miss when it cannot know.
     UnknownIsMiss,
     /// Says Invalid when the engine is dead.
     DeadIsInvalid,
-    /// Probes by asking for the object, which grants a lease and raises it.
+    /// Probes by asking for the object, which grants a lease and promotes it.
     ProbeHasSideEffects,
     /// Rounds lengths up to the allocator's.
     ProbeRoundsUp,
-    /// Does not tell a put that never ended from nothing.
+    /// Reports a put that never ended as absent.
     UnfinishedIsAbsent,
     /// Drops the pin.
     PinsNothing,
     /// Pins everything, to be safe.
     PinsEverything,
-    /// Takes a full pool for success.
+    /// Reports a full pool as success.
     FullIsStored,
-    /// Takes a full pool for a failure.
+    /// Reports a full pool as a failure.
     FullIsFailure,
-    /// Writes each key of a put once and takes the second for done.
+    /// Writes each key of a put once and reports the second as done.
     TakesAKeyTwice,
-    /// Leaves out what has no memory, and does the rest.
+    /// Skips transfers that have no memory, and does the rest.
     SkipsPartless,
     /// Splits a batch that is too large, without being asked.
     SplitsLargeBatches,
-    /// Does the first half of an unlawful batch before it says no.
+    /// Does the first half of an invalid batch before it refuses.
     RefusesTooLate,
     /// Takes `+` for a space, as form decoding does.
     PlusIsSpace,
     /// Folds the case of keys.
     FoldsCase,
-    /// Cuts long keys.
+    /// Truncates long keys.
     CutsLongKeys,
     /// Never unregisters.
     KeepsMemory,
-    /// Says that a raise was heard, whatever it is about.
+    /// Says that a raise was accepted, whatever object it names.
     EveryRaiseIsAsked,
-    /// Hears every raise, and forgets it.
+    /// Accepts every raise, and forgets it.
     RaisesNothing,
-    /// Counts nothing.
+    /// Reports a usage of zero.
     UsageIsZero,
-    /// Keeps one copy, whatever it was asked.
+    /// Keeps one copy, however many it was asked for.
     OneCopyOnly,
-    /// Has an effect after it said that it had none.
+    /// Takes effect after it reported that it had not.
     LateEffect,
 }
 

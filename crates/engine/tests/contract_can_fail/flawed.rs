@@ -150,7 +150,7 @@ impl Engine for Flawed {
                 .extend(batch.iter().map(|transfer| transfer.key.clone()));
         }
         if self.is(TakesAKeyTwice) {
-            // As the real engine does it: one buffer is filled, both are called loaded.
+            // Like the real engine: one buffer is filled, both are reported as loaded.
             let asked = batch.len();
             let mut seen = std::collections::HashSet::new();
             batch.retain(|transfer| seen.insert(transfer.key.clone()));
@@ -205,7 +205,7 @@ impl Engine for Flawed {
         let within = self.time(within);
         if self.is(ProbeHasSideEffects) {
             self.inner.raise(&keys, within)?;
-            // What a lease needs is a get, of any length.
+            // A get, of any length, grants the lease.
             if let Ok(region) = self.inner.register(HostMemory::allocate(1)?, within) {
                 let reads: Vec<_> = keys
                     .iter()

@@ -1,5 +1,5 @@
-//! A suite that cannot fail shows nothing. Here it meets engines that break the contract, each in one way, and must
-//! say so.
+//! A suite that cannot fail shows nothing. Here it runs on engines that break the contract, each in one way, and must
+//! report it.
 
 mod flaw;
 mod flawed;

@@ -1,4 +1,4 @@
-//! Proof 3, the end: what is left when everybody has died who was to die, and whether the books balance.
+//! Proof 3, the end: what is left when every process that was to die has died, and whether the books balance.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
@@ -27,21 +27,21 @@ pub(crate) struct End {
     took: Duration,
     /// Records of samples and lists in the index.
     records: Vec<String>,
-    /// Bytes that are nobody's, and in the purses of sessions; none without a budget.
+    /// Bytes of the quota that belong to no session, and those in the balances of sessions; none without a budget.
     credits: Option<(u64, u64)>,
 }
 
-/// How long the living may take to use up and clear up.
+/// How long the surviving processes may take to use up and clear up.
 const CLEAR_WITHIN: Duration = Duration::from_secs(120);
 
-/// The keys of samples, of what was given to sessions, and of the ready lists.
+/// The keys of samples, of grant records of sessions, and of the ready lists.
 fn is_record(key: &str) -> bool {
     ["p/", "s/", "g/", "f/", "q/", "h/"]
         .iter()
         .any(|start| key.starts_with(start))
 }
 
-/// Waits until everything is used up and freed, ends the living, and looks what is left.
+/// Waits until everything is used up and freed, ends the surviving processes, and looks at what is left.
 pub(crate) fn clear_up(
     settings: &Settings,
     runtime: &tokio::runtime::Runtime,
@@ -119,7 +119,7 @@ fn in_hands(dead: &Dead) -> Option<&str> {
     last.filter(|_| Point::OF_PRODUCERS.contains(&dead.point))
 }
 
-/// What became of each sample: who got it, whose acknowledgement was accepted, whose is unclear.
+/// What became of each sample: which consumer got it, whose acknowledgement was accepted, whose outcome is ambiguous.
 #[derive(Default)]
 struct Lives<'a> {
     committed: BTreeSet<&'a str>,
@@ -152,7 +152,8 @@ impl<'a> Lives<'a> {
             .extend(asked.into_iter().map(|which| which.sample.as_str()));
     }
 
-    /// Used exactly once: an accepted acknowledgement, or one that nobody was told about, because it died asking.
+    /// Used exactly once: an accepted acknowledgement, or one whose reply no process saw, because the consumer died
+    /// asking.
     fn used_once(&self, sample: &str) -> bool {
         match self.acks.get(sample) {
             Some(1) => true,

@@ -1,8 +1,8 @@
 //! Proof 4: producers that are faster than consumers wait their turn.
 //!
-//! The store's budget is a tenth of the work. Sixteen puts in four processes are always under way, and one process of
-//! consumers is too slow for them. Every put must succeed, none may have to be told that there is no room, and nobody may
-//! wait much longer than others: at most five times the median.
+//! The store's budget is a tenth of the work. Sixteen puts in four processes are always in flight, and one process of
+//! consumers is too slow for them. Every put must succeed, none may be told that there is no room, and no put may wait
+//! much longer than others: at most five times the median.
 
 use std::time::Duration;
 

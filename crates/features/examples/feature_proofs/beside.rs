@@ -1,7 +1,8 @@
-//! The same work without us, for comparison: programs in `python/bench` that run on a cluster of their own.
+//! The same work without Holdfast, for comparison: programs in `python/bench` that run on a cluster of their own.
 //!
-//! They are told by their environment where the cluster is and how long they may take, and write one JSON object to a file.
-//! What they cannot do is part of their result; if they do not end in time, or not well, the proof says so and goes on.
+//! Their environment tells them where the cluster is and how long they may take, and they write one JSON object to a
+//! file. What they cannot do is part of their result. If they do not end in time, or fail, the proof says so and goes
+//! on.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,7 +18,7 @@ const TASK: &str = "HOLDFAST_BESIDE";
 const START_WITHIN: Duration = Duration::from_secs(150);
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../python/bench");
 
-/// How much of what.
+/// The size of the work.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct Amount {
     /// How many samples, for those that count them.

@@ -1,7 +1,7 @@
 //! Dying at a chosen point, at a random moment.
 //!
-//! A worker that is doomed kills itself with SIGKILL: nothing of it runs on, nothing says goodbye, exactly as if somebody
-//! else had sent the signal. Only like this is the point exact.
+//! A doomed worker kills itself with SIGKILL: nothing of it runs on, and it says no goodbye, exactly as if another
+//! process had sent the signal. Only this way is the point exact.
 //!
 //! ```text
 //! after or before a step:   step ──▶ Doomed is written down ─ random pause ─▶ SIGKILL     (its other tasks run on meanwhile)
@@ -122,7 +122,7 @@ impl Fate {
             self.journal.note(&Event::Doomed { point });
             let after = Duration::from_nanos(SystemRng.below(self.shortest.load(Ordering::Relaxed).min(LONGEST_CALL)));
             let clock = self.clock;
-            // Nobody joins it: the process does not outlive it.
+            // No thread joins it: the process does not outlive it.
             std::thread::spawn(move || {
                 clock.sleep(after);
                 die();

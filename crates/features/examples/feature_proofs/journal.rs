@@ -50,7 +50,7 @@ pub(crate) enum Event {
     Acking { which: Which },
     /// An acknowledgement was accepted.
     Acked { which: Which },
-    /// An acknowledgement was refused, or (`unclear`) nobody knows.
+    /// An acknowledgement was refused, or (`unclear`) its outcome is ambiguous.
     NotAcked { which: Which, unclear: bool, why: String },
     /// The bytes of a sample are free, so many milliseconds after its last acknowledgement was sent, and answered.
     Freed { after_sent: f64, after_answered: f64 },

@@ -67,7 +67,7 @@ struct Options {
     /// Smaller sizes, for CI
     #[arg(long)]
     quick: bool,
-    /// `crash` only: give the store no budget, so that nothing depends on credits
+    /// `crash` only: give the store no budget, so that nothing depends on quota
     #[arg(long)]
     without_budget: bool,
     /// Print nothing but one JSON object, last

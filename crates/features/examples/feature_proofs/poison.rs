@@ -1,9 +1,9 @@
 //! Proof 5: one bad record harms one record.
 //!
-//! Any client of etcd can write what is no record, and a later release writes what this one does not know. Among many
-//! good samples there are so many records that cannot be read, claim what cannot be, belong to nobody, or come from the
-//! future. All good samples are delivered with the right bytes and freed; quarantine lists exactly the bad records; those
-//! of a later release are where they were.
+//! Any client of etcd can write a value that is no record, and a later release writes records that this one does not
+//! know. Among many good samples there are many records that cannot be read, make impossible claims, belong to no
+//! sample, or come from the future. All good samples are delivered with the right bytes and freed. Quarantine lists
+//! exactly the bad records. Those of a later release are where they were.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -188,7 +188,7 @@ async fn consume(store: FeatureStore, deadline: Deadline, clock: Arc<SystemClock
 }
 
 /// The key that a bad record was written under. A sample that a take could not set aside within its time may have been
-/// handed back until it was given up on: then it was retired by the time that a sweep did.
+/// handed back until its group gave up on it: then it was retired by the time that a sweep did.
 fn as_written(key: &str) -> String {
     let key = key.strip_prefix(&format!("{STORE}/")).unwrap_or(key);
     let retired = key.strip_prefix("f/").and_then(|rest| rest.split_once('/'));

@@ -1,9 +1,9 @@
 //! Proof 2, first half: readers against a writer that aborts and puts the same 100 MiB sample again and again.
 //!
-//! Three reader processes read as fast as they can, under leases and without, in turns. One of them is stopped (SIGSTOP)
-//! again and again, at random moments and for longer than its session lives: its leases are taken back and the objects it
-//! was reading are removed under its transfer, which then goes on. Every get that returns tensors must have returned
-//! exactly the bytes that were committed for that generation; every other get is an error.
+//! Three reader processes read as fast as they can, under leases and without, in turns. One of them is stopped
+//! (SIGSTOP) again and again, at random moments and for longer than its session lives: its leases are taken back and
+//! the objects it was reading are removed under its transfer, which then goes on. Every get that returns tensors must
+//! have returned exactly the bytes that were committed for that generation; every other get is an error.
 //!
 //! Beside it, what the bare engine does to a reader of an object of the same size that is removed and written anew.
 //!
@@ -48,7 +48,7 @@ pub(crate) fn run(quick: bool) -> Result<Report> {
     Ok(report)
 }
 
-/// The bare engine under the same treatment. Whatever comes of it, it is no claim of ours.
+/// The bare engine under the same treatment. Its result is not a claim of Holdfast.
 fn bare(report: &mut Report, len: usize, seconds: u64) {
     eprintln!("torn: the bare engine, for {seconds} s");
     let cluster = Cluster::builder().p2p_metadata(true).segment_mib(1024).start();

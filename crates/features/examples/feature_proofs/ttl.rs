@@ -1,11 +1,12 @@
-//! Proof 1: how long a sample lives has nothing to do with how long the engine protects what was read.
+//! Proof 1: how long a sample lives has nothing to do with how long the engine protects objects that were read.
 //!
-//! The master protects everything that was read for 300 s. Eight gigabytes of samples go through a pool of 256 MiB in far
-//! less than that, eight samples at a time: whoever relied on that protection to end would stand still after 64 samples.
+//! The master protects every object that was read for 300 s. Eight gigabytes of samples go through a pool of 256 MiB in
+//! far less than that, eight samples at a time: a store that relied on that protection to end would stand still after
+//! 64 samples.
 //!
 //! Beside it, the same workload on SpecForge's own store, on a cluster of the same kind, for a limited time.
 //!
-//! What "in flight" means is the store's budget: eight samples. A sample counts from before its first byte is written
+//! The store's budget bounds what is in flight: eight samples. A sample counts from before its first byte is written
 //! until the index was told that its bytes are gone, so the engine can never hold more, whatever the processes do.
 
 use std::time::Duration;
@@ -150,7 +151,7 @@ fn cluster(etcd_nodes: usize) -> Result<Cluster> {
     builder.lease_ttl(LEASE).etcd_nodes(etcd_nodes).start()
 }
 
-/// The same workload on SpecForge's own store. Whatever comes of it, it is no claim of ours.
+/// The same workload on SpecForge's own store. Its result is not a claim of Holdfast.
 fn specforge(report: &mut Report, samples: u64, seconds: u64) {
     eprintln!("ttl: the same on SpecForge's own store, for at most {seconds} s");
     let found = cluster(0).and_then(|cluster| {

@@ -24,8 +24,8 @@ use crate::world::{Settings, WITHIN, put, right, runtime, trainers};
 /// The variable that makes this program a worker.
 pub(crate) const TASK: &str = "HOLDFAST_PROOF_TASK";
 
-/// How long a consumer waits for a sample before it looks whether it is to stop. Not short: a deadline that passes while a
-/// sample is being taken leaves that sample with nobody until its lease ends.
+/// How long a consumer waits for a sample before it checks whether it is to stop. Not short: a deadline that passes
+/// while a sample is being taken leaves that sample without a consumer until its lease ends.
 const TAKE_WITHIN: Duration = Duration::from_secs(3);
 
 /// What a worker is to do.
@@ -88,7 +88,7 @@ pub(crate) fn main(task: &str) -> Result<()> {
     let hooks = Hooks::new(Arc::clone(&journal), task.doom, task.doom.is_some());
     let stop = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&stop);
-    // Nobody joins it: it ends with the process, or when whoever started us closes the pipe.
+    // No thread joins it: it ends with the process, or when the process that started this one closes the pipe.
     std::thread::spawn(move || {
         drop(std::io::stdin().read_to_end(&mut Vec::new()));
         told.store(true, Ordering::Relaxed);

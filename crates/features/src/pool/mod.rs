@@ -1,29 +1,29 @@
-//! Memory that gets receive into: registered, warm, and used again.
+//! Memory that gets receive into: registered, warm, and reused.
 //!
 //! Fresh memory is the largest avoidable cost of a get: the kernel clears each page when it is first written. So memory
 //! is taken from the system in *slabs*, registered and touched once, and lent out in blocks.
 //!
 //! ```text
 //!        buffer()                the last clone of the block's span is gone
-//! free ───────────▶ lent (a loan) ─────────────────────────────────────────▶ free
+//! free ───────────▶ lent (guarded) ────────────────────────────────────────▶ free
 //!   ▲ no room: a new slab, within the budget                    │
 //!   │          idle slabs make way for one that fits            └ the caller's, and those of transfers under way
 //!   └ else wait for a block to come back, until the deadline: `Capacity`
 //! ```
 //!
 //! An operation asks for all its blocks at once, and operations are served in the order in which they asked: only the
-//! first in line takes anything. So none holds some blocks while it waits for others, and a large request is not starved
-//! by small ones that fit before it. What fits into an empty pool is had at the latest when everything else is back: then
-//! all slabs make way for one that holds the whole request.
+//! first in the queue takes anything. So none holds some blocks while it waits for others, and a large request is not
+//! starved by small ones that would fit before it. A request that fits into an empty pool is served at the latest when
+//! every other block is back: then all slabs make way for one that holds the whole request.
 //!
-//! In a sealed store the memory is private instead of registered (module `backing`), and everything else is the same.
+//! In a sealed store the memory is private instead of registered (module `backing`); everything else is the same.
 //!
-//! A block is a loan (module `loan`): a call that ran out of time keeps a clone of its span until the engine has
-//! returned, so a block that somebody may still write to is not free, whatever its reader has been told.
+//! A block is a guarded span (module `loan`): a call that ran out of time keeps a clone of its span until the engine
+//! has returned. So a block that the engine may still write to is not free, whatever its reader has been told.
 //!
 //! Invariants: PL1 … PL3 of the module `space`, and
-//! - PL4: the slabs, those being made included, never have more bytes than the budget.
-//! - PL5: blocks are lent in the order of the line, and all blocks of a request at once.
+//! - PL4: the slabs, including those being made, never have more bytes than the budget.
+//! - PL5: blocks are lent in the order of the queue, and all blocks of a request at once.
 
 mod space;
 
@@ -42,7 +42,7 @@ use crate::calls::Calls;
 use crate::loan::lend;
 
 const OPERATION: &str = "features.pool";
-/// The usual size of a slab. Larger blocks get one of their own.
+/// The usual size of a slab. A larger block gets a slab of its own.
 const SLAB: usize = 64 << 20;
 
 /// Memory that is lent out and comes back: registered, or private in a sealed store. Cheap to clone.
@@ -64,7 +64,7 @@ struct State {
     slabs: HashMap<u64, Region>,
     /// Bytes of slabs that are being made.
     coming: usize,
-    /// Requests in the order in which they came, each with what wakes it when it is the first and something came back.
+    /// Requests in the order in which they came. Each is notified when it is the first and something came back.
     line: VecDeque<Arc<Notify>>,
 }
 
@@ -77,11 +77,11 @@ impl State {
             for block in blocks.into_iter().flatten() {
                 self.space.give_back(block);
             }
-            Error::internal(OPERATION, "a slab has no memory")
+            Error::internal(OPERATION, "a slab has no memory; this is a bug")
         })
     }
 
-    /// Something came back, or the first in line has changed.
+    /// Notifies the first in the queue: something came back, or it has just become the first.
     fn tell_first(&self) {
         if let Some(first) = self.line.front() {
             first.notify_one();
@@ -92,15 +92,15 @@ impl State {
 /// How much of a pool is in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolUse {
-    /// The most bytes that it may take.
+    /// The most bytes that the pool may allocate.
     pub budget: u64,
-    /// The bytes that it has taken and registered.
+    /// The bytes that it has allocated and registered.
     pub taken: u64,
-    /// Those of them that are lent out.
+    /// The part of those that is lent out.
     pub lent: u64,
 }
 
-/// Gives a block back when nobody can touch it any more.
+/// Gives a block back when nothing can touch it any more.
 struct Lent {
     pool: Arc<Shared>,
     block: Block,
@@ -114,7 +114,7 @@ impl Drop for Lent {
     }
 }
 
-/// Bytes of a slab that is being made; they stop counting as such when it is there, or was not to be had.
+/// Bytes of a slab that is being made. They stop counting as such when the slab is there, or could not be made.
 struct Coming<'a> {
     pool: &'a Shared,
     len: usize,
@@ -128,7 +128,7 @@ impl Drop for Coming<'_> {
     }
 }
 
-/// A request's place in line; dropped, the next one is first.
+/// A request's place in the queue. Dropping it makes the next request the first.
 struct InLine<'a> {
     pool: &'a Shared,
     told: Arc<Notify>,
@@ -150,11 +150,11 @@ impl Drop for InLine<'_> {
     }
 }
 
-/// What is to be done for blocks that are wanted.
+/// What a request does next.
 enum Next<'a> {
     /// A block for each length, in order, each with its slab.
     Have(Vec<(Span, Block)>),
-    /// Make a slab; those that had to make way are dropped first.
+    /// Make a slab; the slabs that have to make way are dropped first.
     Make(Coming<'a>, Vec<Region>),
     Wait,
 }
@@ -170,14 +170,14 @@ impl BufferPool {
         }))
     }
 
-    /// Memory of exactly `len` bytes. It comes back when the last clone of the span is dropped, by the caller and by the
-    /// engine. What is in it is unspecified. Waits for memory to come back if all of it is lent; `Capacity` if none does
-    /// within the time.
+    /// Memory of exactly `len` bytes. It returns to the pool when the last clone of the span is dropped, by the caller
+    /// and by the engine. Its content is unspecified. Waits for memory to come back if all of it is lent; `Capacity` if
+    /// none does within the time.
     pub async fn buffer(&self, len: usize, within: Duration) -> Result<Span> {
         self.take(len, Deadline::after(&*self.0.clock, within)).await
     }
 
-    /// Takes and touches memory ahead of its use, until there are `bytes` in all.
+    /// Allocates and touches memory ahead of its use, until the pool has `bytes` in all.
     pub async fn warm(&self, bytes: u64, within: Duration) -> Result<()> {
         let pool = &*self.0;
         let deadline = Deadline::after(&*pool.clock, within);
@@ -197,7 +197,7 @@ impl BufferPool {
         }
     }
 
-    /// How much of it is in use.
+    /// How much of the pool is in use.
     pub fn usage(&self) -> PoolUse {
         let state = self.0.state.lock();
         PoolUse {
@@ -207,7 +207,7 @@ impl BufferPool {
         }
     }
 
-    /// [`BufferPool::buffer`] for several at once: all of them, or none.
+    /// [`BufferPool::buffer`] for several buffers at once: all of them, or none.
     pub async fn buffers(&self, lens: &[usize], within: Duration) -> Result<Vec<Span>> {
         self.take_all(lens, Deadline::after(&*self.0.clock, within)).await
     }
@@ -218,7 +218,7 @@ impl BufferPool {
     }
 
     pub(crate) async fn take(&self, len: usize, deadline: Deadline) -> Result<Span> {
-        let missing = || Error::internal(OPERATION, "a request for one buffer got none");
+        let missing = || Error::internal(OPERATION, "a request for one buffer got none; this is a bug");
         self.take_all(&[len], deadline).await?.pop().ok_or_else(missing)
     }
 
@@ -238,7 +238,8 @@ impl BufferPool {
         blocks.fold(0, usize::saturating_add) > self.0.budget / 2
     }
 
-    /// Memory that is there without waiting for others to give theirs back; none if it is not, or others wait.
+    /// Memory that is available without waiting for other operations to give theirs back; none if there is none, or
+    /// others wait.
     pub(crate) async fn take_free(&self, lens: &[usize], deadline: Deadline) -> Result<Option<Vec<Span>>> {
         self.take_if(lens, deadline, false).await
     }
@@ -268,7 +269,7 @@ impl BufferPool {
         }
     }
 
-    /// Blocks as spans that give them back.
+    /// Wraps blocks in spans that give them back.
     fn lent(&self, lens: &[usize], blocks: Vec<(Span, Block)>) -> Result<Vec<Span>> {
         // Each gives its block back, whatever becomes of the others.
         let guarded: Vec<(Span, Lent)> = blocks
@@ -294,7 +295,7 @@ fn slab_len(want: usize, room: usize) -> Option<usize> {
 }
 
 impl Shared {
-    /// How long the blocks for these lengths are. `Capacity` if all together never fit.
+    /// The block lengths for these buffers. `Capacity` if together they can never fit.
     fn wants(&self, lens: &[usize]) -> Result<Vec<usize>> {
         let blocks: Option<Vec<usize>> = lens.iter().map(|len| rounded(*len).filter(|_| *len > 0)).collect();
         let total = |blocks: &[usize]| blocks.iter().try_fold(0_usize, |sum, block| sum.checked_add(*block));
@@ -303,7 +304,7 @@ impl Shared {
             Error::new(
                 ErrorKind::Capacity,
                 OPERATION,
-                "no buffer of this length fits into the pool; raise pool_bytes, or receive into memory of your own",
+                "buffers of this length do not fit into the pool; raise pool_bytes, or receive into memory of your own",
             )
             .with_retry(Retry::Never)
             .with("len", lens.iter().fold(0_usize, |sum, len| sum.saturating_add(*len)))
@@ -317,7 +318,7 @@ impl Shared {
             return Ok(Next::Wait);
         }
         let others = state.space.lent();
-        // The longest first: the shorter ones find room in what is left.
+        // The longest first: the shorter ones find room in the rest.
         let mut order: Vec<usize> = (0..wants.len()).collect();
         order.sort_by_key(|at| std::cmp::Reverse(wants[*at]));
         let mut blocks: Vec<Option<Block>> = vec![None; wants.len()];
@@ -332,7 +333,7 @@ impl Shared {
         let Some(missing) = missing else {
             return state.with_slabs(blocks).map(Next::Have);
         };
-        // Slabs in which the others of these blocks lie are not idle: they do not make way.
+        // Slabs that hold the other blocks of this request are not idle: they do not make way.
         let next = self.make_room(&mut state, missing);
         for block in blocks.into_iter().flatten() {
             state.space.give_back(block);
@@ -343,7 +344,7 @@ impl Shared {
         if others > 0 || state.coming > 0 {
             return Ok(Next::Wait);
         }
-        // Nothing is out, and it does not fit the slabs that are there: one for all of it takes their place.
+        // Nothing is lent, and the request does not fit the slabs that exist: one slab for all of it replaces them.
         let total: usize = wants.iter().sum();
         let gone = state.space.drop_idle(usize::MAX);
         let make_way = gone.iter().filter_map(|id| state.slabs.remove(id)).collect();
@@ -351,7 +352,8 @@ impl Shared {
         Ok(Next::Make(Coming { pool: self, len: total }, make_way))
     }
 
-    /// Room for a slab with a block of `want` bytes, if it can be had; its length, and the slabs that make way.
+    /// Makes room for a slab with a block of `want` bytes, if possible; returns its length, and the slabs that make
+    /// way.
     fn make_room(&self, state: &mut State, want: usize) -> Option<(usize, Vec<Region>)> {
         let mut room = self.budget.saturating_sub(state.space.total() + state.coming);
         let mut make_way = Vec::new();
@@ -366,7 +368,7 @@ impl Shared {
         Some((len, make_way))
     }
 
-    /// Makes a slab: takes memory, registers it, touches every page.
+    /// Makes a slab: allocates memory, registers it, touches every page.
     async fn make(&self, coming: Coming<'_>, deadline: Deadline) -> Result<()> {
         let (backing, len) = (self.backing.clone(), coming.len);
         let region = self

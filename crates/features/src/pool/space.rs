@@ -1,9 +1,9 @@
-//! Who has which bytes of which slab: the bookkeeping of the pool, without any memory.
+//! Which bytes of which slab are lent: the bookkeeping of the pool, without any memory.
 //!
 //! Best fit over all slabs, lowest address first among equals; neighbours are joined when they come back.
 //!
 //! Invariants, held by a property test:
-//! - PL1: no two blocks that are out overlap, and each lies inside its slab.
+//! - PL1: no two blocks that are lent overlap, and each lies inside its slab.
 //! - PL2: of every slab, free and lent bytes add up to its length, and no two free runs touch.
 //! - PL3: when all blocks are back, every slab is one free run.
 
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 /// Blocks begin and end at multiples of this, so that they share no page and suit every transport.
 pub(super) const GRAIN: usize = 4096;
 
-/// A run of bytes that is out.
+/// A run of bytes that is lent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Block {
     pub(super) slab: u64,
@@ -23,7 +23,7 @@ pub(super) struct Block {
 #[derive(Debug)]
 struct Slab {
     len: usize,
-    /// Length by beginning of every free run.
+    /// Every free run: its start and its length.
     free: BTreeMap<usize, usize>,
     lent: usize,
 }
@@ -35,13 +35,13 @@ pub(super) struct Space {
     next: u64,
 }
 
-/// A length as whole grains.
+/// A length rounded up to whole grains.
 pub(super) fn rounded(len: usize) -> Option<usize> {
     len.max(1).checked_next_multiple_of(GRAIN)
 }
 
 impl Space {
-    /// Takes a new slab in, all of it free. Returns its number.
+    /// Adds a new slab, all of it free. Returns its number.
     pub(super) fn add(&mut self, len: usize) -> u64 {
         let id = self.next;
         self.next += 1;
@@ -54,7 +54,7 @@ impl Space {
         id
     }
 
-    /// Gives out `len` bytes (whole grains), if any slab has them in one piece.
+    /// Lends `len` bytes (whole grains), if any slab has them in one piece.
     pub(super) fn take(&mut self, len: usize) -> Option<Block> {
         let runs = self
             .slabs
@@ -89,7 +89,7 @@ impl Space {
         slab.lent = slab.lent.saturating_sub(block.len);
     }
 
-    /// Forgets slabs of which nothing is out, the largest first, until `bytes` are gone or none is left.
+    /// Drops slabs of which nothing is lent, the largest first, until `bytes` are gone or none is left.
     pub(super) fn drop_idle(&mut self, bytes: usize) -> Vec<u64> {
         let mut idle: Vec<(usize, u64)> = self
             .slabs
@@ -110,7 +110,7 @@ impl Space {
         gone
     }
 
-    /// The bytes of slabs of which nothing is out.
+    /// The bytes of slabs of which nothing is lent.
     pub(super) fn idle_bytes(&self) -> usize {
         self.slabs
             .values()
@@ -124,7 +124,7 @@ impl Space {
         self.slabs.values().map(|slab| slab.len).sum()
     }
 
-    /// The bytes that are out.
+    /// The bytes that are lent.
     pub(super) fn lent(&self) -> usize {
         self.slabs.values().map(|slab| slab.lent).sum()
     }

@@ -132,7 +132,7 @@ async fn requests_are_served_in_turn_and_a_waiter_that_leaves_is_in_nobodys_way(
     tokio::task::yield_now().await;
     let large = spawn("large", vec![2 * MIB, MIB], WITHIN);
     tokio::task::yield_now().await;
-    // One MiB is free, and yet it waits: who came before it is larger.
+    // One MiB is free, and yet it waits: the request before it in the queue is larger.
     let small = spawn("small", vec![MIB], WITHIN);
     tokio::task::yield_now().await;
     assert!(

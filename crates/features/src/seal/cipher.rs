@@ -1,4 +1,5 @@
-//! One tensor's key, and what each of its chunks is bound to. The format is in the module's story, one level up.
+//! One tensor's key, and the data that each of its chunks is bound to. The documentation of the parent module has the
+//! format.
 
 use std::fmt;
 
@@ -10,12 +11,12 @@ use super::header::{Scheme, SealHeader};
 use super::key::{KeyId, Secret, StoreKey};
 use super::layout::Layout;
 
-/// The bytes that each chunk grows by.
+/// The length of a chunk's tag: how much longer each sealed chunk is.
 pub const TAG_BYTES: usize = 16;
 
 pub(super) type Tag = [u8; TAG_BYTES];
 
-/// One physical incarnation of a sample: what its objects' keys have in common.
+/// One physical incarnation of a sample: the common part of its objects' keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Incarnation {
     /// The store that the sample belongs to.
@@ -39,7 +40,7 @@ impl From<&SampleKey> for Incarnation {
     }
 }
 
-/// A tensor of an incarnation, sealed with a key: whom a tensor key belongs to.
+/// A tensor of an incarnation, sealed with a key: the owner of a tensor key.
 #[derive(Clone, PartialEq, Eq)]
 struct Place {
     key_id: KeyId,
@@ -55,7 +56,7 @@ impl Place {
     }
 }
 
-/// Writes fields so that different fields never give the same bytes: every text has its length before it.
+/// Encodes fields so that different fields never give the same bytes: the length precedes every text.
 pub(super) struct Encoder(pub(super) Vec<u8>);
 
 impl Encoder {
@@ -63,7 +64,7 @@ impl Encoder {
         Self(Vec::with_capacity(256)).text(label)
     }
 
-    /// Which incarnation of a sample, and by which key.
+    /// The incarnation of a sample, and the key it is sealed with.
     pub(super) fn sample(self, key_id: &KeyId, incarnation: &Incarnation) -> Self {
         self.text(key_id.as_str())
             .text(incarnation.store.as_str())
@@ -85,7 +86,7 @@ impl Encoder {
         self
     }
 
-    /// Bytes of a length that never varies.
+    /// Bytes whose length never varies.
     pub(super) fn fixed<const N: usize>(mut self, bytes: &[u8; N]) -> Self {
         self.0.extend_from_slice(bytes);
         self
@@ -109,7 +110,7 @@ pub(super) fn derive(key: &StoreKey, salt: &[u8; 16], info: &Encoder, into: &mut
         .map_err(|_| Error::internal("seal.derive", "the key derivation failed").with("key_id", key.id()))
 }
 
-/// Tells one key from another without telling anything about either.
+/// Distinguishes one key from another without revealing anything about either.
 pub(super) fn key_check(scheme: Scheme, key: &StoreKey, salt: &[u8; 16]) -> Result<[u8; 8]> {
     let mut check = [0; 8];
     let info = Encoder::new(&scheme.label("key check")).text(key.id().as_str());
@@ -124,7 +125,7 @@ fn tensor_key(scheme: Scheme, key: &StoreKey, header: &SealHeader, place: &Place
     Ok(tensor_key)
 }
 
-/// Seals and opens the chunks of one tensor. It does not count: that no chunk is sealed twice is its owner's care.
+/// Seals and opens the chunks of one tensor. It does not count: its owner must see to it that no chunk is sealed twice.
 pub(super) struct TensorCipher {
     key: LessSafeKey,
     place: Place,
@@ -232,7 +233,7 @@ impl TensorCipher {
 
     fn corrupt(&self, number: u64) -> Error {
         let message = "this chunk is not what was sealed here: it was changed, or comes from elsewhere; \
-                       put the sample again, and find out who else can write to the engine";
+                       put the sample again, and find out which other program can write to the engine";
         self.about(number, Error::new(ErrorKind::Corrupt, "seal.open", message))
     }
 
@@ -263,7 +264,7 @@ impl fmt::Debug for TensorCipher {
     }
 }
 
-/// What the tests look for in everything that is printed.
+/// The secret that the tests look for in everything that is printed.
 #[cfg(test)]
 pub(super) fn tensor_key_for_tests(
     key: &StoreKey,

@@ -1,4 +1,4 @@
-//! What is needed besides the key to open a sample. It is public and stands in the sample's description.
+//! The public data that is needed besides the key to open a sample. It is part of the sample's description.
 
 use std::fmt;
 
@@ -9,17 +9,17 @@ use super::cipher::key_check;
 use super::key::{KeyId, StoreKey};
 use super::layout::check_chunk_bytes;
 
-/// A version of the format. Each has keys of its own, so what is sealed in one does not open as another.
+/// A version of the format. Each has keys of its own, so bytes that are sealed in one do not open as another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scheme {
-    /// The first: it covers the bytes of tensors, and not what the description says of them.
+    /// The first: it covers the bytes of tensors, but not what the description says of them.
     V1,
     /// The current one: a tag over the description, too.
     V2,
 }
 
 impl Scheme {
-    /// As it stands in a header.
+    /// The name in a header.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::V1 => "aes-256-gcm+hkdf-sha256/1",
@@ -27,7 +27,7 @@ impl Scheme {
         }
     }
 
-    /// What bytes are derived or authenticated for.
+    /// The label for a purpose that bytes are derived or authenticated for.
     pub(super) fn label(self, purpose: &str) -> String {
         let version = match self {
             Self::V1 => 1,
@@ -69,13 +69,13 @@ impl SealHeader {
         })
     }
 
-    /// Whether this release can open by it.
+    /// An error if this release cannot open a sample with this header.
     pub(super) fn validate(&self) -> Result<()> {
         self.scheme()?;
         check_chunk_bytes(self.chunk_bytes)
     }
 
-    /// In which version of the format. `Unsupported` if this release does not know it.
+    /// The version of the format. `Unsupported` if this release does not know it.
     pub fn scheme(&self) -> Result<Scheme> {
         let known = [Scheme::V1, Scheme::V2];
         known

@@ -1,8 +1,7 @@
 //! Store keys: 32 secret bytes under a name.
 //!
-//! The bytes live in one place on the heap and are wiped when the key is dropped; only the key derivation takes a copy,
-//! and wipes it. What is read on the way in (text, a file, a variable) is wiped too. No error repeats what it was given:
-//! it might be the key.
+//! The bytes live in one place on the heap and are wiped when the key is dropped; only the key derivation makes a copy,
+//! and wipes it. The input (text, a file, a variable) is wiped too. No error repeats its input: it might be the key.
 
 use std::fmt;
 use std::fs::File;
@@ -24,10 +23,10 @@ pub const KEY_BYTES: usize = 32;
 /// The longest key id. Shorter than any text form of a key, so that a key cannot be taken for an id.
 const MAX_ID_BYTES: usize = 32;
 
-/// More than any key file has.
+/// The most bytes that are read of a key file: more than any key file has.
 const MAX_FILE_BYTES: u64 = 1024;
 
-/// The public name of a store key, such as `2026-11`. Stands in every description that was sealed with it.
+/// The public name of a store key, such as `2026-11`. It is part of every description that was sealed with the key.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct KeyId(Arc<str>);
@@ -144,7 +143,7 @@ impl StoreKey {
                 .with("file", path.display())
                 .caused_by(error)
         };
-        // All of the room at once: a buffer that grows would leave copies behind.
+        // The whole capacity at once: a buffer that grows would leave copies behind.
         let mut contents = Zeroizing::new(Vec::with_capacity(2 * 1024));
         let file = File::open(path).map_err(unreadable)?;
         file.take(MAX_FILE_BYTES)
@@ -153,7 +152,7 @@ impl StoreKey {
         if contents.len() == KEY_BYTES {
             return Self::from_bytes(id, &contents).map_err(|error| error.with("file", path.display()));
         }
-        // What is not text is no key either, and an empty text is refused with the right advice.
+        // Bytes that are not text are no key either; as empty text they are refused with the right advice.
         let text = std::str::from_utf8(&contents).unwrap_or_default();
         Self::from_text(id, text).map_err(|error| error.with("file", path.display()))
     }
@@ -162,7 +161,7 @@ impl StoreKey {
     pub fn from_env(id: KeyId, variable: &str) -> Result<Self> {
         match std::env::var(variable).map(Zeroizing::new) {
             Ok(text) => Self::from_text(id, &text).map_err(|error| error.with("variable", variable)),
-            // Not the cause: it may hold the variable's value.
+            // The cause is left out: it may hold the variable's value.
             Err(_) => Err(Error::new(
                 ErrorKind::NotFound,
                 "seal.key",
@@ -178,7 +177,7 @@ impl StoreKey {
         &self.id
     }
 
-    /// The secret bytes, for a key of something else than samples: nothing here uses the same bytes for both.
+    /// The secret bytes, for a purpose other than sealing samples. Nothing here uses the same bytes for both.
     pub fn expose(&self) -> &[u8; KEY_BYTES] {
         &self.secret
     }
@@ -215,6 +214,6 @@ fn decode_base64(text: &[u8], into: &mut [u8]) -> Option<usize> {
         &alphabet::STANDARD
     };
     let config = GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent);
-    // Not the cause of a failure: it repeats a character of the key.
+    // The cause of a failure is left out: it repeats a character of the key.
     GeneralPurpose::new(alphabet, config).decode_slice(text, into).ok()
 }

@@ -1,7 +1,7 @@
 //! The keys of a store: one that seals, and any number that still open.
 //!
-//! To rotate: give every process a keyring that has the new key, with the old one still current; then make the new one
-//! current; then, when the last sample of the old one is gone, leave the old one out. Nothing is sealed again.
+//! To rotate: give every process a keyring that has the new key, with the old one still current. Then make the new one
+//! current. When the last sample of the old one is gone, leave the old one out. Nothing is sealed again.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -64,12 +64,12 @@ impl Keyring {
         self.keys.keys()
     }
 
-    /// Begins a put: draws its salt. For every put, and for every new attempt that seals again, another one.
+    /// Begins a put: draws its salt. Every put needs a new sealer, and so does every retry that seals again.
     pub fn sealer(&self, incarnation: Incarnation, chunk_bytes: u32, rng: &dyn Rng) -> Result<SampleSealer> {
         self.sealer_of(Scheme::V2, incarnation, chunk_bytes, rng)
     }
 
-    /// Samples are sealed in the current scheme only; tests hold the earlier one fast, too.
+    /// Samples are sealed in the current scheme only; tests pin the earlier one, too.
     pub(super) fn sealer_of(
         &self,
         scheme: Scheme,
@@ -86,8 +86,8 @@ impl Keyring {
         ))
     }
 
-    /// Begins a get: finds the key that the header names. `Denied` if it is not here, or is another one. What the
-    /// description says is not vouched for before [`SampleOpener::check_record`] has said so.
+    /// Begins a get: finds the key that the header names. `Denied` if it is not here, or is another one. The
+    /// description is unverified until [`SampleOpener::check_record`] has succeeded.
     pub fn opener(&self, header: &SealHeader, incarnation: Incarnation) -> Result<SampleOpener> {
         header.validate()?;
         let scheme = header.scheme()?;
@@ -107,7 +107,7 @@ impl Keyring {
     }
 }
 
-/// A clone is the same keyring; keys are not compared.
+/// Two keyrings are equal if they are clones; keys are not compared.
 impl PartialEq for Keyring {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.current, &other.current) && Arc::ptr_eq(&self.keys, &other.keys)

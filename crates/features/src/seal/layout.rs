@@ -12,11 +12,11 @@ use holdfast_core::{Error, Result};
 
 use super::cipher::TAG_BYTES;
 
-/// Enough that the work for each chunk does not show, and small enough to stay in a core's cache.
+/// The default chunk size: large enough that the cost per chunk is negligible, small enough to stay in a core's cache.
 pub const DEFAULT_CHUNK_BYTES: u32 = 1 << 20;
-/// The smallest chunks: 0.4 % of tags.
+/// The smallest chunk size: tags then take 0.4 % of the plaintext.
 pub const MIN_CHUNK_BYTES: u32 = 4 << 10;
-/// The largest chunks.
+/// The largest chunk size. It bounds the blocks per AEAD nonce.
 pub const MAX_CHUNK_BYTES: u32 = 64 << 20;
 /// The largest tensor that one key seals: 1 TiB.
 pub const MAX_TENSOR_BYTES: u64 = 1 << 40;
@@ -48,7 +48,7 @@ pub(super) fn check_chunk_bytes(chunk_bytes: u32) -> Result<()> {
 }
 
 impl Layout {
-    /// A tensor of so many bytes in chunks of so many.
+    /// The layout of a tensor of `plain_len` bytes in chunks of `chunk_bytes`.
     pub fn new(plain_len: u64, chunk_bytes: u32) -> Result<Self> {
         check_chunk_bytes(chunk_bytes)?;
         if plain_len > MAX_TENSOR_BYTES {
@@ -96,7 +96,7 @@ impl Layout {
         }
     }
 
-    /// `count` chunks from chunk `first` on; `None` if there are not so many, or none are asked for.
+    /// `count` chunks from chunk `first` on; `None` if there are fewer, or `count` is zero.
     pub fn run(self, first: u64, count: u64) -> Option<Run> {
         let end = first.checked_add(count).filter(|&end| end <= self.chunk_count())?;
         let chunk_bytes = u64::from(self.chunk_bytes);
@@ -109,7 +109,7 @@ impl Layout {
         })
     }
 
-    /// The tensor in runs of so many chunks; the last one has what is left.
+    /// The tensor in runs of so many chunks; the last one has the rest.
     pub fn runs(self, chunks: NonZeroU64) -> impl Iterator<Item = Run> {
         let total = self.chunk_count();
         let starts = std::iter::successors(Some(0), move |first: &u64| first.checked_add(chunks.get()));

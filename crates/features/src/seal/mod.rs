@@ -1,15 +1,16 @@
 //! Sealing: tensors are encrypted and authenticated before they leave this process, and opened after they are back.
 //!
-//! The engine's ports authenticate nobody: whoever reaches them can read, change, swap and bring back objects. In a
-//! store that was opened with a [`Keyring`] they see ciphertext, and what they change is an error, never bytes.
+//! The engine's ports authenticate no peer: any process that reaches them can read, change, swap and bring back
+//! objects. In a store that was opened with a [`Keyring`] such a process sees ciphertext, and whatever it changes
+//! becomes an error, never wrong bytes.
 //!
 //! | module | its job |
 //! |---|---|
 //! | `key` | [`StoreKey`]: 32 secret bytes with a [`KeyId`]; wiped when dropped, never printed |
 //! | `keyring` | [`Keyring`]: the key that seals now, and those that still open |
-//! | `header` | [`SealHeader`]: what is needed besides the key; stands in the sample's description |
+//! | `header` | [`SealHeader`]: the public data needed besides the key; part of the sample's description |
 //! | `layout` | [`Layout`], [`Run`]: where chunks and tags lie |
-//! | `cipher` | one tensor's key, and what each chunk is bound to |
+//! | `cipher` | one tensor's key, and the data each chunk is bound to |
 //! | `record` | [`Record`], [`RecordTag`]: the tag over the sample's description |
 //! | `sample` | [`SampleSealer`], [`SampleOpener`]: from a sample to its tensors |
 //! | `sealer`, `opener` | [`TensorSealer`], [`TensorOpener`]: bytes in, bytes out |
@@ -37,7 +38,7 @@
 //! sealer.seal(&tensor, &mut sealed)?;
 //! let (header, tag) = (sample.header().clone(), sample.record_tag(&record)?);
 //!
-//! // Get: the same with what was read back. First whether the description is the producer's word, then the bytes.
+//! // Get: the same with the data read back. First verify that the description is the producer's, then open the bytes.
 //! let sample = keyring.opener(&header, incarnation)?;
 //! sample.check_record(&record, Some(&tag))?;
 //! let opener = sample.tensor(&"hidden".parse()?, 3_000_000)?;
@@ -50,9 +51,9 @@
 //! # The format
 //! A tensor of `plain_len` bytes is cut into chunks of `chunk_bytes`; the last one is shorter. A tensor without bytes
 //! has one empty chunk, so that its emptiness is authenticated too. Each chunk is sealed by itself with AES-256-GCM. An
-//! object holds a *run* of chunks: their ciphertext, which is as long as the plaintext and in the same places, then their
-//! tags of 16 bytes. So a get can scatter the ciphertext to where the tensor is wanted and the tags elsewhere, and open
-//! in place.
+//! object holds a *run* of chunks: their ciphertext, which is as long as the plaintext and at the same offsets, then
+//! their tags of 16 bytes. So a get can scatter the ciphertext to the tensor's destination and the tags elsewhere, and
+//! open in place.
 //!
 //! ```text
 //! where      = text(key id) text(store) text(sample) number(generation) number(nonce)
@@ -65,8 +66,8 @@
 //! text(t)    = its length in bytes, 4 bytes big-endian, then its UTF-8;  number(n) = 8 bytes, big-endian
 //! ```
 //!
-//! The description has a tag of 32 bytes over a canonical form of what it says. It is checked before memory is taken
-//! for a tensor, and before a tensor without bytes is handed out, of which no chunk could tell anything.
+//! The description has a tag of 32 bytes over a canonical form of its content. The tag is checked before memory is
+//! allocated for a tensor, and before a tensor without bytes is handed out, for which no chunk could prove anything.
 //!
 //! ```text
 //! record key = derive(text("holdfast/seal/2 record key") where), 32 bytes
@@ -75,30 +76,31 @@
 //!              number(chunk_bytes) number(the description's version) number(object_bytes) number(tensors) tensor…
 //! tensor     = text(name) text(element type) number(dimensions) number(length of the dimension)…
 //! ```
-//! Known-answer tests hold this fast; a change needs another scheme name in the header.
+//! Known-answer tests pin this format; a change needs another scheme name in the header.
 //!
-//! The scheme before this one, `…/1`, has `1` for `2` in its labels, and no tag: an attacker that could write to the index could
-//! change a shape, or make a tensor empty. Such samples are read only where a setting allows it
-//! (`FeatureConfig::accept_seal_v1`). Since the labels differ, so do all keys: nothing of a `…/2` sample opens as `…/1`.
+//! The previous scheme, `…/1`, has `1` for `2` in its labels, and no tag: an attacker that could write to the index
+//! could change a shape, or make a tensor empty. Such samples are read only where a setting allows it
+//! (`FeatureConfig::accept_seal_v1`). Since the labels differ, so do all keys: nothing of a `…/2` sample opens as
+//! `…/1`.
 //!
 //! # What must hold
 //! - **A chunk opens only where it was sealed.** One byte changed, a chunk moved within a tensor, to another tensor,
-//!   sample, generation or store, an object cut short, an older generation's object under this one's key: `Corrupt`, and
-//!   the destination is zeroed.
-//! - **A description counts only for its own incarnation.** Another element type, shape, order, tensor more or fewer, other
-//!   objects, the description of another sample or generation, no tag: `Corrupt`, before anything is read.
+//!   sample, generation or store, an object cut short, an older generation's object under this one's key: `Corrupt`,
+//!   and the destination is zeroed.
+//! - **A description counts only for its own incarnation.** Another element type, shape or order, a tensor more or
+//!   fewer, other objects, the description of another sample or generation, no tag: `Corrupt`, before anything is read.
 //! - **No AEAD nonce is used twice with a key.** The nonce is the chunk number, so this means: no two different
 //!   plaintexts for one chunk of one tensor key. A tensor key belongs to one (key id, store, sample, generation, nonce,
-//!   tensor, salt). Two puts differ in the generation, because the index gives each one only once, *and* in nonce and
-//!   salt, 192 random bits. Each of the two suffices: an index that is restored from a backup may give a generation
-//!   again, a forked process may draw its parent's random numbers, and it takes both at once to do harm. Within a put,
-//!   [`SampleSealer`] gives out each tensor once and [`TensorSealer`] seals each chunk once; the second time is refused.
-//!   A header that was read back cannot be sealed with.
-//! - **No secret is shown.** Keys, tensor keys and their text forms are in no `Debug`, `Display`, error or log, and what
-//!   this module holds of them is wiped when dropped.
+//!   tensor, salt). Two puts differ in the generation, because the index assigns each one only once, *and* in nonce and
+//!   salt, 192 random bits. Each of the two suffices: an index that is restored from a backup may assign a generation
+//!   again, a forked process may draw its parent's random numbers, and only both at once do harm. Within a put,
+//!   [`SampleSealer`] gives out each tensor once and [`TensorSealer`] seals each chunk once; a second time is refused.
+//!   A header that was read back cannot be used to seal.
+//! - **No secret is shown.** Keys, tensor keys and their text forms appear in no `Debug`, `Display`, error or log, and
+//!   this module wipes its copies of them when they are dropped.
 //!
 //! # What can go wrong
-//! | what | outcome |
+//! | event | outcome |
 //! |---|---|
 //! | the key id is not in the keyring | `Denied`, names the id |
 //! | another key under that id | `Denied` (by the key check), so that a wrong setting does not look like lost data |
@@ -109,21 +111,23 @@
 //! | the caller's own buffers have wrong lengths | `Invalid`; nothing is sealed, or the destination is zeroed |
 //! | a tensor or a chunk is sealed twice | `Invalid`; nothing is written |
 //! | the process dies while sealing | nothing was committed; nothing of the seal is used again |
-//! | a put is tried again | with the same sealed bytes; or with a new [`SampleSealer`], for all of its tensors |
+//! | a put is retried | with the same sealed bytes; or with a new [`SampleSealer`], for all of its tensors |
 //!
 //! # Bounds
-//! A chunk has at most 64 MiB (2^22 blocks; GCM allows 2^32 − 2 for each nonce), a tensor at most 1 TiB. So a tensor key
-//! encrypts at most 2^36 blocks, and the chance to tell its ciphertext from noise is below 2^-56. A forged chunk passes
-//! with a chance below 2^-105; of 1 MiB, below 2^-111.
+//! A chunk has at most 64 MiB (2^22 blocks; GCM allows 2^32 − 2 for each nonce), a tensor at most 1 TiB. So a tensor
+//! key encrypts at most 2^36 blocks, and the chance to tell its ciphertext from noise is below 2^-56. A forged chunk
+//! passes with a chance below 2^-105; of 1 MiB, below 2^-111.
 //!
 //! # What it does not do
-//! - Names, lengths, shapes and who reads when stay visible, in keys and in the index.
-//! - An attacker that can write to the index can still delete samples, hand them to other groups, or present a whole former
-//!   sample, record and objects, as live.
-//! - What a lease or a look says of a sample's tensors before a get is the index's word. The get checks it.
-//! - A checksum of the plaintext in a description tells whether two tensors are equal: a sealed sample needs none.
-//! - Tensors that are equal have unequal ciphertext; nothing is compressed.
-//! - Opening reads the sealed bytes while it checks them: memory into which the engine may still write must not be opened.
+//! - Names, lengths, shapes, and which process reads when, stay visible in keys and in the index.
+//! - An attacker that can write to the index can still delete samples, hand them to other groups, or present a whole
+//!   former sample, record and objects, as live.
+//! - Before a get, the specs that a lease or a look reports of a sample's tensors are unverified data of the index. The
+//!   get verifies them.
+//! - A checksum of the plaintext in a description would reveal whether two tensors are equal: a sealed sample needs
+//!   none.
+//! - Equal tensors have unequal ciphertext; nothing is compressed.
+//! - Opening reads the sealed bytes while it checks them: memory that the engine may still write to must not be opened.
 
 mod cipher;
 mod header;

@@ -10,8 +10,8 @@ use super::sealer::{check_run, chunk_bytes, pieces, pieces_mut};
 
 /// Opens one tensor of a sample. Its methods may be called from many threads at once.
 ///
-/// What fails leaves zeros where the plaintext would be. Whoever runs jobs of a tensor by themselves hands out none of it
-/// if one of them fails.
+/// A failure leaves zeros where the plaintext would be. A caller that runs the jobs of a tensor itself must hand out
+/// nothing of the tensor if one of them fails.
 #[derive(Debug)]
 pub struct TensorOpener {
     cipher: TensorCipher,
@@ -114,7 +114,7 @@ impl TensorOpener {
             .collect()
     }
 
-    /// Sealed bytes come from the engine: a wrong length is its doing.
+    /// Sealed bytes come from the engine, so a wrong length is `Corrupt`, not the caller's mistake.
     fn check_sealed(&self, run: Run, length: u64, expected: u64) -> Result<()> {
         if length == expected {
             return Ok(());
@@ -128,7 +128,7 @@ impl TensorOpener {
             Some(expected) if expected == length as u64 => Ok(()),
             Some(expected) => Err(self.wrong_length(length as u64, expected).with("chunk", number)),
             None => {
-                let error = Error::invalid("seal.open", "the tensor has no such chunk");
+                let error = Error::invalid("seal.open", "the tensor has no chunk of this number");
                 Err(self
                     .cipher
                     .about(number, error.with("chunks", self.layout().chunk_count())))
@@ -170,7 +170,7 @@ impl OpenJob<'_> {
     }
 }
 
-// By hand, without the bytes: in place, they may be plaintext by now.
+// By hand, without the bytes: in place, they may already be plaintext.
 impl fmt::Debug for OpenJob<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "OpenJob(chunk {})", self.number)

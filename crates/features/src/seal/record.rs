@@ -1,8 +1,9 @@
-//! The tag over a sample's description: what its tensors are, and how they lie in objects.
+//! The tag over a sample's description: its tensors' specs, and how the tensors lie in objects.
 //!
-//! The chunks of a tensor say which tensor they are of, and how many bytes it has. What the bytes mean (the element type,
-//! the shape), which tensors there are, and that a tensor has no bytes at all, the description says alone. It lies in the
-//! index, and the tag is what makes it the producer's word. The format is in the module's story, one level up.
+//! The chunks of a tensor prove which tensor they belong to, and how many bytes it has. Only the description says what
+//! the bytes mean (the element type, the shape), which tensors there are, and that a tensor has no bytes at all. It
+//! lies in the index, and the tag proves that it is the producer's. The documentation of the parent module has the
+//! format.
 
 use aws_lc_rs::hmac;
 use holdfast_core::{Error, ErrorKind, Result, TensorSpec};
@@ -12,10 +13,10 @@ use super::cipher::{Encoder, Incarnation, derive};
 use super::header::{Hex, Scheme, SealHeader};
 use super::key::{Secret, StoreKey};
 
-/// What a description says, as far as it is not in the [`SealHeader`] and the [`Incarnation`].
+/// The content of a description, as far as it is not in the [`SealHeader`] and the [`Incarnation`].
 #[derive(Clone, Debug)]
 pub struct Record<'a> {
-    /// The version of the description's own form.
+    /// The version of the description's own format.
     pub version: u32,
     /// How many bytes of a tensor are in one object.
     pub object_bytes: u64,
@@ -92,14 +93,14 @@ pub(super) fn check(
                 ErrorKind::Corrupt,
                 "seal.record",
                 "the sample's description is not what was sealed: it was changed, or comes from another sample; \
-                 put the sample again, and find out who else can write to the index",
+                 put the sample again, and find out which other program can write to the index",
             );
             Err(about(incarnation, error).with("key_id", key.id()))
         }
     }
 }
 
-/// Whether the description was changed cannot be told of a sample of the first scheme.
+/// The error for a sample of the first scheme, whose seal cannot prove that the description is unchanged.
 pub(super) fn untold(incarnation: &Incarnation) -> Error {
     about(
         incarnation,

@@ -1,5 +1,5 @@
-//! From a sample to its tensors: each tensor of a put is sealed once, any tensor of a get is opened; and the tag over what
-//! the sample's description says.
+//! From a sample to its tensors: each tensor of a put is sealed once, any tensor of a get can be opened. Also the tag
+//! over the sample's description.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -34,12 +34,12 @@ impl SampleSealer {
         }
     }
 
-    /// What goes into the sample's description.
+    /// The header that goes into the sample's description.
     pub fn header(&self) -> &SealHeader {
         &self.header
     }
 
-    /// The tag over what the sample's description says; it goes into the description, too.
+    /// The tag over the sample's description; it goes into the description, too.
     pub fn record_tag(&self, record: &Record<'_>) -> Result<RecordTag> {
         record::tag(&self.key, &self.header, &self.incarnation, record)
     }
@@ -76,8 +76,8 @@ impl SampleOpener {
         }
     }
 
-    /// Whether the description says what it said when the sample was put. `Corrupt` if it does not, or has no tag. Of a
-    /// sample that was sealed in the first scheme, which has no such tag, this cannot be told: `Unsupported`.
+    /// Checks that the description is the one that the sample was put with. `Corrupt` if it is not, or has no tag.
+    /// `Unsupported` for a sample of the first scheme, which has no such tag, so that this cannot be told.
     pub fn check_record(&self, record: &Record<'_>, tag: Option<&RecordTag>) -> Result<()> {
         match self.scheme {
             Scheme::V1 => Err(record::untold(&self.incarnation)),
@@ -85,7 +85,7 @@ impl SampleOpener {
         }
     }
 
-    /// The opener of one tensor, which has so many bytes when it is open.
+    /// The opener of one tensor, which has `plain_len` bytes when it is open.
     pub fn tensor(&self, name: &TensorName, plain_len: u64) -> Result<TensorOpener> {
         TensorCipher::new(self.scheme, &self.key, &self.header, &self.incarnation, name, plain_len)
             .map(TensorOpener::new)

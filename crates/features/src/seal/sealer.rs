@@ -10,7 +10,7 @@ use super::layout::{Layout, Run};
 
 /// Seals one tensor of one put. Its methods may be called from many threads at once, for different chunks.
 ///
-/// Every chunk is sealed at most once. If a chunk was sealed and its bytes are gone, the put begins a new seal.
+/// Every chunk is sealed at most once. If a chunk was sealed and its bytes are gone, the put must begin a new seal.
 #[derive(Debug)]
 pub struct TensorSealer {
     cipher: TensorCipher,
@@ -45,7 +45,7 @@ impl TensorSealer {
         self.jobs(run, plain, sealed)?.into_iter().try_for_each(SealJob::run)
     }
 
-    /// The same as one job for each chunk, to be spread over threads.
+    /// [`TensorSealer::seal_run`] as one job for each chunk, to be spread over threads.
     pub fn jobs<'a>(&'a self, run: Run, plain: &'a [u8], sealed: &'a mut [u8]) -> Result<Vec<SealJob<'a>>> {
         check_run(&self.cipher, "seal.seal", run)?;
         let lengths = (plain.len() as u64, sealed.len() as u64);
@@ -108,13 +108,13 @@ impl TensorSealer {
         ))
     }
 
-    /// Sets the chunk's bit; an error if it was set. What fails after this is not tried again.
+    /// Sets the chunk's bit; an error if it was set. A failure after this is not retried.
     fn claim(&self, number: u64) -> Result<()> {
         let word = usize::try_from(number / 64)
             .ok()
             .and_then(|index| self.sealed.get(index));
         let bit = 1 << (number % 64);
-        // Relaxed: the bit guards no other memory, and one of two that set it sees the other's.
+        // Relaxed: the bit guards no other memory, and of two threads that set it one sees the other's bit.
         match word.map(|word| word.fetch_or(bit, Ordering::Relaxed) & bit) {
             Some(0) => Ok(()),
             _ => Err(self.cipher.about(
@@ -152,7 +152,7 @@ impl fmt::Debug for SealJob<'_> {
     }
 }
 
-/// A run is of the layout that it is used with.
+/// Refuses a run that does not belong to the layout it is used with.
 pub(super) fn check_run(cipher: &TensorCipher, operation: &'static str, run: Run) -> Result<()> {
     if cipher.layout().run(run.first(), run.count()) == Some(run) {
         return Ok(());
@@ -178,7 +178,7 @@ pub(super) fn pieces(bytes: &[u8], chunk_bytes: usize) -> impl Iterator<Item = &
     bytes.chunks(chunk_bytes).chain(empty)
 }
 
-/// The same, to be written.
+/// The same, for writing.
 pub(super) fn pieces_mut(bytes: &mut [u8], chunk_bytes: usize) -> impl Iterator<Item = &mut [u8]> {
     let empty = bytes.is_empty().then(|| [].as_mut_slice());
     bytes.chunks_mut(chunk_bytes).chain(empty)

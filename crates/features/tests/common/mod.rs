@@ -61,7 +61,7 @@ pub fn lent(bytes: Vec<u8>) -> HostMemory {
     let mut bytes = bytes.into_boxed_slice();
     let (base, len) = (bytes.as_mut_ptr(), bytes.len());
     #[allow(unsafe_code, reason = "lending memory is a promise")]
-    // SAFETY: the box is the owner, it does not move its bytes, and nobody else has it.
+    // SAFETY: the box is the owner, it does not move its bytes, and no other code has it.
     unsafe { HostMemory::lent(base, len, bytes) }.expect("not empty")
 }
 
@@ -237,7 +237,8 @@ pub fn one<T>(mut results: Vec<T>) -> T {
     results.pop().expect("one")
 }
 
-/// Gets until the sample is called lost; everything before that says that its bytes are missing. Returns how long it took.
+/// Gets until the sample is declared lost; every get before that says that its bytes are missing. Returns how long it
+/// took.
 pub async fn until_lost(store: &FeatureStore, lease: &Lease) -> Duration {
     let clock = SystemClock::new();
     let begun = clock.now();

@@ -1,4 +1,4 @@
-//! What somebody does who reaches the engine's ports: reads objects as they are, and puts others in their places.
+//! An attacker that reaches the engine's ports: reads objects as they are, and puts others in their places.
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use aws_lc_rs::hkdf::{HKDF_SHA256, KeyType, Salt};

@@ -19,13 +19,13 @@ use tokio_util::sync::CancellationToken;
 pub enum Mode {
     /// They are answered.
     Pass,
-    /// They are made, and nobody is told.
+    /// They are made, and the caller is not told.
     MadeUntold,
-    /// They are not made, and nobody is told.
+    /// They are not made, and the caller is not told.
     LostUntold,
-    /// Every other one of a batch is made, and nobody is told.
+    /// Every other one of a batch is made, and the caller is not told.
     SomeMadeUntold,
-    /// They are made, nobody is told, and questions about them are not answered either.
+    /// They are made, the caller is not told, and questions about them are not answered either.
     MadeAndSilent,
     /// As `MadeAndSilent`, but questions take all the time that they are given.
     MadeAndHung,

@@ -1,10 +1,11 @@
-//! The other side: the same reads and transactions, made by hand and sent with `etcd-client`, with nothing decided.
+//! The baseline: the same reads and transactions, built by hand and sent with `etcd-client`, without any decisions.
 //!
-//! A lease is: a range of the ready list, which holds the records, and a transaction with one condition and two writes per
-//! sample, and one for the note of all of them. An acknowledgement is a transaction with one condition and two writes per
-//! sample, and one for the note. Each transaction carries two conditions and one write more, for the session and its slot,
-//! and the lease one condition for the clock. As many samples share a transaction as do in ours, and one look at the list
-//! shows as many samples as it does in ours at most. Every sample is read from the list once.
+//! A lease is: a range read of the ready list, which holds the records, and a transaction with one condition and two
+//! writes per sample, and one write for the grant record of all of them. An acknowledgement is a transaction with one
+//! condition and two writes per sample, and one write for the grant record. Each transaction carries two more
+//! conditions and one more write, for the session and its slot, and the lease carries one condition for the clock. A
+//! transaction holds as many samples as ours do, and one read of the list shows at most as many samples as ours does.
+//! Every sample is read from the list once.
 
 use std::collections::BTreeSet;
 
@@ -17,13 +18,13 @@ const LIVE: [u8; 430] = [b'l'; 430];
 const RETIRED: [u8; 380] = [b'r'; 380];
 /// The samples in one of our transactions when 64 are taken at a time: two writes each, of 128.
 const PER_TRANSACTION: usize = 32;
-/// The most samples that one look shows, as in ours.
+/// The most samples that one read of the list shows, as in ours.
 const MOST_AT_ONCE: usize = 256;
-/// Each worker has lanes of the list to itself.
+/// Each worker has shards of the list to itself.
 const LANES: usize = 16;
 
-/// The lane of a sample: as in ours, those of one lane are strewn over the names of all. Of any 8,192 in a row, each lane
-/// has as many.
+/// The shard of a sample: as in ours, the samples of one shard are spread over all names. Of any 8,192 in a row, each
+/// shard has equally many.
 fn lane_of(n: usize) -> usize {
     const STREWN: usize = 2_531;
     (n * STREWN % 8_192) / (8_192 / LANES)
@@ -118,7 +119,7 @@ impl Bare {
         Ok(())
     }
 
-    /// Reads so many entries of the list, with the records in them.
+    /// Reads as many entries of the list as there are `samples`, with the records in them.
     async fn look(&mut self, samples: &[(usize, i64)]) -> Result<()> {
         let lanes: BTreeSet<usize> = samples.iter().map(|(n, _)| lane_of(*n)).collect();
         let each = i64::try_from(samples.len().div_ceil(lanes.len().max(1)))?;
@@ -196,7 +197,7 @@ impl Bare {
     }
 }
 
-/// The mark of the last transaction of one who sends.
+/// The mark of the last transaction of a sender.
 struct Slot {
     key: String,
     version: Option<i64>,

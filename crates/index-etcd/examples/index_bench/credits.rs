@@ -1,8 +1,9 @@
-//! What credits cost when everybody waits for them: 64 producers, and a budget for 16 samples.
+//! The cost of quota when every producer waits for it: 64 producers, and a budget for 16 samples.
 //!
-//! Beside it, what 16 producers do without credits: with such a budget no more than 16 are at work at a time, and that is
-//! as fast as they could be if waiting cost nothing. And 64 who know nothing of each other, as if each were a process of
-//! its own: then nobody is handed anything in the house, and all wait in the line.
+//! Beside it, the throughput of 16 producers without quota: with such a budget no more than 16 are at work at a time,
+//! so this is the best that could be reached if waiting cost nothing. And 64 producers that know nothing of each other,
+//! as if each were its own process: then no quota is handed over in the local queue, and all producers wait in the
+//! shared queue.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,8 +1,9 @@
 //! The index benchmark: leases and acknowledgements through [`Index`](holdfast_index::Index), and transactions of the
 //! same shape sent bare with `etcd-client`, on one etcd, turn by turn. `cargo xtask bench index` runs it.
 //!
-//! A ratio is ours over bare, as throughput: 1.0 is as fast. Who goes first alternates from round to round. Besides:
-//! what a sweep costs when there are a hundred times more samples, and what credits cost when everybody waits for them.
+//! A ratio is ours over bare, as throughput: 1.0 is as fast. The side that goes first alternates from round to round.
+//! Also measured: the cost of a sweep with a hundred times more samples, and the cost of quota when every producer
+//! waits for it.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark prints")]
 
 mod bare;
@@ -21,7 +22,7 @@ use holdfast_testkit::EtcdCluster;
 /// Enough for anything on a machine that does other things too.
 pub(crate) const WITHIN: Duration = Duration::from_secs(60);
 
-/// One way of working: so many workers, so many samples at a time.
+/// One workload: the number of workers, and the number of samples at a time.
 #[derive(Clone, Copy)]
 struct Shape {
     name: &'static str,
@@ -82,7 +83,7 @@ async fn main() -> Result<()> {
         arguments.iter().any(|a| a == "--json"),
         arguments.iter().any(|a| a == "--quick"),
     );
-    // One part alone, for who works on it: `--only batched`.
+    // One part alone, for a developer who works on it: `--only batched`.
     let only = arguments.iter().skip_while(|a| *a != "--only").nth(1);
     let wanted = |part: &str| only.is_none_or(|only| only == part);
     let clock = SystemClock::new();

@@ -144,7 +144,7 @@ fn stop_while_it_holds(process: &Process, history: &Path, clock: &SystemClock) {
     stopped.expect("a worker takes a sample now and then");
 }
 
-/// What the dead left behind is delivered to somebody, once: the workers of the end.
+/// Samples left behind by dead workers are delivered once, to the workers of the last phase.
 fn drain(runtime: &tokio::runtime::Runtime, index: &holdfast_index::KvIndex, clock: &SystemClock) {
     let within = Duration::from_secs(10);
     runtime.block_on(async {

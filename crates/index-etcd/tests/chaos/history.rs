@@ -42,7 +42,7 @@ pub struct Line {
 pub enum Event {
     Asked(Ask),
     Told(Step),
-    /// Nobody knows; it may still happen.
+    /// The outcome is unknown; it may still happen.
     Unclear,
     /// It certainly did not happen.
     Nothing,
@@ -123,7 +123,8 @@ pub struct Operation {
     pub end: Option<(u64, Step)>,
 }
 
-/// All operations, by sample. What certainly did not happen is left out, and so is a lease that nobody knows of.
+/// All operations, by sample. Operations that certainly did not happen are left out, and so is a lease that no worker
+/// was told of.
 pub fn by_sample(lines: &[Line]) -> BTreeMap<String, Vec<Operation>> {
     let mut asked: BTreeMap<(usize, u64), (u64, Ask, Option<String>)> = BTreeMap::new();
     let mut samples: BTreeMap<String, Vec<Operation>> = BTreeMap::new();

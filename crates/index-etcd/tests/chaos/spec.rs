@@ -6,7 +6,7 @@ use stateright::semantics::{ConsistencyTester, LinearizabilityTester, Sequential
 
 use crate::history::{Ask, Operation, Step};
 
-/// Where a sample stands. A number that nobody was told is `None` and fits every number.
+/// The state of a sample. A number that no worker was told is `None` and fits every number.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Sample {
     #[default]
@@ -26,7 +26,7 @@ impl SequentialSpec for Sample {
     type Op = Ask;
     type Ret = Step;
 
-    /// Only asked for operations whose answer nobody got: they do what they can.
+    /// Only called for operations whose answer no worker got: they do what they can.
     fn invoke(&mut self, ask: &Ask) -> Step {
         match (*ask, self.clone()) {
             (Ask::Reserve, Self::Nothing) => *self = Self::Reserved(None),
@@ -52,7 +52,8 @@ impl SequentialSpec for Sample {
             }
             // Refused because its session was over: from then on it can never be committed.
             (Step::CommitRefused { .. }, Self::Reserved(_) | Self::Abandoned) => Self::Abandoned,
-            // A lease that was over is taken back by a sweep, which is nobody's operation; then the next one comes.
+            // A lease that was over is taken back by a sweep, which is no worker's operation; then the next lease
+            // comes.
             (Step::Leased { generation, token }, Self::Ready(live)) if live == generation => {
                 Self::Leased(live, Some(token))
             }

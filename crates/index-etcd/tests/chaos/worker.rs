@@ -93,7 +93,7 @@ async fn open(index: &KvIndex) -> Session {
     }
 }
 
-/// Whether nobody knows what became of a call.
+/// Whether the outcome of a call is unknown.
 fn unclear(error: &Error) -> bool {
     error.retry() == Retry::Ambiguous
 }

@@ -1,4 +1,4 @@
-//! A real etcd that lets nobody in without a certificate and a password.
+//! A real etcd that refuses every client without a certificate and a password.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use std::net::TcpListener;
@@ -252,7 +252,7 @@ impl SecuredEtcd {
         config
     }
 
-    /// Settings that it lets in: one file, one text, to have tried both.
+    /// Settings that it accepts: one file and one literal text, to try both.
     pub(crate) fn config(&self) -> EtcdConfig {
         let path = |name: &str| Pem::new(self.file(name).display().to_string());
         let text = |name: &str| Pem::new(std::fs::read_to_string(self.file(name)).expect("a file"));

@@ -1,6 +1,6 @@
-//! What every store refuses before it asks anybody: requests that break the contract of [`Kv`](super::Kv).
+//! Requests that break the contract of [`Kv`](super::Kv), which every store refuses before it sends anything.
 //!
-//! One place, so that a transaction that is lawful in memory is lawful on etcd too.
+//! The checks are in one place, so that a transaction that is valid in memory is valid on etcd too.
 
 use std::collections::HashSet;
 
@@ -12,7 +12,8 @@ use super::{Condition, Limits, Read, Transaction};
 const TRANSACT: &str = "kv.transact";
 const READ: &str = "kv.read";
 
-/// Refuses a transaction that is too large, writes a key twice, or asks for version zero or for a range without room.
+/// Refuses a transaction that is too large, writes a key twice, or has a condition on version zero or on an empty
+/// range.
 pub fn transaction(transaction: &Transaction, limits: Limits) -> Result<()> {
     let Transaction { conditions, writes } = transaction;
     operations(TRANSACT, conditions.len().max(writes.len()), limits)?;
@@ -21,11 +22,11 @@ pub fn transaction(transaction: &Transaction, limits: Limits) -> Result<()> {
         bytes = bytes.saturating_add(condition.bytes());
         match condition {
             Condition::Unchanged(key, Version(0)) => {
-                let message = "no version is zero: ask for an absent key instead";
+                let message = "a condition on version zero, which no key has: use the condition that the key is absent";
                 return Err(Error::invalid(TRANSACT, message).with("key", key));
             }
             Condition::NoneIn(keys) if keys.start >= keys.end => {
-                let message = "a condition on a range that has no room: the end must be after the start";
+                let message = "a condition on an empty range: the end must be after the start";
                 return Err(Error::invalid(TRANSACT, message).with("keys", format!("{keys:?}")));
             }
             _ => {}
@@ -46,13 +47,13 @@ pub fn transaction(transaction: &Transaction, limits: Limits) -> Result<()> {
     Ok(())
 }
 
-/// As [`transaction`], for one that reads too.
+/// As [`transaction`], for a transaction that also reads.
 pub fn transaction_and_reads(both: &Transaction, reads: &[Read], limits: Limits) -> Result<()> {
     operations(TRANSACT, both.writes.len() + reads.len(), limits)?;
     transaction(both, limits)
 }
 
-/// Refuses a read of too many things at once.
+/// Refuses too many reads in one call.
 pub fn reads(reads: &[Read], limits: Limits) -> Result<()> {
     operations(READ, reads.len(), limits)
 }

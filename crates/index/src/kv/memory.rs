@@ -1,8 +1,8 @@
-//! A [`Kv`] in memory: for tests, and for simulations that must always go the same way.
+//! A [`Kv`] in memory: for tests, and for simulations that must be deterministic.
 //!
 //! [`MemoryKv`] keeps the contract of [`Kv`] to the letter, including what is easy to forget: session keys that vanish
-//! when the clock says so, histories that end, replies that are lost. Time is the [`Clock`] that it was given; what is
-//! due happens at the beginning of the next call, in the order in which it fell due, so with a
+//! when the clock says so, histories that end, replies that are lost. Time is the [`Clock`] that it was given. Events
+//! that are due happen at the beginning of the next call, in the order in which they fell due, so with a
 //! [`holdfast_core::ManualClock`] the same calls always have the same results.
 //!
 //! ```text
@@ -18,8 +18,8 @@
 //! - the history holds every change after `compacted`, in order.
 //!
 //! # Misbehaving on demand
-//! Every handle has its own [`faults`](MemoryKv::faults), so one of several clients can be cut off; a clone shares them,
-//! [`MemoryKv::client`] makes a handle of its own.
+//! Every handle has its own [`faults`](MemoryKv::faults), so that one of several clients can be cut off. A clone shares
+//! them; [`MemoryKv::client`] makes a handle with faults of its own.
 //!
 //! ```
 //! # use std::sync::Arc;
@@ -61,32 +61,32 @@ use super::{Applied, Entry, History, Kv, KvSession, Limits, Read, Snapshot, Tran
 pub use self::faults::{Fate, Faults};
 pub use self::state::Saved;
 
-/// What a store on etcd takes, so that nothing passes here and fails there.
+/// The limits of a store on etcd, so that nothing passes here and fails there.
 const LIMITS: Limits = Limits {
     operations: 127,
     bytes: 1_400_000,
 };
-/// How often a waiter looks whether the clock has moved: a clock tells nobody that it did.
+/// How often a waiter checks whether the clock has moved: a clock sends no notification.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// A transactional store of keys in memory. A clone is the same client of the same store.
+/// A transactional store in memory. A clone is the same client of the same store.
 #[derive(Clone, Debug)]
 pub struct MemoryKv {
     shared: Arc<Shared>,
     faults: Arc<Faults>,
 }
 
-/// The store that all its clients share.
+/// The store, shared by all its clients.
 #[derive(Debug)]
 struct Shared {
     clock: Arc<dyn Clock>,
     state: Mutex<State>,
-    /// The store's version, for those who wait for a change.
+    /// The store's version, for sessions and watches that wait for a change.
     changed: tokio::sync::watch::Sender<Version>,
 }
 
 impl Shared {
-    /// Does something at one moment: after everything that is due, and before anybody who waits is told.
+    /// Runs `act` atomically: after everything that is due, and before any waiter is notified.
     fn at_once<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.state.lock();
         state.settle(self.clock.now());
@@ -121,23 +121,24 @@ impl MemoryKv {
         }
     }
 
-    /// What goes wrong for this client.
+    /// The faults of this client.
     pub fn faults(&self) -> &Faults {
         &self.faults
     }
 
-    /// Lets what is due by the clock happen now, instead of at the next call.
+    /// Runs what is due by the clock now, instead of at the next call.
     pub fn settle(&self) {
         self.shared.at_once(|_| ());
     }
 
-    /// Ends a session now, as an operator or a store that lost its keeper would. Whether there was such a session.
+    /// Ends a session now, as an operator would, or a store that no longer hears its keeper. Returns whether there was
+    /// such a session.
     pub fn expire(&self, session: SessionId) -> bool {
         self.shared.at_once(|state| state.end(session))
     }
 
-    /// Stops a session's keeper, or starts it again: without one, the session dies when its time to live has passed.
-    /// Whether there is such a session.
+    /// Stops a session's keeper, or starts it again. Without a keeper, the session ends when its time to live has
+    /// passed. Returns whether there is such a session.
     pub fn kept(&self, session: SessionId, kept: bool) -> bool {
         let now = self.shared.clock.now();
         self.shared.at_once(|state| state.keep(session, kept, now))
@@ -153,7 +154,8 @@ impl MemoryKv {
         self.shared.at_once(|state| state.compact(version));
     }
 
-    /// Applies the transactions whose fate was [`Fate::Later`], in the order in which they were sent. How many wrote.
+    /// Applies the transactions whose fate was [`Fate::Later`], in the order in which they were sent. Returns how many
+    /// were applied.
     pub fn land(&self) -> usize {
         let late = self.faults.take_late();
         let applied = late.iter().filter(|transaction| {
@@ -163,28 +165,28 @@ impl MemoryKv {
         applied.count()
     }
 
-    /// The store as it is now, to be put back later.
+    /// A copy of the store as it is now, to be restored later.
     pub fn save(&self) -> Saved {
         self.shared.at_once(|state| state.save())
     }
 
-    /// Puts the store back to what was saved, as restoring a snapshot does: what came after is gone, all sessions have
+    /// Restores a copy of the store, as restoring a snapshot does: what was written since is gone, all sessions have
     /// ended, and every client is fenced until [`MemoryKv::declare`].
     pub fn put_back(&self, saved: &Saved) {
         self.shared.at_once(|state| state.put_back(saved));
     }
 
-    /// Says that this is the store from now on.
+    /// Declares, as the operator would, that this is the store from now on.
     pub fn declare(&self) {
         self.shared.at_once(State::declare);
     }
 
-    /// Everything that is in the store, in the order of the keys.
+    /// All entries of the store, in key order.
     pub fn dump(&self) -> Vec<Entry> {
         self.shared.at_once(|state| state.dump())
     }
 
-    /// What every call begins with: it takes its time, or fails before it has had an effect.
+    /// The beginning of every call: it takes the time that was asked for, or fails without an effect.
     async fn enter(&self, operation: &'static str, within: Duration) -> Result<()> {
         let delay = self.faults.delay();
         if delay >= within {
@@ -195,7 +197,7 @@ impl MemoryKv {
             ));
         }
         if delay.is_zero() {
-            // A real store would let others run here; a test of interleavings needs the same.
+            // A real store would let other tasks run here; a test of interleavings needs the same.
             tokio::task::yield_now().await;
         } else {
             tokio::time::sleep(delay).await;
@@ -203,7 +205,7 @@ impl MemoryKv {
         if self.faults.is_out() {
             return Err(Error::unavailable(
                 operation,
-                "the store does not answer (an outage that was asked for)",
+                "the store does not answer (injected outage)",
             ));
         }
         match self.shared.state.lock().refuses() {
@@ -242,7 +244,7 @@ impl Kv for MemoryKv {
         check::transaction_and_reads(transaction, reads, LIMITS)?;
         self.enter("kv.transact", within).await?;
         let lost = || {
-            Error::unavailable("kv.transact", "the reply was lost (a fault that was asked for)")
+            Error::unavailable("kv.transact", "the reply was lost (this fault was injected)")
                 .with_retry(Retry::Ambiguous)
         };
         match self.faults.next_fate() {
@@ -251,7 +253,7 @@ impl Kv for MemoryKv {
                 Ok((applied, Some(state.read(reads))))
             }),
             Some(Fate::Applied) => {
-                // The outcome, good or bad, is exactly what the lost reply would have told.
+                // The outcome, good or bad, is what the lost reply would have said.
                 self.shared.at_once(|state| state.transact(transaction)).ok();
                 Err(lost())
             }

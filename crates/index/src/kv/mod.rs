@@ -1,38 +1,40 @@
-//! What an index needs of a store of keys: transactions on versions, sessions, and watches.
+//! What the index needs of a transactional store: transactions on versions, sessions, and watches.
 //!
 //! This is the narrow waist under the index: [`crate::KvIndex`] turns intents (reserve, commit, lease…) into the
-//! transactions of this trait. etcd is the real one; [`memory::MemoryKv`] is the one for tests and simulation.
+//! transactions of this trait. etcd is the real implementation; [`memory::MemoryKv`] is the one for tests and
+//! simulation.
 //!
 //! # Contract of [`Kv`]
-//! - **Versions.** Every transaction that changes something gets a version larger than those of all that had ended when it
-//!   began; all keys that it writes carry that version. Some that are under way at the same time may share one, if no key
-//!   is written by two of them. One that changes nothing (no writes, or only deletes of keys that are not there) gets the
-//!   store's version at that moment. Versions never go back, also not over a restart or a change of leader, and none is
-//!   zero. A version is given out once: also not again by a store that was put back to an earlier state.
-//! - **Reads** are linearizable: they see every write that was acknowledged before the read began. All reads of one call
-//!   see one moment.
-//! - **Transactions** are atomic: all conditions are checked and all writes are done at one moment, or nothing is. Those of
-//!   one version are as if they had come one after the other. A
-//!   write to one key twice in a transaction is unlawful; so are one that exceeds [`Kv::limits`], a condition on version
-//!   zero and one on a range that has no room. All of them fail with `Invalid`, and [`check`] is where they are found.
+//! - **Versions.** Every transaction that changes something gets a version larger than those of all transactions that
+//!   had ended when it began. All keys that it writes carry that version. Transactions that are in flight at the same
+//!   time may share a version, if no key is written by two of them. A transaction that changes nothing (no writes, or
+//!   only deletes of absent keys) gets the store's version at that moment. Versions never go back, not even over a
+//!   restart or a change of leader, and none is zero. A version is given out only once, even by a store that was
+//!   restored to an earlier state.
+//! - **Reads** are linearizable: they see every write that was acknowledged before the read began. All reads of one
+//!   call see one moment.
+//! - **Transactions** are atomic: all conditions are checked and all writes are done at one moment, or nothing is.
+//!   Transactions that share a version behave as if they had come one after the other. These are errors: a transaction
+//!   that writes one key twice, one that exceeds [`Kv::limits`], a condition on version zero, and a condition on an
+//!   empty range. All of them fail with `Invalid`, and [`check`] is where they are found.
 //! - **Ambiguity.** An error with [`holdfast_core::Retry::Ambiguous`] means that the transaction may have been applied,
-//!   may not have been, or may be later. Any other error means that it was not and never will be.
-//! - **Full.** An error of kind `Capacity` that is `Ambiguous` is the answer of a store that is full: the transaction has
-//!   been applied, or never will be; a read that begins after it shows which. Reads go on in a full store.
-//! - **Sessions.** Keys that are written with a session vanish when it ends; it ends when it is closed, or when its
-//!   keeper has not been heard of for the time to live. A session's id is never given out again. A transaction whose
-//!   conditions hold and that writes a key with a session that has ended fails with `Fenced`. A holder learns of its
-//!   session's death no later than the store acts on it, unless it was ended from outside; then soon after. A store may
-//!   lengthen a time to live that is too short or too fine for it, never shorten it.
-//! - **Watches** tell every change of a key in their range after a version, in order of versions, at least once, and end
-//!   with an error if they cannot: `NotFound` if the changes are no longer kept, `Unavailable` if the connection is lost
-//!   for good. A watcher reads again then. Changes of one version are told together.
-//! - **History.** A store may be put back to an earlier state (restored from a snapshot) or replaced by another: what it
-//!   acknowledged meanwhile is gone. A client that finds that out is fenced: its sessions have ended, its watches end with an
-//!   error, and every call fails with `Fenced` until the store's operator has said that this is the store from now on. Then
-//!   it goes on by itself. [`Kv::history`] tells whether it is fenced. A transaction that was sent before and is applied
-//!   after that changes nothing.
-//! - **Deadlines.** Every call returns within its time. Reconnects and leader changes happen inside it. A call whose
+//!   may not have been, or may be applied later. Any other error means that it was not applied and never will be.
+//! - **Full.** An error of kind `Capacity` that is `Ambiguous` is the answer of a full store: the transaction has been
+//!   applied, or never will be. A read that begins after the error shows which. A full store still serves reads.
+//! - **Sessions.** Keys that are written with a session vanish when it ends. It ends when it is closed, or when its
+//!   keep-alives have not arrived for the time to live. A session's id is never given out again. A transaction whose
+//!   conditions hold and that writes a key with an ended session fails with `Fenced`. A holder learns of its session's
+//!   death no later than the store acts on it, unless the session was ended from outside; then it learns soon after. A
+//!   store may lengthen a time to live that is too short or too fine for it, but never shorten it.
+//! - **Watches** deliver every change of a key in their range after a version, in order of versions, at least once.
+//!   They end with an error if they cannot: `NotFound` if the changes are no longer kept, `Unavailable` if the
+//!   connection is lost for good. A watcher then reads again. Changes of one version are delivered together.
+//! - **History.** A store may be restored to an earlier state (from a snapshot) or replaced by another: what it
+//!   acknowledged meanwhile is gone. A client that detects this is fenced: its sessions have ended, its watches end
+//!   with an error, and every call fails with `Fenced` until the store's operator has confirmed that this is the store
+//!   from now on. Then the client continues by itself. [`Kv::history`] tells whether it is fenced. A transaction that
+//!   was sent before the restore and is applied after it changes nothing.
+//! - **Deadlines.** Every call returns within its time. Reconnects and leader changes happen within it. A call whose
 //!   time is over before anything was sent fails with `Unavailable` and had no effect.
 
 pub mod check;
@@ -48,14 +50,14 @@ use async_trait::async_trait;
 use holdfast_core::Result;
 use holdfast_custody::{SessionId, Version};
 
-/// A key and what is under it.
+/// A key, its value and its version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// The key.
     pub key: String,
     /// The value.
     pub value: Vec<u8>,
-    /// When it was last written.
+    /// The version at which it was last written.
     pub version: Version,
 }
 
@@ -64,7 +66,8 @@ pub struct Entry {
 pub enum Read {
     /// One key.
     Key(String),
-    /// The first `limit` keys of a range, in order. Keep the range narrow: its whole length costs, not only the limit.
+    /// The first `limit` keys of a range, in order. Keep the range narrow: the cost grows with the whole range, not
+    /// only with the limit.
     Range {
         /// From the first key, up to but not including the second.
         keys: Range<String>,
@@ -73,8 +76,8 @@ pub enum Read {
         /// Whether to leave the values out (they come back empty).
         keys_only: bool,
     },
-    /// The `limit` keys of a range that were written longest ago, oldest first; those that were written together in any
-    /// order. The whole range costs here too.
+    /// The `limit` keys of a range that were written longest ago, oldest first; keys of one version come in any order.
+    /// The cost grows with the whole range here too.
     Oldest {
         /// As in [`Read::Range`].
         keys: Range<String>,
@@ -97,7 +100,7 @@ pub enum Condition {
 }
 
 impl Condition {
-    /// How many bytes of a transaction it takes.
+    /// How many bytes of a transaction the condition takes.
     pub fn bytes(&self) -> usize {
         match self {
             Self::Unchanged(key, _) | Self::Absent(key) | Self::Present(key) => key.len(),
@@ -106,7 +109,7 @@ impl Condition {
     }
 }
 
-/// A change.
+/// One change of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Write {
     /// Puts a value.
@@ -115,10 +118,10 @@ pub enum Write {
         key: String,
         /// The value.
         value: Vec<u8>,
-        /// The session that it vanishes with, if any.
+        /// The session with which the key vanishes, if any.
         session: Option<SessionId>,
     },
-    /// Deletes a key; none there is fine.
+    /// Deletes a key. An absent key is no error.
     Delete(String),
 }
 
@@ -132,14 +135,14 @@ impl Write {
         }
     }
 
-    /// The key that it changes.
+    /// The key that is changed.
     pub fn key(&self) -> &str {
         match self {
             Self::Put { key, .. } | Self::Delete(key) => key,
         }
     }
 
-    /// How many bytes of a transaction it takes.
+    /// How many bytes of a transaction the write takes.
     pub fn bytes(&self) -> usize {
         match self {
             Self::Put { key, value, .. } => key.len() + value.len(),
@@ -148,19 +151,19 @@ impl Write {
     }
 }
 
-/// Conditions, and what to do if all of them hold.
+/// Conditions, and the writes to apply if all of them hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Transaction {
     /// What must hold.
     pub conditions: Vec<Condition>,
-    /// What is written then.
+    /// What is written if they do.
     pub writes: Vec<Write>,
 }
 
-/// What a read saw.
+/// The result of a read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// The store's version at that moment: a watch from here misses nothing.
+    /// The store's version at the moment of the read: a watch from here misses nothing.
     pub version: Version,
     /// The entries of each read, in the order of the reads.
     pub entries: Vec<Vec<Entry>>,
@@ -175,49 +178,50 @@ pub enum Applied {
     No,
 }
 
-/// A change that a watch tells of.
+/// A change that a watch delivers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
     /// The key.
     pub key: String,
-    /// Its new value; `None` if it is gone.
+    /// The new value; `None` if the key was deleted.
     pub value: Option<Vec<u8>>,
-    /// When.
+    /// The version of the change.
     pub version: Version,
 }
 
 /// A stream of changes. Dropping it ends the watch.
 #[async_trait]
 pub trait Watch: Send + Debug {
-    /// The next changes, at least one. Pends until there are some; ends with an error if changes were or may have been
-    /// missed: read again, then watch from there.
+    /// The next changes, at least one. Pends until there are some. Fails if changes were missed or may have been: read
+    /// again, then watch from there.
     async fn next(&mut self) -> Result<Vec<Change>>;
 }
 
-/// A session that is kept alive in the background. Dropping it lets it die by its time to live; closing ends it at once.
+/// A session that is kept alive in the background. A dropped session ends when its time to live runs out; closing ends
+/// it at once.
 #[async_trait]
 pub trait KvSession: Send + Sync + Debug {
-    /// Its id.
+    /// The session's id.
     fn id(&self) -> SessionId;
 
-    /// Pends until the session has ended or can no longer be kept: from then on its holder is fenced.
+    /// Pends until the session has ended or can no longer be kept alive. From then on its holder is fenced.
     async fn ended(&self);
 
-    /// Whether, as far as is known here, it is alive.
+    /// Whether the session is alive, as far as this process knows.
     fn is_alive(&self) -> bool;
 
-    /// Ends it now: its keys vanish.
+    /// Ends the session now: its keys vanish.
     async fn close(&self, within: Duration) -> Result<()>;
 }
 
-/// What a client knows of its store's history.
+/// What a client knows about its store's history.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct History {
-    /// Which history of the store it is in; empty for a store that tells none.
+    /// The history of the store that the client is in; empty for a store that does not report one.
     pub epoch: String,
-    /// How often it found that the store was put back or replaced.
+    /// How often the client found that the store was restored or replaced.
     pub cuts: u64,
-    /// Why every call is refused, and what to do, while that is so.
+    /// While every call is refused: why, and what to do.
     pub refuses: Option<String>,
 }
 
@@ -230,13 +234,13 @@ pub struct Limits {
     pub bytes: usize,
 }
 
-/// A transactional store of keys. See the module for the contract.
+/// A transactional store. See the module for the contract.
 #[async_trait]
 pub trait Kv: Send + Sync + Debug {
     /// How much fits into one call.
     fn limits(&self) -> Limits;
 
-    /// What is known of the store's history. A store that cannot be put back says nothing.
+    /// What is known about the store's history. A store that cannot be restored reports nothing.
     fn history(&self) -> History {
         History::default()
     }
@@ -247,9 +251,9 @@ pub trait Kv: Send + Sync + Debug {
     /// Checks and writes, all at one moment.
     async fn transact(&self, transaction: &Transaction, within: Duration) -> Result<Applied>;
 
-    /// As [`Kv::transact`], and reads at the same moment: what is there after the writes, or, if a condition did not hold,
-    /// without them. A store that cannot do that reads nothing; that is what a store does that does not say otherwise.
-    /// Writes and reads count together against [`Kv::limits`].
+    /// As [`Kv::transact`], and reads at the same moment: after the writes, or, if a condition did not hold, without
+    /// them. A store that does not support this reads nothing, which is the default. Writes and reads count together
+    /// against [`Kv::limits`].
     async fn transact_and_read(
         &self,
         transaction: &Transaction,
@@ -260,10 +264,10 @@ pub trait Kv: Send + Sync + Debug {
         Ok((self.transact(transaction, within).await?, None))
     }
 
-    /// Opens a session that dies if it is not heard of for `time_to_live`.
+    /// Opens a session that ends if its keep-alives do not arrive for `time_to_live`.
     async fn open_session(&self, time_to_live: Duration, within: Duration) -> Result<Box<dyn KvSession>>;
 
-    /// Tells changes of keys in a range after `after`.
+    /// Watches the changes of keys in a range after version `after`.
     async fn watch(&self, keys: Range<String>, after: Version, within: Duration) -> Result<Box<dyn Watch>>;
 }
 

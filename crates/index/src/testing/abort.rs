@@ -11,11 +11,11 @@ use crate::SampleRef;
 cases! {
     "abort" Nothing
     what_was_written_is_to_be_freed
-        "Retired samples are given out by to_free when no lease on them is left.";
+        "Retired samples are listed by to_free when no lease on them is left.";
     only_the_producer_may
         "Only the session and generation that reserved it may do so (`Fenced`).";
     not_without_a_reservation
-        "What is not there cannot be given up.";
+        "A reservation that does not exist cannot be aborted.";
     a_batch_is_done_item_by_item
         "A batch gets one result per item, in order.";
 }

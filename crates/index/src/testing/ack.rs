@@ -32,9 +32,9 @@ cases! {
     a_retained_sample_stays_for_the_next_epoch
         "A retained sample stays when every group has acknowledged it; reopen is another epoch.";
     several_groups_of_one_sample_in_one_batch
-        "Several items of one batch may be about the same sample; they are done one after the other.";
+        "Several items of one batch may concern the same sample; they are applied one after the other.";
     two_generations_of_one_sample_in_one_batch
-        "Several items of one batch may be about the same sample; they are done one after the other.";
+        "Several items of one batch may concern the same sample; they are applied one after the other.";
     a_batch_is_done_item_by_item
         "A batch gets one result per item, in order; an item that is refused does not hold up the others.";
 }
@@ -136,7 +136,7 @@ async fn another_groups_token_is_fenced(context: &Context) -> CaseResult {
     refused(context.ack(&for_b).await, ErrorKind::Fenced, "in the name of b")?;
     let mut for_c = for_a.clone();
     for_c.group = Some(group("c")?);
-    // Not one of its groups: there is nothing that could be acknowledged. Both ways to say so are fine.
+    // Not one of its groups: there is nothing that could be acknowledged. The index may refuse in either way.
     let result = context.ack(&for_c).await;
     ensure_matches!(
         result.as_ref().map_err(|error| error.kind()),

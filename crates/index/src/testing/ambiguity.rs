@@ -19,35 +19,35 @@ use crate::{Answered, Terms};
 cases! {
     "ambiguity" Keys
     a_reservation
-        "Every error that is not `Ambiguous` means that the change was not made; a lost reply is found out about.";
+        "Every error that is not `Ambiguous` means that it was not made; the outcome of a lost reply is established.";
     a_commit
-        "Every error that is not `Ambiguous` means that the change was not made; a lost reply is found out about.";
+        "Every error that is not `Ambiguous` means that it was not made; the outcome of a lost reply is established.";
     a_lease
-        "Every error that is not `Ambiguous` means that the change was not made; a lost reply is found out about.";
+        "Every error that is not `Ambiguous` means that it was not made; the outcome of a lost reply is established.";
     a_lease_told_of_after_its_deadline
-        "A take returns within its time and what its terms give it to settle.";
+        "A take returns within its time plus the time that its terms allow to settle.";
     an_ack
-        "Every error that is not `Ambiguous` means that the change was not made; a lost reply is found out about.";
+        "Every error that is not `Ambiguous` means that it was not made; the outcome of a lost reply is established.";
     a_nack
         "Delivery count and dead letter are exact.";
     an_untake
         "Delivery count and dead letter are exact.";
     a_free
-        "Freed twice is freed once.";
+        "Calling freed twice is the same as once.";
     a_sweep
-        "Any process may sweep, at any time, several at once.";
+        "Any process may sweep at any time, several at once.";
     an_opening
-        "What proves that a session existed outlives it, so that somebody clears up after it.";
+        "The proof that a session existed outlives it, so that a sweep clears up after it.";
     what_is_late_is_never_done_later
         "Every error that is not `Ambiguous` means that the change was not made, and never will be.";
     two_lost_replies_in_a_row
-        "A lost reply is found out about, also when the question about it is lost too.";
+        "The outcome of a lost reply is established, even if the reply of the fence is lost too.";
     a_full_index_says_no_only_if_nothing_was_done
-        "Every error that is not `Ambiguous` means that the change was not made, also of an index that is full.";
+        "Every error that is not `Ambiguous` means that the change was not made, even by a full index.";
     a_full_index_that_cannot_be_asked_stays_unclear_and_the_session_goes_on
-        "When there is room again, the same sessions go on.";
+        "When there is room again, the same sessions continue.";
     when_the_session_ends_meanwhile_it_stays_open
-        "An error with `Ambiguous` means that it was not found out whether the change was made: read back.";
+        "An error with `Ambiguous` means that it is not known whether the change was made: read back.";
 }
 
 /// A process whose replies can be lost.
@@ -57,14 +57,14 @@ async fn lossy(context: &Context) -> CaseResult<(Arc<LossyKv>, Client)> {
         .harness()
         .index_over(Arc::clone(&kv) as Arc<dyn crate::kv::Kv>)?;
     let client = Client::open(index).await?;
-    // So that it knows the shared clock, and the next thing that it sends is what the case is about.
+    // Makes the process know the shared clock, so that the next transaction it sends is the one that the case is about.
     client.tick().await?;
     Ok((kv, client))
 }
 
 const FATES: [Fate; 3] = [Fate::Applied, Fate::NotApplied, Fate::Later];
 
-/// The lists follow from the records, whatever was lost; and what was under way comes too late.
+/// The lists follow from the records, whatever was lost; and a transaction that was in flight comes too late.
 async fn all_is_well(context: &Context, kv: &LossyKv, lost: usize) -> CaseResult {
     ensure!(kv.is_done(), "not everything was sent that should have been lost");
     ensure_eq!(kv.lost(), lost, "replies lost");
@@ -118,7 +118,7 @@ async fn a_commit(context: &Context) -> CaseResult {
     for (at, fate) in FATES.into_iter().enumerate() {
         let older = client.publish("s", &["a"]).await?;
         let sample = client.reserve("s").await?;
-        // The first try takes it that nothing is live.
+        // The first attempt assumes that nothing is live.
         kv.plan([None, Some(fate)]);
         client.commit(&sample, &["a"]).await?;
         all_is_well(context, &kv, at + 1).await?;
@@ -248,21 +248,21 @@ async fn a_sweep(context: &Context) -> CaseResult {
         let sample = context.publish(&format!("s-{at}"), &["a"]).await?;
         other.lease(&sample).await?;
         context.harness().kill_session(other.session()).await?;
-        // What takes the lease back.
+        // The transaction that takes the lease back.
         kv.only("/s/");
         kv.plan([Some(fate)]);
         let report = client.sweep().await?;
         ensure_eq!(report.taken_back, 1, "{fate:?}: leases taken back");
         all_is_well(context, &kv, 2 * at + 1).await?;
         ensure_eq!(context.attempts(&sample, &a()?).await?, 1, "{fate:?}: attempts");
-        // What moves the clock.
+        // The transaction that advances the clock.
         kv.only("/t");
         let before = client.tick().await?;
         context.harness().pass(context.harness().settings().tick * 2).await;
         kv.plan([Some(fate)]);
         client.sweep().await?;
         ensure_eq!(kv.lost(), 2 * at + 2, "replies lost");
-        // The clock has no slot: what is under way may still move it on, by the one tick that was waited for.
+        // The clock has no slot: a write in flight may still advance it, by the one tick that was waited for.
         kv.land(CALL).await?;
         let now = context.join().await?.tick().await?;
         ensure!(
@@ -300,7 +300,7 @@ async fn what_is_late_is_never_done_later(context: &Context) -> CaseResult {
     kv.plan([Some(Fate::Later)]);
     let held = client.lease(&sample).await?;
     client.nack(&held).await?;
-    // The lease that was under way would fit again now, were it not for its slot.
+    // The lease that was in flight would be granted now, were it not for its slot.
     ensure_eq!(kv.land(CALL).await?, 0, "late transactions that were applied after all");
     ensure_eq!(context.attempts(&sample, &a()?).await?, 1, "attempts");
     let reserved = client.reserve("t").await?;
@@ -342,7 +342,7 @@ async fn when_the_session_ends_meanwhile_it_stays_open(context: &Context) -> Cas
     kv.plan([Some(Fate::Applied)]);
     let index = Arc::new(super::lossy::EndsAfterLoss::new(kv.clone()));
     let over = context.harness().index_over(index.clone() as Arc<dyn crate::kv::Kv>)?;
-    // The reply is lost, and before anybody can ask, the session has ended.
+    // The reply is lost, and the session has ended before the process can ask for the outcome.
     let answer = async {
         over.ack(client.session(), std::slice::from_ref(&held), CALL)
             .await

@@ -136,7 +136,7 @@ async fn a_description_that_is_too_large_is_refused_alone(context: &Context) -> 
     let results = context.index().commit(context.session(), &items, CALL).await;
     ensure_eq!(results.len(), 3, "one result per item");
     ensure!(results[0].is_ok() && results[2].is_ok(), "the small ones: {results:?}");
-    // An index that takes 8 MiB is welcome to.
+    // An index that accepts 8 MiB may do so.
     if let Err(error) = &results[1] {
         ensure_eq!(error.kind(), ErrorKind::Invalid, "why it was refused");
         let sample = &items[1].sample;

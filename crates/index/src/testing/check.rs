@@ -1,4 +1,4 @@
-//! What a case is checked with: macros that return instead of panicking.
+//! The macros with which a case checks: they return a failure instead of panicking.
 
 use std::fmt;
 
@@ -53,7 +53,7 @@ macro_rules! cases {
     };
 }
 
-/// Why a case failed, for people.
+/// Why a case failed, for the reader of the test report.
 #[derive(Clone, Debug)]
 pub struct Failure(String);
 
@@ -79,7 +79,7 @@ impl From<Error> for Failure {
 /// What a case returns.
 pub type CaseResult<T = ()> = std::result::Result<T, Failure>;
 
-/// Something must have been refused, for this reason.
+/// Asserts that a call was refused, with this kind of error.
 pub(super) fn refused<T: fmt::Debug>(result: Result<T>, kind: ErrorKind, what: &str) -> CaseResult {
     match result {
         Err(error) if error.kind() == kind => Ok(()),

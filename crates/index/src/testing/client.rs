@@ -1,4 +1,4 @@
-//! What a case works with: processes that use the store.
+//! The processes with which a case works.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::{Answered, Commit, FreeTask, Held, Index, Reserve, SampleRef, Session
 
 /// How long a call of a healthy index may take. Generous: other tests compile and run beside this one.
 pub(super) const CALL: Duration = Duration::from_secs(10);
-/// A lease that no case lets run out.
+/// Ticks of a lease that no case lets expire.
 pub(super) const LONG: u64 = 1000;
 /// More than any case has.
 pub(super) const ALL: usize = 1000;
@@ -32,7 +32,7 @@ pub(super) fn group(name: &str) -> CaseResult<GroupName> {
     Ok(GroupName::new(name)?)
 }
 
-/// For these groups, three attempts each.
+/// A publication for these groups, with three attempts each.
 pub(super) fn published_for(groups: &[&str]) -> CaseResult<Publication> {
     Ok(Publication {
         groups: groups.iter().map(|name| group(name)).collect::<CaseResult<_>>()?,
@@ -169,7 +169,7 @@ impl Client {
         Ok(samples)
     }
 
-    /// Gives a reservation up.
+    /// Aborts a reservation.
     pub async fn abort(&self, sample: &SampleRef) -> Result<()> {
         only(
             self.index
@@ -178,18 +178,18 @@ impl Client {
         )
     }
 
-    /// Takes a sample for a group.
+    /// Leases a sample for a group.
     pub async fn lease_for(&self, group: &GroupName, sample: &SampleRef, ticks: u64) -> Result<Held> {
         let items = std::slice::from_ref(sample);
         only(self.index.lease(&self.session, group, items, ticks, CALL).await)
     }
 
-    /// Takes a sample for group `a`, for long.
+    /// Leases a sample for group `a`, for long.
     pub async fn lease(&self, sample: &SampleRef) -> CaseResult<Held> {
         Ok(self.lease_for(&a()?, sample, LONG).await?)
     }
 
-    /// What waits for a group now, taken in one call.
+    /// Leases all samples that wait for a group now, in one call.
     pub async fn next(&self, group: &GroupName, count: usize, within: Duration) -> Result<Vec<Held>> {
         self.index.lease_next(&self.session, group, count, LONG, within).await
     }
@@ -200,13 +200,13 @@ impl Client {
         only(self.index.read(&self.session, items, ticks, CALL).await)
     }
 
-    /// Prolongs a lease.
+    /// Extends a lease.
     pub async fn renew(&self, held: &Held, ticks: u64) -> Result<Held> {
         let items = std::slice::from_ref(held);
         only(self.index.renew(&self.session, items, ticks, CALL).await)
     }
 
-    /// Answers that a sample was used.
+    /// Acknowledges that a sample was used.
     pub async fn ack(&self, held: &Held) -> Result<Answered> {
         only(self.index.ack(&self.session, std::slice::from_ref(held), CALL).await)
     }
@@ -216,13 +216,13 @@ impl Client {
         only(self.index.nack(&self.session, std::slice::from_ref(held), CALL).await)
     }
 
-    /// Lets go of a lease.
+    /// Releases a lease.
     pub async fn release(&self, held: &Held) -> Result<()> {
         let items = std::slice::from_ref(held);
         only(self.index.release(&self.session, items, CALL).await)
     }
 
-    /// Undoes a take: lets go of a lease that served nobody.
+    /// Undoes a lease: releases it as one that served no caller.
     pub async fn untake(&self, held: &Held) -> Result<()> {
         self.release(&unserved(held)).await
     }
@@ -249,7 +249,7 @@ impl Client {
         only(self.index.reopen(&self.session, items, CALL).await)
     }
 
-    /// What is known of a sample.
+    /// The record of a sample, if it is live.
     pub async fn look(&self, sample: &SampleId) -> CaseResult<Option<View>> {
         let mut views = self.index.look(std::slice::from_ref(sample), CALL).await?;
         ensure_eq!(views.len(), 1, "the number of views of one sample");
@@ -282,7 +282,7 @@ impl Client {
         Ok(self.index.tick(CALL).await?)
     }
 
-    /// What is to be freed.
+    /// The samples that are to be freed.
     pub async fn to_free(&self) -> CaseResult<Vec<FreeTask>> {
         let mut tasks = Vec::new();
         let mut place = None;
@@ -303,19 +303,19 @@ impl Client {
         Ok(samples)
     }
 
-    /// Says that a sample's objects are gone.
+    /// Records that a sample's objects are gone.
     pub async fn freed(&self, sample: &SampleRef) -> Result<bool> {
         let items = std::slice::from_ref(sample);
         only(self.index.freed(&self.session, items, CALL).await)
     }
 }
 
-/// What the suite's producers say about a sample.
+/// The description that the suite's producers give a sample.
 pub(super) fn description(sample: &SampleRef) -> Vec<u8> {
     format!("about {}@{}", sample.sample, sample.generation).into_bytes()
 }
 
-/// The same lease, as one that served nobody.
+/// The same lease, as one that served no caller.
 pub(crate) fn unserved(held: &Held) -> Held {
     Held {
         unserved: true,

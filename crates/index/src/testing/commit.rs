@@ -25,9 +25,9 @@ cases! {
     holders_of_the_older_generation_are_fenced
         "Commit retires the generation that was live before; its objects stay while a lease on it is left.";
     the_description_is_handed_out_as_it_is
-        "The description is opaque to the index, handed to every reader as it is.";
+        "The description is opaque to the index; handed to every reader unchanged.";
     without_groups_it_stays
-        "With no groups, it stays until it is retired by hand.";
+        "With no groups, it stays until it is retired explicitly.";
     no_attempts_are_invalid
         "A sample needs at least one attempt per group.";
     a_group_named_twice_is_invalid
@@ -240,7 +240,7 @@ async fn more_groups_than_fit_are_invalid(context: &Context) -> CaseResult {
         groups: many,
         ..published_for(&[])?
     };
-    // An index that takes so many is welcome to; half of them would be wrong.
+    // An index that accepts so many may do so; to apply half of them would be wrong.
     match context.commit_as(&sample, publication).await {
         Ok(_) => ensure_eq!(context.record(&sample).await?.groups.len(), 500, "its groups"),
         Err(error) => {

@@ -19,13 +19,13 @@ cases! {
     one_of_many_gets_a_sample
         "Lease gives a sample to one process of a group at a time.";
     one_of_many_gets_a_reservation
-        "Reserve sets a sample id aside for one producer at a time.";
+        "Reserve reserves a sample id for one producer at a time.";
     one_of_many_acks_is_the_last
         "The last group's ack retires the sample.";
     one_session_many_tasks
-        "One result per item, whoever else uses the session.";
+        "One result per item, whatever other calls use the session.";
     everything_is_delivered_once_and_nothing_is_left
-        "A sample is there while somebody needs it, and gone the moment nobody does.";
+        "A sample is there while a group needs it, and gone the moment no group does.";
     deaths_lose_nothing_and_leave_nothing
         "An acknowledged commit is delivered, whatever dies in between.";
 }
@@ -38,7 +38,7 @@ async fn all<T: Send + 'static>(
         running.spawn(task);
     }
     let mut results = Vec::new();
-    // The first failure ends it: the others may wait for what the failed one should have done.
+    // The first failure ends it: the other tasks may wait for what the failed one should have done.
     while let Some(joined) = running.join_next().await {
         results.push(joined.map_err(|error| Failure::new(format!("a task: {error}")))??);
     }
@@ -173,8 +173,8 @@ async fn produce(client: Client, producer: usize, count: usize) -> CaseResult {
     Ok(())
 }
 
-/// How long a consumer waits for samples. Long enough that a lease is hardly ever under way when it ends: it would not
-/// be known then whether it was granted.
+/// How long a consumer waits for samples. Long enough that a lease is hardly ever in flight when the wait ends: its
+/// outcome would be ambiguous.
 const WAIT: Duration = Duration::from_secs(2);
 
 /// Uses samples until `total` were used by the group; now and then hands one back.
@@ -230,7 +230,7 @@ async fn deaths_lose_nothing_and_leave_nothing(context: &Context) -> CaseResult 
         samples.push(context.publish_as(&format!("s-{at}"), publication.clone()).await?);
     }
     let rng = SeededRng::new(5);
-    // Processes that take some samples each, use a few of them, and die.
+    // Processes that lease some samples each, use a few of them, and die.
     for round in 0..6_u64 {
         let client = context.join().await?;
         let (group, name) = if round % 2 == 0 { (a()?, "a") } else { (b()?, "b") };

@@ -9,9 +9,9 @@ use super::client::Client;
 use super::{Backend, Harness};
 use crate::SweepReport;
 
-/// What a case runs in: a store of its own and a first process, whose comfort it has too.
+/// What a case runs in: a store of its own and a first process, whose helper methods it has too.
 pub struct Context {
-    // Before the harness: processes go before their store.
+    // Declared before the harness, because processes are dropped before their store.
     first: Client,
     harness: Box<dyn Harness>,
 }
@@ -39,12 +39,12 @@ impl Context {
         &self.first
     }
 
-    /// Sweeps, one tick after the other, until the shared clock shows `tick`. It moves by one per sweep at most, so it
-    /// stops exactly there. Returns what the sweeps did together.
+    /// Sweeps, one tick after the other, until the shared clock shows `tick`. A sweep advances it by one at most, so it
+    /// stops exactly there. Returns the sum of the sweeps' reports.
     pub async fn until_tick(&self, tick: Tick) -> CaseResult<SweepReport> {
         let mut total = SweepReport::default();
         let left = tick.0.saturating_sub(self.tick().await?.0);
-        // Real clocks are a little late; ten looks per tick are more than enough.
+        // Real clocks are a little late; ten sweeps per tick are more than enough.
         for _ in 0..=left.saturating_mul(10) {
             let report = self.sweep().await?;
             total.looked_at += report.looked_at;

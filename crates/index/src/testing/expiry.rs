@@ -11,19 +11,19 @@ use super::context::Context;
 cases! {
     "expiry" Nothing
     a_dead_sessions_leases_are_taken_back_by_one_sweep
-        "What an ended session held is taken back by the next sweeps.";
+        "The next sweeps take back what an ended session held.";
     a_session_that_was_dropped_dies_by_its_time_to_live
         "The session is kept alive until it is dropped or closed.";
     not_before_its_ticks_and_the_grace
         "Lease gives a sample for a number of ticks.";
     both_ways_to_end_count_alike
-        "A lease that ended costs the group one attempt.";
+        "An expired lease costs the group one attempt.";
     the_last_attempt_makes_a_dead_letter
         "Delivery count and dead letter are exact.";
     one_sample_with_leases_of_many
-        "What has ended is taken back, and nothing else.";
+        "What has expired is taken back, and nothing else.";
     what_was_answered_in_time_is_not_taken_back
-        "Sweep takes back what has ended.";
+        "Sweep takes back what has expired.";
 }
 
 async fn a_dead_sessions_leases_are_taken_back_by_one_sweep(context: &Context) -> CaseResult {

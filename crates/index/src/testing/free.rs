@@ -11,19 +11,19 @@ cases! {
     freed_is_forgotten
         "Freed forgets them.";
     freed_twice_is_freed_once
-        "Freed twice is freed once.";
+        "Calling freed twice is the same as once.";
     a_failure_is_counted_and_stays
         "A failed remove stays recorded and is tried again.";
     the_description_is_handed_out
-        "A task tells what its producer said about it.";
+        "A task has the producer's description.";
     what_is_read_is_not_given_out
-        "Retired samples are given out by to_free when no lease on them is left.";
+        "Retired samples are listed by to_free when no lease on them is left.";
     only_what_may_be_freed_is_forgotten
         "While a token is good, the objects are not removed.";
     generations_do_not_touch_each_other
         "A generation is one physical incarnation of a sample.";
     no_more_than_asked_for
-        "To_free gives no more than `limit`.";
+        "To_free lists at most `limit` samples.";
     another_process_may_free
         "Any process may free what is retired.";
 }
@@ -124,7 +124,7 @@ async fn only_what_may_be_freed_is_forgotten(context: &Context) -> CaseResult {
     let reader = context.read(&read, LONG).await?;
     context.retire(&read, Reason::Aborted).await?;
     let items = [live.clone(), read.clone(), reserved.clone()];
-    // Whether it says that there was nothing to forget, or refuses: nothing changes.
+    // The index may report that there was nothing to forget, or refuse: nothing changes.
     let results = context.index().freed(context.session(), &items, CALL).await;
     ensure_eq!(results.len(), 3, "one result per item");
     context.record(&live).await?;

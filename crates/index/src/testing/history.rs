@@ -1,4 +1,4 @@
-//! An index that is put back to an earlier state under its processes.
+//! An index that is restored to an earlier state under its processes.
 
 use holdfast_core::ErrorKind;
 
@@ -9,11 +9,11 @@ use super::context::Context;
 cases! {
     "history" Keys
     that_is_cut_fences_every_process
-        "An index that was put back fences every process that had used it before.";
+        "An index that was restored fences every process that had used it before.";
     goes_on_by_itself_when_it_was_declared
-        "Then they go on by themselves, in new sessions.";
+        "Then the processes continue by themselves, in new sessions.";
     names_nothing_that_is_gone
-        "Tokens and generations of what is gone are never given out again.";
+        "Tokens and generations that were lost are never given out again.";
 }
 
 async fn that_is_cut_fences_every_process(context: &Context) -> CaseResult {

@@ -33,7 +33,7 @@ async fn lists_follow_from_records_seed_3(context: &Context) -> CaseResult {
     random_walk(context, 3).await
 }
 
-/// What the walk has in its hands, good or stale.
+/// The leases and references that the walk holds, good or stale.
 #[derive(Default)]
 struct Bag {
     reserved: Vec<SampleRef>,
@@ -57,7 +57,7 @@ async fn random_walk(context: &Context, seed: u64) -> CaseResult {
             context.harness().kill_session(clients[at].session()).await?;
             clients[at] = context.join().await?;
         }
-        // Each look costs a read of everything.
+        // Each check costs a read of everything.
         if step % 10 == 9 {
             let records = Records::read(context).await?;
             records
@@ -68,7 +68,7 @@ async fn random_walk(context: &Context, seed: u64) -> CaseResult {
     drain(context, &clients).await
 }
 
-/// One thing that may be done; refusals that the contract knows are fine.
+/// One random step. Refusals that the contract allows are fine.
 async fn one_step(context: &Context, client: &Client, rng: &SeededRng, bag: &mut Bag) -> CaseResult<&'static str> {
     let label = format!("s-{}", rng.below(6));
     let group = if rng.chance(500) { a()? } else { b()? };
@@ -149,7 +149,7 @@ async fn one_step(context: &Context, client: &Client, rng: &SeededRng, bag: &mut
     }
 }
 
-/// When everybody is gone and everything was swept, retired and freed, nothing is left.
+/// When every session is gone and everything was swept, retired and freed, nothing is left.
 async fn drain(context: &Context, clients: &[Client]) -> CaseResult {
     for client in clients {
         context.harness().kill_session(client.session()).await?;
@@ -186,7 +186,7 @@ async fn drain(context: &Context, clients: &[Client]) -> CaseResult {
 
 async fn a_store_next_door_is_not_touched(context: &Context) -> CaseResult {
     use std::sync::Arc;
-    // Names of which one begins with the other.
+    // Names of which one is a prefix of the other.
     let next_door = holdfast_core::StoreId::new(format!("{}x", context.harness().store()))?;
     let index = crate::KvIndex::new(
         context.harness().kv().await?,

@@ -25,7 +25,7 @@ cases! {
     what_a_group_has_used_it_cannot_take_again
         "An ack is final.";
     a_batch_is_done_item_by_item
-        "A batch gets one result per item, in order; items about the same sample are done one after the other.";
+        "A batch gets one result per item, in order; items about the same sample are applied one after the other.";
 }
 
 async fn one_process_of_a_group_at_a_time(context: &Context) -> CaseResult {

@@ -1,4 +1,4 @@
-//! A connection that loses replies, over any store of keys.
+//! A connection that loses replies, over any transactional store.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use crate::kv::memory::Fate;
 use crate::kv::{Applied, History, Kv, KvSession, Limits, Read, Snapshot, Transaction, Watch};
 
-/// A store of keys whose replies to transactions can be lost, one by one, in the order in which they are sent.
+/// A transactional store whose replies to transactions can be lost, one by one, in the order in which they are sent.
 #[derive(Debug)]
 pub struct LossyKv {
     inner: Arc<dyn Kv>,
@@ -42,7 +42,7 @@ impl LossyKv {
         self.plan.lock().fates.extend(fates);
     }
 
-    /// From now on the plan is for those transactions only that write a key with this in it.
+    /// From now on the plan applies only to transactions that write a key that contains this text.
     pub fn only(&self, part: &'static str) {
         self.plan.lock().only = part;
     }
@@ -57,7 +57,7 @@ impl LossyKv {
         self.plan.lock().lost
     }
 
-    /// Sends the transactions whose fate was [`Fate::Later`]. How many of them were applied.
+    /// Sends the transactions whose fate was [`Fate::Later`]. Returns how many of them were applied.
     pub async fn land(&self, within: Duration) -> Result<usize> {
         let late = std::mem::take(&mut self.plan.lock().late);
         let mut applied = 0;
@@ -129,7 +129,7 @@ impl Kv for LossyKv {
     }
 }
 
-/// A connection on which everything stops when a reply was lost, until it is told to go on: time for something else to
+/// A connection on which everything stops when a reply was lost, until it is told to go on, so that something else can
 /// happen in between.
 #[derive(Debug)]
 pub(super) struct EndsAfterLoss {

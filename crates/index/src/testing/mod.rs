@@ -122,23 +122,23 @@ pub trait Harness: Send + Sync {
         self.index_over(self.kv().await?)
     }
 
-    /// Ends a session behind its holder's back, as a partition or a long pause would. Returns when the store has let go
-    /// of it.
+    /// Ends a session without telling its holder, as a partition or a long pause would. Returns when the store has
+    /// ended it.
     async fn kill_session(&self, session: &Session) -> Result<()>;
 
     /// Saves the state of the index.
     async fn save(&self) -> Result<()>;
 
-    /// Puts the index back to what was saved last, as restoring a snapshot does, behind the backs of its processes.
+    /// Restores the state that was saved last, as restoring a snapshot does, without telling the index's processes.
     async fn put_back(&self) -> Result<()>;
 
-    /// Says, as the index's operator, that what is there is the index from now on.
+    /// Declares, as the index's operator, that what is there is the index from now on.
     async fn declare(&self) -> Result<()>;
 
-    /// Another connection to the store of keys under the index. Asked for only if [`Backend::over_keys`].
+    /// Another connection to the transactional store under the index. Used only if [`Backend::over_keys`].
     async fn kv(&self) -> Result<Arc<dyn Kv>>;
 
-    /// The same store over a connection of the case's making. Asked for only if [`Backend::over_keys`].
+    /// The same store over a connection that the case supplies. Used only if [`Backend::over_keys`].
     fn index_over(&self, kv: Arc<dyn Kv>) -> Result<Arc<dyn Index>> {
         let index = KvIndex::new(kv, self.store(), self.settings(), self.clock(), Arc::new(SystemRng));
         Ok(Arc::new(index))
@@ -150,7 +150,7 @@ pub trait Harness: Send + Sync {
 pub enum Needs {
     /// Nothing but the contract.
     Nothing,
-    /// An index over a store of keys: [`Backend::over_keys`].
+    /// An index over a transactional store: [`Backend::over_keys`].
     Keys,
 }
 
@@ -245,7 +245,7 @@ pub fn main(backend: impl Backend + 'static) {
     libtest_mimic::run(&arguments, trials).exit_if_failed();
 }
 
-/// A back end that has no keys says this when it is asked for them.
+/// The error of a back end that has no keys and is asked for them.
 pub fn no_keys() -> Error {
     Error::new(
         holdfast_core::ErrorKind::Unsupported,

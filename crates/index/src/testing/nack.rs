@@ -18,7 +18,7 @@ const DEAD: Answered = Answered::Retired {
 cases! {
     "nack" Nothing
     it_costs_one_attempt
-        "A nack, or a lease that ended, costs the group one attempt.";
+        "A nack, or an expired lease, costs the group one attempt.";
     the_last_attempt_makes_a_dead_letter
         "Delivery count and dead letter are exact.";
     a_dead_group_waits_for_the_others
@@ -26,7 +26,7 @@ cases! {
     a_stale_token_is_fenced
         "With another token they are `Fenced` and change nothing.";
     letting_go_of_a_groups_lease_costs_one_attempt
-        "Release lets go of leases of either kind.";
+        "Release releases leases of either kind.";
 }
 
 async fn it_costs_one_attempt(context: &Context) -> CaseResult {

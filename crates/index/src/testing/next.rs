@@ -14,7 +14,7 @@ cases! {
     each_sample_goes_to_one_consumer
         "Lease gives a sample to one process of a group at a time.";
     an_old_sample_is_not_passed_over_for_ever
-        "Oldest first, as far as that goes without a queue for it.";
+        "Oldest first as far as that is possible without one common queue.";
     a_commit_wakes_a_waiting_consumer
         "Waits for the first one.";
     a_nack_wakes_a_waiting_consumer
@@ -22,22 +22,22 @@ cases! {
     a_sweep_wakes_a_waiting_consumer
         "Waits for the first one; a sample that was taken back is one.";
     nothing_at_the_deadline_is_no_error
-        "None at the deadline is not an error.";
+        "It is no error if none came by the deadline.";
     no_more_than_asked_for
-        "Takes the next samples of a group, up to `count`.";
+        "Leases the next samples of a group, up to `count`.";
     as_many_as_asked_for_if_they_are_there
-        "Takes the next samples of a group, up to `count`.";
+        "Leases the next samples of a group, up to `count`.";
     only_what_is_for_the_group
-        "Takes the next samples of a group.";
+        "Leases the next samples of a group.";
     a_session_that_ends_meanwhile_is_fenced
-        "Whatever is done in the name of a session that has ended is refused as `Fenced`.";
+        "Every call in the name of an ended session is refused as `Fenced`.";
 }
 
-/// How soon somebody who waits must have been told: far below the deadline that it waits with.
+/// How soon a waiting consumer must be told: far below the deadline with which it waits.
 const SOON: Duration = Duration::from_secs(5);
-/// The deadline of those who wait for something that comes.
+/// The deadline of consumers that wait for samples that come.
 const PATIENT: Duration = Duration::from_secs(60);
-/// The deadline of those who wait for nothing.
+/// The deadline of consumers that wait for nothing.
 const SHORT: Duration = Duration::from_millis(50);
 
 async fn each_sample_goes_to_one_consumer(context: &Context) -> CaseResult {
@@ -78,8 +78,8 @@ async fn each_sample_goes_to_one_consumer(context: &Context) -> CaseResult {
 
 async fn an_old_sample_is_not_passed_over_for_ever(context: &Context) -> CaseResult {
     let old = context.publish("old", &["a"]).await?;
-    // There is always a newer one as well. "As far as that goes" is not said in numbers; by chance alone it would be
-    // taken in every other round.
+    // There is always a newer one as well. The contract's "as far as that is possible" gives no number; by chance alone
+    // the newer one would be taken in every other round.
     for round in 0..100 {
         context.publish(&format!("newer-{round}"), &["a"]).await?;
         let taken = context.next(&a()?, 1, CALL).await?;
@@ -96,7 +96,7 @@ async fn a_commit_wakes_a_waiting_consumer(context: &Context) -> CaseResult {
     let consumer = context.join().await?;
     let waiting = tokio::spawn(async move { Ok::<_, Failure>(consumer.next(&a()?, 3, PATIENT).await?) });
     let sample = context.reserve("s").await?;
-    // Whether it waits by now is not to be seen; that it does not wait for long is.
+    // Whether it is waiting by now cannot be seen; that it does not wait for long can.
     tokio::time::sleep(Duration::from_millis(200)).await;
     ensure!(!waiting.is_finished(), "there was nothing to be had yet");
     context.commit(&sample, &["a"]).await?;

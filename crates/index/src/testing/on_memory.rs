@@ -1,4 +1,5 @@
-//! The suite's own back end: the index over a store of keys in memory, with a clock that moves when a case says so.
+//! The suite's own back end: the index over a transactional store in memory, with a clock that moves when a case says
+//! so.
 
 use std::sync::Arc;
 use std::time::Duration;

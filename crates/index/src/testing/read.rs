@@ -1,4 +1,4 @@
-//! Reading without using up, and asking whether a token is good.
+//! Reading without using up, and checking whether a token is good.
 
 use std::time::Duration;
 
@@ -23,9 +23,9 @@ cases! {
     check_tells_good_tokens_from_bad_ones
         "Check tells whether tokens are still good.";
     check_says_no_when_the_lease_has_ended
-        "Check tells whether tokens are still good; a reader asks it after its bytes have arrived.";
+        "Check tells whether tokens are still good. A reader calls it after its bytes have arrived.";
     check_says_no_when_the_sample_is_retired
-        "Check tells whether tokens are still good; a reader asks it after its bytes have arrived.";
+        "Check tells whether tokens are still good. A reader calls it after its bytes have arrived.";
 }
 
 async fn many_may_at_once(context: &Context) -> CaseResult {

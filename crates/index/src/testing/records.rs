@@ -1,4 +1,4 @@
-//! What lies in the store of keys under an index, and whether it fits together.
+//! The keys and records under an index, and whether they are consistent.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,7 @@ use crate::layout::Layout;
 use crate::notes::{Holding, Note};
 use crate::record::decode_versioned;
 
-/// Every key of a store, read at one moment.
+/// Every key of a store, read in one snapshot.
 #[derive(Debug)]
 pub(super) struct Records {
     root: String,
@@ -44,14 +44,14 @@ impl Records {
         })
     }
 
-    /// The keys of one kind: `s` for live samples, and so on, as the layout's table has it.
+    /// The keys of one kind: `s` for live samples, and so on, as in the table of the layout.
     fn of(&self, kind: char) -> impl Iterator<Item = &Entry> {
         let start = format!("{}{kind}/", self.root);
         self.entries.values().filter(move |entry| entry.key.starts_with(&start))
     }
 
-    /// The keys that are not about sessions or the clock: none when everything was freed. A note belongs to its session,
-    /// and vanishes with it or when it is due.
+    /// The keys that do not concern sessions or the clock: none when everything was freed. A grant record belongs to
+    /// its session, and vanishes with it or when it is due.
     pub(super) fn left_over(&self) -> Vec<&str> {
         "psglfqk"
             .chars()
@@ -59,12 +59,12 @@ impl Records {
             .collect()
     }
 
-    /// Notes of what somebody was given.
+    /// The grant records.
     pub(super) fn notes(&self) -> Vec<&str> {
         self.of('h').map(|entry| entry.key.as_str()).collect()
     }
 
-    /// How many sessions are not cleared up.
+    /// How many sessions are not cleared yet.
     pub(super) fn sessions(&self) -> usize {
         self.of('z').count()
     }
@@ -75,7 +75,7 @@ impl Records {
         Ok(live.map(|live| Ok(live?.record)).collect::<Result<_>>()?)
     }
 
-    /// The ready lists are exactly what follows from the records, and whatever is held is noted.
+    /// Asserts that the ready lists are exactly what follows from the records, and that every lease has a grant record.
     pub(super) fn are_consistent(&self) -> CaseResult {
         let mut lists = BTreeSet::new();
         let mut held = Vec::new();
@@ -142,7 +142,7 @@ impl Records {
         Ok(())
     }
 
-    /// What is held is noted under its session and its tick.
+    /// Asserts that every lease has a grant record under its session and its tick.
     fn is_noted(&self, session: SessionId, until: Tick, holding: &Holding) -> CaseResult {
         let notes = self.layout.notes(session, until);
         for entry in self.of('h').filter(|entry| entry.key.starts_with(&notes)) {

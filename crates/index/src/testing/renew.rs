@@ -10,9 +10,9 @@ use super::context::Context;
 cases! {
     "renew" Nothing
     it_prolongs_a_lease
-        "Renew prolongs leases to so many ticks from now.";
+        "Renew extends leases to this many ticks from now.";
     it_never_shortens_one
-        "Renew prolongs leases.";
+        "Renew extends leases.";
     the_token_stays
         "Ack, nack, renew, release need the token.";
     a_stale_token_is_fenced

@@ -14,7 +14,7 @@ use crate::{MOST_CLAIMS, Reserve, SampleRef};
 cases! {
     "reserve" Nothing
     a_second_producer_is_refused
-        "Reserve sets a sample id aside for one producer at a time (`Conflict` for a second one).";
+        "Reserve reserves a sample id for one producer at a time (`Conflict` for a second one).";
     generations_grow
         "Its generation is larger than that of every reservation before it.";
     nobody_sees_it_before_the_commit
@@ -24,15 +24,15 @@ cases! {
     one_taken_item_does_not_hold_up_the_others
         "An item that is refused does not hold up the others.";
     the_same_sample_twice_in_a_batch
-        "Several items of one batch may be about the same sample; they are done one after the other.";
+        "Several items of one batch may concern the same sample; they are applied one after the other.";
     a_reservation_ends_after_its_ticks_and_grace
-        "Sweep takes back what has ended; a reservation lasts for its ticks, and the grace.";
+        "Sweep takes back what has expired; a reservation lasts for its ticks and the grace period.";
     a_dead_producers_reservation_is_taken_back
-        "What an ended session held is taken back by the next sweeps.";
+        "The next sweeps take back what an ended session held.";
     any_name_will_do
         "A sample may have any name.";
     an_object_has_one_owner_until_it_is_freed
-        "What it claims is its own until it is freed; nobody else can claim it before (`Conflict`).";
+        "The objects that it claims belong to it until it is freed; no other can claim them before (`Conflict`).";
     claims_that_cannot_be_kept_are_refused
         "At most `MOST_CLAIMS`, each once.";
 }

@@ -14,19 +14,19 @@ use crate::{Answered, SampleRef};
 cases! {
     "retire" Nothing
     it_hides_a_sample_at_once
-        "Retired samples are live no more.";
+        "Retired samples are no longer live.";
     readers_keep_the_objects_until_they_let_go
-        "Retired samples are given out by to_free when no lease on them is left.";
+        "Retired samples are listed by to_free when no lease on them is left.";
     readers_whose_time_is_over_do_not
-        "Retired samples are given out by to_free when no lease on them is left.";
+        "Retired samples are listed by to_free when no lease on them is left.";
     readers_whose_session_ended_do_not
-        "What an ended session held is taken back by the next sweeps.";
+        "The next sweeps take back what an ended session held.";
     only_what_is_live
         "A retired sample cannot be retired.";
     the_reason_is_kept
-        "A retired record tells why.";
+        "A retired record says why it was retired.";
     a_lost_one_is_kept_for_a_while
-        "A lost one is given out only after some ticks more: its objects may come back until then.";
+        "A lost one is listed only some ticks later: its objects may come back until then.";
 }
 
 async fn a_lost_one_is_kept_for_a_while(context: &Context) -> CaseResult {

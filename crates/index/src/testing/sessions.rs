@@ -1,4 +1,4 @@
-//! Memberships, and what is refused when they have ended.
+//! Sessions, and what is refused when they have ended.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -16,9 +16,9 @@ cases! {
     ids_differ
         "A session's id is never given out again.";
     a_closed_one_is_fenced
-        "Whatever is done in the name of a session that has ended is refused as `Fenced`.";
+        "Every call in the name of an ended session is refused as `Fenced`.";
     one_that_ended_behind_its_holders_back_is_fenced
-        "Whatever is done in the name of a session that has ended is refused, also by an index that does not know yet.";
+        "Every call in the name of an ended session is refused, even by an index that does not know yet that it ended.";
     one_that_was_cleared_up_stays_fenced
         "Refused as `Fenced`, at once and for ever.";
     a_live_one_is_not_disturbed
@@ -29,7 +29,7 @@ cases! {
         "An acknowledged commit is never lost.";
 }
 
-/// What a process has in its hands when its session ends.
+/// What a process holds when its session ends.
 struct Hands {
     reserved: SampleRef,
     live: SampleRef,

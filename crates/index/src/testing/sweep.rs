@@ -10,21 +10,21 @@ use crate::SweepReport;
 cases! {
     "sweep" Nothing
     it_looks_at_nothing_but_what_is_due
-        "Sweep takes back what has ended, at a cost that follows from what is due.";
+        "Sweep takes back what has expired, at a cost that depends on what is due.";
     several_at_once_do_each_thing_once
-        "Any process may, at any time, several at once.";
+        "Any process may sweep at any time, several at once.";
     a_second_one_finds_nothing
-        "Sweep takes back what has ended.";
+        "Sweep takes back what has expired.";
     it_stops_at_the_limit_and_says_so
         "Sweep looks at no more than `limit` records.";
     ended_sessions_are_cleared_up
-        "What an ended session held is taken back by the next sweeps.";
+        "The next sweeps take back what an ended session held.";
     a_session_that_held_nothing_is_cleared_up
-        "What an ended session held is taken back by the next sweeps.";
+        "The next sweeps take back what an ended session held.";
     a_sweeper_takes_back_its_own
-        "Any process may, at any time.";
+        "Any process may sweep at any time.";
     more_than_fits_into_one_transaction
-        "Sweep takes back what has ended.";
+        "Sweep takes back what has expired.";
 }
 
 async fn it_looks_at_nothing_but_what_is_due(context: &Context) -> CaseResult {
@@ -58,7 +58,7 @@ async fn several_at_once_do_each_thing_once(context: &Context) -> CaseResult {
     }
     context.harness().kill_session(other.session()).await?;
     let [one, two, three] = [context.join().await?, context.join().await?, context.join().await?];
-    // In one task, so that they go step by step, all reading before one of them writes.
+    // In one task, so that they run step by step, all reading before one of them writes.
     let reports = tokio::join!(context.sweep(), one.sweep(), two.sweep(), three.sweep());
     let reports = [reports.0?, reports.1?, reports.2?, reports.3?];
     let taken_back: usize = reports.iter().map(|report| report.taken_back).sum();

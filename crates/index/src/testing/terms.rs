@@ -1,4 +1,4 @@
-//! On which terms samples are taken and set aside: callers that leave, and samples that a process cannot use.
+//! The terms on which samples are leased and reserved: callers that leave, and samples that a process cannot use.
 
 use std::time::Duration;
 
@@ -13,17 +13,17 @@ use crate::{Held, Reserve, SampleRef, Terms};
 cases! {
     "terms" Nothing
     a_caller_that_leaves_ends_the_wait_for_the_next_sample
-        "Calls that wait for others take a token; when it is cancelled, they end as at their deadline.";
+        "Calls that wait take a cancellation token. When it is cancelled, they end as at their deadline.";
     a_caller_that_left_takes_nothing
-        "None when the caller has left is not an error.";
+        "It is no error if none came before the caller left.";
     a_caller_that_leaves_ends_the_wait_for_credits
-        "Calls that wait for others take a token; when it is cancelled, they end as at their deadline.";
+        "Calls that wait take a cancellation token. When it is cancelled, they end as at their deadline.";
     what_cannot_be_used_is_passed_over
-        "What the terms refuse is passed over.";
+        "Samples that the terms refuse are skipped.";
     what_is_passed_over_is_not_waited_for_in_a_loop
-        "What the terms refuse is passed over; it waits for the first one that is not.";
+        "Samples that the terms refuse are skipped; the call waits for the first one that is not refused.";
     what_cannot_be_used_is_refused_by_name_and_stays_as_it_is
-        "One that the terms refuse gets their error.";
+        "A sample that the terms refuse gets their error.";
 }
 
 const PATIENT: Duration = Duration::from_secs(60);
@@ -108,7 +108,7 @@ async fn a_caller_that_leaves_ends_the_wait_for_credits(context: &Context) -> Ca
             .reserve(producer.session(), &[wish("first", 10)?], CALL)
             .await,
     )?;
-    // Several of one process: in the line, and behind it.
+    // Several callers of one process: in the queue, and in the local queue behind it.
     let cancelled = CancellationToken::new();
     let mut waiting = Vec::new();
     for number in 0..3 {
@@ -136,7 +136,7 @@ async fn a_caller_that_leaves_ends_the_wait_for_credits(context: &Context) -> Ca
             "a wait that was ended",
         )?;
     }
-    // Nobody is left in line: what comes back is had by the next one.
+    // No session is left in the queue: freed bytes go to the next one that asks.
     let first = SampleRef {
         sample: SampleId::new("first")?,
         generation: first,
@@ -153,7 +153,8 @@ async fn a_caller_that_leaves_ends_the_wait_for_credits(context: &Context) -> Ca
 }
 
 async fn what_cannot_be_used_is_passed_over(context: &Context) -> CaseResult {
-    // More than any look shows, for one group and for two: the ready list has a copy of the one, and none of the other.
+    // More than any one read shows, for one group and for two: the ready list has a copy of the record for the one, and
+    // none for the other.
     let of_one = context.publish_many("new-one-", 300, &["a"]).await?;
     let of_two = context.publish_many("new-two-", 100, &["a", "b"]).await?;
     let usable = context.publish("s", &["a"]).await?;
@@ -173,7 +174,7 @@ async fn what_cannot_be_used_is_passed_over(context: &Context) -> CaseResult {
     for sample in of_one.iter().chain(&of_two) {
         ensure_eq!(context.attempts(sample, &a()?).await?, 0, "attempts of {sample:?}");
     }
-    // Others take them.
+    // Other processes take them.
     let other = context.join().await?;
     ensure_eq!(
         other.next(&a()?, 400, CALL).await?.is_empty(),

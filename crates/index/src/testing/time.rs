@@ -9,17 +9,17 @@ use super::context::Context;
 cases! {
     "clock" Nothing
     it_moves_by_one_per_tick_at_most
-        "The shared clock is moved on only by somebody who has watched the present tick for a whole tick's length.";
+        "A process advances the shared clock only if it has watched the present tick for a whole tick's length.";
     many_sweepers_do_not_make_it_fast
         "The shared clock never runs fast.";
     it_stands_still_when_nobody_sweeps
-        "If nobody moves it nothing expires.";
+        "If no process advances it nothing expires.";
     a_late_comer_waits_a_whole_tick
-        "Moved on only by somebody who has, by their own clock, watched the present tick for a whole tick's length.";
+        "A process advances it only if it has, by its own clock, watched the present tick for a whole tick's length.";
     a_process_that_was_away_sets_no_deadline_in_the_past
         "A lease is for a number of ticks from now.";
     everybody_reads_the_same
-        "Deadlines are ticks of a clock that the index's users share.";
+        "Deadlines are ticks of a clock that all users of the index share.";
 }
 
 async fn it_moves_by_one_per_tick_at_most(context: &Context) -> CaseResult {
@@ -33,7 +33,7 @@ async fn it_moves_by_one_per_tick_at_most(context: &Context) -> CaseResult {
             "from {last} to {now} without a tick's time in between"
         );
         last = now;
-        // However long nobody swept: one sweep, one tick.
+        // However long no process has swept: one sweep, one tick.
         context.harness().pass(context.harness().settings().tick * 2).await;
     }
     Ok(())
@@ -109,7 +109,7 @@ async fn a_process_that_was_away_sets_no_deadline_in_the_past(context: &Context)
     ensure!(now >= known.after(8), "the clock went from {known} to {now}");
     away.lease_for(&a()?, &sample, 3).await?;
     ensure_eq!(until(context, &sample).await?, now.after(3), "the end of a lease");
-    // The same with what it has in its hands, which it answers for without a look.
+    // The same with the leases that it holds, which it answers without reading.
     context.ticks(3).await?;
     let now = context.tick().await?;
     away.renew(&mine, 40).await?;

@@ -1,4 +1,4 @@
-//! Takes that are undone: leases that did not reach whom they were taken for.
+//! Leases that are undone, because they did not reach the consumer for which they were taken.
 
 use std::time::Duration;
 
@@ -12,17 +12,17 @@ use super::context::Context;
 cases! {
     "untake" Nothing
     it_costs_no_attempt
-        "The release of a lease that served nobody costs no attempt: the sample is as if it had never been taken.";
+        "The release of a lease that served no caller costs no attempt: the sample is as if it had never been leased.";
     the_sample_waits_where_it_did
-        "The release of a lease that served nobody leaves the sample as if it had never been taken.";
+        "The release of a lease that served no caller leaves the sample as if it had never been leased.";
     it_wakes_a_waiting_consumer
-        "Waits for the first one; a sample whose take was undone is one.";
+        "Waits for the first one; a sample whose lease was undone is one.";
     a_stale_token_is_fenced
         "With another token they are `Fenced` and change nothing.";
     of_a_read_it_lets_go
-        "It lets go of leases of either kind.";
+        "Releases leases of either kind.";
     of_a_retired_sample_it_lets_go
-        "It lets go of leases also on samples that were retired meanwhile.";
+        "Releases leases even on samples that were retired meanwhile.";
     a_batch_is_done_item_by_item
         "An item that is refused does not hold up the others.";
 }

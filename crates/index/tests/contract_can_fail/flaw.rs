@@ -4,32 +4,32 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flaw {
     // In the index.
-    /// An ack is taken whatever its token.
+    /// An ack is accepted with any token.
     AckIgnoresToken,
     /// Every token is good.
     CheckSaysYes,
-    /// What a reader gets is cut by a byte.
+    /// The description that a reader gets is cut by a byte.
     DescriptionIsCut,
-    /// One refused item is the end of a batch.
+    /// One refused item ends the batch.
     BatchStopsAtARefusal,
     /// One more sample than was asked for.
     TakesOneMore,
     /// A second `freed` is an error.
     FreedTwiceFails,
-    /// A sample is told to be free whoever reads it.
+    /// A sample is reported as free although it has readers.
     ForgetsReaders,
-    /// A take that is undone costs an attempt all the same.
+    /// A lease that is undone costs an attempt all the same.
     UntakeCounts,
     /// A failed free is not counted.
     ForgetsFailures,
     // In what is written.
-    /// Nobody notes what a session was given.
+    /// No grant record is written.
     TakesNoNotes,
     /// Changes to live records do not require that they are as they were read.
     IgnoresVersions,
     /// A reservation does not require that there is none.
     ReservesOver,
-    /// Nobody asks whether a session is alive.
+    /// The condition that the session is alive is left out.
     IgnoresSessions,
     /// The ready list is never cleaned.
     LeavesReadyEntries,
@@ -37,12 +37,12 @@ pub(crate) enum Flaw {
     HasNoSlots,
     /// A lost reply is taken for a refusal.
     TakesLostForRefused,
-    /// Deadlines are set without a look at the clock.
+    /// Deadlines are set without a condition on the clock.
     IgnoresTheClock,
-    /// Those who wait are never told.
+    /// Waiting consumers are never told.
     NeverWakes,
     // In the settings.
-    /// Leases end without a grace.
+    /// Leases end without a grace period.
     HasNoGrace,
     /// A tick is shorter than it should be.
     RunsFast,

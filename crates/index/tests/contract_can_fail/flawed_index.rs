@@ -1,4 +1,4 @@
-//! An index that gets one thing wrong, whatever lies under it.
+//! An index that gets one thing wrong, over any store.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ impl FlawedIndex {
         stopped
     }
 
-    /// The token that would be right, whatever the caller has.
+    /// The right token, whichever one the caller presents.
     async fn forgiven(&self, held: &Held, within: Duration) -> Held {
         let mut held = held.clone();
         if self.flaw == Flaw::AckIgnoresToken
@@ -196,7 +196,7 @@ impl Index for FlawedIndex {
         let mut list = self.inner.to_free(after, limit, within).await?;
         let tasks = &mut list.tasks;
         if self.flaw == Flaw::ForgetsReaders {
-            // Whatever was retired, as if nobody had a lease on it.
+            // All retired samples, as if none had a lease on it.
             for sample in self.retired.lock().iter() {
                 if let Some(known) = tasks.first().cloned()
                     && !tasks.iter().any(|task| task.sample == *sample)

@@ -1,4 +1,4 @@
-//! A store of keys under an index that writes too much, too little, or on the wrong conditions.
+//! A transactional store under an index that writes too much, too little, or on the wrong conditions.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ impl FlawedKv {
         match write {
             Write::Put { key, .. } if self.flaw == Flaw::TakesNoNotes && key.contains("/h/") => None,
             Write::Delete(key) if self.flaw == Flaw::LeavesReadyEntries && key.contains("/q/") => None,
-            // Else the store itself would refuse it.
+            // Otherwise the store itself would refuse it.
             Write::Put { key, value, .. } if self.flaw == Flaw::IgnoresSessions && key.contains("/o/") => {
                 Some(Write::put(key, value))
             }

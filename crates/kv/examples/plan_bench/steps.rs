@@ -6,8 +6,8 @@ use holdfast_kv::plan::{Completion, Event, PageKeys, Plan, Planner, RequestId, S
 
 use crate::{PAGE, median, namespace, planner, tokens, us};
 
-/// Ten thousand requests in flight: a thousand that run, a thousand that wait for L3, the rest in line for device pages.
-/// In each round the thousand write a token each, and twenty requests pass through each stage.
+/// Ten thousand requests in flight: a thousand that run, a thousand that wait for L3, the rest in the queue for device
+/// pages. In each round the thousand running ones write a token each, and twenty requests pass through each stage.
 pub(crate) fn steps(clock: &SystemClock) -> Result<(f64, f64, f64)> {
     const RUNNING: u32 = 1_000;
     const MOVES: usize = 20;
@@ -47,7 +47,7 @@ pub(crate) fn steps(clock: &SystemClock) -> Result<(f64, f64, f64)> {
             }
             for (ticket, written) in &mut running {
                 *written += 1;
-                // Who gets no room gives up what it has, and waits in line again.
+                // A request that gets no room is retracted, and waits in the queue again.
                 if *written % PAGE == 1 && planner.on_event(Event::Reserve(*ticket, PAGE)).is_err() {
                     tell(&mut planner, Event::Retract(*ticket));
                 } else {

@@ -1,10 +1,10 @@
-//! What a planner is told, and what it answers.
+//! The input of a planner (events) and its output (plans).
 
 use super::key::PageKey;
 use super::operation::{Completion, DevicePage, Operation, OperationId};
 use super::request::{Ending, Ticket};
 
-/// Something that happened. The same events in the same order give the same plans on every rank (KV21).
+/// An event. The same events in the same order give the same plans on every rank (KV21).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// An operation has ended: one completion from each rank, in the order of the ranks.
@@ -12,34 +12,34 @@ pub enum Event {
     /// The model has computed the whole prompt.
     PrefillDone(Ticket),
     /// The model is about to write this many more tokens: make room. Refused with `Capacity` if there is none; retract
-    /// somebody and ask again.
+    /// another request and ask again.
     Reserve(Ticket, u32),
     /// The model has written these tokens into the room that was reserved.
     Appended(Ticket, Vec<u32>),
-    /// The request is done. What it computed is kept.
+    /// The request is done. The pages that it computed are kept.
     Finish(Ticket),
-    /// Give up the device pages, keep what was computed. Not while the model runs on them.
+    /// Give up the device pages, keep the computed pages in the cache. Not while the model runs on them.
     Retract(Ticket),
-    /// Take a retracted request up again.
+    /// Resume a retracted request.
     Resume(Ticket),
-    /// Give the request up, in any state. Not while the model runs on its pages.
+    /// Abort the request, in any state. Not while the model runs on its pages.
     Abort(Ticket),
-    /// Forget all that is cached. Requests in flight go on with the pages that they hold and share nothing of them.
+    /// Forget all cached pages. Requests in flight go on with the pages that they hold and share none of them.
     Clear,
-    /// The weights have changed: as [`Event::Clear`], and from now on keys start from this root.
+    /// The weights have changed: like [`Event::Clear`], and from now on keys start from this root.
     NewWeights(PageKey),
 }
 
-/// What became of an event that was not refused.
+/// The result of an event that was not refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Applied {
-    /// It was taken in.
+    /// The event was applied.
     Done,
     /// A completion of an operation that is not in flight: late, or a duplicate. Nothing has changed (KV3).
     Ignored,
 }
 
-/// A request may run: all its pages below `cached` hold what their keys say.
+/// Permission to run a request: all its pages below `cached` hold the content that their keys name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
     /// Which request.
@@ -52,16 +52,16 @@ pub struct Grant {
     pub pages: Vec<DevicePage>,
 }
 
-/// What to do next, in this order.
+/// What the caller does next, in this order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     /// Operations, in the order in which every rank submits them.
     pub operations: Vec<Operation>,
-    /// Operations whose result nobody waits for any more. Their completion is still due.
+    /// Operations whose result no request waits for any more. Their completion is still due.
     pub cancel: Vec<OperationId>,
     /// Requests that are over.
     pub ended: Vec<(Ticket, Ending)>,
-    /// Requests that have given up their device pages. One that was resumed at once may be among the grants, too.
+    /// Requests that have given up their device pages. One that was resumed at once may also be among the grants.
     pub retracted: Vec<Ticket>,
     /// Requests that may run, or that have more room.
     pub grants: Vec<Grant>,

@@ -1,21 +1,22 @@
-//! Deliberate bugs, for tests that must see them caught. Without the feature `testing` there are none.
+//! Deliberate bugs, for tests that must catch them. Without the feature `testing` there are none.
 
-/// A way in which a planner like this one was once wrong, or could be.
+/// A bug that a planner like this one once had, or could have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Flaw {
     /// Prefetched pages are published from the start of the prompt, not from where the prefetch began.
     SuffixUnderWrongPrefix,
-    /// A prefetch takes its keys from where the host match ended when L3 was asked, and its places from where it ends now.
+    /// A prefetch takes its keys from the end of the host match when L3 was asked, and its positions from the end of
+    /// the host match now.
     HashesOfAnotherMatch,
-    /// The pages of a backup are not held until it is acknowledged.
+    /// The pages of a backup are not pinned until it is acknowledged.
     BackupNotPinned,
-    /// An aborted prefetch gives its pages back at once.
+    /// An aborted prefetch frees its pages at once.
     AbortFreesAtOnce,
     /// The largest count over the ranks is published.
     LargestOverRanks,
-    /// A backup that failed counts as one that did not.
+    /// A failed backup counts as a successful one.
     FailedBackupPersists,
-    /// The anchor of a prefetch is not held.
+    /// The anchor of a prefetch is not pinned.
     AnchorNotPinned,
     /// A request that waits for L3 waits for ever.
     NoDeadline,
@@ -23,7 +24,7 @@ pub enum Flaw {
 
 #[cfg(feature = "testing")]
 impl Flaw {
-    /// All of them. The first three are those that reviews have found in another planner.
+    /// All of them. Reviews found the first three in another planner.
     pub const ALL: [Flaw; 8] = [
         Self::SuffixUnderWrongPrefix,
         Self::HashesOfAnotherMatch,

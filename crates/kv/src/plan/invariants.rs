@@ -1,7 +1,7 @@
-//! What must always hold, by name: one predicate each, for the tests, the model and the running program.
+//! The invariants, by name: one predicate each, for the tests, the model and the running program.
 //!
-//! [`check`] looks at all of a planner; tests do that after every event. [`Planner::violations`] looks at what costs the
-//! same however large the planner is, so a server can call it after every step.
+//! [`check`] examines a whole planner; tests call it after every event. [`Planner::violations`] makes only the checks
+//! whose cost does not depend on the size of the planner, so a server can call it after every step.
 //!
 //! | invariant | where it is checked |
 //! |---|---|
@@ -38,11 +38,11 @@ invariants! {
     KV1 "every page is free, owned or indexed, exactly one of them, and the counts add up to the total";
     KV2 "no page is freed while an operation in flight names it";
     KV3 "every operation gets exactly one terminal event; others change nothing";
-    KV4 "every pin has one holder, and when nothing is under way there is none and all pages are free or indexed";
+    KV4 "every pin has one holder; when nothing is in flight there is no pin and all pages are free or indexed";
     KV5 "an abort releases nothing before the operation on it is acknowledged";
     KV6 "a key is the hash of the key before it, its tokens and its extras, framed, from the root on";
     KV7 "every indexed node is found by its key";
-    KV8 "a page that can be matched holds what its key says";
+    KV8 "a page that can be matched holds the content that its key names";
     KV9 "a page and its key in an operation mean the same absolute index, which they carry";
     KV10 "the offset of keys and the offset of places come from one match, which is held";
     KV11 "keys differ across model, weights, dtype, layout, ranks and group";
@@ -51,18 +51,18 @@ invariants! {
     KV14 "every key is indexed once: of two pages for it the first is kept";
     KV15 "no more is published than every rank has";
     KV16 "a get counts only if all bytes were read";
-    KV17 "a miss degrades to recompute: whoever waits for L3 waits for an operation in flight";
-    KV18 "the model never reads a page whose fill failed or is under way";
-    KV19 "whoever waits for L3 stops waiting at a deadline";
-    KV20 "nobody waits for host pages";
+    KV17 "a miss degrades to recompute: a request that waits for L3 waits for an operation in flight";
+    KV18 "the model never reads a page whose fill failed or is in flight";
+    KV19 "a request that waits for L3 stops waiting at a deadline";
+    KV20 "no request waits for host pages";
     KV21 "the same events give the same plans";
     KV22 "each rank joins every collective, in submit order";
-    KV23 "a failed backup never marks a key as persisted, and lets its pages go";
+    KV23 "a failed backup never marks a key as persisted, and releases its pages";
     KV24 "pending work is reported while an operation or a pin is outstanding";
     KV25 "nothing blocks on the scheduling path";
 }
 
-/// What a predicate finds: nothing, or what is wrong.
+/// The result of a predicate: nothing, or what is wrong.
 pub type Finding = Result<(), String>;
 
 type Predicate = fn(&Audit<'_>) -> Finding;
@@ -88,7 +88,7 @@ const CHECKS: &[(Invariant, Predicate)] = &[
     (KV24, audit::pending_is_reported),
 ];
 
-/// Looks at all of a planner, and stops at the first invariant that is broken.
+/// Checks a whole planner, and stops at the first invariant that is broken.
 pub fn check(planner: &Planner) -> Result<(), Violation> {
     let audit = Audit::of(planner);
     CHECKS.iter().try_for_each(|(invariant, holds)| {
@@ -99,7 +99,7 @@ pub fn check(planner: &Planner) -> Result<(), Violation> {
     })
 }
 
-/// KV8 and KV12, of every page that can be matched, with an observer who knows what is in memory.
+/// KV8 and KV12, for every page that can be matched, with an observer that knows the content of memory.
 pub fn contents_are_what_keys_say(
     planner: &Planner,
     host: impl Fn(HostPage) -> Option<PageKey>,
@@ -123,7 +123,7 @@ pub fn contents_are_what_keys_say(
     Ok(())
 }
 
-/// KV18, of a grant to the request with these keys, with an observer who knows what is in device memory.
+/// KV18, for a grant to the request with these keys, with an observer that knows the content of device memory.
 pub fn grant_is_filled(
     grant: &Grant,
     keys: &[PageKey],
@@ -143,7 +143,7 @@ pub fn grant_is_filled(
     Ok(())
 }
 
-/// KV23, of every page that is noted as persisted, with an observer who knows what the store has acknowledged.
+/// KV23, for every page that is marked as persisted, with an observer that knows what the store has acknowledged.
 pub fn l3_has_what_is_noted(planner: &Planner, acknowledged: impl Fn(&PageKey) -> bool) -> Result<(), Violation> {
     for (_, node) in planner.index.each_node() {
         let resident = node.slots.iter().take(node.resident(Layer::Host) as usize);
@@ -151,7 +151,7 @@ pub fn l3_has_what_is_noted(planner: &Planner, acknowledged: impl Fn(&PageKey) -
             .filter(|slot| slot.in_l3())
             .find(|slot| !acknowledged(&slot.key))
         {
-            let detail = format!("{:?} is noted as persisted, but was never acknowledged", slot.key);
+            let detail = format!("{:?} is marked as persisted, but was never acknowledged", slot.key);
             return Err(Violation {
                 invariant: KV23,
                 detail,
@@ -162,8 +162,8 @@ pub fn l3_has_what_is_noted(planner: &Planner, acknowledged: impl Fn(&PageKey) -
 }
 
 impl Planner {
-    /// Checks what can be checked in constant time, and says how often each invariant was ever found broken, with the
-    /// latest detail.
+    /// Makes the constant-time checks, and returns how often each invariant was ever found broken, with the latest
+    /// detail.
     pub fn violations(&self) -> Vec<(u64, Violation)> {
         let counted: [(Invariant, Finding); 5] = [
             (KV1, audit::counts_add_up(self)),
@@ -174,7 +174,7 @@ impl Planner {
         ];
         for (invariant, finding) in counted {
             if let Err(detail) = finding {
-                // It is counted; whoever asked gets it with the others.
+                // The recorder counts it; the caller gets it with the others below.
                 self.recorder.check(&invariant, false, || detail).err();
             }
         }

@@ -5,34 +5,36 @@
 //! key(-1) = root
 //! key(i)  = SHA-256("hfk1" ‖ key(i-1) ‖ count: u32 ‖ tokens: count × u32 ‖ extras: u32 ‖ each: length u32, bytes)
 //! ```
-//! All numbers are little-endian, every text has its length in front: two different inputs never give the same bytes to
-//! the hash (KV6). Since a key takes in the one before it, *equal keys mean equal prefixes*; the radix index lives on that.
+//! All numbers are little-endian, and every text is preceded by its length: two different inputs never give the same
+//! bytes to the hash (KV6). Since a key includes the one before it, *equal keys mean equal prefixes*; the radix index
+//! relies on that.
 //!
 //! # Chain keys and object names
 //! A [`PageKey`] is the same on every rank: all ranks must plan alike (KV21), so nothing that a planner compares may
-//! depend on a rank. What a rank stores is its own shard of the page, so the *name of the stored object* carries the rank:
-//! [`Namespace::object_name`]. The sizes of the rank groups are part of the root: a page cut for eight ranks is never
-//! taken for one cut for four (KV11). A layout that every TP rank holds alike (MLA) has one writer: give all of them the
-//! [`Rank::ONLY`] of TP.
+//! depend on a rank. Each rank stores only its own shard of the page, so the *name of the stored object* carries the
+//! rank: [`Namespace::object_name`]. The sizes of the rank groups are part of the root: a page cut for eight ranks is
+//! never taken for one cut for four (KV11). A layout whose pages are the same on every TP rank (MLA) has one writer:
+//! give all of those ranks the [`Rank::ONLY`] of TP.
 //!
 //! # Once per request
-//! [`PageKeys`] is the chain of one prompt. It is computed once, grows with the tokens that are generated, and stays with
-//! the request: match, L3 query, insert and backup all take their keys from it, by absolute page index.
+//! [`PageKeys`] is the chain of one prompt. It is computed once, grows with the generated tokens, and stays with the
+//! request: match, L3 query, insert and backup all take their keys from it, by absolute page index.
 //!
-//! A page of 64 tokens is five blocks of SHA-256, one after the other: the chain leaves nothing to do in parallel. The hash
-//! is that of `aws-lc-rs`, which the workspace has anyway; the `sha2` crate measures the same (`plan_bench` prints both).
+//! A page of 64 tokens is five blocks of SHA-256, one after the other: the chain leaves nothing to do in parallel. The
+//! hash comes from `aws-lc-rs`, which the workspace uses anyway; the `sha2` crate is as fast (`plan_bench` prints
+//! both).
 
 use std::fmt;
 
 use aws_lc_rs::digest::{Context, Digest, SHA256, digest};
 use holdfast_core::{Error, ObjectKey, Result};
 
-/// What a page is known by: the hash of its tokens and of everything before them. Equal on every rank.
+/// The identity of a page: the hash of its tokens and of everything before them. Equal on every rank.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PageKey([u8; 32]);
 
 impl PageKey {
-    /// A key read back from somewhere.
+    /// A key from its stored bytes.
     pub const fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
@@ -48,7 +50,7 @@ impl PageKey {
         Self(key)
     }
 
-    /// Its first eight bytes: as good as any hash of it, since it is one.
+    /// Its first eight bytes: as good as any hash of the key, since the key is one.
     pub(crate) fn short(&self) -> u64 {
         let [a, b, c, d, e, f, g, h, ..] = self.0;
         u64::from_le_bytes([a, b, c, d, e, f, g, h])
@@ -62,13 +64,13 @@ impl fmt::Display for PageKey {
 }
 
 impl fmt::Debug for PageKey {
-    /// The first four bytes, which is what fits into a log line.
+    /// The first four bytes, short enough for a log line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().take(4).try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 
-/// A place in one group of ranks.
+/// A position in one group of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Rank {
     /// From zero.
@@ -82,7 +84,8 @@ impl Rank {
     pub const ONLY: Self = Self { rank: 0, size: 1 };
 }
 
-/// What a page's bytes depend on besides its tokens. Two namespaces that differ in anything share no object.
+/// Everything that a page's bytes depend on besides its tokens. Two namespaces that differ in any field share no
+/// object.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Namespace {
     /// The model.
@@ -91,7 +94,7 @@ pub struct Namespace {
     pub weights: String,
     /// The element type of the pages, such as `bf16`.
     pub dtype: String,
-    /// How a page lies in memory, such as `mha-layer-first`.
+    /// The memory layout of a page, such as `mha-layer-first`.
     pub layout: String,
     /// The cache group: which layers share these pages.
     pub group: String,
@@ -154,16 +157,16 @@ pub struct PageKeys {
     root: PageKey,
     page_tokens: u32,
     keys: Vec<PageKey>,
-    /// Of the page that is not full yet.
+    /// The tokens of the page that is not full yet.
     tail: Vec<u32>,
-    /// Goes into every page's key: a salt, an adapter.
+    /// Goes into the key of every page: a salt, an adapter.
     salt: Option<Box<[u8]>>,
-    /// Goes into the key of the page that is not full yet: the hash of an image, say.
+    /// Goes into the key of the page that is not full yet: the hash of an image, for example.
     notes: Vec<Box<[u8]>>,
 }
 
 impl PageKeys {
-    /// The chain of an empty prompt under `root`. A page of no tokens is taken as a page of one.
+    /// The chain of an empty prompt under `root`. A page size of zero tokens is treated as one.
     pub fn new(root: PageKey, page_tokens: u32) -> Self {
         let page_tokens = page_tokens.max(1);
         Self {
@@ -185,12 +188,12 @@ impl PageKeys {
         Ok(self)
     }
 
-    /// Adds bytes to the key of the page that the next token falls into: what stands there besides tokens.
+    /// Adds bytes to the key of the page that the next token falls into: content of that page besides tokens.
     pub fn note(&mut self, bytes: &[u8]) {
         self.notes.push(bytes.into());
     }
 
-    /// Takes in the next tokens. How they are cut into calls does not matter.
+    /// Appends the next tokens. How they are split into calls does not matter.
     pub fn extend(&mut self, mut tokens: &[u32]) {
         let size = self.page_tokens as usize;
         self.keys.reserve((self.tail.len() + tokens.len()) / size);
@@ -235,13 +238,13 @@ impl PageKeys {
         self.page_tokens
     }
 
-    /// The number of tokens taken in.
+    /// The number of tokens so far.
     pub fn tokens(&self) -> u64 {
         self.keys.len() as u64 * u64::from(self.page_tokens) + self.tail.len() as u64
     }
 }
 
-/// A length, as it stands in front of what it is the length of. Nothing here is as long as 4 GiB.
+/// A length, written in front of the bytes that it counts. No input here reaches 4 GiB.
 fn length(of: usize) -> [u8; 4] {
     u32::try_from(of).unwrap_or(u32::MAX).to_le_bytes()
 }

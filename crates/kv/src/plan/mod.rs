@@ -1,4 +1,4 @@
-//! Decides what moves where, without I/O: page keys, a radix index, page pools, request states and the planner.
+//! Decides which pages move where, without I/O: page keys, a radix index, page pools, request states and the planner.
 //!
 //! ```text
 //!            prefetch                load-back
@@ -6,17 +6,17 @@
 //!      L3 ◀───────────── host ◀───────────────── device
 //!             backup                 write-back
 //! ```
-//! A caller submits requests and reports events; after each round it asks for a [`Plan`] and carries it out, on every rank
-//! the same one. [`crate::tier`] does that for L3; the device copies are the serving engine's.
+//! A caller submits requests and reports events. After each round it asks for a [`Plan`] and carries it out; every rank
+//! carries out the same plan. [`crate::tier`] does that for L3; the serving engine does the device copies.
 //!
-//! | module | what it holds |
+//! | module | content |
 //! |---|---|
 //! | [`key`] | page keys: framed, chained, rooted in a namespace |
-//! | [`operation`] | what a plan asks for, and how its end is reported |
-//! | [`event`] | what a planner is told, and its plans |
+//! | [`operation`] | the operations of a plan, and how their end is reported |
+//! | [`event`] | the events that a planner receives, and its plans |
 //! | [`request`] | the states of a request, as types |
 //! | [`planner`] | the planner |
-//! | [`invariants`] | what must always hold, by name |
+//! | [`invariants`] | the invariants, by name |
 //!
 //! ```
 //! use holdfast_kv::plan::{Completion, Event, Namespace, Planner, PlannerConfig, Rank, RequestId, Work};
@@ -37,7 +37,7 @@
 //! keys.extend(&(0..13).collect::<Vec<u32>>());
 //! let ticket = planner.submit(RequestId(1), keys)?;
 //!
-//! // Six pages that nobody has: L3 is asked, and has them all.
+//! // Six pages that no layer has: L3 is asked, and has them all.
 //! let plan = planner.step(1);
 //! let query = &plan.operations[0];
 //! assert_eq!(query.work.pages(), 6);

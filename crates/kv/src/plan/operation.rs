@@ -1,17 +1,17 @@
-//! What a planner asks for, and what it is told about it.
+//! The operations of a plan, and their completions.
 //!
-//! Every operation names its pages as triples: the absolute page index in the prompt, the page or pages, and the key. They
-//! travel together, so no reader of an operation has to count from an offset that somebody else captured (KV9). Triples
-//! are in the order of their indices, without gaps.
+//! Every operation names its pages as triples: the absolute page index in the prompt, the page or pages, and the key.
+//! They travel together, so no reader of an operation has to count from an offset that other code captured (KV9).
+//! Triples are in the order of their indices, without gaps; only a backup may have gaps.
 //!
 //! An operation gets exactly one terminal [`Completion`] from each rank (KV3), also if it failed, was refused or was
-//! cancelled: until then its pages belong to it and are not touched (KV2, KV5).
+//! cancelled. Until then its pages belong to it and are not touched (KV2, KV5).
 
 use std::fmt;
 
 use super::key::PageKey;
 
-/// One operation. Never used twice.
+/// The id of an operation. Never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OperationId(pub u64);
 
@@ -21,15 +21,15 @@ impl fmt::Display for OperationId {
     }
 }
 
-/// A page of the host pool, by its place in it.
+/// A page of the host pool, by its number in the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HostPage(pub u32);
 
-/// A page of the device pool, by its place in it.
+/// A page of the device pool, by its number in the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DevicePage(pub u32);
 
-/// A key and where it stands in its prompt.
+/// A key and its position in its prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KeyAt {
     /// The absolute page index.
@@ -38,7 +38,7 @@ pub struct KeyAt {
     pub key: PageKey,
 }
 
-/// A host page, its key, and where it stands in its prompt.
+/// A host page, its key, and its position in its prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HostPageAt {
     /// The absolute page index.
@@ -49,7 +49,7 @@ pub struct HostPageAt {
     pub host: HostPage,
 }
 
-/// A host page and a device page for the same content, its key, and where it stands in its prompt.
+/// A host page and a device page for the same content, its key, and its position in its prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CopyAt {
     /// The absolute page index.
@@ -62,14 +62,14 @@ pub struct CopyAt {
     pub device: DevicePage,
 }
 
-/// What is to be done.
+/// The work of an operation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Work {
-    /// Ask L3 which of these it has. `completed` counts the hits from the start without a gap.
+    /// Ask L3 which of these pages it has. `completed` counts the hits from the start without a gap.
     Query(Vec<KeyAt>),
     /// L3 → host. The host pages are empty and belong to the operation.
     Prefetch(Vec<HostPageAt>),
-    /// Host → device. The host pages are pinned, the device pages are the request's.
+    /// Host → device. The host pages are pinned, the device pages belong to the request.
     LoadBack(Vec<CopyAt>),
     /// Device → host. The device pages are pinned, the host pages are empty and belong to the operation.
     WriteBack(Vec<CopyAt>),
@@ -78,7 +78,7 @@ pub enum Work {
 }
 
 impl Work {
-    /// How many pages it is about.
+    /// How many pages it names.
     pub fn pages(&self) -> u32 {
         let pages = match self {
             Self::Query(keys) => keys.len(),
@@ -100,25 +100,25 @@ impl Work {
     }
 }
 
-/// Something to do, under an id.
+/// Work to do, under an id.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Operation {
-    /// What its completion is reported under.
+    /// The id that its completion names.
     pub id: OperationId,
-    /// What to do.
+    /// The work.
     pub work: Work,
 }
 
-/// Why an operation did less than it was asked to.
+/// Why an operation completed fewer pages than it was asked to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Failure {
     /// L3 did not have a page.
     Miss,
-    /// A page's bytes or length were not what its key says.
+    /// A page's bytes or length did not match its key.
     Corrupt,
     /// There was no room for a page.
     Full,
-    /// It was not done in time. The memory is not in use any more.
+    /// It did not end in time. The memory is not in use any more.
     TimedOut,
     /// It was cancelled. The memory is not in use any more.
     Cancelled,
@@ -133,16 +133,16 @@ pub enum Failure {
 pub struct Completion {
     /// Which operation.
     pub operation: OperationId,
-    /// How many pages from the start are done: filled, written, or (a query) there. What lies behind the first page that
-    /// is not done does not count, whatever became of it.
+    /// How many pages from the start are done: filled, written, or (a query) present. Pages after the first one that is
+    /// not done do not count, whatever their own result.
     pub completed: u32,
-    /// Why not all of them, if so.
+    /// Why some pages are not done, if so.
     pub failure: Option<Failure>,
 }
 
 impl Completion {
-    /// What all ranks agree on: the smallest count (KV15), and the first failure in the order of the ranks. `None` if
-    /// there is no completion, or if they are of different operations.
+    /// The result that all ranks agree on: the smallest count (KV15), and the first failure in the order of the ranks.
+    /// `None` if there is no completion, or if they are of different operations.
     pub fn agree(ranks: &[Completion]) -> Option<Completion> {
         let first = ranks.first()?;
         ranks

@@ -1,4 +1,4 @@
-//! Page pools: every page is free, owned by somebody, or in the index (KV1).
+//! Page pools: every page is free, owned by a request or an operation, or in the index (KV1).
 //!
 //! ```text
 //!            take                    publish
@@ -6,8 +6,8 @@
 //!    ▲                    │                        │
 //!    └──── give_back ─────┴─────── unpublish ──────┘
 //! ```
-//! [`OwnedPages`] cannot be copied, only split and moved, so a page cannot be given back twice or be in two hands. One
-//! that is dropped with pages in it has lost them: the pool counts that, and KV1 is broken from then on.
+//! [`OwnedPages`] cannot be copied, only split and moved, so a page cannot be freed twice or have two owners. An
+//! `OwnedPages` that is dropped with pages in it has lost them: the pool counts that, and KV1 is broken from then on.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -36,7 +36,7 @@ impl Page for super::DevicePage {
     }
 }
 
-/// Pages in one hand, in order.
+/// Pages with one owner, in order.
 #[derive(Debug)]
 #[must_use = "pages that are dropped are lost: give them back"]
 pub(crate) struct OwnedPages<P> {
@@ -53,7 +53,7 @@ impl<P: Page> OwnedPages<P> {
         self.pages.len()
     }
 
-    /// Takes the first `count` of them (all, if there are fewer).
+    /// Takes the first `count` pages (all, if there are fewer).
     pub(crate) fn split_front(&mut self, count: usize) -> Self {
         let rest = self.pages.split_off(count.min(self.pages.len()));
         Self {
@@ -71,12 +71,12 @@ impl<P: Page> OwnedPages<P> {
         self.pages.reverse();
     }
 
-    /// Takes the last page of another hand.
+    /// Takes the last page of another owner.
     pub(super) fn take_last_of(&mut self, other: &mut Self) {
         self.pages.extend(other.pages.pop());
     }
 
-    /// The same pages in a second hand, for a copy of the whole planner.
+    /// The same pages with a second owner, for a copy of the whole planner.
     #[cfg(feature = "testing")]
     pub(crate) fn copy_for(&self, pool: &Pool<P>) -> Self {
         Self {
@@ -99,7 +99,7 @@ impl<P> Drop for OwnedPages<P> {
 #[derive(Debug)]
 pub(crate) struct Pool<P> {
     total: u32,
-    /// A stack: the page given back last is taken first, on every rank alike.
+    /// A stack: the page freed last is taken first, on every rank alike.
     free: Vec<P>,
     owned: u32,
     published: u32,
@@ -141,7 +141,7 @@ impl<P: Page> Pool<P> {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Nothing in hand.
+    /// No pages.
     pub(crate) fn none(&self) -> OwnedPages<P> {
         OwnedPages {
             pages: Vec::new(),
@@ -174,7 +174,7 @@ impl<P: Page> Pool<P> {
         Some(page)
     }
 
-    /// The index lets go of a page.
+    /// Takes back a page that the index releases.
     pub(super) fn unpublish(&mut self, page: P) {
         self.published = self.published.saturating_sub(1);
         self.free.push(page);
@@ -190,7 +190,7 @@ impl<P: Page> Pool<P> {
     }
 }
 
-/// Pages are numbered by `u32`, so their number fits.
+/// A number of pages as `u32`. Pages are numbered by `u32`, so it fits.
 pub(crate) fn count(pages: usize) -> u32 {
     u32::try_from(pages).unwrap_or(u32::MAX)
 }

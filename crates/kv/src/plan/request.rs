@@ -10,25 +10,25 @@
 //!                                                                                                                           │
 //!  any state ─abort─▶ Aborting (until the operation on its pages is acknowledged) ─▶ Finished ◀─written back─ WritingBack ◀─┘
 //! ```
-//! A transition consumes the state that it starts from; what does not fit the state is refused and changes nothing.
-//! `Finished` is not kept: the request is forgotten, and its id may be used again. A [`Ticket`] is never used again, so an
-//! event that comes late meets nobody.
+//! A transition consumes the state that it starts from. An event that does not fit the state is refused and changes
+//! nothing. `Finished` is not kept: the request is forgotten, and its id may be used again. A [`Ticket`] is never used
+//! again, so a late event finds no request.
 
 use super::index::Pin;
 use super::key::PageKeys;
 use super::operation::{DevicePage, OperationId};
 use super::pool::OwnedPages;
 
-/// A request, as the caller calls it. Unique among the requests that are not finished.
+/// A request, as the caller names it. Unique among the requests that are not finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
-/// One life of a request id.
+/// One submission of a request id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket {
     /// The request.
     pub request: RequestId,
-    /// Which of all submissions.
+    /// The number of the submission, counted over all requests.
     pub turn: u64,
 }
 
@@ -48,22 +48,23 @@ pub(crate) struct Request {
     pub(crate) phase: Phase,
 }
 
-/// The device pages of a request that runs.
+/// The device pages of a running request.
 #[derive(Debug)]
 pub(crate) struct Run {
-    /// Holds the pages that are in the index.
+    /// Pins the pages that are in the index.
     pub(crate) held: Pin,
-    /// The pages of its own, from this absolute index on.
+    /// The request's own pages, from this absolute index on.
     pub(crate) first_own: u32,
     pub(crate) own: OwnedPages<DevicePage>,
-    /// Pages of its own whose place in the index was taken. The model still reads them, so they stay until it is done.
+    /// Own pages that the index did not take: another page has their key, or the request shares nothing. The model
+    /// still reads them, so they stay until it is done.
     pub(crate) spare: OwnedPages<DevicePage>,
-    /// Whether its keys are those of the weights that it runs with. If not, nothing of it is shared.
+    /// Whether its keys belong to the weights that it runs with. If not, none of its pages are shared.
     pub(crate) cacheable: bool,
 }
 
 impl Run {
-    /// The number of pages that it has room for.
+    /// The number of pages that its device pages have room for.
     pub(crate) fn room(&self) -> u32 {
         self.first_own + super::pool::count(self.own.len())
     }
@@ -72,7 +73,7 @@ impl Run {
 /// What a submitted request waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Waits {
-    /// An answer from L3, until the tick.
+    /// An answer from L3, until this tick.
     ForL3 { query: OperationId, until: u64 },
     /// The next step: L3 has the pages `first..end`.
     Answered { first: u32, end: u32 },
@@ -111,7 +112,7 @@ pub(crate) struct Decoding {
     pub(crate) run: Run,
 }
 
-/// Everything of it is in the index; waits for the next step to be written back.
+/// All its pages are in the index; it waits for the next step to write them back.
 #[derive(Debug)]
 pub(crate) struct Draining {
     pub(crate) held: Pin,
@@ -126,16 +127,16 @@ pub(crate) struct WritingBack {
 pub(crate) enum Retracting {
     /// The load-back must be acknowledged first.
     Loading { run: Run, operation: OperationId },
-    /// As [`Draining`].
+    /// Like [`Draining`].
     Draining(Draining),
-    /// As [`WritingBack`].
+    /// Like [`WritingBack`].
     WritingBack(WritingBack),
 }
 
 #[derive(Debug)]
 pub(crate) struct Retracted;
 
-/// Waits for the one operation that is under way on its pages.
+/// Waits for the one operation in flight on its pages.
 #[derive(Debug)]
 pub(crate) struct Aborting {
     pub(crate) operation: OperationId,
@@ -159,7 +160,7 @@ pub(crate) enum Phase {
     Finished,
 }
 
-/// The state of a request, for people, logs and counters.
+/// The state of a request, for messages, logs and counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(missing_docs, reason = "the names are those of the diagram")]
 pub enum State {

@@ -1,11 +1,11 @@
-//! Pages that turned out to be wrong, and are not gone from the engine yet.
+//! Pages that turned out to be wrong, and have not been removed from the engine yet.
 //!
-//! A put on a key that has an object writes nothing and says `Stored`: a wrong page would block its key for as long as
-//! the engine keeps it. So a wrong page is removed by force as soon as it is seen. If that fails, its key stays here:
-//! it does not count as present, and a put of it removes the old object first, or fails.
+//! A put on a key that has an object writes nothing and returns `Stored`: a wrong page would block its key for as long
+//! as the engine keeps it. So a wrong page is removed by force as soon as it is found. If that fails, its key stays
+//! here: it does not count as present, and a put of it removes the old object first, or fails.
 //!
-//! The set is bounded. The oldest entry makes way: its key is then as it was before anybody read it, and the next get
-//! finds the flaw again.
+//! The set is bounded. The oldest entry is dropped: its key is then as it was before the first reader found it, and the
+//! next get finds the flaw again.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -56,7 +56,7 @@ impl BadPages {
         }
     }
 
-    /// Those of these keys that are in the set.
+    /// Those of `keys` that are in the set.
     pub(super) fn among<'a>(&self, keys: impl Iterator<Item = &'a ObjectKey>) -> Vec<ObjectKey> {
         let state = self.state.lock();
         if state.by_key.is_empty() {

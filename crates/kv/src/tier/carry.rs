@@ -1,9 +1,10 @@
-//! One engine call of a page store: pages that go to the engine from where they lie, or through a frame.
+//! One engine call of a page store: pages that go to the engine directly from their memory, or through a frame.
 //!
-//! The memory of all its pages is claimed first and at once ([`holdfast_engine::busy`]): an earlier call, of whatever store,
-//! may still touch it. Then it waits for a frame, then for its turn; nothing that has those waits for a claim. The claim of
-//! a get without a frame travels with the call, and lasts until the engine has let go. That of a put ends with the unit:
-//! memory under a late put may be used again, and what the put then stores is refused by its checksum (`page`).
+//! The memory of all its pages is claimed first and at once ([`holdfast_engine::busy`]): an earlier call, of any store,
+//! may still touch it. Then the call waits for a frame, then for its turn; no call that has a frame or a turn waits for
+//! a claim. The claim of a get without a frame travels with the call, and lasts until the engine has let go. That of a
+//! put ends with the unit: memory under a late put may be used again, and the checksum refuses the object that such a
+//! put then stores (`page`).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,23 +20,23 @@ use super::settle::{Loans, Settling};
 use super::staging::Staging;
 use super::store::{Call, GET, PUT, PageStore, other_count, out_of_time, panicked, refusal};
 
-/// What goes to the engine, and where the parts of it are that the store looks at afterwards.
+/// The transfers of one engine call, and the spans that the store reads afterwards.
 struct Prepared {
     transfers: Vec<Transfer>,
-    /// Of each page: its footer, or all of it.
+    /// For each page: its footer, or all of it.
     own: Vec<Span>,
     staged: bool,
 }
 
 impl PageStore {
-    /// Whether, and where, these pages go through a frame.
+    /// The staging area and the positions in a frame, if these pages go through one.
     fn staged(&self, pages: &[Page]) -> Option<(&Staging, Vec<Range<usize>>)> {
         let staging = self.staging.as_ref()?;
         let places = staging.places(pages.iter().map(Page::stored_bytes))?;
         Some((staging, places))
     }
 
-    /// Whether a put of these pages goes from where they lie although there are frames.
+    /// Whether a put of these pages goes directly from their memory although there are frames.
     pub(super) fn goes_direct(&self, pages: &[Page]) -> bool {
         let (Some(least), true) = (self.config.direct_put_bytes, self.staging.is_some()) else {
             return false;
@@ -118,7 +119,7 @@ impl PageStore {
             None if self.config.seal.is_some() => Err(too_large()),
             None => self.loans(pages, call.settling, Some(Arc::clone(&claim))),
         };
-        // What a footer held before must not pass for what the engine brought.
+        // The old content of a footer must not be taken for bytes that the engine has loaded.
         let prepared = prepared.and_then(|prepared| {
             let clear = |own: &Span| own.write(own.len() - FOOTER_BYTES, &[0; FOOTER_BYTES]);
             prepared.own.iter().try_for_each(clear)?;
@@ -157,7 +158,7 @@ impl PageStore {
                     .next()
                     .flatten()
                     .unwrap_or_else(|| PageGot::Failed(panicked(GET))),
-                // Another writer may be putting it; to a reader of a cache that is a miss.
+                // Another producer may be putting it; to a reader of a cache that is a miss.
                 GetOutcome::Miss | GetOutcome::Unfinished => PageGot::Miss,
                 GetOutcome::WrongLength { stored } => PageGot::WrongLength {
                     stored,
@@ -168,14 +169,14 @@ impl PageStore {
             .collect()
     }
 
-    /// The memory of these pages, for as long as the claim lives.
+    /// Claims the memory of these pages, for as long as the claim lives.
     fn claim(&self, operation: &'static str, access: Access, pages: &[Page], deadline: Deadline) -> Result<Arc<Claim>> {
         let ranges = pages.iter().flat_map(|page| &page.parts).map(Span::range);
         let claim = Busy::process().claim_blocking(operation, access, ranges, &*self.clock, deadline)?;
         Ok(Arc::new(claim))
     }
 
-    /// The transfers of one engine call from where the pages lie, on loan until the engine has let go of them.
+    /// The transfers of one engine call directly from the pages' memory, guarded until the engine has let go of it.
     fn loans(&self, pages: &[Page], settling: &Settling, claim: Option<Arc<Claim>>) -> Result<Prepared> {
         let slots = self.slab.take(pages.len())?;
         let spans = slots.spans()?;
@@ -199,8 +200,8 @@ impl PageStore {
         })
     }
 
-    /// The transfers of one engine call through a frame. The engine never has the caller's memory, so nobody but the
-    /// frame has to wait until it lets go.
+    /// The transfers of one engine call through a frame. The engine never has the caller's memory, so only the frame
+    /// has to wait until the engine lets go.
     fn frame(
         &self,
         pages: &[Page],
@@ -209,7 +210,7 @@ impl PageStore {
         deadline: Deadline,
     ) -> Result<Prepared> {
         let Some(frame) = staging.take(&*self.clock, deadline) else {
-            let why = "no frame came back until the deadline; the engine hangs, or staging_frames is too low";
+            let why = "no frame was free before the deadline; the engine hangs, or staging_frames is too low";
             return Err(Error::unavailable("kv.staging", why));
         };
         let spans = places
@@ -232,7 +233,7 @@ impl PageStore {
     }
 }
 
-/// Does something for each page and what goes to the engine of it, on a few threads. `None` where that panicked.
+/// Calls `work` for each page and its span, on a few threads. `None` where that panicked.
 fn each<T: Send>(
     pages: &[Page],
     own: &[Span],
@@ -251,7 +252,7 @@ fn too_large() -> Error {
     )
 }
 
-/// Whether what the engine says it loaded is the page (KV16).
+/// Whether the bytes that the engine has loaded are the page (KV16).
 fn check(page: &Page, own: &Span, staged: bool, seal: Option<&PageSeal>) -> PageGot {
     let flaw: Result<Option<Flaw>> = if let Some(seal) = seal {
         seal.open(page, own)

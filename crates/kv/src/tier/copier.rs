@@ -1,4 +1,4 @@
-//! Copies between host and device: done by whoever knows the device.
+//! Copies between host and device, implemented by the serving engine, which knows the device.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -9,19 +9,20 @@ use parking_lot::Mutex;
 use super::host::HostMemoryMap;
 use crate::plan::CopyAt;
 
-/// What a copy came to: how many pages from the start are copied, and why not all.
+/// The result of a copy: how many pages from the start are copied, and why not all.
 #[derive(Clone, Debug)]
 pub struct Copied {
     /// Pages copied, from the start without a gap.
     pub pages: u32,
-    /// Why not all of them, if so.
+    /// Why some pages were not copied, if so.
     pub error: Option<Error>,
 }
 
 /// Copies pages between host and device memory. Called on threads of the tier, never on the scheduling path.
 ///
-/// A call returns when the copies are done and **nothing touches the pages any more**: what a stream still has under way
-/// is waited for, also if the call fails. It should end within the given time; the tier waits for it if it does not.
+/// A call returns when the copies are done and **nothing touches the pages any more**: it waits for copies that are
+/// still in flight on a stream, also if it fails. It should end within the given time; if it does not, the tier waits
+/// for it.
 pub trait DeviceCopier: Send + Sync + Debug {
     /// Host → device.
     fn load_back(&self, pages: &[CopyAt], within: Duration) -> Copied;
@@ -86,7 +87,7 @@ impl MemoryCopier {
 fn no_such_page(page: u32) -> Error {
     Error::invalid(
         "kv.copy",
-        "there is no such page on the device, or it has another length",
+        "there is no such page on the device, or its length differs from that of a host page",
     )
     .with("page", page)
 }

@@ -1,4 +1,4 @@
-//! The threads of a tier, and its front. The states of an operation are drawn in [`super`].
+//! The threads of a tier, and its public interface. The states of an operation are drawn in [`super`].
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,17 +17,17 @@ use super::store::PageStore;
 use super::table::{Cancelled, Event, Job, Lane, Submitted, Table, TierStats};
 use crate::plan::{Completion, Failure, Namespace, Operation, OperationId};
 
-/// The threads and the bound of one kind of operations.
+/// The threads and the limit of one kind of operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneConfig {
     /// How many operations are carried out at once.
     pub threads: usize,
-    /// The most open operations, those included whose end nobody has fetched yet; one more is refused.
+    /// The most open operations, including those whose end the caller has not fetched yet; one more is refused.
     pub most: usize,
 }
 
-/// How a tier works. Kinds of operations do not share threads: a store that hangs does not hold up copies to the device,
-/// and backups do not hold up prefetches.
+/// The settings of a tier. Kinds of operations do not share threads: a store that hangs does not hold up copies to the
+/// device, and backups do not hold up prefetches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TierConfig {
     /// Queries. Default: one thread, 16,384 operations.
@@ -66,8 +66,8 @@ impl TierConfig {
     }
 }
 
-/// Carries out a planner's operations, beside the scheduling path. None of its methods blocks but [`Tier::wait`] and
-/// [`Tier::close`], and those no longer than they are told.
+/// Carries out a planner's operations, off the scheduling path. None of its methods blocks except [`Tier::wait`] and
+/// [`Tier::close`], and those no longer than the given time.
 pub struct Tier {
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -78,9 +78,9 @@ struct Shared {
     means: Means,
     clock: Arc<dyn Clock>,
     table: Mutex<Table>,
-    /// Told when a lane has something to do, one for each lane.
+    /// Notified when a lane has work, one for each lane.
     work: [Condvar; Lane::ALL.len()],
-    /// Told when there is something to fetch, or a thread has ended.
+    /// Notified when there is an event to fetch, or a thread has ended.
     news: Condvar,
 }
 
@@ -93,8 +93,8 @@ impl fmt::Debug for Tier {
 }
 
 impl Tier {
-    /// Starts its threads. Pages are named by `names`, and lie where `host` says; its regions are registered with the
-    /// store's engine.
+    /// Starts the tier's threads. `names` names pages, and `host` says where they lie; its regions are registered with
+    /// the store's engine.
     pub fn start(
         store: Arc<PageStore>,
         names: Namespace,
@@ -132,7 +132,7 @@ impl Tier {
                 let started = thread::Builder::new()
                     .name(format!("holdfast-kv-{lane:?}").to_lowercase())
                     .spawn(move || shared.serve(lane));
-                // If it fails, dropping the tier ends those that were started.
+                // If this fails, dropping the tier ends the threads that were started.
                 let thread = started.map_err(|error| {
                     Error::new(ErrorKind::Unavailable, "kv.tier", "no thread could be started").caused_by(error)
                 })?;
@@ -142,7 +142,7 @@ impl Tier {
         Ok(tier)
     }
 
-    /// Takes an operation in, to be done within this time. Returns at once.
+    /// Accepts an operation, to be done within this time. Returns at once.
     pub fn submit(&self, operation: Operation, within: Duration) -> Submitted {
         let lane = super::table::Lane::of(&operation.work);
         let now = self.shared.clock.now();
@@ -153,21 +153,21 @@ impl Tier {
         submitted
     }
 
-    /// Asks for an operation to be ended early. Its pages stay its own until its terminal event.
+    /// Asks for an operation to end early. Its pages stay its own until its terminal event.
     pub fn cancel(&self, operation: OperationId) -> Cancelled {
         let cancelled = self.shared.table.lock().cancel(operation);
         self.shared.news.notify_all();
         cancelled
     }
 
-    /// What has happened since the last time. Returns at once.
+    /// The events since the last call. Returns at once.
     pub fn poll(&self) -> Vec<Event> {
         let mut table = self.shared.table.lock();
         table.expire(self.shared.clock.now());
         table.drain()
     }
 
-    /// Like [`Tier::poll`], but waits for something to happen, up to `within`.
+    /// Like [`Tier::poll`], but waits for an event, up to `within`.
     pub fn wait(&self, within: Duration) -> Vec<Event> {
         let clock = &*self.shared.clock;
         let deadline = Deadline::after(clock, within);
@@ -184,12 +184,12 @@ impl Tier {
         }
     }
 
-    /// What it has done, and how much is open.
+    /// Counters, and how many operations are open.
     pub fn stats(&self) -> TierStats {
         self.shared.table.lock().stats()
     }
 
-    /// Whether anything is open, or an end has not been fetched yet (KV24).
+    /// Whether any operation is open, or an end has not been fetched yet (KV24).
     pub fn has_pending(&self) -> bool {
         self.stats().open > 0
     }
@@ -199,9 +199,9 @@ impl Tier {
         &self.shared.means.store
     }
 
-    /// Accepts nothing more, ends what was not begun, stops what is under way, and waits for its threads, up to
-    /// `within`. Returns how many are still in a call that does not return; what they use stays alive until it does.
-    /// Ends can still be fetched afterwards.
+    /// Refuses new operations, ends those that were not begun, stops those in flight, and waits for the tier's threads,
+    /// up to `within`. Returns how many threads are still in a call that does not return; the memory that they use
+    /// stays alive until it does. Ends can still be fetched afterwards.
     pub fn close(&self, within: Duration) -> usize {
         let clock = &*self.shared.clock;
         let deadline = Deadline::after(clock, within);
@@ -217,7 +217,7 @@ impl Tier {
             if left.is_zero() || threads.iter().all(JoinHandle::is_finished) {
                 break;
             }
-            // A thread says that it ends a moment before it has.
+            // A thread reports its end a moment before it has ended.
             self.shared
                 .news
                 .wait_for(&mut table, left.min(Duration::from_millis(5)));
@@ -241,14 +241,14 @@ impl Drop for Tier {
         if left > 0 {
             tracing::warn!(
                 threads = left,
-                "threads of the KV tier are still in calls that do not return"
+                "threads of the KV tier are still in engine calls or copies that do not return"
             );
         }
     }
 }
 
 impl Shared {
-    /// What a thread does: carries out operations of its lane until the tier is closed.
+    /// The loop of a thread: carries out operations of its lane until the tier is closed.
     fn serve(self: &Arc<Self>, lane: Lane) {
         let mut table = self.table.lock();
         loop {
@@ -260,7 +260,7 @@ impl Shared {
                 self.news.notify_all();
                 return;
             } else {
-                // What ended in the queue is news.
+                // An operation that ended in the queue is an event to fetch.
                 self.news.notify_all();
                 self.work[lane as usize].wait(&mut table);
             }
@@ -271,7 +271,7 @@ impl Shared {
         let settling = Settling::default();
         let completion = catch_unwind(AssertUnwindSafe(|| self.means.carry_out(job, &settling)));
         let completion = completion.unwrap_or_else(|_| {
-            tracing::error!(operation = %job.id, "carrying out an operation panicked");
+            tracing::error!(operation = %job.id, "an operation panicked; it is reported as failed");
             Completion {
                 operation: job.id,
                 completed: 0,
@@ -280,7 +280,7 @@ impl Shared {
         });
         let id = completion.operation;
         self.table.lock().returned(completion);
-        // Not an owner: a call that never returns must not keep the tier's engine alive through its own memory.
+        // A weak reference: a call that never returns must not keep the tier's engine alive through its own memory.
         let shared: Weak<Self> = Arc::downgrade(self);
         settling.when_settled(move || {
             if let Some(shared) = shared.upgrade() {

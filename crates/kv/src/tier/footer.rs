@@ -1,8 +1,8 @@
-//! What stands behind a page's bytes in its object, and how a page is known for what it should be.
+//! The footer behind a page's bytes in its object, and how a page is verified.
 //!
 //! An object is the page's parts, one after the other, and then 64 bytes (numbers are little-endian):
 //!
-//! | at | bytes | what |
+//! | at | bytes | content |
 //! |---|---|---|
 //! | 0 | 8 | `HFKVPAGE` |
 //! | 8 | 4 | the version of this table, 1 |
@@ -12,13 +12,14 @@
 //! | 40 | 16 | XXH3-128 of the 40 bytes before this and of the page's bytes |
 //! | 56 | 8 | zero |
 //!
-//! The checksum takes in the key, so a good page under another page's key is refused like any other wrong page.
-//! It is a defence against accidents, not against an attacker, who can forge it by writing to the engine. Against that
-//! there are sealed pages (module `seal`), whose footer is version 2.
+//! The checksum includes the key, so a good page under another page's key is refused like any other wrong page. It is a
+//! defence against accidents, not against an attacker, who can forge it by writing to the engine. Sealed pages (module
+//! `seal`), whose footer is version 2, protect against that.
 //!
-//! Registered memory is shared with code outside of Rust, and peers may write to it at any time, a frame's too. So no
+//! Registered memory is shared with code outside of Rust, and peers may write to it at any time, also to a frame. So no
 //! reference into it is made: it is copied, a piece at a time, into a small buffer in the processor's nearest cache and
-//! hashed there. Main memory is read once, and what was hashed is what is used. The hash is the one of [`Digest`].
+//! hashed there. Main memory is read once, and the bytes that were hashed are the bytes that are used. The hash is the
+//! one of [`Digest`].
 
 use std::fmt;
 
@@ -26,24 +27,24 @@ use holdfast_core::digest::Hasher;
 use holdfast_core::{Digest, ObjectKey, Result};
 use holdfast_engine::Span;
 
-/// The bytes of a footer.
+/// The length of a footer.
 pub const FOOTER_BYTES: usize = 64;
 
 pub(super) const MAGIC: [u8; 8] = *b"HFKVPAGE";
 const VERSION: u32 = 1;
-/// Where the checksum stands: it covers what is before it.
+/// The offset of the checksum in the footer. The checksum covers the bytes before it.
 pub(super) const CHECKSUM_AT: usize = 40;
-/// Fits the nearest cache beside the hasher's state.
+/// The size of the copy buffer: it fits the nearest cache together with the hasher's state.
 const PIECE: usize = 16 << 10;
 
 /// What is wrong with an object that has the right length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Flaw {
-    /// It does not end with a footer: somebody else's object, or the end of the page is damaged.
+    /// It does not end with a footer: it is not an object of a page store, or the end of the page is damaged.
     NotAPage,
     /// It is the page of another key.
     OtherKey,
-    /// Its bytes are not those that were put: torn, flipped, or of several pages.
+    /// Its bytes differ from those that were put: torn, flipped, or of several pages.
     Bytes,
     /// In a sealed store: it was not sealed under this name with the tier's key. Planted, altered, or another page.
     Seal,
@@ -60,7 +61,7 @@ impl fmt::Display for Flaw {
     }
 }
 
-/// The bytes of all parts.
+/// The length of all parts together.
 pub(super) fn length_of(parts: &[Span]) -> u64 {
     parts.iter().map(|part| part.len() as u64).sum()
 }
@@ -75,7 +76,7 @@ fn head_of(key: &ObjectKey, parts: &[Span]) -> [u8; FOOTER_BYTES] {
     footer
 }
 
-/// The footer of the page that lies in `parts`.
+/// The footer of the page in `parts`.
 pub(super) fn footer_of(key: &ObjectKey, parts: &[Span]) -> Result<[u8; FOOTER_BYTES]> {
     let mut footer = head_of(key, parts);
     let checksum = checksum_of(&footer[..CHECKSUM_AT], parts)?;
@@ -83,7 +84,7 @@ pub(super) fn footer_of(key: &ObjectKey, parts: &[Span]) -> Result<[u8; FOOTER_B
     Ok(footer)
 }
 
-/// What is wrong with the page in `parts`, if anything, by the footer that came with it.
+/// What is wrong with the page in `parts`, if anything, judged by the footer that came with it.
 pub(super) fn flaw_of(key: &ObjectKey, parts: &[Span], footer: &[u8; FOOTER_BYTES]) -> Result<Option<Flaw>> {
     let head = head_of(key, parts);
     if let Some(flaw) = flaw_of_head(footer, &head) {
@@ -114,7 +115,7 @@ fn checksum_of(head: &[u8], parts: &[Span]) -> Result<[u8; 16]> {
     Ok(hasher.finish().as_u128().to_le_bytes())
 }
 
-/// Copies the page in `parts` into one piece, `object`, and its footer behind it.
+/// Copies the page in `parts` into one contiguous `object`, followed by its footer.
 pub(super) fn gather(key: &ObjectKey, parts: &[Span], object: &Span) -> Result<()> {
     let mut footer = head_of(key, parts);
     let mut hasher = Hasher::new();
@@ -128,8 +129,8 @@ pub(super) fn gather(key: &ObjectKey, parts: &[Span], object: &Span) -> Result<(
     object.write(end, &footer)
 }
 
-/// Copies a page out of one piece, `object`, and says what is wrong with it, if anything. What is summed is what is
-/// copied: each piece is read out of the object once.
+/// Copies a page out of one contiguous `object`, and returns what is wrong with it, if anything. The bytes that are
+/// hashed are the bytes that are copied: each piece is read out of the object once.
 pub(super) fn scatter(key: &ObjectKey, object: &Span, parts: &[Span]) -> Result<Option<Flaw>> {
     let head = head_of(key, parts);
     let mut footer = [0; FOOTER_BYTES];
@@ -148,8 +149,8 @@ pub(super) fn scatter(key: &ObjectKey, object: &Span, parts: &[Span]) -> Result<
     Ok((footer[CHECKSUM_AT..56] != checksum).then_some(Flaw::Bytes))
 }
 
-/// Walks over a page in pieces that fit the nearest cache: the part, where in it, where in the page, and memory for it.
-/// Returns the length of the page.
+/// Visits a page in pieces that fit the nearest cache. `visit` gets the part, the offset in the part, the offset in the
+/// page, and the buffer for the piece. Returns the length of the page.
 fn each_piece(parts: &[Span], mut visit: impl FnMut(&Span, usize, usize, &mut [u8]) -> Result<()>) -> Result<usize> {
     let mut memory = [0; PIECE];
     let mut at = 0;

@@ -1,6 +1,7 @@
-//! Pages as they come from the engine, for the fuzzer (feature `fuzzing`, folder `fuzz/`). No part of the interface.
+//! Pages as they come from the engine, for the fuzzer (feature `fuzzing`, folder `fuzz/`). Not part of the public
+//! interface.
 //!
-//! A page that was changed is told from the one that was put, by both ways of reading it, and they agree.
+//! Both ways of reading a page must tell an altered page from the original, and they must agree.
 #![allow(
     clippy::expect_used,
     missing_docs,
@@ -55,7 +56,7 @@ fn parts(region: &Region, length: usize) -> Vec<Span> {
         .collect()
 }
 
-/// The piece that an object of this length lies in.
+/// The part of the frame that holds an object of this length.
 fn frame(length: usize) -> Span {
     memory().frame.span(0..length).expect("inside")
 }
@@ -67,7 +68,7 @@ fn gathered(key: &ObjectKey, parts: &[Span], length: usize) -> Vec<u8> {
     object.to_vec()
 }
 
-/// What both ways of reading say of an object.
+/// The verdict of both ways of reading on an object.
 fn flaw(key: &ObjectKey, object: &[u8], length: usize) -> Option<Flaw> {
     let parts = parts(&memory().got, length);
     let piece = frame(object.len());
@@ -82,12 +83,13 @@ fn flaw(key: &ObjectKey, object: &[u8], length: usize) -> Option<Flaw> {
     scattered
 }
 
-/// Any object of the right length under a sealed page's name; and a sealed page with changes, as in [`page`]. Only what was
-/// sealed under this name opens, and nothing else leaves a byte in the page's memory.
+/// Any object of the right length under a sealed page's name; and a sealed page with changes, as in [`page`]. Only an
+/// object that was sealed under this name opens, and any other leaves no byte in the page's memory.
 pub fn sealed_page(bytes: &[u8]) {
     const UNTOUCHED: u8 = 0xa5;
     let seal = PageSeal::new(&[7; TIER_KEY_BYTES]).expect("a seal");
-    // With this key nothing is ever sealed: what the fuzzer sees compared, it puts into its inputs, whole pages too.
+    // No page is ever sealed with this key: the fuzzer copies the values that it sees compared into its inputs, whole
+    // pages too.
     let unused = PageSeal::new(&[8; TIER_KEY_BYTES]).expect("a seal");
     let name = |page: &str| seal.name(&ObjectKey::new(page).expect("a key")).expect("a name");
     let open = |seal: &PageSeal, name: &ObjectKey, object: &[u8]| {
@@ -130,8 +132,9 @@ pub fn sealed_page(bytes: &[u8]) {
     assert_eq!(open(&seal, &ours, &changed).0.is_some(), changed != object);
 }
 
-/// Any object of the right length under a page's key; and a good page with changes. The first byte says how long the page
-/// is that is put, the next ones are its bytes; then come changes of three bytes each, a place and what is flipped there.
+/// Any object of the right length under a page's key; and a good page with changes. The first byte is the length of the
+/// page that is put, the next ones are its bytes. Then come changes of three bytes each: a position and the bits
+/// flipped there.
 pub fn page(bytes: &[u8]) {
     let key = ObjectKey::new("kv/page").expect("a key");
     if (FOOTER_BYTES..MOST).contains(&bytes.len()) {

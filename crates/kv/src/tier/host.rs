@@ -12,14 +12,14 @@ pub struct PartLayout {
     pub region: Region,
     /// Where the part of page 0 begins.
     pub offset: usize,
-    /// From one page's part to the next page's.
+    /// The distance from one page's part to the next page's.
     pub stride: usize,
     /// The bytes of the part.
     pub len: usize,
 }
 
-/// The host pool's memory: how many pages there are, and of which parts each of them consists. A pool that keeps whole
-/// pages has one part; one with keys and values apart has two; one that keeps layers apart has two for each layer.
+/// The host pool's memory: how many pages there are, and the parts of each. A pool that keeps whole pages has one part;
+/// one that keeps keys and values apart has two; one that keeps layers apart has two for each layer.
 #[derive(Clone, Debug)]
 pub struct HostMemoryMap {
     pages: u32,
@@ -50,7 +50,7 @@ impl HostMemoryMap {
         Ok(Self { pages, parts })
     }
 
-    /// Pages that lie whole, one after the other, in one region.
+    /// Whole pages, one after the other, in one region.
     pub fn contiguous(region: Region, page_bytes: usize) -> Result<Self> {
         let pages = region.len().checked_div(page_bytes).unwrap_or(0);
         let part = PartLayout {

@@ -1,33 +1,35 @@
 //! Carries plans out over the engine.
 //!
-//! Two layers, each of use by itself:
+//! Two layers, each useful by itself:
 //!
-//! - [`PageStore`]: content-addressed pages over an [`Engine`](holdfast_engine::Engine). A page is one object: its parts,
-//!   wherever they lie in registered memory, and a footer of 64 bytes with its length and its checksum, bound to its
-//!   key (`footer`). Nothing is copied, unless it is set up to pass pages through frames (`staging`). Calls are batched,
-//!   blocking, and bounded by a deadline.
-//! - [`Tier`]: carries out the operations of a planner on threads of its own, without ever blocking whoever submits them.
+//! - [`PageStore`]: content-addressed pages over an [`Engine`](holdfast_engine::Engine). A page is one object: its
+//!   parts, wherever they lie in registered memory, and a footer of 64 bytes with its length and its checksum, bound to
+//!   its key (`footer`). Nothing is copied, unless the store is set up to pass pages through frames (`staging`). Calls
+//!   are batched, blocking, and bounded by a deadline.
+//! - [`Tier`]: carries out the operations of a planner on threads of its own, and never blocks the caller that submits
+//!   them.
 //!
-//! # What a store may do to us
+//! # What a faulty store can do
 //!
-//! It may be slow, lie, be half dead or gone. That costs recompute; it never gives a wrong page or a stuck request.
+//! The store may be slow, return wrong answers, be half dead or gone. That costs recompute; it never yields a wrong
+//! page or a stuck request.
 //!
-//! | the store | what follows |
+//! | the store | result |
 //! |---|---|
 //! | says that a page is there, and then it is not | `Miss`; presence is a hint (KV17) |
 //! | has a shorter or longer object under the key | `WrongLength`, never loaded (KV16); the object is removed |
-//! | has other bytes, or another page's | `Corrupt`; the object is removed, so that the page can be put anew |
-//! | ignores a put because its key has an object | success: equal keys mean equal pages; if it was a wrong one, as above |
+//! | has other bytes, or another page's | `Corrupt`; the object is removed, so that the page can be put again |
+//! | ignores a put on a key that has an object | success: equal keys mean equal pages; a wrong page is handled as above |
 //! | is full | `Full` after a few tries; the engine evicts meanwhile |
 //! | does not answer | `Failed` at the deadline; the memory is in quarantine until the engine lets go of it |
 //! | loses a reply, a holder, its master | `Failed`; a put that failed never counts as persisted (KV23) |
 //!
-//! Against a store that lies on purpose (a planted page, a forged checksum) there are sealed pages (`seal`): with a tier's
-//! key, what is not authentic under its name is `Corrupt`, and names tell nothing.
+//! Sealed pages (`seal`) protect against a store that lies on purpose (a planted page, a forged checksum): with a
+//! tier's key, an object that is not authentic under its name is `Corrupt`, and names reveal nothing.
 //!
-//! A page that is wrong is removed by force. Another process may read it at that moment, and get a torn page; its
-//! checksum refuses it. Two processes may find the same wrong page, and the second remove what the first has put anew:
-//! one more page to recompute.
+//! A wrong page is removed by force. Another process may read it at that moment, and get a torn page; its checksum
+//! refuses it. Two processes may find the same wrong page, and the second may remove the page that the first has put
+//! again: that costs one more page to recompute.
 //!
 //! # The life of an operation
 //!
@@ -36,26 +38,26 @@
 //! (planner) ───────▶ Queued ───────────────▶ Running ─────────────────▶ Landing ─────────────────────────▶ Done
 //!     │                │                        │                          │                        (one Completion)
 //!     │ full, closing  │ deadline, cancel       │ deadline ─▶ advice TimedOut: go on without it         ▲
-//!     ▼                │                        │ cancel   ─▶ nothing more of it is begun               │
+//!     ▼                │                        │ cancel   ─▶ no further part of it is begun            │
 //!  Refused             └────────────────────────┴── never begun: at once ───────────────────────────────┘
 //! (its Completion)
 //! ```
 //!
-//! - Every accepted operation gets exactly one terminal [`Event::Done`] (KV3), a refused one gets it as the answer to its
-//!   submission. Duplicates and unknown ids change nothing.
+//! - Every accepted operation gets exactly one terminal [`Event::Done`] (KV3); a refused one gets it as the answer to
+//!   its submission. Duplicates and unknown ids change nothing.
 //! - `Done` comes only when nothing touches the operation's pages any more (KV2, KV5): after the thread is back *and*
-//!   every engine call that ran out of time has let go of its memory (`settle`). Until then the pages are the
-//!   operation's, whatever anybody was told.
-//! - At the deadline whoever waits is told to go on ([`Event::TimedOut`], KV19), even if the engine's call never
-//!   returns. Deadlines are looked at by [`Tier::poll`] and [`Tier::wait`] themselves: no thread that hangs can be in
-//!   their way.
+//!   every engine call that ran out of time has released its memory (`settle`). Until then the pages belong to the
+//!   operation, even if its request was told to go on.
+//! - At the deadline the waiting request is told to go on ([`Event::TimedOut`], KV19), even if the engine's call never
+//!   returns. [`Tier::poll`] and [`Tier::wait`] check the deadlines themselves, so a thread that hangs cannot delay
+//!   them.
 //! - A cancel has two phases: the request, and `Done`.
-//! - If the process dies, nothing is left to do: pages are expendable, and an object half written is not readable.
+//! - If the process dies, nothing is left to do: pages are expendable, and a half-written object is not readable.
 //!
 //! # Ranks
 //!
-//! Every rank has its own tier and its own shard of each page. What is published is the smallest count ([`agree`],
-//! KV15), and every rank joins for every operation, in submit order, also if it failed (`ranks`, KV22).
+//! Every rank has its own tier and its own shard of each page. The smallest count is published ([`agree`], KV15), and
+//! every rank joins for every operation, in submit order, also if it failed (`ranks`, KV22).
 
 mod bad;
 mod carry;

@@ -1,4 +1,4 @@
-//! What a page store is asked for, and what it answers: plain values, page by page.
+//! The arguments and results of a page store: plain values, page by page.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,9 +14,9 @@ use super::settle::Settling;
 /// One page: its name in the engine, and the registered memory that its bytes come from or go to, in order.
 #[derive(Clone, Debug)]
 pub struct Page {
-    /// The name. It says everything that the bytes depend on: equal names mean equal bytes.
+    /// The name. It covers everything that the bytes depend on: equal names mean equal bytes.
     pub key: ObjectKey,
-    /// One or several pieces of memory: all of it in one, keys and values, a slice for each layer.
+    /// One or several pieces of memory: the whole page in one, keys and values apart, or a slice for each layer.
     pub parts: Vec<Span>,
 }
 
@@ -26,7 +26,7 @@ impl Page {
         Self { key, parts }
     }
 
-    /// Its length, without what the store adds.
+    /// Its length, without the footer that the store adds.
     pub fn bytes(&self) -> u64 {
         length_of(&self.parts)
     }
@@ -61,16 +61,16 @@ impl Hint {
     }
 }
 
-/// What became of one page of a put.
+/// The outcome of one page of a put.
 #[derive(Clone, Debug)]
 pub enum PagePut {
     /// A page is under this key: this one, or one that was there before.
     Stored,
     /// The engine had no room; nothing was written.
     Full,
-    /// It did not work; the key must not count as persisted (KV23).
+    /// The put failed; the key must not count as persisted (KV23).
     Failed(Error),
-    /// It was not begun: the call was stopped before.
+    /// The put was not begun: the call was stopped before.
     Skipped,
 }
 
@@ -81,7 +81,7 @@ impl PagePut {
     }
 }
 
-/// What became of one page of a get. Only [`PageGot::Loaded`] says anything about the memory: in all other cases its
+/// The outcome of one page of a get. Only [`PageGot::Loaded`] says anything about the memory: in all other cases its
 /// content is unspecified.
 #[derive(Clone, Debug)]
 pub enum PageGot {
@@ -98,9 +98,10 @@ pub enum PageGot {
     },
     /// The bytes are not the page's; refused.
     Corrupt(Flaw),
-    /// It did not work.
+    /// The get failed.
     Failed(Error),
-    /// It was not begun: the call was stopped before, or an earlier page did not come and only a prefix is wanted.
+    /// The get was not begun: the call was stopped before, or an earlier page was not loaded and only a prefix is
+    /// wanted.
     Skipped,
 }
 
@@ -111,31 +112,31 @@ impl PageGot {
     }
 }
 
-/// Tells a call from outside to begin nothing more. Cheap to clone.
+/// Tells a call from outside to begin no further work. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Stop(Arc<AtomicBool>);
 
 impl Stop {
-    /// What is under way goes on; nothing more is begun.
+    /// Engine calls in flight go on; nothing more is begun.
     pub fn stop(&self) {
         self.0.store(true, Ordering::SeqCst);
     }
 
-    /// Whether it was told.
+    /// Whether [`Stop::stop`] was called.
     pub fn is_stopped(&self) -> bool {
         self.0.load(Ordering::SeqCst)
     }
 }
 
-/// How a call of a page store is to go.
+/// The options of a call of a page store.
 #[derive(Clone, Debug)]
 pub struct CallOptions {
     /// How long it may take.
     pub within: Duration,
-    /// Of a get: whether only the pages before the first one that does not come are of use. Those behind it may then be
+    /// For a get: whether only the pages before the first one that is not loaded are of use. Those after it may then be
     /// [`PageGot::Skipped`].
     pub prefix_only: bool,
-    /// Ends it early.
+    /// Ends the call early.
     pub stop: Stop,
 }
 
@@ -155,8 +156,8 @@ impl CallOptions {
 pub struct PutReport {
     /// One for each page, in order.
     pub pages: Vec<PagePut>,
-    /// Whether the engine still reads some of the memory. Until it is settled, what is written there may end up in the
-    /// engine; the checksum then refuses it when it is read.
+    /// Whether the engine still reads some of the memory. Until it is settled, bytes written to that memory may end up
+    /// in the engine; the checksum then refuses the page when it is read.
     pub settling: Settling,
 }
 
@@ -169,59 +170,59 @@ impl PutReport {
 
 /// The answer to a get.
 #[derive(Clone, Debug)]
-#[must_use = "until it is settled the engine may still write to the memory of pages that did not come"]
+#[must_use = "until it is settled the engine may still write to the memory of pages that were not loaded"]
 pub struct GetReport {
     /// One for each page, in order.
     pub pages: Vec<PageGot>,
-    /// Whether the engine may still write to some of the memory, because a call ran out of time. **Until it is settled
+    /// Whether the engine may still write to some of the memory, because a call ran out of time. **Until it is settled,
     /// the memory of every page that is not [`PageGot::Loaded`] must not be used for anything else.**
     pub settling: Settling,
 }
 
 impl GetReport {
-    /// How many pages from the start are loaded; none if the first one is missing, whatever came behind it.
+    /// How many pages from the start are loaded; none if the first one is missing, even if later ones were loaded.
     pub fn prefix(&self) -> usize {
         self.pages.iter().take_while(|page| page.is_loaded()).count()
     }
 }
 
-/// How a page store works. All settings have a default.
+/// The settings of a page store. All have a default.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreConfig {
     /// How pages are kept. Default: one copy, and the engine may evict it ([`Pin::Evictable`]): a page is expendable.
     pub put: PutOptions,
-    /// The most bytes of one engine call; see the module `pipeline` for what that does. Default: 64 MiB.
+    /// The most bytes of one engine call; the module `pipeline` explains the effect. Default: 64 MiB.
     pub call_bytes: u64,
     /// The most pages of one engine call. Default: 64.
     pub call_pages: usize,
     /// The most pieces of memory in one engine call, if pages do not pass through frames. Default: 512: Mooncake's TCP
-    /// transport fails a transfer when some 2,000 are waiting for the same holder, and several calls may be under way.
+    /// transport fails a transfer when some 2,000 are waiting for the same holder, and several calls may be in flight.
     pub call_parts: usize,
     /// The most engine calls of one put or get at once. Default: 1.
     pub streams: usize,
     /// The most threads of one put or get, the caller's included. Default: 2.
     pub lanes: usize,
-    /// How many pages can be under way at once, calls that hang included. Default: 8,192 (512 KiB of memory).
+    /// How many pages can be in flight at once, including those of calls that hang. Default: 8,192 (512 KiB of memory).
     pub footer_slots: usize,
-    /// How many frames pages pass through on their way; none means that the engine moves them from and to where they lie.
-    /// A frame holds one engine call (`call_bytes`); see the module `staging` for what they are good for. Default: 0.
+    /// How many frames pages pass through on their way. With none the engine moves pages directly from and to their
+    /// memory. A frame holds one engine call (`call_bytes`); the module `staging` explains the benefit. Default: 0.
     pub staging_frames: usize,
-    /// With frames: a put whose pages have no part shorter than this goes from where it lies all the same, if that memory is
-    /// registered with the engine. For long parts the copy costs more than the transfers that it saves, and memory that
-    /// the engine only reads can be given back at any time: what it then reads is refused by its checksum. Default:
-    /// none, every page passes through a frame.
+    /// With frames: a put whose pages have no part shorter than this goes directly from the pages' memory all the same,
+    /// if that memory is registered with the engine. For long parts the copy costs more than the transfers that it
+    /// saves. Memory that the engine only reads can be reused at any time: the checksum refuses an object that the
+    /// engine read too late. Default: none, every page passes through a frame.
     pub direct_put_bytes: Option<usize>,
     /// How many wrong pages are remembered until they are removed. Default: 4,096.
     pub bad_pages: usize,
-    /// How often a page that finds no room is tried again, within the call's time: the engine evicts in the background.
-    /// Default: 3.
+    /// How often a put of a page that finds no room is retried, within the call's time: the engine evicts in the
+    /// background. Default: 3.
     pub full_retries: u32,
-    /// The pause before the first of them; each later one is twice as long. Default: 10 ms.
+    /// The pause before the first retry; each later one is twice as long. Default: 10 ms.
     pub full_pause: Duration,
     /// How long the removal of a wrong page may take. Default: 1 s.
     pub remove_within: Duration,
-    /// The seal of a tier whose pages are encrypted and authenticated, under names that tell nothing; it needs frames, and
-    /// no page goes past them. The same for all members. Default: none.
+    /// The seal of a tier whose pages are encrypted and authenticated, under names that reveal nothing. It needs
+    /// frames, and no page bypasses them. The same for all members. Default: none.
     pub seal: Option<PageSeal>,
 }
 

@@ -1,9 +1,9 @@
-//! Many pages in several engine calls, with checksums beside them.
+//! Many pages in several engine calls, with checksums computed in parallel.
 //!
-//! The pages of a put or get are cut into *units*, one engine call each, and worked off in order by a few *lanes*: the
-//! caller's own thread and short-lived helpers that the call joins before it returns. A lane takes the next unit, does
-//! what comes before the call (a put's checksums), waits for its turn to move bytes, and does what comes after (a get's
-//! checksums) while another lane has its turn:
+//! The pages of a put or get are cut into *units*, one engine call each, and processed in order by a few *lanes*: the
+//! caller's own thread and short-lived helper threads that the call joins before it returns. A lane takes the next unit
+//! and does the work before the call (a put's checksums). It then waits for its turn to move bytes. It does the work
+//! after the call (a get's checksums) while another lane has its turn:
 //!
 //! ```text
 //! put, lane 1  hash 1 │▒▒ move 1 ▒▒│ hash 3      │▒▒ move 3 ▒▒│
@@ -12,13 +12,14 @@
 //!      lane 2              │▒▒ move 2 ▒▒│ check 2             │▒▒ move 4 ▒▒│ check 4
 //! ```
 //!
-//! How many units may move at once is a setting; one is best on TCP between two processes of a small machine, where a
+//! How many units may move at once is a setting. One is best on TCP between two processes of a small machine, where a
 //! second call only takes the processor from the first.
 //!
 //! Invariants:
 //! - PP1: units are begun in order, and each at most once.
-//! - PP2: no unit is begun after the cut: behind a unit that ended what only counts as a prefix, or after a stop.
-//! - PP3: every helper is joined before the call returns; one that panics fails its unit, not the process.
+//! - PP2: no unit is begun after the cut: after a unit that broke the prefix, where only a prefix counts, or after a
+//!   stop.
+//! - PP3: every helper is joined before the call returns; a helper that panics fails its unit, not the process.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -31,7 +32,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::page::{Page, Stop};
 
-/// The most that one engine call may be about.
+/// Bounds one engine call.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Most {
     pub(super) pages: usize,
@@ -40,7 +41,7 @@ pub(super) struct Most {
     pub(super) parts: usize,
 }
 
-/// Cuts pages into units within these bounds, each with at least one page and without any key twice.
+/// Cuts pages into units within these bounds. Each unit has at least one page, and no key twice.
 pub(super) fn units(pages: &[Page], most: Most) -> Vec<Range<usize>> {
     let mut units: Vec<Range<usize>> = Vec::new();
     let mut keys: HashSet<&ObjectKey> = HashSet::with_capacity(most.pages.min(pages.len()));
@@ -66,14 +67,14 @@ pub(super) fn units(pages: &[Page], most: Most) -> Vec<Range<usize>> {
     units
 }
 
-/// Who may move bytes now.
+/// Limits how many lanes move bytes at once.
 #[derive(Debug)]
 pub(super) struct Turns {
     free: Mutex<usize>,
     back: Condvar,
 }
 
-/// One turn; dropping it lets the next one go.
+/// One turn; dropping it lets the next lane take its turn.
 pub(super) struct Turn<'a>(&'a Turns);
 
 impl Turns {
@@ -106,7 +107,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// What becomes of the units behind one that is done.
+/// What happens to the units after one that is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Then {
     GoOn,
@@ -114,8 +115,8 @@ pub(super) enum Then {
     Cut,
 }
 
-/// Works off `count` units on up to `lanes` threads. Returns what each gave; `None` for those that were not begun or
-/// panicked.
+/// Processes `count` units on up to `lanes` threads. Returns the result of each unit; `None` for units that were not
+/// begun or panicked.
 pub(super) fn run<T: Send>(
     count: usize,
     lanes: usize,
@@ -142,7 +143,7 @@ pub(super) fn run<T: Send>(
     };
     thread::scope(|scope| {
         let helpers: Vec<_> = (1..lanes.min(count))
-            // If no thread can be had, the caller's does it all.
+            // If no thread can be started, the caller's thread does all the work.
             .map_while(|_| {
                 let builder = thread::Builder::new().name("holdfast-kv-lane".to_owned());
                 builder.spawn_scoped(scope, lane).ok()
@@ -206,7 +207,7 @@ mod tests {
                 (unit, if unit == 3 { Then::Cut } else { Then::GoOn })
             });
             assert!(cut[..=3].iter().all(Option::is_some));
-            // Only what the other lanes had begun already.
+            // Only the units that the other lanes had begun already.
             assert!(cut[4 + 1000 / 2..].iter().all(Option::is_none) || lanes > 1);
             stop.stop();
             assert_eq!(run(3, lanes, &stop, |unit| (unit, Then::GoOn)), [None, None, None]);
@@ -219,7 +220,7 @@ mod tests {
         let me = thread::current().id();
         let results = run(64, 2, &Stop::default(), |unit| {
             if thread::current().id() == me {
-                // Leaves something for the helper.
+                // Leaves a unit for the helper.
                 while !helper.load(Ordering::SeqCst) {
                     thread::yield_now();
                 }

@@ -1,15 +1,15 @@
-//! Ranks that must decide alike.
+//! Agreement between ranks.
 //!
-//! Every rank moves its own shard of each page, and one may get fewer of them than another. What is published is the
-//! smallest count ([`agree`], KV15); to find it the ranks meet in a collective, once for each operation. A collective
-//! hangs if one rank stays away or if two ranks come for different operations. So:
+//! Every rank moves its own shard of each page, and one may get fewer of them than another. The smallest count is
+//! published ([`agree`], KV15). To find it the ranks meet in a collective, once for each operation. A collective hangs
+//! if one rank does not join or if two ranks join for different operations. So:
 //!
-//! - [`JoinOrder`], one per rank: completions arrive in any order and are handed out in the order of *submission*, which
-//!   is the same on every rank (KV21). An operation that failed, was refused or was cancelled here joins all the same,
-//!   with what it has (KV22).
-//! - [`RankBarrier`] is the collective itself for ranks within one process, and for tests. Nobody waits in it: the last
-//!   rank to join settles the operation, and each rank then takes the result. A rank that joins for another operation
-//!   than the others is told so at once, instead of hanging.
+//! - [`JoinOrder`], one per rank: completions arrive in any order and are handed out in the order of *submission*,
+//!   which is the same on every rank (KV21). An operation that failed, was refused or was cancelled on this rank joins
+//!   all the same, with the pages that it has (KV22).
+//! - [`RankBarrier`] is the collective itself for ranks within one process, and for tests. No rank waits in it: the
+//!   last rank to join settles the operation, and each rank then takes the result. A rank that joins for another
+//!   operation than the others gets an error at once, instead of hanging.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -33,8 +33,8 @@ pub struct JoinOrder {
 }
 
 impl JoinOrder {
-    /// Notes an operation that was submitted, whether it was accepted or not. One that is noted already stays where it
-    /// is.
+    /// Records an operation that was submitted, whether it was accepted or not. A second record of the same operation
+    /// changes nothing.
     pub fn submitted(&mut self, operation: OperationId) {
         if let Entry::Vacant(place) = self.ended.entry(operation) {
             place.insert(None);
@@ -42,8 +42,8 @@ impl JoinOrder {
         }
     }
 
-    /// Notes how an operation ended here. Returns whether that was news: a second completion, or one of an operation
-    /// that was never submitted, changes nothing (KV3).
+    /// Records how an operation ended on this rank. Returns whether that was new: a second completion, or one of an
+    /// operation that was never submitted, changes nothing (KV3).
     pub fn ended(&mut self, completion: Completion) -> bool {
         match self.ended.get_mut(&completion.operation) {
             Some(open @ None) => {
@@ -54,7 +54,8 @@ impl JoinOrder {
         }
     }
 
-    /// What to join for now: the completion of the oldest operation, if that one has ended. Call it until it gives none.
+    /// The next completion to join with: that of the oldest operation, if it has ended. Call this until it returns
+    /// none.
     pub fn next_to_join(&mut self) -> Option<Completion> {
         let oldest = self.order.front()?;
         self.ended.get(oldest)?.as_ref()?;
@@ -62,7 +63,7 @@ impl JoinOrder {
         self.ended.remove(&oldest)?
     }
 
-    /// How many operations have not been joined for.
+    /// How many operations this rank has not joined for yet.
     pub fn open(&self) -> usize {
         self.order.len()
     }
@@ -81,7 +82,7 @@ struct State {
     /// The rounds that not all ranks have joined, and the number of the first.
     rounds: VecDeque<Vec<Option<Completion>>>,
     first: u64,
-    /// What was agreed on, for each rank to take.
+    /// The agreed results, for each rank to take.
     agreed: Vec<VecDeque<Completion>>,
 }
 
@@ -100,8 +101,8 @@ impl RankBarrier {
         }
     }
 
-    /// Joins for the next operation. `Conflict` if another rank joined for another operation at this place: the ranks
-    /// have diverged, and what they hold must not be published.
+    /// Joins for the next operation. `Conflict` if another rank joined for another operation at this position: the
+    /// ranks have diverged, and their pages must not be published.
     pub fn join(&self, rank: usize, completion: Completion) -> Result<()> {
         const OPERATION: &str = "kv.join";
         let mut state = self.state.lock();
@@ -119,7 +120,7 @@ impl RankBarrier {
             return Err(Error::new(
                 ErrorKind::Conflict,
                 OPERATION,
-                "the ranks have diverged: they join for different operations",
+                "the ranks have diverged: they join for different operations; publish none of their pages",
             )
             .with("rank", rank)
             .with("operation", completion.operation)
@@ -142,7 +143,7 @@ impl RankBarrier {
         Ok(())
     }
 
-    /// What all ranks have agreed on since this rank last asked, in submit order.
+    /// The results that all ranks have agreed on since this rank last asked, in submit order.
     pub fn take(&self, rank: usize) -> Vec<Completion> {
         let mut state = self.state.lock();
         state

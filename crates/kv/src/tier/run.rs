@@ -1,4 +1,5 @@
-//! Carrying out one operation: from what the planner names to pages in memory, and from outcomes back to one completion.
+//! Carrying out one operation: from the page numbers of the planner to pages in memory, and from outcomes back to one
+//! completion.
 
 use holdfast_core::{Error, Result};
 
@@ -10,7 +11,7 @@ use super::store::PageStore;
 use super::table::Job;
 use crate::plan::{Completion, Failure, HostPageAt, Namespace, Work};
 
-/// What operations are carried out with.
+/// The resources that operations are carried out with.
 #[derive(Debug)]
 pub(super) struct Means {
     pub(super) store: std::sync::Arc<PageStore>,
@@ -26,7 +27,7 @@ struct Ended {
 }
 
 impl Means {
-    /// Does what a job says. When this returns, `settling` knows about everything that the engine still has.
+    /// Carries out a job. When this returns, `settling` knows all memory that the engine still uses.
     pub(super) fn carry_out(&self, job: &Job, settling: &Settling) -> Completion {
         let clock = self.store.clock();
         let options = CallOptions {
@@ -48,7 +49,7 @@ impl Means {
                 failure: Some(Failure::Failed),
             }
         });
-        // A failure for want of time is told apart from one that would come again.
+        // A failure because time ran out is distinguished from one that would happen again.
         let failure = match failure {
             Some(Failure::Failed) if job.deadline <= clock.now() => Some(Failure::TimedOut),
             other => other,

@@ -1,8 +1,8 @@
-//! Sealed pages: encrypted, authenticated, and under names that tell nothing.
+//! Sealed pages: encrypted, authenticated, and under names that reveal nothing.
 //!
-//! The engine's ports authenticate nobody, and a page's name is a hash of its tokens: any client that reaches the ports can plant a
-//! page under a name that a prompt will ask for, and learn from names which prompts were served. A store with a
-//! [`PageSeal`] puts ciphertext under keyed names.
+//! The engine's ports authenticate no client, and a page's name is a hash of its tokens. So any client that reaches the
+//! ports can plant a page under a name that a prompt will ask for, and learn from names which prompts were served. A
+//! store with a [`PageSeal`] puts ciphertext under keyed names.
 //!
 //! # The format
 //! Everything follows from the tier's key, 32 secret bytes that all its members have:
@@ -14,30 +14,32 @@
 //! page key    = derive("page" ‖ salt ‖ object name)
 //! object      = AES-256-GCM(page key, nonce: 12 zero bytes, data: the footer's first 40 bytes, the page), footer
 //! ```
-//! The footer has 64 bytes, as a plain page's (module `footer`), and another version; numbers are little-endian:
+//! The footer has 64 bytes, like that of a plain page (module `footer`), and another version; numbers are
+//! little-endian:
 //!
-//! | at | bytes | what |
+//! | at | bytes | content |
 //! |---|---|---|
 //! | 0 | 8 | `HFKVPAGE` |
 //! | 8 | 4 | the version of this table, 2 |
 //! | 12 | 4 | zero |
 //! | 16 | 8 | the page's length |
-//! | 24 | 16 | the salt: random, for each put another |
+//! | 24 | 16 | the salt: random, new for each put |
 //! | 40 | 16 | the tag of AES-GCM |
 //! | 56 | 8 | zero |
 //!
-//! # What must hold
-//! - A page opens only under its own name. Planted, altered, cut, a page of another name or of a plain store: `Corrupt` or
-//!   `WrongLength`, counted, removed, and nothing of it is in the caller's memory.
+//! # Invariants
+//! - A page opens only under its own name. A page that was planted, altered or truncated, or that belongs to another
+//!   name or to a plain store, is `Corrupt` or `WrongLength`. It is counted and removed, and no byte of it is in the
+//!   caller's memory.
 //! - No key is used for two pages: the salt has 128 random bits, and is part of the key, so a nonce of zeros is enough.
-//! - Plaintext is never in registered memory: a page is sealed in memory of this thread's own and its ciphertext copied
-//!   into a frame; on the way back it is copied out first, so what is checked is what is used. So a sealed store has
-//!   frames, and puts none of its pages directly.
-//! - No secret is shown, and what this module holds of them is wiped or the library's.
+//! - Plaintext is never in registered memory: a page is sealed in private memory of this thread and its ciphertext is
+//!   copied into a frame. On the way back the ciphertext is copied out first, so the bytes that are checked are the
+//!   bytes that are used. So a sealed store has frames, and puts none of its pages directly.
+//! - No secret is ever shown. The secrets that this module holds are wiped, or held by the cryptographic library.
 //!
 //! # What it does not do
-//! - A former page of the same name may be brought back: equal names mean equal pages, so it is the same page.
-//! - Lengths and times stay visible, and that two requests ask for the same page.
+//! - An attacker may bring back a former page of the same name: equal names mean equal pages, so it is the same page.
+//! - Lengths and times stay visible, and so does the fact that two requests ask for the same page.
 //! - Every holder of the key can plant pages. Give another key to tenants that should not share any.
 
 use std::fmt;
@@ -62,10 +64,10 @@ const VERSION: u32 = 2;
 const SALT_AT: usize = 24;
 const SALT_BYTES: usize = 16;
 const TAG_BYTES: usize = 16;
-/// Behind it stands what tells a page from others, as hex digits.
+/// The prefix of the names of sealed objects. The hex digits of the keyed hash follow.
 const SEALED_NAMES: &str = "kv/sealed/";
 
-/// Seals and opens the pages of a tier, and hides their names. A clone is the same.
+/// Seals and opens the pages of a tier, and hides their names. A clone is the same seal.
 #[derive(Clone)]
 pub struct PageSeal(Arc<Keys>);
 
@@ -87,7 +89,7 @@ fn broken() -> Error {
 }
 
 impl PageSeal {
-    /// The seal of a tier with this key. Wiping the bytes afterwards is up to the caller.
+    /// The seal of a tier with this key. The caller must wipe the key's bytes afterwards.
     pub fn new(key: &[u8; TIER_KEY_BYTES]) -> Result<Self> {
         let root = Salt::new(HKDF_SHA256, ROOT_LABEL).extract(key);
         let mut names = Zeroizing::new([0; TIER_KEY_BYTES]);
@@ -115,7 +117,7 @@ impl PageSeal {
         Ok(LessSafeKey::new(UnboundKey::from(output)))
     }
 
-    /// Seals a page, whose key is its object's name, into a frame.
+    /// Seals a page into a frame. The page's key must be the name of its object.
     pub(super) fn seal(&self, page: &Page, object: &Span) -> Result<()> {
         let mut footer = head_of(&page.parts);
         rand::fill(&mut footer[SALT_AT..SALT_AT + SALT_BYTES]).map_err(|_| broken())?;
@@ -136,7 +138,7 @@ impl PageSeal {
         object.write(bytes.len(), &footer)
     }
 
-    /// Opens what has arrived in a frame into the page's memory; says what is wrong with it, if anything, and then writes
+    /// Opens the object in a frame into the page's memory. Returns what is wrong with it, if anything, and then writes
     /// nothing.
     pub(super) fn open(&self, page: &Page, object: &Span) -> Result<Option<Flaw>> {
         let mut bytes = Zeroizing::new(vec![0; room(page, object)?]);
@@ -167,7 +169,7 @@ impl PageSeal {
     }
 }
 
-/// The nonce of every page: each has a key of its own.
+/// The nonce of every page: zeros suffice, because each page has a key of its own.
 fn nonce() -> Nonce {
     Nonce::assume_unique_for_key([0; NONCE_LEN])
 }
@@ -181,9 +183,9 @@ fn head_of(parts: &[Span]) -> [u8; FOOTER_BYTES] {
     footer
 }
 
-/// The page's length, if its object has room for it and its footer.
+/// The page's length, if its object has room for the page and its footer.
 fn room(page: &Page, object: &Span) -> Result<usize> {
-    let other = || Error::internal(OPERATION, "a page and its place in a frame have other lengths");
+    let other = || Error::internal(OPERATION, "a page and its position in a frame differ in length");
     let length = object.len().checked_sub(FOOTER_BYTES).ok_or_else(other)?;
     if length as u64 == page.bytes() {
         Ok(length)
@@ -197,7 +199,7 @@ fn split(bytes: &mut [u8], at: usize) -> Result<(&mut [u8], &mut [u8])> {
     bytes.split_at_mut_checked(at).ok_or_else(short)
 }
 
-/// A clone is the same seal; keys are not compared.
+/// A clone is equal to its original; keys are not compared.
 impl PartialEq for PageSeal {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)

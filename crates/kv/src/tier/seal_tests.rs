@@ -1,5 +1,5 @@
-//! What is sealed opens under its own name and nowhere else. The known answer was computed from the module's story by another
-//! program (Python's `cryptography`): if it fails, pages that others have sealed cannot be opened.
+//! A sealed page opens under its own name and nowhere else. The known answer was computed from the module documentation
+//! by another program (Python's `cryptography`): if it fails, pages that other processes have sealed cannot be opened.
 
 use std::time::Duration;
 

@@ -1,19 +1,19 @@
 //! Knowing when the engine has let go of the memory of a call.
 //!
-//! A call that ran out of time may still read or write the memory it was given; the engine keeps the [`Span`]s of such a
-//! call until it has returned. So no call gets the caller's spans: it gets spans of *loans*, regions of their own over
-//! the same bytes, made for this one call, and all of them hold the call's [`Flight`].
+//! A call that ran out of time may still read or write its memory; the engine keeps the [`Span`]s of such a call until
+//! it has returned. So no call gets the caller's spans. It gets *guarded spans*: spans of separate regions over the
+//! same bytes, made for this one call. All of them hold the call's [`Flight`].
 //!
 //! ```text
-//! Settling ──depart()──▶ Flight ──held by──▶ loans ──spans──▶ the transfers of one engine call ──▶ the engine
-//!     ▲                     │ the last span is dropped, by us or by the engine's own thread             │
+//! Settling ──depart()──▶ Flight ──held by──▶ guards ─spans──▶ the transfers of one engine call ──▶ the engine
+//!     ▲                     │ the last span is dropped, by Holdfast or by the engine's own thread       │
 //!     └───── landed ────────┘◀──────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
 //! Invariants:
-//! - S1: while a span of a loan exists, the memory under it is registered and its flight has not landed.
+//! - S1: while a guarded span exists, the memory under it is registered and its flight has not landed.
 //! - S2: a flight lands exactly once; its footers or its frame are free from then on, and not before.
-//! - S3: what waits for a [`Settling`] is told exactly once, when every flight that departed has landed.
+//! - S3: a waiter for a [`Settling`] is told exactly once, when every flight that departed has landed.
 
 #![expect(
     unsafe_code,
@@ -31,7 +31,7 @@ use parking_lot::{Condvar, Mutex};
 
 type Told = Box<dyn FnOnce() + Send>;
 
-/// Whether the engine has let go of all the memory that one call of a page store was given. Cheap to clone.
+/// Whether the engine has let go of all the memory that one call of a page store used. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct Settling(Arc<Shared>);
 
@@ -48,12 +48,12 @@ struct State {
 }
 
 impl Settling {
-    /// Whether nothing is under way. Until then nobody may use the memory again.
+    /// Whether no engine call is in flight. Until then the memory must not be used again.
     pub fn is_settled(&self) -> bool {
         self.0.state.lock().flights == 0
     }
 
-    /// Waits until nothing is under way, but no longer than `within`. Whether that is so.
+    /// Waits until no engine call is in flight, but no longer than `within`. Returns whether that is so.
     pub fn wait(&self, clock: &dyn Clock, within: Duration) -> bool {
         let deadline = Deadline::after(clock, within);
         let mut state = self.0.state.lock();
@@ -67,8 +67,8 @@ impl Settling {
         true
     }
 
-    /// Calls `told` once nothing is under way: now, or later on a thread of the engine. It must not block. Only for
-    /// when no further flight will depart.
+    /// Calls `told` once no engine call is in flight: now, or later on a thread of the engine. `told` must not block.
+    /// Call this only when no further flight will depart.
     pub(super) fn when_settled(&self, told: impl FnOnce() + Send + 'static) {
         let mut state = self.0.state.lock();
         if state.flights > 0 {
@@ -79,7 +79,8 @@ impl Settling {
         told();
     }
 
-    /// A call that is about to be made, and what it uses: footers or a frame of the store's own, a claim on memory.
+    /// Begins the flight of a call. `held` is what the call uses: footers or a frame of the store's own, a claim on
+    /// memory.
     pub(super) fn depart(&self, held: impl Any + Send + Sync) -> Arc<Flight> {
         self.0.state.lock().flights += 1;
         Arc::new(Flight {
@@ -103,7 +104,7 @@ pub(super) struct Flight {
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        // Its footers are free before anybody is told that the call is over.
+        // Its footers are free before any waiter is told that the call is over.
         self.held = None;
         let mut state = self.settling.0.state.lock();
         state.flights -= 1;
@@ -116,7 +117,8 @@ impl Drop for Flight {
     }
 }
 
-/// The engine knows the memory under a loan by the region that the loan holds; there is nothing to unregister.
+/// The registrar of guarded memory. The engine knows that memory by the caller's region, which the guard holds, so
+/// there is nothing to unregister.
 #[derive(Debug)]
 struct Lender(EngineId);
 
@@ -130,13 +132,13 @@ impl Registrar for Lender {
     }
 }
 
-/// Keeps the memory under a loan registered, and then lets the flight land.
+/// Keeps the memory under a guarded span registered, and then lets the flight land.
 struct Owner {
     _region: Region,
     _flight: Arc<Flight>,
 }
 
-/// The loans of one call: one for each region that its parts lie in.
+/// The guarded regions of one call: one for each region that its parts lie in.
 pub(super) struct Loans {
     flight: Arc<Flight>,
     lent: Vec<Region>,
@@ -150,7 +152,7 @@ impl Loans {
         }
     }
 
-    /// The same bytes as `span`, held by the flight.
+    /// The same bytes as `span`, guarded by the flight.
     pub(super) fn span(&mut self, span: &Span) -> Result<Span> {
         let (region, from) = (span.region(), span.address() - span.region().address());
         let same = |lent: &&Region| {
@@ -172,7 +174,7 @@ impl Loans {
             _flight: Arc::clone(&self.flight),
         };
         // SAFETY: the owner holds the region, which keeps its memory registered and valid for reads and writes; like
-        // the region itself, the loan is only ever copied in and out of, never handed out as a reference.
+        // the region itself, the guarded region is only copied in and out of, never handed out as a reference.
         let memory = unsafe { HostMemory::lent(base, len, owner) }?;
         let lent = Region::new(memory, lender);
         self.lent.push(lent.clone());

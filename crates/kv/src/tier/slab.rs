@@ -1,4 +1,4 @@
-//! Footers of pages under way: registered memory of the store's own, in slots that are used again.
+//! Footers of pages in flight: registered memory of the store's own, in reusable slots.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,14 +27,14 @@ impl FooterSlab {
         Ok(Self(Arc::new(Shared { region, free })))
     }
 
-    /// Takes as many slots. `Capacity` if fewer are free: calls that the engine has not let go of keep theirs.
+    /// Takes `count` slots. `Capacity` if fewer are free: calls that the engine has not let go of keep theirs.
     pub(super) fn take(&self, count: usize) -> Result<Slots> {
         let mut free = self.0.free.lock();
         let Some(rest) = free.len().checked_sub(count) else {
             return Err(Error::new(
                 ErrorKind::Capacity,
                 "kv.footers",
-                "too many pages are under way; wait for some of them, or raise footer_slots",
+                "too many pages are in flight; wait for some of them, or raise footer_slots",
             )
             .with("free", free.len())
             .with("wanted", count));
@@ -62,7 +62,7 @@ impl FooterSlab {
     }
 }
 
-/// Slots that are taken; dropping them gives them back.
+/// Slots that are taken; dropping them frees them.
 #[derive(Debug)]
 pub(super) struct Slots {
     slab: FooterSlab,
@@ -70,7 +70,7 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// The memory of each.
+    /// The memory of each slot.
     pub(super) fn spans(&self) -> Result<Vec<Span>> {
         self.taken.iter().map(|slot| self.slab.span(*slot)).collect()
     }

@@ -1,16 +1,18 @@
 //! Frames: registered memory of the store's own that pages pass through, if the store is set up that way.
 //!
-//! A page in pieces, with its footer in yet another one, is as many transfers, and over TCP each of them costs both sides
-//! some tens of microseconds. The checksum reads every byte anyway; with frames a page is copied on that occasion into
-//! one piece, with its footer behind it, and is one transfer. In return it is copied. Which of the two is faster depends
-//! on transport and machine: measure it (`kv_bench`; over RDMA neither has been measured).
+//! A page in several parts, with its footer as yet another part, needs one transfer for each, and over TCP each
+//! transfer costs both sides some tens of microseconds. The checksum reads every byte anyway. With frames a page is
+//! copied during that pass into one contiguous object, followed by its footer, and needs one transfer. The price is the
+//! copy. Which of the two is faster depends on transport and machine: measure it (`kv_bench`; over RDMA neither has
+//! been measured).
 //!
-//! What frames change for certain: the engine never has the caller's memory. A call that runs out of time keeps a frame,
-//! and the caller's pages are free at once. That matters for gets, whose memory the engine writes to. Puts of pages with
-//! long parts may go past the frames (`direct_put_bytes`): there the copy is dearer than the transfers that it saves.
+//! One effect of frames is certain: the engine never has the caller's memory. A call that runs out of time keeps a
+//! frame, and the caller's pages are free at once. That matters for gets, whose memory the engine writes to. Puts of
+//! pages with long parts may bypass the frames (`direct_put_bytes`): there the copy costs more than the transfers that
+//! it saves.
 //!
-//! A frame holds the pages of one engine call. It comes back when the engine has let go of it; who finds none waits for
-//! one, within its deadline.
+//! A frame holds the pages of one engine call. It is free again when the engine has let go of it. A call that finds no
+//! free frame waits for one, within its deadline.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -40,7 +42,7 @@ struct Shared {
 }
 
 impl Staging {
-    /// As many frames, each for `bytes` bytes of up to `pages` pages.
+    /// Registers `frames` frames, each for `bytes` bytes of up to `pages` pages.
     pub(super) fn new(
         engine: &(impl Engine + ?Sized),
         frames: usize,
@@ -48,7 +50,7 @@ impl Staging {
         pages: usize,
         within: Duration,
     ) -> Result<Self> {
-        // Each page has a footer, and begins where it may.
+        // Each page has a footer, and begins at an aligned offset.
         let extra = pages.saturating_mul(FOOTER_BYTES + ALIGN);
         let frame_bytes = bytes.saturating_add(extra).next_multiple_of(FRAME_ALIGN);
         let region = engine.allocate(frame_bytes.saturating_mul(frames), within)?;
@@ -60,7 +62,7 @@ impl Staging {
         })))
     }
 
-    /// Where objects of these lengths lie in a frame, if they fit into one.
+    /// The positions of objects of these lengths in a frame, if they fit into one.
     pub(super) fn places(&self, lengths: impl Iterator<Item = u64>) -> Option<Vec<Range<usize>>> {
         let mut at = 0_usize;
         let mut places = Vec::new();
@@ -92,7 +94,7 @@ impl Staging {
     }
 }
 
-/// One frame that is taken; dropping it gives it back.
+/// One frame that is taken; dropping it frees it.
 #[derive(Debug)]
 pub(super) struct Frame {
     staging: Staging,

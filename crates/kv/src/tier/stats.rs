@@ -1,10 +1,10 @@
-//! What a page store has seen, in numbers.
+//! The counters of a page store.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::page::{PageGot, PagePut};
 
-/// What a page store has done and seen since it was made.
+/// The counters of a page store since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "each is what its name says")]
 pub struct StoreStats {
@@ -15,9 +15,9 @@ pub struct StoreStats {
     pub pages_loaded: u64,
     pub bytes_loaded: u64,
     pub gets_missed: u64,
-    /// Objects of another length than their page: a lie of the engine, or of whoever wrote them.
+    /// Objects with another length than their page: the engine, or the process that wrote them, is at fault.
     pub gets_wrong_length: u64,
-    /// Objects of the right length with wrong bytes: the same.
+    /// Objects of the right length with wrong bytes, for the same reasons.
     pub gets_corrupt: u64,
     pub gets_failed: u64,
     /// Wrong pages that were removed from the engine.

@@ -1,4 +1,4 @@
-//! Content-addressed pages over an engine. See the module's story in [`super`].
+//! Content-addressed pages over an engine. See the documentation of [`super`].
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -24,7 +24,7 @@ pub(super) const GET: &str = "kv.get";
 
 /// Pages in an engine, each with its length and its checksum. May be used from many threads at once.
 ///
-/// Every call blocks, but no longer than it is told; whoever must not block uses a [`super::Tier`].
+/// Every call blocks, but no longer than its deadline. A caller that must not block uses a [`super::Tier`].
 pub struct PageStore {
     pub(super) engine: Arc<dyn Engine>,
     pub(super) config: StoreConfig,
@@ -44,17 +44,17 @@ impl fmt::Debug for PageStore {
     }
 }
 
-/// What one put or get shares between its lanes.
+/// The state that one put or get shares between its lanes.
 pub(super) struct Call<'a> {
     pub(super) settling: &'a Settling,
     pub(super) turns: Turns,
     pub(super) deadline: Deadline,
-    /// Threads for the checksums of one unit: if there are several units, the lanes are busy with those.
+    /// Threads for the checksums of one unit. With several units, the lanes already hash in parallel.
     pub(super) hashers: usize,
 }
 
 impl PageStore {
-    /// A store on this engine. Registers a little memory of its own, within the given time.
+    /// A store on this engine. Registers a little memory for its own use, within the given time.
     pub fn new(engine: Arc<dyn Engine>, config: StoreConfig, clock: Arc<dyn Clock>, within: Duration) -> Result<Self> {
         if config.call_pages == 0 || config.footer_slots < config.call_pages {
             return Err(Error::invalid(
@@ -65,7 +65,7 @@ impl PageStore {
         if config.seal.is_some() && config.staging_frames == 0 {
             return Err(Error::invalid(
                 "kv.store",
-                "sealed pages pass through frames, so that no plaintext is in memory that others can reach; \
+                "sealed pages pass through frames, so that no plaintext is in memory that other processes can reach; \
                  set staging_frames",
             ));
         }
@@ -88,7 +88,7 @@ impl PageStore {
         })
     }
 
-    /// The engine: whoever has memory for pages registers it there.
+    /// The engine. The owner of memory for pages registers it there.
     pub fn engine(&self) -> &Arc<dyn Engine> {
         &self.engine
     }
@@ -103,7 +103,7 @@ impl PageStore {
         &self.clock
     }
 
-    /// What it has done and seen.
+    /// The counters so far.
     pub fn stats(&self) -> StoreStats {
         self.count.snapshot(self.bad.len())
     }
@@ -117,7 +117,7 @@ impl PageStore {
         }
     }
 
-    /// The names of these pages' objects: their own, or in a sealed store others.
+    /// The names of these pages' objects: the page keys, or in a sealed store the keyed names.
     pub fn object_names<'a>(&self, keys: &'a [ObjectKey]) -> Result<Cow<'a, [ObjectKey]>> {
         match &self.config.seal {
             None => Ok(Cow::Borrowed(keys)),
@@ -139,7 +139,7 @@ impl PageStore {
     }
 
     /// What is known about these pages, without side effects and without reading them. `Unsupported` if the engine
-    /// cannot say (Mooncake needs its admin address for that).
+    /// cannot tell (Mooncake needs its admin address for that).
     pub fn exists(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<Hint>> {
         let keys = &*self.object_names(keys)?;
         let deadline = Deadline::after(&*self.clock, within);
@@ -150,7 +150,7 @@ impl PageStore {
         Ok(hints)
     }
 
-    /// How many of these pages from the start are there without a gap; with `bytes`, pages of that length.
+    /// How many of these pages from the start are present without a gap; with `bytes`, only pages of that length count.
     pub fn prefix_hits(&self, keys: &[ObjectKey], bytes: Option<u64>, within: Duration) -> Result<usize> {
         let keys = &*self.object_names(keys)?;
         let deadline = Deadline::after(&*self.clock, within);
@@ -188,7 +188,8 @@ impl PageStore {
         Ok(hints)
     }
 
-    /// Stores pages. A key that has a page already is success, and nothing moves for it. A key named twice is put once.
+    /// Stores pages. A key that has a page already counts as success, and no bytes move for it. A key named twice is
+    /// put once.
     pub fn put(&self, pages: &[Page], options: &CallOptions) -> PutReport {
         let settling = Settling::default();
         let pages = self.put_settling(pages, options, &settling);
@@ -223,7 +224,7 @@ impl PageStore {
                 if deadline.remaining(&*self.clock) <= pause || options.stop.is_stopped() {
                     break;
                 }
-                // The engine says neither when it evicts nor when it is done.
+                // The engine reports neither when it evicts nor when it is done.
                 self.clock.sleep(pause);
                 pause *= 2;
             }
@@ -326,7 +327,7 @@ impl PageStore {
         outcomes
     }
 
-    /// Takes wrong pages out of the engine, so that they can be put anew.
+    /// Removes wrong pages from the engine, so that they can be put again.
     fn expel(&self, pages: &[Page], outcomes: &[PageGot]) {
         let wrong = |outcome: &PageGot| matches!(outcome, PageGot::WrongLength { .. } | PageGot::Corrupt(_));
         let wrong: Vec<ObjectKey> = pages
@@ -351,7 +352,7 @@ impl PageStore {
         self.cleanse(wrong, deadline);
     }
 
-    /// Removes wrong pages. Returns those that are still there, each with the reason.
+    /// Removes wrong pages. Returns the keys that could not be removed, each with the reason.
     fn cleanse(&self, keys: Vec<ObjectKey>, deadline: Deadline) -> HashMap<ObjectKey, Error> {
         let mut blocked = HashMap::new();
         for batch in keys.chunks(self.engine.capabilities().max_batch.max(1)) {
@@ -369,7 +370,7 @@ impl PageStore {
                     }
                     RemoveOutcome::Absent => self.bad.remove(key),
                     RemoveOutcome::Unfinished => {
-                        let why = "a put of this page never ended; it can be put anew after the engine's timeout";
+                        let why = "a put of this page never ended; it can be put again after the engine's timeout";
                         blocked.insert(key.clone(), Error::unavailable(PUT, why).with("key", key));
                     }
                     RemoveOutcome::Failed(error) => {
@@ -391,7 +392,7 @@ pub(super) fn refusal(operation: &'static str, page: &Page) -> Option<Error> {
 pub(super) fn out_of_time(operation: &'static str) -> Error {
     Error::unavailable(
         operation,
-        "the time was over before these pages had their turn; nothing was done",
+        "the deadline passed before these pages were begun; nothing was done for them",
     )
 }
 
@@ -403,6 +404,6 @@ pub(super) fn other_count(operation: &'static str) -> Error {
     Error::new(
         ErrorKind::Internal,
         operation,
-        "the engine gave another number of outcomes than it was asked for",
+        "the engine returned a different number of outcomes than objects in the batch",
     )
 }

@@ -157,7 +157,7 @@ impl World {
         assert_eq!(self.tell(&Event::Abort(ticket)).is_ok(), lawful);
     }
 
-    /// What should change nothing: duplicates, strangers, events that do not fit.
+    /// Events that should change nothing: duplicates, unknown ids, events that do not fit.
     fn act_noise(&mut self, choice: &mut Choice) {
         let careful = choice.one_in(4);
         let before = careful.then(|| self.picture());
@@ -253,7 +253,7 @@ impl World {
         }
     }
 
-    /// A long prompt comes and goes, so that what is not held is evicted; or the same prompt comes twice at once.
+    /// A long prompt comes and goes, so that unpinned pages are evicted; or the same prompt comes twice at once.
     fn act_flush(&mut self, choice: &mut Choice) {
         let token = if choice.one_in(2) { 50 } else { 12 };
         let tokens: Vec<u32> = (0..7 * PAGE + 1).map(|_| token).collect();

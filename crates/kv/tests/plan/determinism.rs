@@ -64,7 +64,7 @@ fn published(seed: u64) -> (BTreeSet<PageKey>, (u32, u32, u32)) {
             while !ids.is_empty() {
                 let at = usize::try_from(rng.next_u64() % ids.len() as u64).unwrap();
                 let id = ids.swap_remove(at);
-                // A page's fate depends on its key, not on when it is its turn.
+                // Whether a page fails depends on its key, not on the order of processing.
                 let fails = |key: &PageKey| key.as_bytes()[0] % 8 == round;
                 let limit = match &world.flights[&id].operation.work {
                     Work::Prefetch(pages) => pages.iter().position(|at| fails(&at.key)),

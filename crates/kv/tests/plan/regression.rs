@@ -1,5 +1,5 @@
-//! The bugs that reviews found in another planner, each by name: the story told step by step. Each of them passes here,
-//! and fails with the bug put back.
+//! The bugs that reviews found in another planner, each by name, replayed step by step. Each test passes here, and
+//! fails with the bug put back.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -56,7 +56,7 @@ fn serve(world: &mut World, id: u64, tokens: &[u32], backup: bool) -> Ticket {
     ticket
 }
 
-/// Pushes what is not held out of the device and out of the host.
+/// Evicts all unpinned pages from the device and from the host.
 fn flush(world: &mut World, id: u64, family: u32, host_pages: u32) {
     serve(world, id, &other(host_pages, family), true);
 }
@@ -69,7 +69,7 @@ fn prefetched(plan: &Plan) -> Vec<u32> {
     pages.unwrap_or_default()
 }
 
-/// Host has the first pages, L3 has the next ones: what is fetched belongs behind what is there.
+/// The host has the first pages, L3 has the next ones: the fetched pages belong after the ones that are there.
 fn partial_hit(flaw: Option<Flaw>) {
     let mut world = world(flaw, 9);
     serve(&mut world, 1, &prompt(6), true);

@@ -8,7 +8,7 @@ use crate::cases::{Case, note, note_times};
 use crate::world::{InFlight, Live, World};
 
 impl World {
-    /// One rank does its part of an operation, as far as fate lets it: `limit` pages at most.
+    /// One rank does its part of an operation, as far as the random bits let it: `limit` pages at most.
     pub(crate) fn perform(&mut self, id: OperationId, rank: usize, limit: Option<u32>, lies: bool) {
         let Some(flight) = self.flights.get_mut(&id) else {
             return;
@@ -35,7 +35,7 @@ impl World {
                     note(Case::HeadMissing);
                 }
                 for (place, at) in pages.iter().enumerate() {
-                    // What lies behind the first failure may well have been written, too.
+                    // Pages after the first failure may have been written, too.
                     match memory.l3.get(&at.key) {
                         Some(content) if place != completed => memory.host.insert(at.host, *content),
                         _ => memory.host.remove(&at.host),

@@ -78,7 +78,7 @@ pub(crate) struct World {
     pub(crate) tick: u64,
     root: PageKey,
     seen: (u64, u64),
-    /// What each rank has said, byte by byte, if somebody wants to know.
+    /// What each rank has reported, byte by byte, for tests that compare it.
     pub(crate) written: Option<Vec<Vec<u8>>>,
 }
 

@@ -110,7 +110,7 @@ impl Pool {
         parts.iter().map(|part| part.to_vec()).collect::<Vec<_>>().concat()
     }
 
-    /// Overwrites everything with what is nobody's page.
+    /// Overwrites everything with bytes that belong to no page.
     pub fn spoil(&self) {
         let garbage = vec![0xEE; self.region.len()];
         self.region.whole().write(0, &garbage).expect("fits");
@@ -278,7 +278,7 @@ impl Engine for Wayward {
             Mode::LateGet => {
                 let batch = batch.to_vec();
                 self.later(move |engine| {
-                    // It is for nobody any more.
+                    // No caller waits for it any more.
                     drop(engine.get(&batch, WITHIN));
                 });
                 SystemClock::new().sleep(within);
@@ -326,7 +326,7 @@ impl Engine for Wayward {
     }
 }
 
-/// The bytes of an object, read past the store.
+/// The bytes of an object, read directly from the engine.
 pub fn raw(engine: &dyn Engine, key: &ObjectKey, len: usize) -> Vec<u8> {
     let region = engine.allocate(len, WITHIN).expect("memory");
     let got = engine.get_one(key, &region.whole(), WITHIN).expect("an outcome");
@@ -334,7 +334,7 @@ pub fn raw(engine: &dyn Engine, key: &ObjectKey, len: usize) -> Vec<u8> {
     region.whole().to_vec()
 }
 
-/// Puts these bytes under a key, past the store, in place of what is there.
+/// Puts these bytes under a key directly into the engine, in place of the object that is there.
 pub fn replace(engine: &dyn Engine, key: &ObjectKey, bytes: &[u8]) {
     let region = engine.allocate(bytes.len(), WITHIN).expect("memory");
     region.whole().write(0, bytes).expect("fits");

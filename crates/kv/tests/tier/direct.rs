@@ -1,4 +1,4 @@
-//! Puts that go past the frames.
+//! Puts that bypass the frames.
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ fn pages_put_past_the_frames_come_back_through_them() {
     let (pool, pages) = filled(&*wayward);
     come_back(&store, &pool, &pages);
 
-    // A get never has the caller's memory, whatever puts do.
+    // The engine never gets the caller's memory for a get, however puts are done.
     pool.spoil();
     wayward.set(Mode::LateGet);
     let late = store.get(&pages[..4], &CallOptions::within(SOON));

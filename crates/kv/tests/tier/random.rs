@@ -32,7 +32,7 @@ enum Step {
         hurried: bool,
     },
     Cancel(u64),
-    /// Alters an object behind everybody's back: cut to so many bytes, one byte flipped, or another key's object.
+    /// Alters an object directly in the engine: cut to so many bytes, one byte flipped, or another key's object.
     Damage {
         key: u32,
         how: u8,
@@ -155,7 +155,7 @@ impl Run {
         };
         let from = if how == 2 { &other } else { &victim };
         let whole = region.whole();
-        // Whatever fails here, fails: then nothing, or something else, is damaged.
+        // If a step fails here, that is fine: then nothing, or something else, is damaged.
         drop(self.wayward.get_one(from, &whole, SHORT));
         if how == 1 {
             drop(whole.write(BYTES / 3, &[0xFF]));
@@ -172,7 +172,7 @@ impl Run {
         match step {
             Step::Backup { first, count } => self.submit(first, count, true, WITHIN),
             Step::Prefetch { first, count, hurried } => {
-                // A late get sleeps until its deadline, so nobody is given long.
+                // A late get sleeps until its deadline, so no operation gets a long one.
                 self.submit(first, count, false, if hurried { SHORT } else { SHORT * 4 });
             }
             Step::Cancel(id) => drop(self.tier.cancel(OperationId(id))),

@@ -1,4 +1,5 @@
-//! A tier with a key, and an enemy at the engine: pages that were planted, altered, cut or moved are misses, and counted.
+//! A tier with a key, and an attacker at the engine: pages that were planted, altered, cut or moved are misses, and
+//! counted.
 
 use std::sync::Arc;
 
@@ -41,7 +42,7 @@ fn world() -> World {
 fn config(seal: Option<PageSeal>) -> StoreConfig {
     StoreConfig {
         staging_frames: 3,
-        // Would go past the frames in a plain store.
+        // In a plain store these puts would bypass the frames.
         direct_put_bytes: Some(1),
         seal,
         ..small_calls()
@@ -107,7 +108,7 @@ fn pages_come_back_and_neither_bytes_nor_names_show() {
     );
     let hints = world.store.exists(&keys, WITHIN).expect("hints");
     assert!(hints[0].is_present(Some(BYTES as u64)) && hints[2] == Hint::Absent);
-    // Another member with the key, and others without.
+    // Another member with the key, and stores without it.
     assert!(
         world
             .get_from(&store_on(world.cluster.connect(), config(Some(seal(1)))))
@@ -124,7 +125,7 @@ fn planted_altered_cut_and_moved_pages_are_refused_counted_and_removed() {
     let world = world();
     let (whole, other) = (world.stored(0), world.stored(1));
     let object = &world.objects()[0];
-    // A page that a plain store would take: the enemy knows name and tokens, and makes the checksum fit.
+    // A page that a plain store would accept: the attacker knows name and tokens, and makes the checksum fit.
     let planted = {
         let plain = cluster(64).connect();
         let store = store_on(plain.clone(), small_calls());

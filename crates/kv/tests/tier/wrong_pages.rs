@@ -1,4 +1,4 @@
-//! Objects under a page's key that are not the page: refused, removed, and put anew.
+//! Objects under a page's key that are not the page: refused, removed, and put again.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use holdfast_kv::tier::{FOOTER_BYTES, Flaw, Hint, PageGot, PagePut, PageStore, S
 use crate::common::*;
 
 const BYTES: usize = 3000;
-/// From where the pages lie, and through frames.
+/// Directly from the pages' memory, and through frames.
 const WAYS: [usize; 2] = [0, 3];
 
 struct World {

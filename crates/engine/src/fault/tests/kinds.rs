@@ -139,7 +139,7 @@ fn a_lost_holder_fails_reads_and_writes_of_its_keys_and_then_they_are_gone() {
     let again: Vec<usize> = (0..10).filter(|i| matches!(third[*i], PutOutcome::Failed(_))).collect();
     assert_eq!(lost, again);
 
-    // The next call first buries what is gone. It strikes again, and the plan chooses others.
+    // The next call first removes the lost objects. The plan strikes again and chooses others.
     let probed = bench.engine.probe(&bench.keys(10), WITHIN).expect("answered");
     let absent: Vec<usize> = (0..10).filter(|i| probed[*i] == Presence::Absent).collect();
     assert_eq!(lost, absent);

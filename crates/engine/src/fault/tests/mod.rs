@@ -55,7 +55,7 @@ impl Bench {
         (0..n).map(|i| Transfer::scattered(key(i), parts(i).to_vec())).collect()
     }
 
-    /// Stores the first `n` keys behind the faults' back.
+    /// Stores the first `n` keys through the wrapped engine, so no fault strikes.
     fn fill(&self, n: usize) {
         self.region.whole().write(0, &vec![7; LEN]).expect("fits");
         let outcomes = self.plain.put(&self.batch(n), &PutOptions::default(), WITHIN);

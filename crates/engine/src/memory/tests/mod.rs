@@ -1,4 +1,4 @@
-//! One test per behaviour of the real engine that somebody relies on, or has to survive.
+//! One test per behaviour of the real engine that Holdfast relies on, or has to survive.
 
 mod calls;
 mod outage;

@@ -1,6 +1,6 @@
-//! The format, held fast. The expected bytes were computed from the description in the module's story by another program
-//! (Python's `cryptography`), not by this one. If a test here fails, samples that others have sealed cannot be opened:
-//! do not change the bytes, give the new format another scheme name.
+//! The format, pinned. The expected bytes were computed from the description in the parent module's documentation by
+//! another program (Python's `cryptography`), not by this one. If a test here fails, samples that other releases have
+//! sealed cannot be opened: do not change the bytes, give the new format another scheme name.
 
 use super::*;
 

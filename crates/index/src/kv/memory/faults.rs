@@ -1,4 +1,4 @@
-//! What can be made to go wrong for one client of a [`MemoryKv`](super::MemoryKv).
+//! The faults that can be injected for one client of a [`MemoryKv`](super::MemoryKv).
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -15,26 +15,26 @@ pub enum Fate {
     Applied,
     /// It never arrived.
     NotApplied,
-    /// It is still under way: it is applied, if its conditions hold then, by [`MemoryKv::land`](super::MemoryKv::land).
+    /// It is still in flight: [`MemoryKv::land`](super::MemoryKv::land) applies it, if its conditions hold then.
     Later,
-    /// It is applied (or refused) at once, and the reply comes so long after: too late for a caller with less time.
+    /// It is applied (or refused) at once, and the reply comes this much later: too late for a caller with less time.
     ToldAfter(Duration),
-    /// The store answers that it is full, whether it applied it or not.
+    /// The store answers that it is full, whether or not it applied the transaction.
     Full {
-        /// Whether it did.
+        /// Whether it applied it.
         applied: bool,
     },
 }
 
 impl Fate {
-    /// What a store says that is full.
+    /// The error of a full store.
     pub(crate) fn full(operation: &'static str) -> Error {
-        let message = "the store is full (a fault that was asked for)";
+        let message = "the store is full (injected fault)";
         Error::new(ErrorKind::Capacity, operation, message).with_retry(Retry::Ambiguous)
     }
 }
 
-/// The faults of one client. All are off at first; each is used up by the calls that it is for.
+/// The faults of one client. All are off at first; each is used up by the calls that it applies to.
 #[derive(Debug, Default)]
 pub struct Faults(Mutex<Inner>);
 
@@ -52,17 +52,17 @@ impl Faults {
         self.0.lock().fates.push_back(Some(fate));
     }
 
-    /// The next transaction that has no fate yet goes well: with this, a later one can be hit.
+    /// The next transaction that has no fate yet succeeds, so that a later one can be hit.
     pub fn spare(&self) {
         self.0.lock().fates.push_back(None);
     }
 
-    /// The next `calls` calls fail without effect, whatever they are. Zero ends an outage.
+    /// The next `calls` calls of any kind fail without effect. Zero ends an outage.
     pub fn outage(&self, calls: usize) {
         self.0.lock().outage = calls;
     }
 
-    /// Every call takes this long, in the runtime's time. Zero is the beginning.
+    /// Every call takes this long, in the runtime's time. Zero at first.
     pub fn slow(&self, delay: Duration) {
         self.0.lock().delay = delay;
     }

@@ -1,4 +1,4 @@
-//! A session of a [`MemoryKv`]: its keeper is the fact that somebody holds it.
+//! A session of a [`MemoryKv`]. It is kept alive as long as this handle exists.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use holdfast_custody::SessionId;
 use super::{LOOK, MemoryKv};
 use crate::kv::KvSession;
 
-/// Dropping it stops its keeper.
+/// Dropping the handle stops the session's keeper.
 #[derive(Debug)]
 pub(super) struct MemorySession {
     id: SessionId,
@@ -31,7 +31,7 @@ impl KvSession for MemorySession {
     async fn ended(&self) {
         let mut changed = self.kv.shared.changed.subscribe();
         while self.is_alive() {
-            // Both outcomes mean the same: look again. The sender lives as long as the store, which we hold.
+            // Both outcomes mean the same: check again. The sender lives as long as the store, which `self` holds.
             tokio::time::timeout(LOOK, changed.changed()).await.ok();
         }
     }
@@ -42,7 +42,7 @@ impl KvSession for MemorySession {
 
     async fn close(&self, within: Duration) -> Result<()> {
         let stopped_at = self.kv.shared.clock.now();
-        // Whatever becomes of the call, nobody keeps it any more.
+        // Whatever becomes of the call, the session is no longer kept alive.
         self.kv.shared.at_once(|state| state.keep(self.id, false, stopped_at));
         self.kv.enter("kv.close_session", within).await?;
         self.kv.shared.at_once(|state| state.end(self.id));

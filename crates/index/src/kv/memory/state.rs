@@ -1,4 +1,4 @@
-//! What a [`MemoryKv`](super::MemoryKv) knows, and how it changes: no waiting, no clock of its own.
+//! The state of a [`MemoryKv`](super::MemoryKv), and how it changes: no waiting, no clock of its own.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::{Bound, Range};
@@ -9,7 +9,7 @@ use holdfast_custody::{SessionId, Version};
 
 use crate::kv::{Applied, Change, Condition, Entry, History, Read, Snapshot, Transaction, Write};
 
-/// How many changes are kept for watches; older ones are forgotten, as a store with compaction does.
+/// The most changes that are kept for watches. Older ones are forgotten, as in a store with compaction.
 const HISTORY: usize = 100_000;
 
 #[derive(Debug, Default)]
@@ -20,14 +20,14 @@ pub(super) struct State {
     last_session: u64,
     history: VecDeque<Change>,
     compacted: u64,
-    /// The largest version that was ever given out, and how often the store was put back.
+    /// The largest version that was ever given out, and how often the store was restored.
     largest: u64,
     cuts: u64,
-    /// Whether it was put back and nobody has said yet that this is the store from now on.
+    /// Whether it was restored and the operator has not declared yet that this is the store from now on.
     is_cut: bool,
 }
 
-/// A store as it was once.
+/// A copy of the store at an earlier moment.
 #[derive(Clone, Debug)]
 pub struct Saved {
     version: u64,
@@ -44,7 +44,7 @@ struct Stored {
 #[derive(Debug)]
 struct Session {
     time_to_live: Duration,
-    /// When it dies, if nobody keeps it.
+    /// When it ends, if no keeper keeps it alive.
     dies: Option<Timestamp>,
     keys: BTreeSet<String>,
 }
@@ -99,7 +99,7 @@ impl State {
         }
     }
 
-    /// What lies in a range that has room.
+    /// The entries of a range that is not empty.
     fn range(&self, keys: &Range<String>) -> impl Iterator<Item = (&String, &Stored)> {
         let bounds = (Bound::Included(keys.start.as_str()), Bound::Excluded(keys.end.as_str()));
         self.entries.range::<str, _>(bounds)
@@ -234,7 +234,7 @@ impl State {
         self.sessions.keys().copied().collect()
     }
 
-    /// The changes of keys in a range after a version, all of them.
+    /// All changes of keys in a range after a version.
     pub(super) fn changes(&self, keys: &Range<String>, after: Version) -> Result<Vec<Change>> {
         if after.0 < self.compacted {
             return Err(Error::new(
@@ -274,7 +274,7 @@ impl State {
         }
     }
 
-    /// Versions go back too: what is written before [`State::declare`] would get the same ones again.
+    /// Versions go back too: writes before [`State::declare`] would get the same ones again.
     pub(super) fn put_back(&mut self, saved: &Saved) {
         self.largest = self.largest.max(self.version);
         self.version = saved.version;
@@ -292,9 +292,9 @@ impl State {
         self.is_cut = false;
     }
 
-    /// Why everything is refused, if it is.
+    /// Why every call is refused, if it is.
     pub(super) fn refuses(&self) -> Option<&'static str> {
-        let why = "the store was put back to an earlier state, and nobody has said yet that this is it from now on";
+        let why = "the store was restored to an earlier state, and the operator has not declared it valid yet";
         self.is_cut.then_some(why)
     }
 

@@ -1,4 +1,4 @@
-//! What only this store can do; the contract has its own suite.
+//! What only this store can do; the contract has its own test suite.
 
 use holdfast_core::{ErrorKind, ManualClock};
 

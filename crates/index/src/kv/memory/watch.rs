@@ -46,7 +46,7 @@ impl Watch for MemoryWatch {
             if !changes.is_empty() {
                 return Ok(changes);
             }
-            // Both outcomes mean the same: look again. The sender lives as long as the store, which we hold.
+            // Both outcomes mean the same: check again. The sender lives as long as the store, which `self` holds.
             tokio::time::timeout(LOOK, self.changed.changed()).await.ok();
         }
     }

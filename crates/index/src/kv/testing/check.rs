@@ -1,4 +1,4 @@
-//! What a case is checked with: macros that return instead of panicking.
+//! The macros with which a case checks: they return a failure instead of panicking.
 
 use std::fmt;
 
@@ -40,7 +40,7 @@ macro_rules! cases {
     };
 }
 
-/// Why a case failed, for people.
+/// Why a case failed, for the reader of the test report.
 #[derive(Clone, Debug)]
 pub struct Failure(String);
 

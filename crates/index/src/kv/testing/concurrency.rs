@@ -12,8 +12,8 @@ cases! { "concurrency"
     increments_are_not_lost "All conditions are checked and all writes are done at one moment.";
     one_of_many_creates_a_key "All conditions are checked and all writes are done at one moment.";
     one_of_many_fills_an_empty_range "All conditions are checked and all writes are done at one moment.";
-    neither_of_two_undoes_what_the_other_requires "As if one had come after the other.";
-    one_whose_session_has_ended_spoils_it_for_nobody "A transaction that writes with a session that has ended fails.";
+    neither_of_two_undoes_what_the_other_requires "As if they had come one after the other.";
+    one_whose_session_has_ended_spoils_it_for_nobody "A transaction that writes with an ended session fails.";
     what_is_read_along_is_all_of_its_version "A watch from a snapshot's version misses nothing.";
     watches_see_one_order "Every change, in order of versions.";
 }
@@ -44,7 +44,7 @@ async fn increment(kv: &dyn Kv) -> Result<()> {
     }
 }
 
-/// Runs tasks, all at once, and gives what they gave.
+/// Runs tasks, all at once, and returns their results.
 async fn all<T: Send + 'static, F: Future<Output = Result<T>> + Send + 'static>(
     cx: &Context,
     task: impl Fn(u64, Arc<dyn Kv>) -> F,
@@ -104,7 +104,7 @@ async fn one_of_many_creates_a_key(cx: &Context) -> CaseResult {
     Ok(())
 }
 
-/// Four rooms: of those who share a client, two come to each, and not only as the first of all.
+/// Four rooms: of the tasks that share a client, two enter each room, and not only as the first of all.
 async fn one_of_many_fills_an_empty_range(cx: &Context) -> CaseResult {
     const ROOMS: u64 = 4;
     let outcomes = all(cx, |i, kv| async move {
@@ -129,7 +129,7 @@ async fn one_of_many_fills_an_empty_range(cx: &Context) -> CaseResult {
     Ok(())
 }
 
-/// Each of a pair writes what the other requires to be absent.
+/// Each task of a pair writes the key that the other requires to be absent.
 async fn neither_of_two_undoes_what_the_other_requires(cx: &Context) -> CaseResult {
     for round in 0..ROUNDS {
         let mut outcomes = all(cx, |i, kv| async move {

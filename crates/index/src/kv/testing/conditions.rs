@@ -17,8 +17,8 @@ cases! { "conditions"
     need_no_writes "A transaction without writes tells whether its conditions hold.";
     may_be_several_on_one_key "All conditions are checked.";
     see_a_write_of_the_same_value "The version of a key changes whenever it is written.";
-    on_version_zero_are_unlawful "A condition on version zero is unlawful.";
-    on_a_range_without_room_are_unlawful "A condition on a range that has no room is unlawful.";
+    on_version_zero_are_unlawful "A condition on version zero is an error.";
+    on_a_range_without_room_are_unlawful "A condition on an empty range is an error.";
 }
 
 fn is(key: &str, version: Version) -> Condition {
@@ -126,7 +126,7 @@ async fn none_in(cx: &Context) -> CaseResult {
     Ok(())
 }
 
-/// Each of two enters a room only if nobody is in the other one: never are both in.
+/// Each of two tasks enters its room only if the other room is empty: both are never in.
 async fn none_in_sees_a_key_of_the_same_moment(cx: &Context) -> CaseResult {
     for round in 0..20 {
         let (left, right) = (format!("x{round}/l/"), format!("x{round}/r/"));

@@ -1,4 +1,4 @@
-//! What a case works with: a client, comfort around it, and bounded waits.
+//! What a case works with: a client, helper methods, and bounded waits.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,14 +12,14 @@ use crate::kv::{Applied, Change, Condition, Entry, Kv, KvSession, Read, Transact
 
 /// How long a call of a healthy store may take. Generous: other tests compile and run beside this one.
 pub(super) const CALL: Duration = Duration::from_secs(10);
-/// How long a change may take to be told, and a call to come back after its deadline.
+/// How long a change may take to be delivered, and a call to come back after its deadline.
 pub(super) const SOON: Duration = Duration::from_secs(20);
 
 const STEP: Duration = Duration::from_millis(100);
 
 /// The case's store, with one client of it.
 pub struct Context {
-    // Before the harness: clients go before the store.
+    // Declared before the harness, because clients are dropped before the store.
     kv: Arc<dyn Kv>,
     harness: Box<dyn Harness>,
 }
@@ -130,7 +130,7 @@ impl Context {
         Ok(self.kv.watch(prefix(start), after, CALL).await?)
     }
 
-    /// Waits until a key is gone, at most a time to live and the store's slack. How long that took.
+    /// Waits until a key is gone, at most a time to live and the store's slack. Returns how long that took.
     pub async fn until_gone(&self, key: &str) -> CaseResult<Duration> {
         let most = self.time_to_live() + self.harness.slack();
         let mut waited = Duration::ZERO;
@@ -152,7 +152,7 @@ pub(super) fn with_session(key: &str, session: SessionId) -> Write {
     }
 }
 
-/// The next `count` changes of a watch, in order: what they are of, `+` or `-`, and when.
+/// The next `count` changes of a watch, in order: the key, `+` or `-`, and the version.
 pub(super) async fn changes(watch: &mut dyn Watch, count: usize) -> CaseResult<Vec<Change>> {
     let mut seen = Vec::new();
     while seen.len() < count {

@@ -1,4 +1,4 @@
-//! A store that is put back to an earlier state under its clients.
+//! A store that is restored to an earlier state under its clients.
 
 use holdfast_core::ErrorKind;
 use holdfast_custody::Version;
@@ -8,13 +8,13 @@ use super::context::{CALL, Context, SOON, changes, in_short, is_kind};
 use crate::kv::{Applied, Condition, Read, Write};
 
 cases! { "history"
-    that_is_cut_fences_every_client "A client that finds out that its store was put back is fenced.";
-    goes_on_by_itself_when_it_was_declared "Then it goes on by itself.";
-    never_gives_a_version_out_again "A version is given out once: also not again by a store that was put back.";
+    that_is_cut_fences_every_client "A client that detects that its store was restored is fenced.";
+    goes_on_by_itself_when_it_was_declared "Then the client continues by itself.";
+    never_gives_a_version_out_again "A version is given out only once, even by a store that was restored.";
     that_is_cut_ends_watches "Its watches end with an error.";
 }
 
-/// Writes, saves, writes more, and puts the store back. The versions of `kept` and of `gone`.
+/// Writes, saves, writes more, and restores the store. Returns the versions of `kept` and of `gone`.
 async fn put_back(cx: &Context) -> CaseResult<(Version, Version)> {
     let kept = cx.put("kept", "1").await?;
     cx.harness().save().await?;

@@ -86,16 +86,16 @@ pub trait Harness: Send + Sync {
     /// Ends a session from outside, without its holder's doing.
     async fn end_session(&self, session: SessionId) -> Result<()>;
 
-    /// Makes the store forget the history of changes up to `version`. Whether it can.
+    /// Makes the store forget the history of changes up to `version`. Returns whether it can.
     async fn compact(&self, version: Version) -> Result<bool>;
 
     /// Saves the state of the store.
     async fn save(&self) -> Result<()>;
 
-    /// Puts the store back to what was saved last, as restoring a snapshot does, behind the backs of its clients.
+    /// Restores the state that was saved last, as restoring a snapshot does, without telling the store's clients.
     async fn put_back(&self) -> Result<()>;
 
-    /// Says, as the store's operator, that what is there is the store from now on.
+    /// Declares, as the store's operator, that what is there is the store from now on.
     async fn declare(&self) -> Result<()>;
 
     /// The shortest time to live that the store does not lengthen. Default: 2 s.
@@ -109,7 +109,7 @@ pub trait Harness: Send + Sync {
     }
 }
 
-/// What running a case gives.
+/// The result of running a case.
 pub type Running<'a> = Pin<Box<dyn Future<Output = CaseResult> + Send + 'a>>;
 
 /// One case of the suite.

@@ -13,7 +13,7 @@ cases! { "ranges"
     without_values_have_keys_and_versions "Values that are left out come back empty.";
     of_a_prefix_have_all_that_begins_with_it "The range of all keys that begin with a prefix.";
     give_the_oldest_first_if_asked_to "The `limit` keys of a range that were written longest ago, oldest first.";
-    that_are_empty_read_as_empty "A range that has no room, and a limit of none, give nothing.";
+    that_are_empty_read_as_empty "An empty range, and a limit of zero, give nothing.";
 }
 
 async fn fill(cx: &Context, keys: &[&str]) -> CaseResult {

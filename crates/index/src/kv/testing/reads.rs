@@ -1,4 +1,4 @@
-//! Reads: what they see, and of which moment.
+//! Reads: what they see, and at which moment.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use crate::kv::{Entry, Read, Transaction, Write, prefix};
 
 cases! { "reads"
     see_acknowledged_writes "Reads see every write that was acknowledged before the read began.";
-    of_absent_keys_are_empty "A key that is not there has no entry.";
+    of_absent_keys_are_empty "An absent key has no entry.";
     of_one_call_see_one_moment "All reads of one call see one moment.";
     tell_the_version_of_their_moment "The version of a snapshot is the store's at that moment.";
     answer_in_the_order_of_the_reads "The entries of each read come in the order of the reads.";
-    of_nothing_tell_the_version "A read of nothing tells the store's version.";
+    of_nothing_tell_the_version "A read of nothing returns the store's version.";
     of_too_much_are_refused "A call that exceeds the limits fails with Invalid.";
 }
 

@@ -1,4 +1,4 @@
-//! Sessions: what vanishes, when, and who is told.
+//! Sessions: what vanishes, when, and which holders learn of it.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,18 +12,18 @@ use crate::kv::{Applied, Condition, KvSession, Write};
 
 cases! { "sessions"
     take_their_keys_along_when_closed "A session ends when it is closed.";
-    take_their_keys_along_when_they_die "It ends when its keeper has not been heard of for the time to live.";
+    take_their_keys_along_when_they_die "It ends when its keep-alives have not arrived for the time to live.";
     live_while_they_are_kept "A session is kept alive in the background.";
-    that_are_closed_are_fenced "A transaction that writes a key with a session that has ended fails with Fenced.";
-    that_died_are_fenced "A transaction that writes a key with a session that has ended fails with Fenced.";
-    that_never_were_are_fenced "A transaction that writes a key with a session that has ended fails with Fenced.";
+    that_are_closed_are_fenced "A transaction that writes a key with an ended session fails with Fenced.";
+    that_died_are_fenced "A transaction that writes a key with an ended session fails with Fenced.";
+    that_never_were_are_fenced "A transaction that writes a key with an ended session fails with Fenced.";
     that_ended_do_not_matter_to_failed_conditions "Fenced is for a transaction whose conditions hold.";
     have_ids_that_are_never_given_out_again "A session's id is never given out again.";
     tell_their_end_when_closed "From its end on, its holder is fenced.";
     tell_their_end_when_ended_from_outside "A holder learns of an end from outside soon after.";
     leave_what_others_took_over "Keys that are written with a session vanish when it ends.";
-    may_be_closed_twice "Ends it now.";
-    need_a_time_to_live "Opens a session that dies if it is not heard of for its time to live.";
+    may_be_closed_twice "Ends the session now.";
+    need_a_time_to_live "Opens a session that ends if its keep-alives do not arrive for its time to live.";
 }
 
 async fn told(session: &dyn KvSession) -> CaseResult {

@@ -9,13 +9,13 @@ use crate::kv::{Applied, Condition, Read, Snapshot, Transaction, Write, prefix};
 cases! { "transactions"
     have_versions_that_grow "Every transaction that changes something gets a version larger than all before it.";
     give_all_their_keys_one_version "All keys that a transaction writes carry its version.";
-    that_change_nothing_keep_the_version "One that changes nothing gets the store's version at that moment.";
+    that_change_nothing_keep_the_version "A transaction that changes nothing gets the store's version at that moment.";
     delete "A deleted key is gone.";
-    may_delete_what_is_not_there "Deletes a key; none there is fine.";
+    may_delete_what_is_not_there "Deletes a key. An absent key is no error.";
     give_a_key_that_returns_a_new_version "A key that was deleted and written again is not unchanged.";
     that_fail_write_nothing "All writes are done at one moment, or nothing is.";
-    may_read_at_the_same_moment "Reads at the same moment: what is there after the writes, or without them.";
-    must_not_write_a_key_twice "A write to one key twice in a transaction is unlawful.";
+    may_read_at_the_same_moment "Reads at the same moment: after the writes, or without them.";
+    must_not_write_a_key_twice "A transaction that writes one key twice is an error.";
     have_at_most_so_many_operations "A transaction that exceeds the limits fails with Invalid.";
     have_at_most_so_many_bytes "A transaction that exceeds the limits fails with Invalid.";
     keep_any_bytes "A value is bytes, whatever they are.";

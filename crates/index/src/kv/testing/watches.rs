@@ -11,17 +11,17 @@ use crate::kv::{Applied, Condition, Read, Write, prefix};
 
 cases! { "watches"
     tell_every_change_in_order "Every change of a key in their range, in order of versions.";
-    begin_after_a_version_in_the_past "Tells changes after a version.";
+    begin_after_a_version_in_the_past "Delivers changes after a version.";
     begin_after_a_snapshot_without_a_gap "A watch from a snapshot's version misses nothing.";
-    tell_deletions "Its new value; None if it is gone.";
+    tell_deletions "The new value; None if the key was deleted.";
     tell_keys_that_vanish_with_their_session "Keys that are written with a session vanish when it ends.";
-    tell_only_of_their_range "A watch tells changes of keys in its range.";
-    tell_what_a_transaction_changed_together "Changes of one version are told together.";
-    do_not_disturb_each_other "Every watch tells every change.";
+    tell_only_of_their_range "A watch delivers changes of keys in its range.";
+    tell_what_a_transaction_changed_together "Changes of one version are delivered together.";
+    do_not_disturb_each_other "Every watch delivers every change.";
     pend_while_nothing_changes "Pends until there are changes.";
     from_a_forgotten_version_end_with_an_error "NotFound if the changes are no longer kept.";
     do_not_tell_of_what_was_not_applied "A transaction that fails writes nothing.";
-    need_a_range "A watch of an empty range is unlawful.";
+    need_a_range "A watch of an empty range is an error.";
 }
 
 async fn tell_every_change_in_order(cx: &Context) -> CaseResult {
@@ -171,7 +171,7 @@ async fn pend_while_nothing_changes(cx: &Context) -> CaseResult {
     cx.put("elsewhere", "1").await?;
     let early = tokio::time::timeout(Duration::from_millis(300), watch.next()).await;
     ensure!(early.is_err(), "nothing changed, and the watch told {early:?}");
-    // A call of `next` that was given up has lost nothing.
+    // A call of `next` that was dropped has lost nothing.
     cx.put("w/a", "1").await?;
     ensure_eq!(
         in_short(&changes(watch.as_mut(), 1).await?),
@@ -190,7 +190,7 @@ async fn from_a_forgotten_version_end_with_an_error(cx: &Context) -> CaseResult 
     if !cx.harness().compact(last).await? {
         return Ok(());
     }
-    // The watch may find out when it begins, or when it is asked.
+    // The watch may fail when it begins, or when `next` is called.
     let error = match cx.kv().watch(prefix("w/"), Version(first.0 - 1), CALL).await {
         Err(error) => error,
         Ok(mut watch) => match tokio::time::timeout(SOON, watch.next()).await {

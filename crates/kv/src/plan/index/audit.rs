@@ -1,4 +1,4 @@
-//! What must hold of the index, each as one look at all of it. For tests, and for whoever suspects something.
+//! The invariants of the index, each as one pass over all of it. For tests and for debugging.
 
 use std::collections::HashSet;
 
@@ -30,7 +30,7 @@ impl RadixIndex {
         })
     }
 
-    /// Every node counts its children right, unless it has stopped counting.
+    /// Every node has the right count of its children, unless its count is saturated.
     pub(crate) fn children_are_counted(&self) -> Finding {
         let mut children = std::collections::HashMap::new();
         for (_, node) in self.each_node() {
@@ -72,8 +72,8 @@ impl RadixIndex {
         Ok(())
     }
 
-    /// A pinned node is full in its layer and pinned all the way up; the lists hold exactly what is resident and not
-    /// pinned, and a parent is newer than its children.
+    /// A pinned node is full in its layer and pinned all the way up. The lists contain exactly the nodes that are
+    /// resident and not pinned, and a parent is newer than its children.
     pub(crate) fn pins_and_lists_agree(&self) -> Finding {
         for layer in Layer::ALL {
             let mut listed = HashSet::new();
@@ -105,7 +105,7 @@ impl RadixIndex {
         Ok(())
     }
 
-    /// Every page that the index has, in a layer.
+    /// Every page that the index has in a layer.
     #[cfg(test)]
     pub(crate) fn pages(&self, layer: Layer) -> impl Iterator<Item = u32> {
         self.each_node().flat_map(move |(_, node)| {

@@ -1,4 +1,4 @@
-//! Making room, and forgetting.
+//! Eviction, and clearing the index.
 
 use super::RadixIndex;
 use super::node::{Layer, Life, NONE, NodeId, ROOT};
@@ -6,21 +6,21 @@ use crate::plan::operation::{DevicePage, HostPage};
 use crate::plan::pool::OwnedPages;
 
 impl RadixIndex {
-    /// Takes host pages, evicting what was used least recently. All of them, or `None`; then nothing was evicted either,
-    /// unless what can be evicted would not have been enough.
+    /// Takes host pages, evicting the least recently used ones. Returns all of them, or `None`; pages were evicted in
+    /// vain only if evicting everything possible was not enough.
     pub(crate) fn take_host(&mut self, wanted: u32) -> Option<OwnedPages<HostPage>> {
         self.make_room(Layer::Host, wanted);
         self.host.take(wanted)
     }
 
-    /// Takes as many host pages as can be had, up to `wanted`.
+    /// Takes as many host pages as are available, up to `wanted`.
     pub(crate) fn take_host_up_to(&mut self, wanted: u32) -> OwnedPages<HostPage> {
         self.make_room(Layer::Host, wanted);
         let some = wanted.min(self.host.free_count());
         self.host.take(some).unwrap_or_else(|| self.host.none())
     }
 
-    /// Takes device pages, as [`RadixIndex::take_host`].
+    /// Takes device pages, like [`RadixIndex::take_host`].
     pub(crate) fn take_device(&mut self, wanted: u32) -> Option<OwnedPages<DevicePage>> {
         self.make_room(Layer::Device, wanted);
         self.device.take(wanted)
@@ -44,7 +44,7 @@ impl RadixIndex {
         }
     }
 
-    /// Takes up to `most` pages from the end of a node that has no child in this layer.
+    /// Evicts up to `most` pages from the end of a node that has no child in this layer.
     fn drop_tail(&mut self, id: NodeId, layer: Layer, most: u32) {
         let resident = self.arena[id].resident(layer);
         let keep = resident.saturating_sub(most);
@@ -53,7 +53,7 @@ impl RadixIndex {
             let page = slot.page(layer);
             match layer {
                 Layer::Host => {
-                    // Forgets what was known about L3, too: that belonged to the page.
+                    // This also resets the L3 flags: they belonged to the page.
                     slot.set_page(layer, super::node::MOST_PAGES);
                     self.host.unpublish(HostPage(page));
                 }
@@ -84,14 +84,14 @@ impl RadixIndex {
         self.remove_node(id);
     }
 
-    /// Drops all that a layer has of a condemned node.
+    /// Frees all pages that a condemned node has in a layer.
     pub(super) fn drop_layer(&mut self, id: NodeId, layer: Layer) {
         if self.arena[id].resident(layer) > 0 {
             self.drop_tail(id, layer, u32::MAX);
         }
     }
 
-    /// Forgets everything. What is pinned cannot be found any more, and goes with its last pin.
+    /// Clears the index. Pinned pages cannot be found any more, and are freed with their last pin.
     pub(crate) fn clear(&mut self) {
         self.epoch += 1;
         self.table.clear();

@@ -8,7 +8,8 @@ use crate::plan::pool::{OwnedPages, Page};
 
 impl RadixIndex {
     /// Publishes host pages below a host pin: `keys[j]` is the key of `pages[j]` and of the absolute index `depth + j`.
-    /// Hands back the pages whose place was taken (KV14), or all of them, if the index was cleared since the pin was made.
+    /// Returns the pages whose key is already indexed (KV14), or all of them if the index was cleared since the pin was
+    /// made.
     pub(crate) fn insert_host(
         &mut self,
         below: &Pin,
@@ -91,7 +92,7 @@ impl RadixIndex {
         self.recency[layer as usize].touch(&mut self.arena, at);
     }
 
-    /// A new node for keys that nobody has.
+    /// A new node for keys that no node has.
     fn grow(
         &mut self,
         parent: NodeId,
@@ -112,8 +113,9 @@ impl RadixIndex {
         self.add_node(parent, slots, resident)
     }
 
-    /// Cuts an edge after `upper` pages. The lower half keeps the id, so everybody who refers to the node still means
-    /// the same end; the upper half is new and counts the same pins, since every pin below goes through it. Returns it.
+    /// Cuts an edge after `upper` pages. The lower half keeps the id, so every reference to the node still means the
+    /// same end. The upper half is new and has the same pin counts, since every pin below goes through it. Returns the
+    /// upper half.
     pub(super) fn split(&mut self, id: NodeId, upper: u32) -> NodeId {
         self.unlist_in_table(id);
         let node = &mut self.arena[id];
@@ -125,7 +127,7 @@ impl RadixIndex {
         node.resident = whole.map(|resident| resident.saturating_sub(upper));
         self.list_in_table(id);
         let above = self.add_node(parent, slots, whole.map(|resident| resident.min(upper)));
-        // The upper half has taken the lower one's place below their parent.
+        // The upper half has replaced the lower one below their parent.
         self.arena[parent].remove_child();
         self.arena[above].add_child();
         self.arena[id].parent = above;

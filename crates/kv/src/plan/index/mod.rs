@@ -1,25 +1,28 @@
 //! The radix index: which prefixes are in host and in device memory, and on which pages.
 //!
 //! # Shape
-//! An edge is a run of pages: a key and, for each layer, a page. Keys are chained, so *an equal key at one place means an
-//! equal prefix up to it*. That makes matching cheap: compare the keys at the end of the edge; only where they differ,
-//! search for the place by bisection. It also makes a key unique in the tree, so the children of all nodes are found in
-//! **one** table, by the first key of their edge.
+//! An edge is a run of pages: a key and, for each layer, a page. Keys are chained, so *an equal key at one position
+//! means an equal prefix up to it*. That makes matching cheap: compare the keys at the end of the edge, and only where
+//! they differ, search for the position by bisection. It also makes a key unique in the tree, so the children of all
+//! nodes are found in **one** table, by the first key of their edge.
 //!
-//! # What holds
-//! - In each layer residency is closed under prefixes (KV13): a node says how many of its pages, from the start, a layer
-//!   has; below a node that is not full in a layer, nothing is.
-//! - A node has a page in at least one layer at every place, or the place is cut off. A node without pages does not exist.
+//! # Invariants
+//! - In each layer residency is closed under prefixes (KV13): a node records how many of its pages, from the start, a
+//!   layer has. Below a node that is not full in a layer, no node has pages in that layer.
+//! - A node has a page in at least one layer at every position, or the position is cut off. A node without pages does
+//!   not exist.
 //! - A [`Pin`] holds a prefix in one layer. It ends where a node ends (the edge is split for it), and every node from
-//!   there up to the root counts it. Pinned nodes are in no list, and eviction only knows the lists.
-//! - A release joins what only a pin had split: a node with one child, and no pin that ends between the two. Without that,
-//!   a prefix that many requests share would fall into ever more nodes, and a match would get slower with use.
-//! - A split keeps the id for the *lower* half. Whoever refers to a node means its end, and that stays where it was.
-//! - [`RadixIndex::clear`] drops what is not pinned. What is pinned cannot be found any more and goes with its last pin.
+//!   there up to the root counts it. Pinned nodes are in no list, and eviction considers only the lists.
+//! - A release joins nodes that only a pin had split: a node with one child, and no pin that ends between the two.
+//!   Without that, a prefix that many requests share would fall into ever more nodes, and a match would get slower with
+//!   use.
+//! - A split keeps the id for the *lower* half. A reference to a node means its end, and the end stays where it was.
+//! - [`RadixIndex::clear`] drops all pages that are not pinned. Pinned pages cannot be found any more and are freed
+//!   with their last pin.
 //!
 //! # Cost
-//! A match looks at one table entry and one or two keys per edge: its time depends on the number of edges on the path,
-//! hardly on the size of the index. A page costs 40 bytes, a node 64 and its place in the table.
+//! A match reads one table entry and one or two keys per edge: its time depends on the number of edges on the path,
+//! hardly on the size of the index. A page costs 40 bytes; a node costs 64 bytes and its table entry.
 
 mod audit;
 mod evict;
@@ -40,7 +43,7 @@ use node::{Arena, Layer, Life, NodeId, ROOT};
 pub(crate) use pin::Pin;
 use recency::Recency;
 
-/// How much of a prompt is where, in pages from its start.
+/// How much of a prompt each layer has, in pages from its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Match {
     /// In host memory.
@@ -57,7 +60,7 @@ pub(crate) struct RadixIndex {
     arena: Arena,
     table: HashTable<NodeId>,
     recency: [Recency; 2],
-    /// Grows with each clear. A pin of an earlier one is good for nothing but to be released.
+    /// Grows with each clear. A pin of an earlier epoch can only be released.
     epoch: u64,
     pins: u32,
     splits: u64,
@@ -66,8 +69,8 @@ pub(crate) struct RadixIndex {
 }
 
 impl RadixIndex {
-    /// An empty index. The table gets its final size at once: there are never more nodes than pages, and a table that
-    /// grows stops the world.
+    /// An empty index. The table gets its final size at once: there are never more nodes than pages, and growing the
+    /// table would stall every caller.
     pub(crate) fn new(host: Pool<HostPage>, device: Pool<DevicePage>) -> Self {
         let most = host.total() as usize + device.total() as usize;
         Self {
@@ -94,7 +97,7 @@ impl RadixIndex {
             .copied()
     }
 
-    /// How much of a prompt is where. Changes nothing, not even what was used recently: a pin does that.
+    /// How much of a prompt each layer has. Changes nothing, not even the recency of use: only a pin counts as a use.
     pub(crate) fn find(&self, keys: &[PageKey]) -> Match {
         let mut found = Match::default();
         let mut rest = keys;
@@ -132,7 +135,7 @@ impl RadixIndex {
         self.epoch
     }
 
-    /// Every node but the root, for those who check.
+    /// Every node but the root, for checks.
     pub(crate) fn each_node(&self) -> impl Iterator<Item = (NodeId, &node::Node)> {
         let ids = self.arena.ids().filter(|id| *id != ROOT);
         ids.map(|id| (id, &self.arena[id]))
@@ -155,7 +158,7 @@ impl RadixIndex {
         self.table.len()
     }
 
-    /// What a layer could evict, the least recently used first.
+    /// The nodes that a layer could evict, the least recently used first.
     pub(crate) fn evictable(&self, layer: Layer) -> impl Iterator<Item = NodeId> {
         self.recency[layer as usize].iter(&self.arena)
     }
@@ -210,7 +213,7 @@ impl RadixIndex {
     }
 }
 
-/// How many pages of the edge, from its start, are those of the prompt. The first one is known to be.
+/// How many pages of the edge, from its start, match the prompt. The first one is known to match.
 fn common(node: &node::Node, keys: &[PageKey]) -> u32 {
     let most = node.slots.len().min(keys.len());
     let same = |at: usize| node.slots.get(at).map(|slot| &slot.key) == keys.get(at);

@@ -4,7 +4,7 @@ use std::ops::{Index, IndexMut};
 
 use crate::plan::key::PageKey;
 
-/// Which node. The root is always there, has no pages, and is never found, evicted or listed.
+/// The id of a node. The root always exists, has no pages, and is never found, evicted or listed.
 pub(crate) type NodeId = u32;
 /// The root.
 pub(crate) const ROOT: NodeId = 0;
@@ -14,10 +14,10 @@ pub(crate) const NONE: u32 = u32::MAX;
 const IN_L3: u32 = 1 << 31;
 const ON_ITS_WAY: u32 = 1 << 30;
 const HOST_PAGE: u32 = ON_ITS_WAY - 1;
-/// The most pages of a pool: two bits of a host page's number say what is known about L3.
+/// The most pages in a pool: two bits of a host page's number hold the L3 flags.
 pub(crate) const MOST_PAGES: u32 = HOST_PAGE;
 
-/// One page of an edge: its key, and where it lies. Which layers have it is up to the node's lengths.
+/// One page of an edge: its key, and its page in each layer. The node's lengths tell which layers have it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slot {
     pub(crate) key: PageKey,
@@ -41,7 +41,7 @@ impl Slot {
         }
     }
 
-    /// Sets where the page lies. What was known about L3 belonged to the page that was there before.
+    /// Sets the page of a layer. This resets the L3 flags, which belonged to the previous page.
     pub(crate) fn set_page(&mut self, layer: Layer, page: u32) {
         match layer {
             Layer::Host => self.host = page,
@@ -54,7 +54,7 @@ impl Slot {
         self.host & IN_L3 != 0
     }
 
-    /// Whether a backup of it is under way.
+    /// Whether a backup of it is in flight.
     pub(crate) fn on_its_way(&self) -> bool {
         self.host & ON_ITS_WAY != 0
     }
@@ -72,7 +72,7 @@ impl Slot {
     }
 }
 
-/// Where a page can lie.
+/// The layers in which a page can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Layer {
     Host = 0,
@@ -83,7 +83,7 @@ impl Layer {
     pub(crate) const ALL: [Layer; 2] = [Layer::Host, Layer::Device];
 }
 
-/// Neighbours in a list of least recent use.
+/// Neighbours in a list ordered by recency of use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Links {
     pub(crate) older: NodeId,
@@ -100,12 +100,12 @@ pub(crate) const UNLINKED: Links = Links {
 pub(crate) struct Node {
     pub(crate) slots: Vec<Slot>,
     pub(crate) parent: NodeId,
-    /// How many of the slots, from the start, each layer has. The longer one is the number of slots.
+    /// How many of the slots, from the start, each layer has. The larger number is the number of slots.
     pub(crate) resident: [u32; 2],
     /// How many pins, of this node or of one below it, hold each layer.
     pub(crate) pins: [u32; 2],
     pub(crate) links: [Links; 2],
-    /// How many nodes have this one as their parent. Stays at the largest number once it gets there.
+    /// How many nodes have this one as their parent. Saturates at the largest number.
     pub(crate) children: u16,
     pub(crate) life: Life,
 }
@@ -117,7 +117,7 @@ pub(crate) enum Life {
     Vacant,
     /// Can be found.
     Live,
-    /// Cleared while it was pinned: cannot be found any more, and goes with its last pin.
+    /// Cleared while it was pinned: cannot be found any more, and is removed with its last pin.
     Condemned,
 }
 
@@ -159,7 +159,7 @@ impl Node {
 
 const CHUNK: usize = 1 << 10;
 
-/// Nodes in chunks, so that growing neither copies nor doubles anything.
+/// Nodes in chunks, so that growth neither copies nor doubles anything.
 #[derive(Clone, Debug)]
 pub(crate) struct Arena {
     chunks: Vec<Box<[Node]>>,

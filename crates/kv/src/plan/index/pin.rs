@@ -1,4 +1,4 @@
-//! Pins: what holds pages in the index.
+//! Pins: they hold pages in the index.
 
 use super::node::{Layer, Life, NodeId, ROOT, Slot};
 use super::{RadixIndex, common};
@@ -11,7 +11,7 @@ use crate::plan::key::PageKey;
 pub(crate) struct Pin {
     pub(crate) node: NodeId,
     pub(crate) layer: Layer,
-    /// How many pages it holds. Carried along, so that whoever inserts below knows the absolute index.
+    /// How many pages it holds. Stored here, so that an insert below the pin knows the absolute index.
     pub(crate) depth: u32,
     pub(crate) epoch: u64,
 }
@@ -24,7 +24,7 @@ impl Pin {
 }
 
 impl RadixIndex {
-    /// Pins the first `depth` pages of a prompt in a layer, which must have them; the edge is split where the pin ends.
+    /// Pins the first `depth` pages of a prompt in a layer, which must have them. The edge is split where the pin ends.
     /// Counts as a use.
     pub(crate) fn pin(&mut self, layer: Layer, keys: &[PageKey], depth: u32) -> Option<Pin> {
         let keys = keys.get(..depth as usize)?;
@@ -40,8 +40,8 @@ impl RadixIndex {
         Some(self.pin_at(layer, node, depth))
     }
 
-    /// Pins what was just published below another pin, in the same layer. If the index was cleared since that one was
-    /// made, it holds the same as that one.
+    /// Pins the pages that were just published below another pin, in the same layer. If the index was cleared since
+    /// that pin was made, the new pin holds the same pages as that one.
     pub(crate) fn pin_below(&mut self, pin: &Pin, keys: &[PageKey]) -> Pin {
         let keys = if pin.epoch == self.epoch { keys } else { &[] };
         let (node, more) = self.descend(pin.node, keys);
@@ -70,7 +70,7 @@ impl RadixIndex {
         }
     }
 
-    /// Lets go. Counts as a use; what was cleared in the meantime goes now.
+    /// Releases a pin. Counts as a use. Pages that were cleared in the meantime are freed now.
     pub(crate) fn release(&mut self, pin: Pin) {
         let layer = pin.layer;
         self.pins -= 1;
@@ -89,7 +89,7 @@ impl RadixIndex {
         self.join_up(pin.node);
     }
 
-    /// Goes from a node up to the root, that one not included. The node itself may vanish in the step.
+    /// Visits the nodes from `id` up to the root, excluding the root. The node itself may vanish in the step.
     fn each_up(&mut self, mut id: NodeId, mut step: impl FnMut(&mut Self, NodeId)) {
         while id != ROOT {
             let parent = self.arena[id].parent;
@@ -98,8 +98,8 @@ impl RadixIndex {
         }
     }
 
-    /// The node at the end of these keys, as far as they are below `from`, and how far that is. Splits the edge in which
-    /// they end.
+    /// The node at the end of these keys, as far as they exist below `from`, and how far that is. Splits the edge in
+    /// which they end.
     pub(super) fn descend(&mut self, from: NodeId, keys: &[PageKey]) -> (NodeId, u32) {
         let (mut at, mut rest) = (from, keys);
         while let Some(id) = rest.first().and_then(|first| self.child(first)) {

@@ -1,9 +1,10 @@
-//! Who was used least recently, without a clock.
+//! The order of least recent use, without a clock.
 //!
-//! Each layer has a list of the nodes that it could evict: those with pages in it and without a pin. A use moves a node,
-//! then its parent, then that one's parent, to the newer end. So **a parent is always newer than its children**, the
-//! oldest node of the list never has a child in that layer, and taking pages from its tail keeps residency closed under
-//! prefixes (KV13). The order follows from the order of events alone: no clock, no address, no tie to break (KV21).
+//! Each layer has a list of the nodes that it could evict: those with pages in it and without a pin. A use moves a
+//! node, then its parent, then the parent's parent, to the newer end. So **a parent is always newer than its
+//! children**, the oldest node of the list never has a child in that layer, and taking pages from its tail keeps
+//! residency closed under prefixes (KV13). The order follows from the order of events alone: no clock, no address, no
+//! tie to break (KV21).
 
 use super::node::{Arena, Layer, NONE, NodeId, ROOT, UNLINKED};
 
@@ -29,7 +30,7 @@ impl Recency {
         links.older != NONE || links.newer != NONE || self.oldest == id
     }
 
-    /// Takes a node out of the list, if it is in it.
+    /// Takes a node out of the list, if it is listed.
     pub(crate) fn remove(&mut self, arena: &mut Arena, id: NodeId) {
         if !self.is_listed(arena, id) {
             return;
@@ -61,7 +62,8 @@ impl Recency {
         self.newest = id;
     }
 
-    /// Puts `id` right after (newer than) `older`, which is listed: its new parent takes a split node's place.
+    /// Puts `id` right after (newer than) `older`, which is listed: the new parent of a split node takes its place in
+    /// the list.
     pub(crate) fn insert_after(&mut self, arena: &mut Arena, id: NodeId, older: NodeId) {
         let at = self.layer as usize;
         let newer = arena[older].links[at].newer;
@@ -74,10 +76,10 @@ impl Recency {
         }
     }
 
-    /// A use of everything from the root down to `id`.
+    /// Records a use of every node from the root down to `id`.
     pub(crate) fn touch(&mut self, arena: &mut Arena, mut id: NodeId) {
         while id != ROOT {
-            // Whoever is pinned has all above it pinned, too.
+            // If a node is pinned, all nodes above it are pinned, too.
             if arena[id].pinned(self.layer) {
                 return;
             }

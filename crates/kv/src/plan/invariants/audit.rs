@@ -7,7 +7,7 @@ use super::super::planner::Planner;
 use super::super::request::{Phase, Request, Retracting, Submitted, Waits};
 use super::Finding;
 
-/// A planner, and what its pages are to it.
+/// A planner, and the state of each of its pages.
 pub(super) struct Audit<'a> {
     pub(super) planner: &'a Planner,
     host: Vec<Place>,
@@ -140,7 +140,7 @@ pub(super) fn operations_are_counted(audit: &Audit<'_>) -> Finding {
     operations_add_up(audit.planner)
 }
 
-/// KV3: every operation that was handed out is in flight, or was acknowledged once.
+/// KV3: every operation that was issued is in flight, or was acknowledged once.
 pub(super) fn operations_add_up(planner: &Planner) -> Finding {
     let counters = &planner.counters;
     let in_flight = planner.flights.len() as u64;
@@ -159,7 +159,7 @@ pub(super) fn pins_have_holders(audit: &Audit<'_>) -> Finding {
     idle_is_empty(audit.planner)
 }
 
-/// KV4, when nothing is under way.
+/// KV4, when nothing is in flight.
 pub(super) fn idle_is_empty(planner: &Planner) -> Finding {
     if !planner.requests.is_empty() || !planner.flights.is_empty() {
         return Ok(());
@@ -170,7 +170,7 @@ pub(super) fn idle_is_empty(planner: &Planner) -> Finding {
     })
 }
 
-/// KV5 and KV17: the operation that a request waits for is in flight, and is its own.
+/// KV5 and KV17: the operation that a request waits for is in flight, and belongs to that request.
 pub(super) fn whoever_waits_waits_for_something(audit: &Audit<'_>) -> Finding {
     for (turn, request) in &audit.planner.requests {
         if let Some(id) = request.phase.operation() {
@@ -204,7 +204,7 @@ pub(super) fn published_is_agreed(audit: &Audit<'_>) -> Finding {
     published_adds_up(audit.planner)
 }
 
-/// KV15: all that was published or found to be a duplicate was agreed on.
+/// KV15: the ranks agreed on every page that was published or found to be a duplicate.
 pub(super) fn published_adds_up(planner: &Planner) -> Finding {
     let counters = &planner.counters;
     ensure(counters.published + counters.duplicates <= counters.agreed, || {
@@ -215,7 +215,7 @@ pub(super) fn published_adds_up(planner: &Planner) -> Finding {
     })
 }
 
-/// KV18: whoever waits for a load-back was not told to run; what is shared is in device memory.
+/// KV18: a request that waits for a load-back was not granted to run, and shared pages are in device memory.
 pub(super) fn loading_is_not_granted(audit: &Audit<'_>) -> Finding {
     for request in audit.planner.requests.values() {
         let loading = matches!(&request.phase, Phase::Prefilling(state) if state.loading.is_some());
@@ -226,7 +226,7 @@ pub(super) fn loading_is_not_granted(audit: &Audit<'_>) -> Finding {
             .iter()
             .any(|grant| grant.ticket == request.ticket);
         ensure(!(loading && granted), || {
-            format!("{:?} may run while it is loaded", request.ticket)
+            format!("{:?} may run while its pages are being loaded", request.ticket)
         })?;
         let Some(run) = request
             .phase
@@ -244,7 +244,7 @@ pub(super) fn loading_is_not_granted(audit: &Audit<'_>) -> Finding {
     Ok(())
 }
 
-/// KV19: whoever waits for L3 has a deadline that has not passed, and it is known.
+/// KV19: a request that waits for L3 has a deadline that has not passed, and that is in the planner's list.
 pub(super) fn deadlines_are_ahead(audit: &Audit<'_>) -> Finding {
     let planner = audit.planner;
     for request in planner.requests.values() {
@@ -262,7 +262,7 @@ pub(super) fn deadlines_are_ahead(audit: &Audit<'_>) -> Finding {
     Ok(())
 }
 
-/// KV20: whoever waits for nothing but a step is in a line that the step looks at.
+/// KV20: a request that waits only for a step is in a queue that the step examines.
 pub(super) fn nobody_is_forgotten(audit: &Audit<'_>) -> Finding {
     let planner = audit.planner;
     let listed = |request: &Request| match &request.phase {
@@ -281,7 +281,7 @@ pub(super) fn nobody_is_forgotten(audit: &Audit<'_>) -> Finding {
     let forgotten = planner.requests.values().find(|request| !listed(request));
     ensure(forgotten.is_none(), || {
         format!(
-            "{:?} is in no line",
+            "{:?} is in no queue",
             forgotten.map(|request| (request.ticket, request.phase.state()))
         )
     })

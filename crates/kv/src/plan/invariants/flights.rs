@@ -7,7 +7,8 @@ use super::super::planner::Holds;
 use super::Finding;
 use super::audit::{Audit, Place, ensure};
 
-/// KV2: what is read is still in the index under its key, what is filled is still owned, and nothing pinned can go.
+/// KV2: a page that is read is still in the index under its key, a page that is filled is still owned, and no pinned
+/// page can be evicted.
 pub(super) fn pages_under_io_stay(audit: &Audit<'_>) -> Finding {
     for (id, flight) in &audit.planner.flights {
         let read = |layer, page, key: &PageKey| {
@@ -43,7 +44,7 @@ pub(super) fn pages_under_io_stay(audit: &Audit<'_>) -> Finding {
     audit.planner.index.pins_and_lists_agree()
 }
 
-/// KV9: indices rise, and the key at an index is the one that the request has there.
+/// KV9: indices rise, and the key at an index is the key that the request has there.
 pub(super) fn triples_are_right(audit: &Audit<'_>) -> Finding {
     for (id, flight) in &audit.planner.flights {
         let triples: Vec<(u32, PageKey)> = match &flight.work {
@@ -72,7 +73,7 @@ pub(super) fn triples_are_right(audit: &Audit<'_>) -> Finding {
     Ok(())
 }
 
-/// KV10: what is to be published below a pin starts where the pin ends.
+/// KV10: pages that will be published below a pin start where the pin ends.
 pub(super) fn offsets_are_held(audit: &Audit<'_>) -> Finding {
     for (id, flight) in &audit.planner.flights {
         let (anchor, first) = match (&flight.holds, &flight.work) {
@@ -87,7 +88,7 @@ pub(super) fn offsets_are_held(audit: &Audit<'_>) -> Finding {
     Ok(())
 }
 
-/// KV12: what is being filled cannot be found.
+/// KV12: a page that is being filled cannot be found.
 pub(super) fn unwritten_pages_are_hidden(audit: &Audit<'_>) -> Finding {
     for (id, flight) in &audit.planner.flights {
         for page in flight.holds.pages() {
@@ -100,7 +101,7 @@ pub(super) fn unwritten_pages_are_hidden(audit: &Audit<'_>) -> Finding {
     Ok(())
 }
 
-/// KV23: a page is noted as on its way to L3 exactly while a backup in flight takes it there.
+/// KV23: a page is marked as on its way to L3 exactly while a backup in flight carries it.
 pub(super) fn backups_under_way_are_known(audit: &Audit<'_>) -> Finding {
     let named = |page: u32| {
         audit
@@ -113,7 +114,7 @@ pub(super) fn backups_under_way_are_known(audit: &Audit<'_>) -> Finding {
         for slot in node.slots.iter().take(node.resident(Layer::Host) as usize) {
             let page = slot.page(Layer::Host);
             ensure(!slot.on_its_way() || named(page), || {
-                format!("host page {page} of node {id} is noted as on its way, but nobody takes it")
+                format!("host page {page} of node {id} is marked as on its way, but no backup carries it")
             })?;
         }
     }

@@ -1,4 +1,4 @@
-//! A second planner in the same state, for a model checker that goes both ways from it.
+//! A second planner in the same state, for a model checker that explores both branches from it.
 #![cfg(feature = "testing")]
 
 use super::{Flight, Holds, Planner};
@@ -12,7 +12,7 @@ use crate::plan::request::{
 use crate::plan::{DevicePage, HostPage};
 
 impl Planner {
-    /// Another planner in the same state. What is recorded about broken invariants stays with this one.
+    /// Another planner in the same state. The record of broken invariants stays with this one.
     pub fn copy(&self) -> Self {
         let index = self.index.copy();
         let to = Copier(&index);
@@ -43,8 +43,8 @@ impl Planner {
         }
     }
 
-    /// All that decides what it will do, as text: two planners with the same picture behave alike. What it has counted
-    /// is left out.
+    /// All state that decides its behaviour, as text: two planners with the same picture behave alike. Counters are
+    /// left out.
     pub fn picture(&self) -> String {
         let index = &self.index;
         let mut text = format!(
@@ -62,7 +62,7 @@ impl Planner {
     }
 }
 
-/// Copies what belongs to the pools of another index.
+/// Copies values that belong to the pools of another index.
 struct Copier<'a>(&'a RadixIndex);
 
 impl Copier<'_> {

@@ -1,9 +1,9 @@
-//! What a planner counts: for operators, and for tests that must know which cases they have reached.
+//! The planner's counters: for operators, and for tests that must know which cases they have reached.
 
-/// How often what happened, since the planner was made.
+/// How often each case occurred, since the planner was made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Operations handed out.
+    /// Operations issued.
     pub issued: u64,
     /// Operations that have ended.
     pub acknowledged: u64,
@@ -15,25 +15,25 @@ pub struct Counters {
     pub agreed: u64,
     /// Pages published in the host layer.
     pub published: u64,
-    /// Pages that came second and were freed.
+    /// Pages that were freed because their key was already indexed.
     pub duplicates: u64,
-    /// L3 was asked.
+    /// Queries sent to L3.
     pub queries: u64,
-    /// Not asked: there was too little to gain.
+    /// Queries not sent: there was too little to gain.
     pub not_asked: u64,
     /// Prefetches begun.
     pub prefetches: u64,
-    /// Not begun: too few hits.
+    /// Prefetches not begun: too few hits.
     pub declined: u64,
-    /// Of these: exactly as many as the threshold.
+    /// Of `declined`: exactly as many hits as the threshold.
     pub at_threshold: u64,
-    /// Not begun: no host pages to be had.
+    /// Prefetches not begun: no host pages were available.
     pub no_room: u64,
     /// The host match was longer when the prefetch was scheduled than when L3 was asked.
     pub grew_before_schedule: u64,
-    /// It was shorter.
+    /// The host match was shorter when the prefetch was scheduled than when L3 was asked.
     pub shrank_before_schedule: u64,
-    /// It was longer when the prefetch completed.
+    /// The host match was longer when the prefetch completed than when it was scheduled.
     pub grew_before_completion: u64,
     /// The index was cleared before the prefetch completed.
     pub cleared_before_completion: u64,
@@ -41,12 +41,12 @@ pub struct Counters {
     pub orphaned: u64,
     /// Deadlines that passed.
     pub deadlines: u64,
-    /// Load-backs that did not load all.
+    /// Load-backs that did not load all pages.
     pub load_backs_cut: u64,
-    /// Write-backs that were not begun for want of host pages.
+    /// Write-backs that were not begun because no host pages were available.
     pub not_written_back: u64,
-    /// Backups that did not store all.
+    /// Backups that did not store all pages.
     pub backups_cut: u64,
-    /// Prompts whose length is a multiple of the page.
+    /// Prompts whose length is a multiple of the page size.
     pub exact_multiples: u64,
 }

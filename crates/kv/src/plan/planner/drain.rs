@@ -40,7 +40,7 @@ impl Planner {
                             run: state.run,
                             operation,
                         }),
-                        // How far the model has come is not known, so what it computed cannot be kept.
+                        // How far the model has come is not known, so the pages that it computed cannot be kept.
                         None => {
                             planner.let_go(state.run);
                             planner.next.retracted.push(ticket);
@@ -74,7 +74,7 @@ impl Planner {
         retracted
     }
 
-    /// Schedules the write-back of what the host does not have.
+    /// Schedules the write-back of the pages that the host does not have.
     pub(super) fn write_back(&mut self, turn: u64) {
         let Some(ticket) = self.requests.get(&turn).map(|request| request.ticket) else {
             return;
@@ -103,7 +103,7 @@ impl Planner {
         debug_assert!(moved.is_ok(), "the request was there");
     }
 
-    /// Writes back as much as there is room for, from where the host match ends. `None` if there is nothing to do.
+    /// Writes back as much as there is room for, from the end of the host match. `None` if there is nothing to do.
     fn copy_out(&mut self, turn: u64, keys: &[PageKey], held: Pin) -> Option<OperationId> {
         if held.epoch != self.index.epoch() {
             self.index.release(held);
@@ -136,7 +136,7 @@ impl Planner {
         Some(self.issue(turn, work, Holds::WriteBack { source, anchor, pages }))
     }
 
-    /// Publishes what every rank has written, frees the rest, and has all of it backed up.
+    /// Publishes the pages that every rank has written, frees the rest, and schedules the backup of the published ones.
     pub(super) fn written_back(
         &mut self,
         id: OperationId,
@@ -178,7 +178,8 @@ impl Planner {
         After::Stays
     }
 
-    /// Backs up what a host pin holds and L3 has not acknowledged. The pin is kept until the backup is.
+    /// Backs up the pages that a host pin holds and L3 has not acknowledged. The pin is kept until the backup is
+    /// acknowledged.
     fn back_up(&mut self, turn: u64, source: Pin) {
         let mut wanted = Vec::new();
         if source.epoch == self.index.epoch() {
@@ -209,7 +210,8 @@ impl Planner {
         self.issue(turn, Work::Backup(wanted), Holds::Backup { source });
     }
 
-    /// Notes what L3 has now. What it failed to take is not noted (KV23); either way the pages are let go.
+    /// Marks the pages that L3 has now. Pages that it failed to store are not marked (KV23). Either way the pages are
+    /// released.
     pub(super) fn backed_up(&mut self, work: &Work, completed: u32, source: Option<Pin>) {
         let Work::Backup(pages) = work else { return };
         self.counters.backups_cut += u64::from(completed < work.pages());

@@ -1,4 +1,4 @@
-//! Abort, resume, and forgetting everything.
+//! Abort, resume, and clearing the cache.
 
 use holdfast_core::{Error, ErrorKind, Result};
 
@@ -9,13 +9,13 @@ use crate::plan::operation::OperationId;
 use crate::plan::request::{Aborting, Ending, Phase, Request, Retracting, Run, Submitted, Ticket, Waits};
 
 impl Planner {
-    /// Gives a request up. What an operation in flight fills or reads stays until it is acknowledged, and the request
-    /// with it (KV5).
+    /// Aborts a request. The pages that an operation in flight fills or reads stay until it is acknowledged, and the
+    /// request with them (KV5).
     pub(super) fn abort(&mut self, ticket: Ticket) -> Result<Applied> {
         self.with(ticket, |planner, request| {
             let (run, operation) = match std::mem::replace(&mut request.phase, Phase::Finished) {
                 Phase::Submitted(state) => {
-                    // A query touches no page: nobody has to wait for it.
+                    // A query touches no page: the request need not wait for it.
                     if let Waits::ForL3 { query, until } = state.waits {
                         planner.deadlines.remove(&(until, query));
                         planner.next.cancel.push(query);
@@ -60,7 +60,7 @@ impl Planner {
         After::Ends(Ending::Aborted)
     }
 
-    /// What a planner must never do.
+    /// The deliberate bug: frees pages that an operation in flight still uses.
     fn free_too_early(&mut self, operation: OperationId) {
         if !self.has(Flaw::AbortFreesAtOnce) {
             return;
@@ -88,7 +88,7 @@ impl Planner {
         })
     }
 
-    /// Forgets what is cached, at once and for everybody; pages that are held go when they are let go.
+    /// Forgets all cached pages, at once and for every request. Pinned pages are freed when they are released.
     pub(super) fn clear(&mut self, root: Option<PageKey>) -> Result<Applied> {
         self.index.clear();
         if let Some(root) = root {

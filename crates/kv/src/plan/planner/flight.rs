@@ -1,26 +1,26 @@
-//! Operations in flight, and what each of them owns and holds until it is acknowledged.
+//! Operations in flight, and the pages that each of them owns and pins until it is acknowledged.
 
 use crate::plan::index::Pin;
 use crate::plan::operation::{HostPage, Work};
 use crate::plan::pool::OwnedPages;
 
-/// An operation that was handed out and not acknowledged.
+/// An operation that was issued and not acknowledged.
 #[derive(Debug)]
 pub(crate) struct Flight {
-    /// Whose it is. The request may be gone; a turn is never used again.
+    /// The request that it belongs to. The request may be gone; a turn is never used again.
     pub(crate) turn: u64,
     pub(crate) work: Work,
     pub(crate) holds: Holds,
 }
 
-/// What it gives up when it is acknowledged, and only then (KV2, KV5).
+/// What the operation releases when it is acknowledged, and only then (KV2, KV5).
 #[derive(Debug)]
 pub(crate) enum Holds {
     /// A query touches no page.
     Nothing,
     /// Fills `pages`, to be published below `anchor`.
     Prefetch { anchor: Pin, pages: OwnedPages<HostPage> },
-    /// Reads `source`. What it fills is the request's, which waits.
+    /// Reads `source`. The pages that it fills belong to the request, which waits.
     LoadBack { source: Pin },
     /// Reads `source`, fills `pages`, to be published below `anchor`.
     WriteBack {

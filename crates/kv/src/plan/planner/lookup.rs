@@ -9,8 +9,8 @@ use crate::plan::pool::{OwnedPages, count};
 use crate::plan::request::{Ending, Phase, Request, Submitted, Waits};
 
 impl Planner {
-    /// Asks L3 about what neither host nor device has, if enough of it could be there. Also for prompts that were here
-    /// once and are gone from both: whether a node exists does not matter, only what is resident.
+    /// Asks L3 about the pages that neither host nor device has, if enough of them could be there. It also asks for
+    /// prompts that were cached once and are gone from both layers: only residency matters, not whether a node exists.
     pub(super) fn look_up(&mut self, turn: u64, keys: &PageKeys) -> Waits {
         let usable = &keys.as_slice()[..self.usable(keys)];
         let found = self.index.find(usable);
@@ -29,7 +29,7 @@ impl Planner {
         Waits::ForL3 { query, until }
     }
 
-    /// L3 has answered. What it has is kept as an absolute range, to be judged at the next step.
+    /// L3 has answered. The range that it has is kept as absolute indices, and judged at the next step.
     pub(super) fn queried(&mut self, id: OperationId, turn: u64, work: &Work, hits: u32) {
         let Some(request) = self.requests.get_mut(&turn) else {
             return;
@@ -55,7 +55,8 @@ impl Planner {
         self.answered.push_back(turn);
     }
 
-    /// Prefetches what L3 is said to have, or lets the request go on without. Either way nothing of the answer is kept.
+    /// Prefetches the pages that L3 reported, or lets the request go on without them. Either way the answer is
+    /// discarded.
     pub(super) fn decide(&mut self, turn: u64) {
         let Some(mut request) = self.requests.remove(&turn) else {
             return;
@@ -178,7 +179,7 @@ impl Planner {
         self.go_on(id, turn);
     }
 
-    /// Publishes the first `completed` of the pages and frees the others. Returns how many had been there already.
+    /// Publishes the first `completed` pages and frees the others. Returns how many were duplicates.
     pub(super) fn publish_host(
         &mut self,
         below: &Pin,
@@ -198,7 +199,7 @@ impl Planner {
         lost
     }
 
-    /// Whoever waits for this operation waits no longer, whatever it has brought.
+    /// Ends the wait of the request for this operation, whatever the operation has fetched.
     fn go_on(&mut self, id: OperationId, turn: u64) {
         let Some(ticket) = self.requests.get(&turn).map(|request| request.ticket) else {
             return;
@@ -229,7 +230,7 @@ impl Planner {
         debug_assert!(moved.is_ok(), "the request was there");
     }
 
-    /// Lets those go on whose deadline has passed. Their operations stay in flight, with their pages.
+    /// Ends the wait of the requests whose deadline has passed. Their operations stay in flight, with their pages.
     pub(super) fn expire(&mut self) {
         while let Some((until, id)) = self.deadlines.first().copied() {
             if until > self.now || self.has(Flaw::NoDeadline) {

@@ -1,28 +1,28 @@
 //! The planner: events in, plans out.
 //!
-//! It owns all there is to own: the pools, the index, the requests and the operations in flight. Every page is in one of
-//! them, and only a transition moves it. Nothing here waits, blocks or asks the time (KV25): time is the tick that
+//! The planner owns the pools, the index, the requests and the operations in flight. Every page is in one of them, and
+//! only a transition moves it. Nothing here waits, blocks or reads a clock (KV25): time is the tick that
 //! [`Planner::step`] is given.
 //!
 //! # Incremental
-//! A step looks at what has changed since the last one: requests that L3 has answered for, requests to be written back,
-//! deadlines that have passed, and the line for device pages, from its head. It never looks at all requests.
+//! A step examines only what has changed since the last one: requests that L3 has answered for, requests to write back,
+//! deadlines that have passed, and the queue for device pages, from its head. It never examines all requests.
 //!
 //! # Offsets
-//! Whoever needs an offset takes it from the pin that it holds (KV10): a prefetch is scheduled from where the host match
-//! ends *then*, pinned, and published below that same pin. The query's answer is carried as an absolute index, so it means
+//! Every offset comes from a pin that is held (KV10): a prefetch is scheduled from where the host match ends *at that
+//! moment*, pinned, and published below that same pin. The query's answer is carried as an absolute index, so it means
 //! the same however the match has changed since.
 //!
-//! # Who releases what
-//! An operation in flight owns the pages that it fills and holds the pages that it reads; they are let go when
-//! it is acknowledged, whatever became of its request. A request that is aborted, or whose deadline has passed, goes on
-//! without them. So nothing that a store does late can write into a page that somebody else has (KV2, KV5), and nothing
-//! that it does not do can hold up a request for longer than the deadline (KV19).
+//! # When pages are released
+//! An operation in flight owns the pages that it fills and pins the pages that it reads. They are released when it is
+//! acknowledged, whatever happened to its request. A request that is aborted, or whose deadline has passed, goes on
+//! without them. So a store that acts late cannot write into a page that has a new owner (KV2, KV5), and a store that
+//! never acts cannot hold up a request for longer than the deadline (KV19).
 //!
-//! # If it is told twice, late, or never
+//! # Duplicate, late and missing events
 //! A completion of an operation that is not in flight is ignored. An event that does not fit is refused and changes
-//! nothing. An operation that is never acknowledged keeps its pages: that is what the tier's one terminal completion per
-//! operation is for (KV3), and [`Planner::pending`] says so (KV24).
+//! nothing. An operation that is never acknowledged keeps its pages. The tier prevents that by one terminal completion
+//! per operation (KV3), and [`Planner::pending`] reports it (KV24).
 
 mod copy;
 mod counters;
@@ -48,10 +48,10 @@ pub use counters::Counters;
 pub(crate) use flight::{Flight, Holds};
 use transition::unlawful;
 
-/// What a planner is made with. The same on every rank.
+/// The settings of a planner. The same on every rank.
 #[derive(Clone, Debug)]
 pub struct PlannerConfig {
-    /// Where keys start: [`super::Namespace::root`].
+    /// The start of all keys: [`super::Namespace::root`].
     pub root: PageKey,
     /// Tokens per page.
     pub page_tokens: u32,
@@ -59,9 +59,9 @@ pub struct PlannerConfig {
     pub host_pages: u32,
     /// Pages in device memory.
     pub device_pages: u32,
-    /// A prefetch must bring in more pages than this. Default: 4.
+    /// A prefetch must fetch more pages than this. Default: 4.
     pub prefetch_threshold: u32,
-    /// For how many ticks a request waits for L3 to say what it has. Default: 10.
+    /// For how many ticks a request waits for L3's answer to its query. Default: 10.
     pub query_ticks: u64,
     /// For how many ticks a request waits for its prefetch. Default: 100.
     pub prefetch_ticks: u64,
@@ -85,7 +85,7 @@ impl PlannerConfig {
     }
 }
 
-/// Turns events into plans. See the module.
+/// Turns events into plans. See the module documentation.
 #[derive(Debug)]
 pub struct Planner {
     pub(crate) config: PlannerConfig,
@@ -93,13 +93,13 @@ pub struct Planner {
     pub(crate) requests: BTreeMap<u64, Request>,
     by_id: HashMap<RequestId, u64>,
     pub(crate) flights: BTreeMap<OperationId, Flight>,
-    /// When somebody stops waiting for an operation.
+    /// When a request stops waiting for an operation.
     pub(crate) deadlines: BTreeSet<(u64, OperationId)>,
     /// Requests whose query was answered.
     pub(crate) answered: VecDeque<u64>,
-    /// Requests to be written back.
+    /// Requests to write back.
     pub(crate) draining: VecDeque<u64>,
-    /// Requests that wait for device pages, in the order in which they came.
+    /// Requests that wait for device pages, in the order of their arrival.
     pub(crate) line: VecDeque<u64>,
     /// The next plan, as far as it is known.
     pub(crate) next: Plan,
@@ -112,7 +112,7 @@ pub struct Planner {
     flaw: Option<Flaw>,
 }
 
-/// What a transition leaves behind.
+/// Whether a request stays after a transition.
 enum After {
     Stays,
     Ends(Ending),
@@ -151,8 +151,8 @@ impl Planner {
         })
     }
 
-    /// Takes in a request. Refused if its id is in use, if its keys are not of this planner's root, or if it could never
-    /// fit into device memory.
+    /// Submits a request. Refused if its id is in use, if its keys do not start from this planner's root, or if it
+    /// could never fit into device memory.
     pub fn submit(&mut self, request: RequestId, keys: PageKeys) -> Result<Ticket> {
         let refuse = |kind, why: &str| Err(Error::new(kind, "kv.submit", why).with("request", request.0));
         if self.by_id.contains_key(&request) {
@@ -164,7 +164,7 @@ impl Planner {
         if *keys.root() != self.config.root || keys.page_tokens() != self.config.page_tokens {
             return refuse(
                 ErrorKind::Conflict,
-                "these keys are of another namespace; make them anew from the current root",
+                "these keys belong to another namespace, or the weights have changed; make them from the current root",
             );
         }
         if keys.tokens() == 0 {
@@ -191,7 +191,7 @@ impl Planner {
         Ok(ticket)
     }
 
-    /// Takes in an event. What is refused has changed nothing.
+    /// Applies an event. A refused event has changed nothing.
     pub fn on_event(&mut self, event: Event) -> Result<Applied> {
         let result = match event {
             Event::Completed(ranks) => self.completed(&ranks),
@@ -209,7 +209,7 @@ impl Planner {
         result
     }
 
-    /// What to do now that it is `tick`. Ticks never go back; one that does is taken as the latest.
+    /// Returns the plan for this `tick`. Ticks never go back; a smaller one is treated as the latest.
     pub fn step(&mut self, tick: u64) -> Plan {
         self.now = self.now.max(tick);
         self.expire();
@@ -228,12 +228,12 @@ impl Planner {
         std::mem::take(&mut self.next)
     }
 
-    /// How much of a prompt is where, now.
+    /// How much of a prompt is in host and in device memory now.
     pub fn find(&self, keys: &PageKeys) -> Match {
         self.index.find(keys.as_slice())
     }
 
-    /// Whether anything is under way: a request, an operation, a pin, or a plan that was not taken yet (KV24).
+    /// Whether anything is outstanding: a request, an operation, a pin, or a plan that was not taken yet (KV24).
     pub fn pending(&self) -> bool {
         !self.requests.is_empty() || !self.flights.is_empty() || self.index.pins() > 0 || self.next != Plan::default()
     }
@@ -250,7 +250,7 @@ impl Planner {
             .and_then(|request| request.phase.operation())
     }
 
-    /// What has happened so far.
+    /// The counters so far.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
@@ -277,7 +277,7 @@ impl Planner {
         (self.index.splits(), self.index.evicted())
     }
 
-    /// Makes it wrong on purpose.
+    /// Switches a deliberate bug on.
     #[cfg(feature = "testing")]
     pub fn set_flaw(&mut self, flaw: Option<Flaw>) {
         self.flaw = flaw;

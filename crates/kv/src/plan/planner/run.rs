@@ -12,8 +12,8 @@ use crate::plan::pool::{OwnedPages, count};
 use crate::plan::request::{Aborting, Draining, Ending, Phase, Retracted, Retracting, Run, Ticket};
 
 impl Planner {
-    /// Gives device pages to the first in line, and loads back what the host has. `false` if there are not enough pages:
-    /// then it stays first in line.
+    /// Gives device pages to the first request in the queue, and loads back the pages that the host has. `false` if
+    /// there are not enough pages: the request then stays first in the queue.
     pub(super) fn admit(&mut self, turn: u64) -> bool {
         let Some(mut request) = self.requests.remove(&turn) else {
             return true;
@@ -44,7 +44,7 @@ impl Planner {
             Match::default()
         };
         let needed = self.pages_to_run(keys) - found.device;
-        // First the pins, then the room: what was found must not be what is evicted for it.
+        // First the pins, then the room: the pages that were found must not be evicted to make room.
         let held = self.index.pin(Layer::Device, usable, found.device)?;
         let source = if found.host > found.device {
             self.index.pin(Layer::Host, usable, found.host)
@@ -90,8 +90,8 @@ impl Planner {
         });
     }
 
-    /// A load-back has ended: shares what was loaded, and lets the model compute the rest. A page that was not filled is
-    /// above what the grant calls cached, so the model does not read it (KV18).
+    /// A load-back has ended: shares the loaded pages, and lets the model compute the rest. A page that was not filled
+    /// is above the grant's `cached`, so the model does not read it (KV18).
     pub(super) fn loaded(&mut self, id: OperationId, turn: u64, work: &Work, completed: u32, source: Pin) {
         self.counters.load_backs_cut += u64::from(completed < work.pages());
         self.index.release(source);
@@ -127,7 +127,7 @@ impl Planner {
         debug_assert!(moved.is_ok(), "the request was there");
     }
 
-    /// Publishes the pages that were loaded. Nobody reads them yet, so a page whose place was taken is freed (KV14).
+    /// Publishes the pages that were loaded. No reader has them yet, so a duplicate of an indexed page is freed (KV14).
     fn share_loaded(&mut self, run: &mut Run, keys: &[PageKey], completed: u32) {
         if self.is_shared(run) {
             let losers = self.share(run, keys, run.first_own + completed);
@@ -135,8 +135,8 @@ impl Planner {
         }
     }
 
-    /// Publishes the pages that were computed. The model goes on reading them, so one whose place was taken is kept until
-    /// the request is done.
+    /// Publishes the pages that were computed. The model goes on reading them, so a duplicate of an indexed page is
+    /// kept until the request is done.
     fn share_computed(&mut self, run: &mut Run, keys: &[PageKey]) {
         let end = count(keys.len());
         let losers = if self.is_shared(run) {
@@ -149,12 +149,12 @@ impl Planner {
         run.spare.append(losers);
     }
 
-    /// Whether what the request computes may be found by others.
+    /// Whether other requests may find the pages that this one computes.
     fn is_shared(&self, run: &Run) -> bool {
         run.cacheable && run.held.epoch == self.index.epoch()
     }
 
-    /// Publishes the pages of its own up to the absolute index `end`, and moves the pin down to there.
+    /// Publishes the request's own pages up to the absolute index `end`, and moves the pin down to there.
     fn share(&mut self, run: &mut Run, keys: &[PageKey], end: u32) -> OwnedPages<DevicePage> {
         let new = &keys[run.first_own as usize..end.max(run.first_own) as usize];
         let filled = run.own.split_front(new.len());
@@ -165,15 +165,15 @@ impl Planner {
         losers
     }
 
-    /// Gives back all that a run has.
+    /// Releases everything that a run has.
     pub(super) fn let_go(&mut self, run: Run) {
         self.index.device.give_back(run.own);
         self.index.device.give_back(run.spare);
         self.index.release(run.held);
     }
 
-    /// The model is done with a run: what it computed is in the index, the rest is given back. Returns what holds it, or
-    /// nothing if it is not to be shared.
+    /// The model is done with a run: the computed pages are in the index, the rest is freed. Returns the pin on them,
+    /// or nothing if they are not shared.
     pub(super) fn settle(&mut self, mut run: Run, keys: &[PageKey]) -> Option<Draining> {
         self.share_computed(&mut run, keys);
         if !self.is_shared(&run) {
@@ -213,7 +213,7 @@ impl Planner {
             let wanted = u32::try_from(wanted).unwrap_or(u32::MAX);
             let first = run.room();
             let Some(more) = planner.index.take_device(wanted.saturating_sub(first)) else {
-                let why = "there are no device pages for these tokens; retract a request, or finish one";
+                let why = "there are no free device pages for these tokens; retract a request, or finish one";
                 return Err(Error::new(ErrorKind::Capacity, "kv.reserve", why)
                     .with("request", ticket.request.0)
                     .with("pages", wanted.saturating_sub(first)));
@@ -240,7 +240,7 @@ impl Planner {
             };
             let room = u64::from(room) * u64::from(planner.config.page_tokens);
             if request.keys.tokens() + tokens.len() as u64 > room {
-                return Err(unlawful("appended without room: reserve first", request));
+                return Err(unlawful("more tokens than reserved: send Reserve first", request));
             }
             request.keys.extend(tokens);
             request.phase = match std::mem::replace(&mut request.phase, Phase::Finished) {

@@ -1,4 +1,4 @@
-//! How requests change, how operations begin, and how they end.
+//! Transitions of requests, and the start and end of operations.
 
 use holdfast_core::{Error, ErrorKind, Result};
 
@@ -11,7 +11,8 @@ use crate::plan::operation::{Completion, Operation, OperationId, Work};
 use crate::plan::request::{Request, Ticket};
 
 impl Planner {
-    /// Runs a transition on a request, and puts away what it leaves behind. On an error the request is as it was.
+    /// Runs a transition on a request, and stores or ends the request accordingly. On an error the request is
+    /// unchanged.
     pub(super) fn with(
         &mut self,
         ticket: Ticket,
@@ -38,12 +39,12 @@ impl Planner {
         }
     }
 
-    /// What was granted and not handed out yet is not to be handed out any more.
+    /// Withdraws the grants of a request that were not handed out yet.
     pub(super) fn withdraw_grants(&mut self, ticket: Ticket) {
         self.next.grants.retain(|grant| grant.ticket != ticket);
     }
 
-    /// Hands out an operation.
+    /// Issues an operation.
     pub(super) fn issue(&mut self, turn: u64, work: Work, holds: Holds) -> OperationId {
         self.next_operation += 1;
         self.counters.issued += 1;
@@ -90,7 +91,7 @@ impl Planner {
         u32::try_from(pages).unwrap_or(u32::MAX)
     }
 
-    /// How many pages of a prompt it pays to find: the model must compute at least the last token.
+    /// How many pages of a prompt are worth finding: the model must compute at least the last token.
     pub(super) fn usable(&self, keys: &PageKeys) -> usize {
         let pages = keys.tokens().saturating_sub(1) / u64::from(self.config.page_tokens);
         usize::try_from(pages).unwrap_or(usize::MAX).min(keys.as_slice().len())

@@ -1,10 +1,11 @@
-//! The open operations of a tier: their states, their deadlines and what is to be told about them. No threads, no I/O;
-//! the states are drawn in [`super`].
+//! The open operations of a tier: their states, their deadlines and their pending events. No threads, no I/O; the
+//! states are drawn in [`super`].
 //!
-//! Invariants, held by a property test:
+//! Invariants, checked by a property test:
 //! - KV3: every operation that was accepted gets exactly one [`Event::Done`]; advice comes at most once, and before it.
-//! - T1: an operation that was begun is done only after it was returned and its memory has landed (KV2, KV5).
-//! - T2: a lane never has more open operations than it may, those included whose end nobody has fetched yet.
+//! - T1: an operation that was begun is done only after its worker has returned and its memory has landed (KV2, KV5).
+//! - T2: a lane never has more open operations than its limit, including those whose end the caller has not fetched
+//!   yet.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -15,7 +16,7 @@ use holdfast_core::Timestamp;
 use super::page::Stop;
 use crate::plan::{Completion, Failure, Operation, OperationId, Work};
 
-/// Operations of one kind share threads and a bound, so that one kind cannot hold up another.
+/// Operations of one kind share threads and a limit, so that one kind cannot hold up another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Lane {
     Query,
@@ -37,39 +38,40 @@ impl Lane {
     }
 }
 
-/// What became of a submission.
+/// The result of a submission.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Submitted {
-    /// It is open; its one terminal event comes by poll or wait.
+    /// The operation is open; its one terminal event comes by poll or wait.
     Accepted,
-    /// Nothing was begun, and this is its one terminal event: it does not come again.
+    /// Nothing was begun. This is the one terminal event of the operation: it does not come again.
     Refused(Completion),
     /// An operation with this id is open already; this submission changed nothing.
     AlreadyOpen,
 }
 
-/// What a cancel does.
+/// The result of a cancel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cancelled {
-    /// It was not begun; its terminal event can be fetched.
+    /// The operation was not begun; its terminal event can be fetched.
     NotBegun,
-    /// It is under way: nothing more of it is begun, and its terminal event comes when its memory is free.
+    /// The operation is in flight: no further part of it is begun, and its terminal event comes when its memory is
+    /// free.
     Cancelling,
-    /// There is nothing to cancel: it is not open, or has ended.
+    /// There is nothing to cancel: the operation is not open, or has ended.
     Nothing,
 }
 
-/// What a tier tells.
+/// An event of a tier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// Advice: the operation's time is over, and whoever waits for it should go on without it. Its pages are **still in
-    /// use**: they stay the operation's until it is [`Event::Done`].
+    /// Advice: the operation's deadline has passed, and the request that waits for it should go on without it. Its
+    /// pages are **still in use**: they belong to the operation until it is [`Event::Done`].
     TimedOut(OperationId),
     /// The operation's one terminal event. Nothing touches its pages any more.
     Done(Completion),
 }
 
-/// How often what happened, since the tier was started, and how things are now.
+/// Counters since the tier was started, and gauges of the present state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "each is what its name says")]
 pub struct TierStats {
@@ -77,20 +79,20 @@ pub struct TierStats {
     pub refused: u64,
     pub done_whole: u64,
     pub done_in_part: u64,
-    /// Prefetches that missed a page, though somebody had hinted that it was there.
+    /// Prefetches that missed a page, though a query had reported it as present.
     pub missed: u64,
     pub corrupt: u64,
     pub timed_out: u64,
     pub cancelled: u64,
-    /// Times that somebody was told to go on while an operation was still under way.
+    /// How often a waiting request was told to go on while the operation was still in flight.
     pub advised: u64,
-    /// Operations that are open now, those included whose end nobody has fetched yet.
+    /// Operations that are open now, including those whose end the caller has not fetched yet.
     pub open: u64,
-    /// Those of them that were given up on or came back, while the engine still has their memory.
+    /// Those of them whose worker has returned while the engine still has their memory.
     pub quarantined: u64,
 }
 
-/// What a worker is to do.
+/// The work of one worker thread.
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) id: OperationId,
@@ -103,7 +105,7 @@ pub(super) struct Job {
 enum State {
     Queued(Work),
     Running,
-    /// The worker is back; the engine may still have the memory.
+    /// The worker has returned; the engine may still have the memory.
     Landing(Completion),
     /// Its end waits to be fetched.
     Ended,
@@ -123,7 +125,7 @@ pub(super) struct Table {
     open_in: [usize; Lane::ALL.len()],
     queues: [VecDeque<OperationId>; Lane::ALL.len()],
     open: HashMap<OperationId, Open>,
-    /// Of operations that have not ended and whose waiters have not been told.
+    /// Deadlines of operations that have not ended and whose waiters have not been told.
     deadlines: BTreeSet<(Timestamp, OperationId)>,
     outbox: VecDeque<Event>,
     closing: bool,
@@ -171,11 +173,11 @@ impl Table {
         Submitted::Accepted
     }
 
-    /// The next operation of a lane, which is under way from now on.
+    /// The next operation of a lane; it is in flight from now on.
     pub(super) fn next(&mut self, lane: Lane, now: Timestamp) -> Option<Job> {
         loop {
             let id = self.queues[lane as usize].pop_front()?;
-            // One that ended in the queue is passed over.
+            // An operation that ended in the queue is skipped.
             let Some(open) = self.open.get_mut(&id) else { continue };
             if !matches!(open.state, State::Queued(_)) {
                 continue;
@@ -196,7 +198,7 @@ impl Table {
         }
     }
 
-    /// A worker is back from an operation; its memory may not be free yet.
+    /// A worker has returned from an operation; the memory may not be free yet.
     pub(super) fn returned(&mut self, completion: Completion) {
         if let Some(open) = self.open.get_mut(&completion.operation)
             && matches!(open.state, State::Running)
@@ -230,7 +232,8 @@ impl Table {
         }
     }
 
-    /// Ends what was not begun in time, and says of what is under way that its time is over.
+    /// Ends the operations that were not begun in time, and issues advice for those in flight whose deadline has
+    /// passed.
     pub(super) fn expire(&mut self, now: Timestamp) {
         while let Some((deadline, id)) = self.deadlines.first().copied()
             && deadline <= now
@@ -247,12 +250,12 @@ impl Table {
         }
     }
 
-    /// The next moment at which [`Table::expire`] has something to do.
+    /// The next time at which [`Table::expire`] has something to do.
     pub(super) fn next_deadline(&self) -> Option<Timestamp> {
         self.deadlines.first().map(|(deadline, _)| *deadline)
     }
 
-    /// Everything there is to tell. An operation whose end is in it is not open any more.
+    /// Takes all pending events. An operation whose end is among them is not open any more.
     pub(super) fn drain(&mut self) -> Vec<Event> {
         let events: Vec<Event> = self.outbox.drain(..).collect();
         for event in &events {
@@ -269,7 +272,7 @@ impl Table {
         !self.outbox.is_empty()
     }
 
-    /// Accepts nothing more, ends what was not begun and stops what is under way.
+    /// Refuses new operations, ends those that were not begun and stops those in flight.
     pub(super) fn close(&mut self) {
         self.closing = true;
         let mut ids: Vec<OperationId> = self.open.keys().copied().collect();

@@ -26,7 +26,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What a caller may believe about the operations, and what it must not be told.
+/// What a caller may assume about the operations, and what it must not be told.
 #[derive(Default)]
 struct Watcher {
     open: HashMap<OperationId, bool>,
