@@ -4,7 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use holdfast_kv::plan::flaw::Flaw;
-use holdfast_kv::plan::{Event, Plan, PlannerConfig, Ticket, Work};
+use holdfast_kv::plan::{Event, Plan, PlannerConfig, RequestId, Ticket, Work};
 
 use crate::world::{PAGE, World, root};
 
@@ -198,4 +198,16 @@ fn a_request_whose_store_never_answers_goes_on_at_the_deadline() {
     world.deliver(prefetch);
     assert_eq!(world.planner().host_pages().1, 0);
     assert_eq!(world.planner().counters().orphaned, 1);
+}
+
+#[test]
+fn an_event_with_the_turn_of_another_request_leaves_that_request_alone() {
+    let mut world = world(None, 32);
+    let ticket = world.submit(1, &prompt(2)).unwrap();
+    let forged = Ticket {
+        request: RequestId(2),
+        turn: ticket.turn,
+    };
+    world.tell(&Event::Finish(forged)).unwrap_err();
+    world.tell(&Event::Abort(ticket)).expect("the request is still there");
 }

@@ -18,8 +18,10 @@ impl Planner {
         ticket: Ticket,
         transition: impl FnOnce(&mut Self, &mut Request) -> Result<After>,
     ) -> Result<Applied> {
-        let request = self.requests.remove(&ticket.turn);
-        let Some(mut request) = request.filter(|request| request.ticket == ticket) else {
+        let is_its_own = |request: &Request| request.ticket == ticket;
+        let known = self.requests.get(&ticket.turn).is_some_and(is_its_own);
+        let request = if known { self.requests.remove(&ticket.turn) } else { None };
+        let Some(mut request) = request else {
             let why = "there is no such request; it has ended, or its id is used by another one";
             return Err(Error::new(ErrorKind::Conflict, "kv.event", why)
                 .with("request", ticket.request.0)
