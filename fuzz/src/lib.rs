@@ -36,8 +36,8 @@ pub const TARGETS: &[Target] = &[
     target("plan", holdfast_features::fuzzing::plan),
     target("seal_header", holdfast_features::fuzzing::seal_header),
     target("sealed_bytes", holdfast_features::fuzzing::sealed_bytes),
-    target("page", holdfast_kv::tier::fuzzing::page),
-    target("sealed_page", holdfast_kv::tier::fuzzing::sealed_page),
+    target("page", holdfast_kvcache::tier::fuzzing::page),
+    target("sealed_page", holdfast_kvcache::tier::fuzzing::sealed_page),
     target("master_answer", holdfast_engine_mooncake::fuzzing::answer),
 ];
 

@@ -102,11 +102,11 @@ class Calls(Generic[L]):
         operation = self._core().lease([to.from_ref(ref) for ref in refs], group, self.within(timeout))
         return Pending(operation, to.each(self._lease))
 
-    def read(self, ref: SampleRef | str, timeout: float | None) -> Pending[L]:
-        return Pending(self._core().read([to.from_name(ref)], self.within(timeout)), to.only(self._lease))
+    def lease_shared(self, ref: SampleRef | str, timeout: float | None) -> Pending[L]:
+        return Pending(self._core().lease_shared([to.from_name(ref)], self.within(timeout)), to.only(self._lease))
 
-    def read_many(self, refs: Iterable[SampleRef | str], timeout: float | None) -> Pending[list[L | HoldfastError]]:
-        operation = self._core().read([to.from_name(ref) for ref in refs], self.within(timeout))
+    def lease_shared_many(self, refs: Iterable[SampleRef | str], timeout: float | None) -> Pending[list[L | HoldfastError]]:
+        operation = self._core().lease_shared([to.from_name(ref) for ref in refs], self.within(timeout))
         return Pending(operation, to.each(self._lease))
 
     def get(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from holdfast import _holdfast
-from holdfast._inputs import take_apart
+from holdfast._inputs import describe_tensor
 from holdfast._tensor import Tensor
 from holdfast._values import (
     AdoptedTensor,
@@ -108,7 +108,7 @@ def given(tensors: Mapping[str, Any], *, written: bool = False) -> list[_holdfas
         raise Invalid("pass a dictionary from names to tensors", operation="python.tensor")
     all_given: list[_holdfast.Given] = []
     for name, tensor in tensors.items():
-        one = take_apart(tensor, name)
+        one = describe_tensor(tensor, name)
         if written and not one.writable:
             raise Invalid("the memory to get into cannot be written", operation="python.get", facts={"tensor": name})
         all_given.append((name, one.dtype, one.shape, one.source))

@@ -52,7 +52,7 @@ class Input(NamedTuple):
     writable: bool
 
 
-def take_apart(tensor: object, what: str) -> Input:
+def describe_tensor(tensor: object, what: str) -> Input:
     """Determines what a tensor is and where its bytes lie. ``what`` names it in error messages."""
     if isinstance(tensor, Tensor):
         return Input(tensor.dtype, tensor.shape, tensor.memory, True)

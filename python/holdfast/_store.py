@@ -210,15 +210,18 @@ class FeatureStore:
         """Takes these samples for a group. Returns one result per sample: a lease, or the error."""
         return self._calls.lease_many(refs, group, timeout).wait()
 
-    def read(self, ref: SampleRef | str, *, timeout: float | None = None) -> Lease:
+    def lease_shared(self, ref: SampleRef | str, *, timeout: float | None = None) -> Lease:
         """Takes a sample for reading only, alongside any number of other readers. An id means the live generation."""
-        return self._calls.read(ref, timeout).wait()
+        return self._calls.lease_shared(ref, timeout).wait()
 
-    def read_many(
+    def lease_shared_many(
         self, refs: Iterable[SampleRef | str], *, timeout: float | None = None
     ) -> list[Lease | HoldfastError]:
         """Takes samples for reading only. Returns one result per sample: a lease, or the error."""
-        return self._calls.read_many(refs, timeout).wait()
+        return self._calls.lease_shared_many(refs, timeout).wait()
+
+    read = lease_shared
+    read_many = lease_shared_many
 
     @overload
     def get(

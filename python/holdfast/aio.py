@@ -221,15 +221,18 @@ setting.
         """Takes these samples for a group. Returns one result per sample: a lease, or the error."""
         return await self._calls.lease_many(refs, group, timeout)
 
-    async def read(self, ref: SampleRef | str, *, timeout: float | None = None) -> Lease:
+    async def lease_shared(self, ref: SampleRef | str, *, timeout: float | None = None) -> Lease:
         """Takes a sample for reading only, alongside any number of other readers. An id means the live generation."""
-        return await self._calls.read(ref, timeout)
+        return await self._calls.lease_shared(ref, timeout)
 
-    async def read_many(
+    async def lease_shared_many(
         self, refs: Iterable[SampleRef | str], *, timeout: float | None = None
     ) -> list[Lease | HoldfastError]:
         """Takes samples for reading only. Returns one result per sample: a lease, or the error."""
-        return await self._calls.read_many(refs, timeout)
+        return await self._calls.lease_shared_many(refs, timeout)
+
+    read = lease_shared
+    read_many = lease_shared_many
 
     @overload
     async def get(

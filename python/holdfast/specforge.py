@@ -178,8 +178,8 @@ class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no 
         ref = refs.custody_of(self.store_id, sample_ref)
         if ref is not None:
             self._removals.refuse(ref)
-            return self._store.read(ref)
-        lease = self._store.read(sample_ref.sample_id)
+            return self._store.lease_shared(ref)
+        lease = self._store.lease_shared(sample_ref.sample_id)
         if refs.was_written_as(lease.tensors, int(sample_ref.metadata.get(refs.GENERATION, 0))):
             try:
                 self._removals.refuse(lease.ref)

@@ -218,7 +218,7 @@ class EagleStore:
         names = [name for name in SUFFIXES if name in shapes]
 
         def read_and_get() -> dict[str, torch.Tensor]:
-            with self._store.read(key) as lease:
+            with self._store.lease_shared(key) as lease:
                 specs = {spec.name: spec for spec in lease.tensors}
                 for name in names:
                     self._check(key, name, specs.get(SUFFIXES[name]), shapes, dtypes or {})

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use holdfast_core::{Error, Generation, Result, SampleId, TensorSpec};
 use holdfast_custody::Progress;
-use holdfast_features::{Answered, Found, GroupName, Health, Publication, Quarantined, Reason, SampleRef, Swept};
+use holdfast_features::{AckOutcome, Found, GroupName, Health, Publication, Quarantined, Reason, SampleRef, Swept};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -94,10 +94,10 @@ const fn reason(reason: Reason) -> &'static str {
 }
 
 /// Whether the sample retired, why, and whether its bytes are removed at once.
-pub(crate) fn answered(py: Python<'_>, answer: Answered) -> PyResult<Py<PyAny>> {
+pub(crate) fn answered(py: Python<'_>, answer: AckOutcome) -> PyResult<Py<PyAny>> {
     match answer {
-        Answered::Live => (false, py.None(), false).into_py_any(py),
-        Answered::Retired { reason: why, free } => (true, reason(why), free).into_py_any(py),
+        AckOutcome::Live => (false, py.None(), false).into_py_any(py),
+        AckOutcome::Retired { reason: why, free } => (true, reason(why), free).into_py_any(py),
     }
 }
 

@@ -20,7 +20,7 @@ use crate::keys::Keys;
 use crate::lease::{PyAnnounced, PyLease};
 use crate::opening::{Opened, Parts, Settings, guard, open};
 use crate::operation::{Operation, Until};
-use crate::process::AtHome;
+use crate::process::ProcessBound;
 use crate::tensors::{Given, Got, Ready, Wish, memory, sources, spec};
 
 /// Sample, tensors, groups, retain, most attempts.
@@ -39,7 +39,7 @@ fn prepared((sample, given, groups, retain, max_attempts): Item) -> Result<Prepa
 
 /// An open store.
 #[pyclass(frozen, module = "holdfast._holdfast")]
-pub(crate) struct Core(AtHome<Arc<Opened>>);
+pub(crate) struct Core(ProcessBound<Arc<Opened>>);
 
 /// Starts to open a store; the operation's result is a `Core`.
 #[pyfunction]
@@ -56,7 +56,7 @@ pub(crate) fn open_store(
     let settings = Settings::read(settings, keyring, secrets).or_raise(py)?;
     let within = seconds(timeout).or_raise(py)?;
     let work = async move { open(settings, client, within).await };
-    let deliver = |py: Python<'_>, opened: Opened, _late| Core(AtHome::new(Arc::new(opened))).into_py_any(py);
+    let deliver = |py: Python<'_>, opened: Opened, _late| Core(ProcessBound::new(Arc::new(opened))).into_py_any(py);
     Operation::begin(within, work, deliver).or_raise(py)
 }
 
@@ -123,7 +123,7 @@ fn wanted_refs(py: Python<'_>, refs: Vec<(String, Option<u64>)>) -> PyResult<Vec
 }
 
 /// Takes leases for reading. Samples without a generation are looked up first.
-async fn read(
+async fn lease_shared(
     store: &FeatureStore,
     wanted: Vec<(SampleId, Option<SampleRef>)>,
     within: Duration,
@@ -147,7 +147,7 @@ async fn read(
         })
         .collect();
     let live: Vec<SampleRef> = refs.iter().flatten().cloned().collect();
-    let mut leases = store.read(&live, within).await.into_iter();
+    let mut leases = store.lease_shared(&live, within).await.into_iter();
     let answer = |(reference, (sample, _)): (Option<SampleRef>, &(SampleId, _))| match reference {
         Some(_) => leases.next().unwrap_or_else(|| {
             Err(Error::internal(
@@ -269,10 +269,10 @@ impl Core {
     }
 
     /// Takes these samples for reading; without a generation, the live one. Result: for each a lease, or an exception.
-    fn read(&self, py: Python<'_>, refs: Vec<(String, Option<u64>)>, timeout: f64) -> PyResult<Operation> {
+    fn lease_shared(&self, py: Python<'_>, refs: Vec<(String, Option<u64>)>, timeout: f64) -> PyResult<Operation> {
         let (parts, within) = self.begin(py, timeout)?;
         let wanted = wanted_refs(py, refs)?;
-        let work = async move { read(&parts.store, wanted, within).await };
+        let work = async move { lease_shared(&parts.store, wanted, within).await };
         let deliver = |py: Python<'_>, leases, late| each(py, leases, late, lease);
         Operation::begin(within, work, deliver).or_raise(py)
     }
@@ -316,9 +316,9 @@ impl Core {
         let from_pool = into.is_none();
         let (wish, until) = (Wish::of(py, names, into)?, Until::after(within));
         let work = async move {
-            let glimpse = parts.store.glimpse(&sample, generation, until.left()).await?;
+            let glimpse = parts.store.find_live(&sample, generation, until.left()).await?;
             let wanted = wish.wanted(&parts, glimpse.description(), until.left()).await?;
-            let got = parts.store.get_glimpsed(glimpse, wanted, until.left()).await?;
+            let got = parts.store.get_unleased(glimpse, wanted, until.left()).await?;
             Ok(Got::new(got, parts, from_pool))
         };
         Operation::begin(within, work, |py, got: Got, _late| got.deliver(py)).or_raise(py)

@@ -5,7 +5,7 @@
 
 use holdfast_core::{Error, Result};
 use holdfast_features::seal::{KeyId, Keyring, StoreKey};
-use holdfast_kv::tier::PageSeal;
+use holdfast_kvcache::tier::PageSeal;
 use pyo3::prelude::*;
 use zeroize::Zeroizing;
 

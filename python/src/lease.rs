@@ -5,15 +5,15 @@ use pyo3::prelude::*;
 
 use crate::convert::Spec;
 use crate::errors::OrRaise;
-use crate::process::AtHome;
+use crate::process::ProcessBound;
 
 /// A lease. If it is dropped unanswered, it is released in the background.
 #[pyclass(frozen, name = "Lease", module = "holdfast._holdfast")]
-pub(crate) struct PyLease(AtHome<Lease>);
+pub(crate) struct PyLease(ProcessBound<Lease>);
 
 impl PyLease {
     pub(crate) fn new(lease: Lease) -> Self {
-        Self(AtHome::new(lease))
+        Self(ProcessBound::new(lease))
     }
 
     pub(crate) fn lease(&self, py: Python<'_>) -> PyResult<Lease> {
@@ -59,11 +59,11 @@ impl PyLease {
 
 /// A sample that another writer is about to write.
 #[pyclass(frozen, name = "Announced", module = "holdfast._holdfast")]
-pub(crate) struct PyAnnounced(AtHome<Announced>);
+pub(crate) struct PyAnnounced(ProcessBound<Announced>);
 
 impl PyAnnounced {
     pub(crate) fn new(announced: Announced) -> Self {
-        Self(AtHome::new(announced))
+        Self(ProcessBound::new(announced))
     }
 
     pub(crate) fn announced(&self, py: Python<'_>) -> PyResult<Announced> {

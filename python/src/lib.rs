@@ -27,7 +27,7 @@
 //! | `process` | one runtime for each process, and what a fork leaves behind |
 //! | `operation` | an operation in flight: waited for, or observed by a callback |
 //! | `opening`, `core` | opening a store; its methods |
-//! | `ledger`, `tensors`, `memory`, `dlpack` | tensors in and out, by pointer |
+//! | `loan_table`, `tensors`, `memory`, `dlpack` | tensors in and out, by pointer |
 //! | `keys` | the keys of a sealed store, from Python |
 //! | `events` | events of this module, to Python's `logging` |
 //! | `kv` | the KV tier: page store, planner, tier |
@@ -41,7 +41,7 @@ mod events;
 mod keys;
 mod kv;
 mod lease;
-mod ledger;
+mod loan_table;
 mod memory;
 mod opening;
 mod operation;

@@ -11,13 +11,13 @@ use pyo3::types::PyBytes;
 
 use crate::dlpack;
 use crate::errors::OrRaise;
-use crate::ledger::Output;
-use crate::process::AtHome;
+use crate::loan_table::Output;
+use crate::process::ProcessBound;
 
 /// Registered memory of a store. It returns to the pool when this object, and every view of it, is gone.
 #[pyclass(frozen, weakref, module = "holdfast._holdfast")]
 pub(crate) struct Memory {
-    output: AtHome<Arc<Output>>,
+    output: ProcessBound<Arc<Output>>,
     address: usize,
     len: usize,
 }
@@ -27,7 +27,7 @@ impl Memory {
         Self {
             address: output.span().address(),
             len: output.span().len(),
-            output: AtHome::new(output),
+            output: ProcessBound::new(output),
         }
     }
 

@@ -18,14 +18,14 @@ use holdfast_engine::Engine;
 use holdfast_engine_mooncake::{MooncakeConfig, MooncakeEngine};
 use holdfast_features::seal::Keyring;
 use holdfast_features::{FeatureConfig, FeatureStore};
-use holdfast_index::{Index, IndexConfig, KvIndex};
-use holdfast_index_etcd::{EtcdConfig, EtcdKv, restore_guard};
+use holdfast_index::{Index, IndexConfig, TxnIndex};
+use holdfast_index_etcd::{EtcdConfig, EtcdStore, restore_guard};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use crate::ledger::{Keeper, Ledger};
+use crate::loan_table::{EngineReaper, LoanTable};
 use crate::process;
 
 const OPERATION: &str = "python.open";
@@ -87,8 +87,8 @@ fn without_values(message: &str) -> String {
 #[derive(Clone)]
 pub(crate) struct Parts {
     pub(crate) store: FeatureStore,
-    pub(crate) keeper: Arc<Keeper>,
-    pub(crate) ledger: Arc<Ledger>,
+    pub(crate) keeper: Arc<EngineReaper>,
+    pub(crate) ledger: Arc<LoanTable>,
     /// The budget in force, if one was requested.
     pub(crate) budget: Option<u64>,
 }
@@ -153,10 +153,10 @@ pub(crate) async fn open(settings: Settings, client: Option<Py<PyAny>>, within: 
     if client.is_none() {
         master_listens(OPERATION, &engine.master, left()).await?;
     }
-    let kv = EtcdKv::open(etcd, Arc::clone(&clock), left()).await?;
+    let txn_store = EtcdStore::open(etcd, Arc::clone(&clock), left()).await?;
     let rng: Arc<dyn Rng> = Arc::new(SystemRng);
-    let index = KvIndex::new(
-        Arc::new(kv),
+    let index = TxnIndex::new(
+        Arc::new(txn_store),
         &features.store,
         index,
         Arc::clone(&clock),
@@ -182,7 +182,7 @@ pub(crate) async fn open(settings: Settings, client: Option<Py<PyAny>>, within: 
     let engine: Arc<dyn Engine> = Arc::new(connected.await.map_err(|failure| {
         Error::internal(OPERATION, "the task that connects the engine panicked or was cancelled").caused_by(failure)
     })??);
-    let keeper = Arc::new(Keeper::new(Arc::clone(&engine)));
+    let keeper = Arc::new(EngineReaper::new(Arc::clone(&engine)));
     let opening = FeatureStore::open(engine, Arc::new(index), features, Arc::clone(&clock), rng);
     let store = tokio::time::timeout(left(), opening)
         .await

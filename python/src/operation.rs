@@ -29,7 +29,7 @@ use pyo3::prelude::*;
 use tokio::task::AbortHandle;
 
 use crate::errors::exception;
-use crate::process::{AtHome, runtime};
+use crate::process::{ProcessBound, runtime};
 
 /// How long a signal may go unnoticed.
 const SLICE: Duration = Duration::from_millis(50);
@@ -80,7 +80,7 @@ struct Shared {
 /// An operation in flight. Dropping it cancels it.
 #[pyclass(frozen, module = "holdfast._holdfast")]
 pub(crate) struct Operation {
-    begun: AtHome<Begun>,
+    begun: ProcessBound<Begun>,
 }
 
 struct Begun {
@@ -111,9 +111,9 @@ impl Drop for Begun {
 }
 
 /// Ends the operation with an error if it did not end otherwise: its task panicked, or was dropped.
-struct Ender(Option<Arc<Shared>>);
+struct CompletionGuard(Option<Arc<Shared>>);
 
-impl Ender {
+impl CompletionGuard {
     fn end(mut self, deliver: Deliver) {
         if let Some(shared) = self.0.take() {
             shared.finish(deliver);
@@ -121,7 +121,7 @@ impl Ender {
     }
 }
 
-impl Drop for Ender {
+impl Drop for CompletionGuard {
     fn drop(&mut self) {
         if let Some(shared) = self.0.take() {
             let error = Error::internal("python.operation", "the operation's task panicked or was cancelled");
@@ -182,7 +182,7 @@ impl Operation {
             patience: Deadline::after(&clock, within.saturating_add(PATIENCE)),
             clock,
         });
-        let ender = Ender(Some(Arc::clone(&shared)));
+        let ender = CompletionGuard(Some(Arc::clone(&shared)));
         let task = runtime()?.spawn(async move {
             let result = work.await;
             ender.end(Box::new(move |py, late| match result {
@@ -192,7 +192,7 @@ impl Operation {
         });
         let task = task.abort_handle();
         Ok(Self {
-            begun: AtHome::new(Begun { shared, task }),
+            begun: ProcessBound::new(Begun { shared, task }),
         })
     }
 

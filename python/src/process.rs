@@ -3,7 +3,7 @@
 //! A fork copies memory but no thread. In the child, the parent's runtime, engine and session are unusable: their
 //! threads are gone, their locks may be held for ever, their connections belong to the parent. So:
 //! - PR1: the runtime belongs to the process that made it; a child makes its own and does not touch the parent's.
-//! - PR2: every value that lives on a runtime is wrapped in [`AtHome`]: in another process it can be neither used nor
+//! - PR2: every value that lives on a runtime is wrapped in [`ProcessBound`]: in another process it can be neither used nor
 //!   dropped.
 //! - PR3: the engine's library starts its own threads on first use and cannot start them again. A child of a process
 //!   that has used the library would wait for them for ever, so it is refused instead ([`claim_engine`]).
@@ -90,12 +90,12 @@ pub(crate) fn finish() {
 
 /// A value that can be used and dropped only in the process that made it.
 #[derive(Debug)]
-pub(crate) struct AtHome<T> {
+pub(crate) struct ProcessBound<T> {
     pid: u32,
     value: ManuallyDrop<T>,
 }
 
-impl<T> AtHome<T> {
+impl<T> ProcessBound<T> {
     pub(crate) fn new(value: T) -> Self {
         Self {
             pid: process::id(),
@@ -117,7 +117,7 @@ impl<T> AtHome<T> {
     }
 }
 
-impl<T> Drop for AtHome<T> {
+impl<T> Drop for ProcessBound<T> {
     fn drop(&mut self) {
         if self.pid == process::id() && !ENDING.load(Ordering::Acquire) {
             // SAFETY: the value is dropped only here, and not touched after it.

@@ -19,7 +19,7 @@ use pyo3::prelude::*;
 
 use crate::convert::Spec;
 use crate::errors::OrRaise;
-use crate::ledger::{Output, Piece};
+use crate::loan_table::{Output, Piece};
 use crate::memory::Memory;
 use crate::opening::Parts;
 use crate::operation::Until;

@@ -118,7 +118,7 @@ def test_a_read_that_was_there_but_never_fetched_is_let_go_of(store: FeatureStor
         assert found is not None
         return found.readers
 
-    pending = store._calls.read(ref, 60)
+    pending = store._calls.lease_shared(ref, 60)
     until("it is read", lambda: readers() == 1)
     del pending
     until("it is let go of", lambda: readers() == 0)

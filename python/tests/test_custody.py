@@ -159,7 +159,7 @@ def test_what_somebody_else_wrote_is_adopted(store: FeatureStore, store_name: st
     announced = store.announce("theirs", [f"{store_name}/k1", f"{store_name}/k2"], 800)
     assert announced.ref.sample == "theirs" and announced.keys == [f"{store_name}/k1", f"{store_name}/k2"]
     tensor = AdoptedTensor(TensorSpec("x", "int64", (100,)), f"{store_name}/k1")
-    with pytest.raises(holdfast.NotFound, match="not there"):
+    with pytest.raises(holdfast.NotFound, match="does not exist"):
         store.adopt(announced, [tensor])
     with pytest.raises(holdfast.Invalid, match="announce"):
         store.adopt(announced, [AdoptedTensor(tensor.spec, "stranger")])

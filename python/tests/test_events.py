@@ -158,7 +158,7 @@ def test_a_handler_that_raises_or_a_flood_keeps_no_event_from_the_next(
         logging.getLogger("holdfast.test").removeFilter(only_once)
     assert [record.getMessage() for record in kept.records] == [
         "100% of it (a=1, b=two)",
-        "3 events were dropped: they came faster than the handlers took them",
+        "3 events were dropped: they came faster than the handlers processed them",
     ]
     assert (kept.records[0].created, kept.records[0].msecs) == (1000.25, 250.0)
     assert [str(one.exc_value) for one in told] == ["a filter of the program's"]

@@ -168,7 +168,7 @@ def test_a_lease_that_ends_under_a_get_is_taken_again(
     index = {"session_ttl": 2.0, "tick": 0.2, "grace_ticks": 2}  # it soon ends
     features = open_features(lease_seconds=2.0, sweep_every=0.2, index=index)
     ref = features.put(tensors(3), sample_id="a", metadata={})
-    read, leases = features._store.read, []
+    read, leases = features._store.lease_shared, []
 
     def readers() -> int:
         found = features._store.find(["a"])[0]
@@ -181,7 +181,7 @@ def test_a_lease_that_ends_under_a_get_is_taken_again(
             until("the lease ends", lambda: readers() == 0)
         return leases[-1]
 
-    monkeypatch.setattr(features._store, "read", first_ends)
+    monkeypatch.setattr(features._store, "lease_shared", first_ends)
     got, handle = features.get(ref)
     assert torch.equal(got["input_ids"], tensors(3)["input_ids"])
     assert (len(leases), features.health()["active_leases"]) == (2, 1)

@@ -114,7 +114,7 @@ def test_a_sample_that_is_replaced_under_a_get_is_read_again(
     engine, trainer = open_eagle(), open_eagle()
     stored = engine.put("k", torch.ones(2, 3), torch.tensor([1]), None)
     engine.flush()
-    read, leases = trainer._store.read, []
+    read, leases = trainer._store.lease_shared, []
 
     def first_is_replaced(key: str) -> Any:
         leases.append(read(key))
@@ -123,7 +123,7 @@ def test_a_sample_that_is_replaced_under_a_get_is_read_again(
             engine.flush()
         return leases[-1]
 
-    monkeypatch.setattr(trainer._store, "read", first_is_replaced)
+    monkeypatch.setattr(trainer._store, "lease_shared", first_is_replaced)
     assert int(trainer.get("k", **stored, device="cpu").input_ids) == 2
 
 

@@ -49,11 +49,11 @@ pub(crate) fn run(options: &Sanitize) -> Result<()> {
             "--package",
             "holdfast-features",
             "--package",
-            "holdfast-kv",
+            "holdfast-kvcache",
         ])
         .args([
             "--features",
-            "holdfast-engine/testing,holdfast-kv/testing",
+            "holdfast-engine/testing,holdfast-kvcache/testing",
             "--no-fail-fast",
         ])
         .args(&options.rest);

@@ -30,7 +30,7 @@ use std::time::Duration;
 use holdfast_core::{Deadline, Error, ErrorKind, Result, Retry, SystemClock};
 use parking_lot::{Condvar, Mutex};
 
-use crate::courtesy::{Courtesy, Lookout, Turn};
+use crate::idle_wait::{CallThread, IdleWait, SchedWatch};
 
 /// Runs a call and returns a closure that delivers its answer. The two are separate so that the thread counts as free
 /// again before the caller has the answer: the caller may call again at once.
@@ -87,7 +87,7 @@ struct State {
 struct Slot<T> {
     answer: Mutex<Option<thread::Result<T>>>,
     ready: Condvar,
-    turn: Turn,
+    turn: CallThread,
 }
 
 impl CallPool {
@@ -113,23 +113,23 @@ impl CallPool {
         within: Duration,
         call: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T> {
-        self.run_transfer(operation, effect, within, Courtesy::Never, call)
+        self.run_transfer(operation, effect, within, IdleWait::Never, call)
     }
 
-    /// Like [`CallPool::run`], for a call that moves bytes and whose thread [waits at idle priority](crate::courtesy).
+    /// Like [`CallPool::run`], for a call that moves bytes and whose thread [waits at idle priority](crate::idle_wait).
     pub(crate) fn run_transfer<T: Send + 'static>(
         &self,
         operation: &'static str,
         effect: Effect,
         within: Duration,
-        courtesy: Courtesy,
+        idle_wait: IdleWait,
         call: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T> {
         let deadline = Deadline::after(&self.shared.clock, within);
         let slot = Arc::new(Slot {
             answer: Mutex::new(None),
             ready: Condvar::new(),
-            turn: Turn::default(),
+            turn: CallThread::default(),
         });
         let theirs = Arc::clone(&slot);
         let ticket = self.submit(operation, move || {
@@ -142,7 +142,7 @@ impl CallPool {
             })
         })?;
 
-        let lookout = Lookout::new(&slot.turn, courtesy);
+        let watch = SchedWatch::new(&slot.turn, idle_wait);
         let mut answer = slot.answer.lock();
         loop {
             match answer.take() {
@@ -154,14 +154,14 @@ impl CallPool {
             if left.is_zero() {
                 break;
             }
-            let nap = lookout.as_ref().map_or(left, |lookout| left.min(lookout.until_next()));
+            let nap = watch.as_ref().map_or(left, |watch| left.min(watch.until_next()));
             if slot.ready.wait_for(&mut answer, nap).timed_out()
-                && let Some(lookout) = &lookout
+                && let Some(watch) = &watch
             {
-                lookout.look();
+                watch.look();
             }
         }
-        drop((answer, lookout));
+        drop((answer, watch));
         Err(self.give_up(operation, effect, ticket, within))
     }
 

@@ -14,7 +14,7 @@
 //! ```
 //! The module's calls cannot be cancelled, so they run on threads of `calls` while the caller waits until its deadline.
 //! `regions` keeps memory registered for as long as any of these calls may touch it. The module waits for a transfer by
-//! polling; `courtesy` keeps that polling from slowing down the threads that move the bytes.
+//! polling; `idle_wait` keeps that polling from slowing down the threads that move the bytes.
 //!
 //! **Do not call into this crate with the interpreter's lock held** (an extension must detach first): the thread that
 //! runs the call needs that lock.
@@ -47,9 +47,9 @@ mod admin;
 mod calls;
 mod codes;
 mod config;
-mod courtesy;
 #[cfg(feature = "embed")]
 mod embed;
+mod idle_wait;
 mod priority;
 mod regions;
 mod release;
@@ -61,7 +61,7 @@ use std::time::Duration;
 use holdfast_core::{Deadline, Error, ErrorKind, ObjectKey, Result, SystemClock};
 use holdfast_engine::batch::{check_count, check_options, check_time, check_transfers};
 use holdfast_engine::{
-    Capabilities, Engine, EngineId, GetOutcome, HostMemory, Presence, PutOptions, PutOutcome, RaiseOutcome, Region,
+    Capabilities, Engine, EngineId, GetOutcome, HostMemory, Presence, PromoteOutcome, PutOptions, PutOutcome, Region,
     Registrar, Registrations, RemoveOutcome, Transfer, Usage,
 };
 use pyo3::prelude::*;
@@ -69,7 +69,7 @@ use pyo3::prelude::*;
 use admin::Admin;
 use calls::{CallPool, Effect};
 pub use config::MooncakeConfig;
-use courtesy::Courtesy;
+use idle_wait::IdleWait;
 use regions::Regions;
 use store::Store;
 
@@ -315,7 +315,7 @@ impl Engine for MooncakeEngine {
         let codes = self
             .0
             .calls
-            .run_transfer(OPERATION, Effect::Changes, within, Courtesy::AfterAWhile, put)??;
+            .run_transfer(OPERATION, Effect::Changes, within, IdleWait::AfterAWhile, put)??;
         Ok(batch
             .iter()
             .zip(codes)
@@ -338,7 +338,7 @@ impl Engine for MooncakeEngine {
         let codes = self
             .0
             .calls
-            .run_transfer(OPERATION, Effect::Repeatable, within, Courtesy::AtOnce, get)??;
+            .run_transfer(OPERATION, Effect::Repeatable, within, IdleWait::AtOnce, get)??;
         let mut outcomes: Vec<_> = batch
             .iter()
             .zip(codes)
@@ -374,7 +374,7 @@ impl Engine for MooncakeEngine {
         self.0.admin.probe(keys, within)
     }
 
-    fn raise(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<RaiseOutcome>> {
+    fn promote(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<PromoteOutcome>> {
         const OPERATION: &str = "engine.raise";
         check_time(OPERATION, within)?;
         check_count(OPERATION, keys.len(), &self.capabilities())?;
@@ -385,16 +385,16 @@ impl Engine for MooncakeEngine {
         let outcomes: Vec<_> = found
             .into_iter()
             .map(|presence| match presence {
-                Presence::Absent | Presence::Unfinished => RaiseOutcome::Absent,
-                Presence::Present { dram: 0, .. } => RaiseOutcome::Asked,
-                Presence::Present { .. } => RaiseOutcome::InDram,
+                Presence::Absent | Presence::Unfinished => PromoteOutcome::Absent,
+                Presence::Present { dram: 0, .. } => PromoteOutcome::Asked,
+                Presence::Present { .. } => PromoteOutcome::InDram,
             })
             .collect();
         // Only objects that are on SSD and not in DRAM are touched, so the hint grants a lease to no other object.
         let below: Vec<_> = keys
             .iter()
             .zip(&outcomes)
-            .filter(|(_, outcome)| matches!(outcome, RaiseOutcome::Asked))
+            .filter(|(_, outcome)| matches!(outcome, PromoteOutcome::Asked))
             .map(|(key, _)| key.clone())
             .collect();
         if !below.is_empty() {

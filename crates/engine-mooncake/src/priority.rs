@@ -39,12 +39,12 @@ impl Thread {
     }
 
     /// Moves the thread to idle priority. Returns whether the kernel agreed.
-    pub(crate) fn step_back(self) -> bool {
+    pub(crate) fn demote(self) -> bool {
         self.place(libc::SCHED_IDLE)
     }
 
     /// Moves the thread back to normal priority. Returns whether the kernel agreed.
-    pub(crate) fn step_up(self) -> bool {
+    pub(crate) fn restore(self) -> bool {
         self.place(libc::SCHED_OTHER)
     }
 
@@ -67,12 +67,12 @@ impl Thread {
 
 /// Whether a thread of this process at idle priority may return to normal priority: the kernel wants `CAP_SYS_NICE` or
 /// a resource limit for that. Tried once, on a thread created for the purpose, because the answer may be no.
-pub(crate) fn may_step_up() -> bool {
+pub(crate) fn may_restore() -> bool {
     static MAY: OnceLock<bool> = OnceLock::new();
     *MAY.get_or_init(|| {
         let tried = thread::Builder::new()
             .name("holdfast-step-up".to_owned())
-            .spawn(|| Thread::current().is_some_and(|me| me.step_back() && me.step_up()));
+            .spawn(|| Thread::current().is_some_and(|me| me.demote() && me.restore()));
         tried.is_ok_and(|thread| thread.join().unwrap_or(false))
     })
 }

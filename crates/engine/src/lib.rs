@@ -28,7 +28,7 @@ pub use fault::{FaultEngine, FaultKind, FaultPlan, InjectedFault};
 pub use memory::{MemoryCluster, MemoryConfig, MemoryEngine, SsdConfig};
 pub use region::{EngineId, HostMemory, Region, Registrar, Span};
 pub use types::{
-    Capabilities, GetOutcome, Pin, Presence, PutOptions, PutOutcome, RaiseOutcome, Registrations, RemoveOutcome,
+    Capabilities, GetOutcome, Pin, Presence, PromoteOutcome, PutOptions, PutOutcome, Registrations, RemoveOutcome,
     Transfer, Usage,
 };
 
@@ -102,7 +102,7 @@ pub trait Engine: Send + Sync + Debug {
     fn probe(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<Presence>>;
 
     /// Asks the engine to promote objects to DRAM.
-    fn raise(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<RaiseOutcome>>;
+    fn promote(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<PromoteOutcome>>;
 
     /// Capacity and use.
     fn usage(&self, within: Duration) -> Result<Usage>;

@@ -133,7 +133,7 @@ pub enum Presence {
 
 /// The outcome of a hint to promote one object to DRAM.
 #[derive(Clone, Debug)]
-pub enum RaiseOutcome {
+pub enum PromoteOutcome {
     /// It is in DRAM already.
     InDram,
     /// It is on SSD only, and the engine has been asked. The engine promotes it later, or not at all.

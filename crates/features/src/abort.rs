@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use holdfast_core::{Deadline, Error, ErrorKind, Result, SampleId};
 use holdfast_custody::Reason;
-use holdfast_index::{Answered, SampleRef, View};
+use holdfast_index::{AckOutcome, LiveSample, SampleRef};
 
 use crate::description::Description;
 use crate::store::{FeatureStore, Inner};
@@ -19,7 +19,7 @@ impl Inner {
         for sample in samples {
             let left = deadline.remaining(&*self.clock);
             // A put that is already committing finishes first; then there is a live sample to retire.
-            let given_up = tokio::time::timeout(left, self.writing.give_up(sample)).await;
+            let given_up = tokio::time::timeout(left, self.inflight_puts.give_up(sample)).await;
             let retired = self.abort_live(sample, deadline).await;
             results.push(match (given_up, retired) {
                 (Ok(true), Err(error)) if error.kind() == ErrorKind::NotFound => Ok(()),
@@ -52,7 +52,7 @@ impl Inner {
         Err(last.unwrap_or_else(|| Error::internal(OPERATION, "the sample was never looked up; this is a bug")))
     }
 
-    async fn retire_view(&self, view: &View, deadline: Deadline) -> Result<Answered> {
+    async fn retire_view(&self, view: &LiveSample, deadline: Deadline) -> Result<AckOutcome> {
         let session = self.sessions.current(OPERATION, deadline).await?;
         let (samples, left) = (std::slice::from_ref(&view.sample), deadline.remaining(&*self.clock));
         let mut answers = self.index.retire(&session, samples, Reason::Aborted, left).await;
@@ -72,7 +72,7 @@ impl Inner {
         Ok(answer)
     }
 
-    async fn retire(&self, samples: &[SampleRef], deadline: Deadline) -> Vec<Result<Answered>> {
+    async fn retire(&self, samples: &[SampleRef], deadline: Deadline) -> Vec<Result<AckOutcome>> {
         let ids: Vec<SampleId> = samples.iter().map(|sample| sample.sample.clone()).collect();
         let views = match self.index.look(&ids, deadline.remaining(&*self.clock)).await {
             Ok(views) => views,
@@ -98,7 +98,7 @@ impl Inner {
 impl FeatureStore {
     /// Takes exactly these generations out of circulation, whichever process put them and whichever reads them. Their
     /// bytes are freed when no reader is left. A later generation of the same sample stays.
-    pub async fn retire(&self, samples: &[SampleRef], within: Duration) -> Vec<Result<Answered>> {
+    pub async fn retire(&self, samples: &[SampleRef], within: Duration) -> Vec<Result<AckOutcome>> {
         let samples = samples.to_vec();
         self.run_batch(OPERATION, samples.len(), |inner| async move {
             inner.retire(&samples, inner.deadline(within)).await

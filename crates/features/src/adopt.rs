@@ -40,7 +40,7 @@ use holdfast_index::{Commit, Reserve, SampleRef, Session};
 
 use crate::commit::Committed;
 use crate::description::{DescribedTensor, Description};
-use crate::free::{Frees, Job};
+use crate::free::{Job, ReclaimQueue};
 use crate::plan::{Plan, check_names};
 use crate::put::Stored;
 use crate::sealed::refuse_foreign;
@@ -85,7 +85,7 @@ struct Reservation {
     session: Arc<Session>,
     /// Whether its holder has looked at it, or it is used. Until then no caller knows what was announced.
     seen: AtomicBool,
-    frees: Arc<Frees>,
+    frees: Arc<ReclaimQueue>,
 }
 
 impl Drop for Reservation {
@@ -162,7 +162,7 @@ impl Inner {
                         keys,
                         session,
                         seen: AtomicBool::new(false),
-                        frees: Arc::clone(&self.frees),
+                        frees: Arc::clone(&self.reclaim),
                     })));
                 }
                 Some(Err(error)) if !last && self.sessions.refused(&session, &error) => {}
@@ -210,7 +210,7 @@ impl Inner {
             Some(Committed::Yes(version)) => {
                 self.count.puts.one();
                 self.count.bytes_put.add(description.bytes());
-                self.frees.collect_soon();
+                self.reclaim.collect_soon();
                 Ok(Stored {
                     reference: announced.reference.clone(),
                     version,
@@ -334,7 +334,7 @@ impl Inner {
             let keys: Vec<ObjectKey> = batch.iter().map(|tensor| tensor.key.clone()).collect();
             let engine = Arc::clone(&self.engine);
             let call = move |within| engine.probe(&keys, within);
-            let found = self.calls.run(OPERATION, deadline, call).await?;
+            let found = self.blocking.run(OPERATION, deadline, call).await?;
             for (tensor, presence) in batch.iter().zip(found) {
                 check_object(tensor, presence)?;
             }

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_core::{Deadline, Error, ErrorKind, Result};
-use holdfast_index::{Answered, Held, SampleRef, Session};
+use holdfast_index::{AckOutcome, LeaseGrant, SampleRef, Session};
 
 use crate::description::Description;
 use crate::free::Job;
 use crate::lease::Lease;
-use crate::plan::Place;
+use crate::plan::SampleObjects;
 use crate::store::{FeatureStore, Inner};
 
 /// An answer to leases.
@@ -24,11 +24,11 @@ enum Answer {
 
 impl Inner {
     /// What to do when an answer of this process has retired a sample.
-    pub(crate) fn after_answer(&self, sample: &SampleRef, description: &Description, answer: Answered) {
-        let Answered::Retired { free: true, .. } = answer else {
+    pub(crate) fn after_answer(&self, sample: &SampleRef, description: &Description, answer: AckOutcome) {
+        let AckOutcome::Retired { free: true, .. } = answer else {
             return;
         };
-        let place = Place {
+        let place = SampleObjects {
             store: &self.config.store,
             sample,
         };
@@ -41,18 +41,18 @@ impl Inner {
             }),
             Err(error) => {
                 tracing::error!(%error, sample = %sample.sample, "it is not known which objects to remove");
-                self.frees.collect_soon();
+                self.reclaim.collect_soon();
             }
         }
     }
 
     pub(crate) fn free_soon(&self, job: Job) {
-        if !self.frees.push(job) {
+        if !self.reclaim.push(job) {
             self.count.left_to_sweeps.one();
         }
     }
 
-    async fn answer(&self, leases: &[Lease], answer: Answer, deadline: Deadline) -> Vec<Result<Answered>> {
+    async fn answer(&self, leases: &[Lease], answer: Answer, deadline: Deadline) -> Vec<Result<AckOutcome>> {
         let results = self
             .in_their_sessions(leases, |session, held| async move {
                 let left = deadline.remaining(&*self.clock);
@@ -78,7 +78,7 @@ impl Inner {
                 Err(error) if error.kind() == ErrorKind::Fenced && !lease.is_answered() => {
                     lease.set_answered();
                     if lease.session().is_alive() {
-                        self.frees.release(Arc::clone(lease.session()), lease.held());
+                        self.reclaim.release(Arc::clone(lease.session()), lease.held());
                     }
                 }
                 Err(_) => {}
@@ -91,7 +91,7 @@ impl Inner {
     async fn in_their_sessions<T, F>(
         &self,
         leases: &[Lease],
-        act: impl Fn(Arc<Session>, Vec<Held>) -> F,
+        act: impl Fn(Arc<Session>, Vec<LeaseGrant>) -> F,
     ) -> Vec<Result<T>>
     where
         F: Future<Output = Vec<Result<T>>>,
@@ -122,7 +122,7 @@ impl Inner {
                 self.index.renew(&session, &held, ticks, left).await
             })
             .await;
-        let keep = |(lease, result): (&Lease, Result<Held>)| {
+        let keep = |(lease, result): (&Lease, Result<LeaseGrant>)| {
             lease.set_held(result?);
             Ok(())
         };
@@ -142,7 +142,7 @@ impl Inner {
                 Ok(()) => {
                     lease.set_answered();
                     // This may have been the last reader of a retired sample, or the last attempt of a group.
-                    self.frees.collect_soon();
+                    self.reclaim.collect_soon();
                 }
                 Err(error) if error.kind() == ErrorKind::Fenced => lease.set_answered(),
                 Err(_) => {}
@@ -164,7 +164,7 @@ impl FeatureStore {
 
     /// Acknowledges that samples were used. Final. The last group's ack retires a sample that is not retained, and its
     /// bytes are freed at once in the background; [`FeatureStore::drain`] waits for that.
-    pub async fn ack(&self, leases: &[Lease], within: Duration) -> Vec<Result<Answered>> {
+    pub async fn ack(&self, leases: &[Lease], within: Duration) -> Vec<Result<AckOutcome>> {
         let leases = leases.to_vec();
         self.run_batch("features.ack", leases.len(), |inner| async move {
             inner.answer(&leases, Answer::Ack, inner.deadline(within)).await
@@ -174,7 +174,7 @@ impl FeatureStore {
 
     /// Hands samples back unused: another consumer of the group takes them, or they become dead letters after the last
     /// attempt.
-    pub async fn nack(&self, leases: &[Lease], within: Duration) -> Vec<Result<Answered>> {
+    pub async fn nack(&self, leases: &[Lease], within: Duration) -> Vec<Result<AckOutcome>> {
         let leases = leases.to_vec();
         self.run_batch("features.nack", leases.len(), |inner| async move {
             inner.answer(&leases, Answer::Nack, inner.deadline(within)).await

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use holdfast_core::{Clock, Deadline, Error, Result};
 use holdfast_custody::SessionId;
-use holdfast_index::{Held, Index, Session};
+use holdfast_index::{Index, LeaseGrant, Session};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::sync::oneshot::error::TryRecvError;
@@ -25,7 +25,7 @@ pub(crate) struct Checks {
 #[derive(Debug)]
 struct Question {
     session: Arc<Session>,
-    held: Held,
+    held: LeaseGrant,
     deadline: Deadline,
     answer: oneshot::Sender<Result<bool>>,
 }
@@ -41,7 +41,7 @@ impl Checks {
     }
 
     /// Whether a lease is valid now.
-    pub(crate) async fn ask(&self, session: &Arc<Session>, held: &Held, deadline: Deadline) -> Result<bool> {
+    pub(crate) async fn ask(&self, session: &Arc<Session>, held: &LeaseGrant, deadline: Deadline) -> Result<bool> {
         let left = deadline.remaining(&*self.clock);
         let answer = tokio::time::timeout(left, self.ask_until_answered(session, held, deadline)).await;
         answer.unwrap_or_else(|_| {
@@ -52,7 +52,7 @@ impl Checks {
         })
     }
 
-    async fn ask_until_answered(&self, session: &Arc<Session>, held: &Held, deadline: Deadline) -> Result<bool> {
+    async fn ask_until_answered(&self, session: &Arc<Session>, held: &LeaseGrant, deadline: Deadline) -> Result<bool> {
         loop {
             let (answer, mut answered) = oneshot::channel();
             self.gathered.lock().push(Question {
@@ -86,7 +86,7 @@ impl Checks {
             let session = Arc::clone(&first.session);
             let latest = questions.iter().map(|question| question.deadline).max();
             let within = latest.unwrap_or(first.deadline).remaining(&*self.clock);
-            let held: Vec<Held> = questions.iter().map(|question| question.held.clone()).collect();
+            let held: Vec<LeaseGrant> = questions.iter().map(|question| question.held.clone()).collect();
             let answers = match self.index.check(&session, &held, within).await {
                 Ok(answers) => answers.into_iter().map(Ok).collect(),
                 Err(error) => vec![Err(error); questions.len()],

@@ -8,7 +8,7 @@ use holdfast_core::digest::Hasher;
 use holdfast_core::{Digest, Result};
 use holdfast_engine::Span;
 
-use crate::pieces::write_at;
+use crate::spans::write_at;
 
 /// The size of a piece: it fits the L1 cache beside the hasher's state.
 const PIECE: usize = 32 << 10;

@@ -23,7 +23,7 @@ use tokio::sync::watch;
 use crate::description::Description;
 use crate::free::{GATHER, Job};
 use crate::limits::MOST_OBJECTS;
-use crate::plan::{Place, Plan};
+use crate::plan::{Plan, SampleObjects};
 use crate::store::Inner;
 use crate::worker::MOST_ROUNDS;
 
@@ -52,22 +52,22 @@ pub(crate) async fn collect(inner: Arc<Inner>, mut stop: watch::Receiver<bool>) 
     while !*stop.borrow() {
         tokio::select! {
             _ = stop.changed() => {}
-            () = inner.frees.wake_collector.notified() => {}
+            () = inner.reclaim.wake_collector.notified() => {}
         }
         if *stop.borrow() {
             return;
         }
-        if inner.frees.wants_collect() {
+        if inner.reclaim.wants_collect() {
             // So that many puts and releases cost one collect.
             tokio::time::sleep(GATHER).await;
         }
-        inner.frees.begin();
-        inner.frees.take_collect();
+        inner.reclaim.begin();
+        inner.reclaim.take_collect();
         let deadline = inner.deadline(inner.config.call_within);
         if let Err(error) = inner.collect(deadline).await {
             tracing::warn!(%error, "the samples to be freed could not be listed; the next sweep goes on");
         }
-        inner.frees.finished();
+        inner.reclaim.finished();
     }
 }
 
@@ -85,7 +85,7 @@ impl Inner {
         let mut ends = if walk.place.is_some() { 2 } else { 1 };
         while ends > 0 && parts < MOST_ROUNDS {
             if walk.place.is_none() {
-                walk.unlisted = self.frees.left_to_sweeps();
+                walk.unlisted = self.reclaim.left_to_sweeps();
             }
             let limit = self.config.sweep_limit;
             let list = match self.index.to_free(walk.place.as_ref(), limit, left()).await {
@@ -106,7 +106,7 @@ impl Inner {
             walk.place = list.next;
             if walk.place.is_none() {
                 ends -= 1;
-                self.frees.forget(&walk.unlisted);
+                self.reclaim.forget(&walk.unlisted);
                 walk.unlisted.clear();
             }
             self.free_tasks(list.tasks, &mut collected, deadline).await;
@@ -165,7 +165,7 @@ impl Inner {
     /// The objects to remove for a retired sample: those of its description if it was committed, otherwise those of its
     /// plan.
     fn job_of(&self, task: &FreeTask) -> Result<Job> {
-        let place = Place {
+        let place = SampleObjects {
             store: &self.config.store,
             sample: &task.sample,
         };
@@ -197,7 +197,7 @@ impl Inner {
                 Err(error) => {
                     tracing::debug!(%error, sample = %job.sample.sample, "objects stay; they are tried again");
                     unanswered += usize::from(error.kind() == ErrorKind::Unavailable);
-                    self.frees.failed(&job.sample, error);
+                    self.reclaim.failed(&job.sample, error);
                     stayed.push(job.sample);
                 }
             }

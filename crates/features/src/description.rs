@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::codec::Encoding;
 use crate::limits::{MOST_BYTES, MOST_TENSORS, check_length, objects};
 use crate::ownership::refuse_own_making;
-use crate::plan::Place;
+use crate::plan::SampleObjects;
 use crate::seal::{Record, RecordTag};
 
 /// The version that this release writes, and the latest that it reads.
@@ -278,7 +278,7 @@ impl Description {
     }
 
     /// The keys of the objects that hold one tensor's bytes, in order.
-    pub(crate) fn keys_of(&self, tensor: &DescribedTensor, place: Place<'_>) -> Result<Vec<ObjectKey>> {
+    pub(crate) fn keys_of(&self, tensor: &DescribedTensor, place: SampleObjects<'_>) -> Result<Vec<ObjectKey>> {
         match (&tensor.key, self.nonce) {
             (Some(_), _) if tensor.spec.bytes() == 0 => Ok(Vec::new()),
             (Some(key), _) => Ok(vec![key.clone()]),
@@ -288,7 +288,7 @@ impl Description {
     }
 
     /// Every object of the sample.
-    pub(crate) fn object_keys(&self, place: Place<'_>) -> Result<Vec<ObjectKey>> {
+    pub(crate) fn object_keys(&self, place: SampleObjects<'_>) -> Result<Vec<ObjectKey>> {
         let mut keys = Vec::new();
         for tensor in &self.tensors {
             match &tensor.key {
@@ -400,7 +400,7 @@ mod tests {
                 generation: Generation::new(3).expect("not zero"),
             },
         );
-        let place = Place {
+        let place = SampleObjects {
             store: &store,
             sample: &reference,
         };

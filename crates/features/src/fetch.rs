@@ -10,7 +10,7 @@
 //! checked by the thread that made them; handing them over would take longer.
 //!
 //! In a sealed store objects arrive in a stage, and the check is that they decrypt (module `sealed`). Objects of
-//! tensors in memory that the engine does not know (module `landing`) arrive in a stage too, and are checked on their
+//! tensors in memory that the engine does not know (module `get_plan`) arrive in a stage too, and are checked on their
 //! way out of it.
 
 use std::convert::Infallible;
@@ -23,10 +23,10 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use crate::codec::{verify, verify_copied};
-use crate::pieces::part;
 use crate::pool::BufferPool;
 use crate::seal::TensorOpener;
 use crate::sealed::{Scratch, SealedRun};
+use crate::spans::part;
 use crate::store::Inner;
 
 const OPERATION: &str = "features.get";
@@ -117,7 +117,7 @@ impl Inner {
             match self.bring(unit, told, deadline).await {
                 Ok(arrived) => {
                     for share in shares(arrived, self.config.streams) {
-                        let calls = self.calls.clone();
+                        let calls = self.blocking.clone();
                         let check = move |_| Ok(share.check());
                         checking.spawn(async move { calls.run(OPERATION, deadline, check).await? });
                     }
@@ -148,7 +148,7 @@ impl Inner {
                 Share(arrived).check().map(|()| Vec::new())
             }))
         };
-        self.calls.run(OPERATION, deadline, work).await?
+        self.blocking.run(OPERATION, deadline, work).await?
     }
 }
 

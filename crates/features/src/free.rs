@@ -42,11 +42,11 @@ use std::time::Duration;
 
 use holdfast_core::{Clock, Deadline, Error, ErrorKind, ObjectKey, Result, Timestamp};
 use holdfast_custody::SessionId;
-use holdfast_index::{Held, SampleRef, Session};
+use holdfast_index::{LeaseGrant, SampleRef, Session};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::writing::Begun;
+use crate::inflight_puts::Begun;
 
 /// The pause after the first failed attempt. It doubles after each further failure, up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -104,7 +104,7 @@ impl Pending {
 pub(crate) struct Release {
     pub(crate) session: Arc<Session>,
     /// If the lease was never served, the take is undone; otherwise its attempt counts.
-    pub(crate) held: Held,
+    pub(crate) held: LeaseGrant,
     tries: u32,
     due: Timestamp,
 }
@@ -124,7 +124,7 @@ pub(crate) struct ToTell {
 
 /// Everything that this process has to free.
 #[derive(Debug)]
-pub(crate) struct Frees {
+pub(crate) struct ReclaimQueue {
     clock: Arc<dyn Clock>,
     most: usize,
     state: Mutex<State>,
@@ -150,7 +150,7 @@ struct State {
     working: usize,
 }
 
-impl Frees {
+impl ReclaimQueue {
     pub(crate) fn new(clock: Arc<dyn Clock>, most: usize) -> Self {
         Self {
             clock,
@@ -187,7 +187,7 @@ impl Frees {
     }
 
     /// Accepts a lease that no caller holds any more. False if there is no place; then the lease expires by itself.
-    pub(crate) fn release(&self, session: Arc<Session>, held: Held) -> bool {
+    pub(crate) fn release(&self, session: Arc<Session>, held: LeaseGrant) -> bool {
         self.push_release(Release {
             session,
             held,
@@ -250,12 +250,12 @@ impl Frees {
         self.wake_teller.notify_one();
     }
 
-    /// The collector begins. Until [`Frees::finished`], it counts as busy.
+    /// The collector begins. Until [`ReclaimQueue::finished`], it counts as busy.
     pub(crate) fn begin(&self) {
         self.state.lock().working += 1;
     }
 
-    /// Jobs whose objects are to be removed now. Until [`Frees::finished`], the remover counts as busy.
+    /// Jobs whose objects are to be removed now. Until [`ReclaimQueue::finished`], the remover counts as busy.
     pub(crate) fn to_remove(&self) -> Vec<Job> {
         let now = self.clock.now();
         let mut state = self.state.lock();
@@ -265,7 +265,7 @@ impl Frees {
         due.map(|pending| pending.job.clone()).collect()
     }
 
-    /// What the index is to be told now. Until [`Frees::finished`], the teller counts as busy.
+    /// What the index is to be told now. Until [`ReclaimQueue::finished`], the teller counts as busy.
     pub(crate) fn to_tell(&self) -> ToTell {
         let now = self.clock.now();
         let mut state = self.state.lock();

@@ -15,7 +15,7 @@ use holdfast_core::{Generation, Nonce, SeededRng, StoreId};
 use holdfast_index::SampleRef;
 
 use crate::description::Description;
-use crate::plan::{Place, Plan};
+use crate::plan::{Plan, SampleObjects};
 use crate::seal::{Incarnation, Keyring, Layout, MIN_CHUNK_BYTES, SealHeader, StoreKey};
 
 fn store() -> StoreId {
@@ -41,7 +41,7 @@ pub fn description(bytes: &[u8]) {
         assert_eq!(again.to_bytes().expect("written again"), written);
     }
     let (store, sample) = (store(), sample());
-    let place = Place {
+    let place = SampleObjects {
         store: &store,
         sample: &sample,
     };
@@ -70,7 +70,7 @@ pub fn plan(bytes: &[u8]) {
     let written = first.to_text().expect("what was read can be written");
     assert_eq!(Plan::from_text(&written).expect("what was written can be read"), first);
     let (store, sample) = (store(), sample());
-    let place = Place {
+    let place = SampleObjects {
         store: &store,
         sample: &sample,
     };

@@ -18,7 +18,7 @@
 //! something is wrong with the bytes, it is asked again: without a lease, a miss or torn bytes mean nothing, so they
 //! are not reported.
 //!
-//! Module `unheld` gets samples that the caller has not leased. In a sealed store objects arrive in a stage, and
+//! Module `unleased` gets samples that the caller has not leased. In a sealed store objects arrive in a stage, and
 //! decrypting them takes the place of the checksums (module `sealed`).
 
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use holdfast_core::{Deadline, Error, ErrorKind, Result};
 use tokio::sync::mpsc;
 
 use crate::fetch::Trouble;
-use crate::landing::Landing;
+use crate::get_plan::GetPlan;
 use crate::lease::Lease;
 use crate::store::{FeatureStore, Inner};
 use crate::tasks::Caller;
@@ -42,7 +42,7 @@ impl Inner {
         let reference = lease.reference();
         lease.set_unserved(false);
         let landing = tokio::select! {
-            landing = self.landing(&reference, &description, wanted, deadline) => landing?,
+            landing = self.plan_get(&reference, &description, wanted, deadline) => landing?,
             () = caller.left() => return Err(nobody_waits()),
         };
         let arrived = self.arrive(lease, &landing, deadline).await;
@@ -54,7 +54,7 @@ impl Inner {
     }
 
     /// The tensors that have arrived. If the get failed, memory that may hold plaintext is cleared.
-    pub(crate) async fn handed_out(&self, landing: Landing<'_>, arrived: Result<()>) -> Result<Vec<TensorOut>> {
+    pub(crate) async fn handed_out(&self, landing: GetPlan<'_>, arrived: Result<()>) -> Result<Vec<TensorOut>> {
         if arrived.is_err() && landing.is_sealed() {
             self.clear(&landing).await;
         }
@@ -68,7 +68,7 @@ impl Inner {
     }
 
     /// Fetches objects and asks whether the lease holds.
-    pub(crate) async fn arrive(&self, lease: &Lease, landing: &Landing<'_>, deadline: Deadline) -> Result<()> {
+    pub(crate) async fn arrive(&self, lease: &Lease, landing: &GetPlan<'_>, deadline: Deadline) -> Result<()> {
         let (moving, mut moved) = mpsc::channel(1);
         let fetch = self.fetch(landing.objects()?, moving, deadline);
         let renew = self.until_moved(lease, &mut moved, deadline);

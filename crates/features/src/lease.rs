@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use holdfast_core::{Deadline, Error, Result, SampleId};
 use holdfast_custody::{GroupName, Live, Token};
-use holdfast_index::{Held, SampleRef, Session, Terms, Unreadable};
+use holdfast_index::{LeaseGrant, SampleRef, Session, Terms, Unreadable};
 use parking_lot::Mutex;
 
 use crate::description::{Description, is_unreadable};
-use crate::free::Frees;
+use crate::free::ReclaimQueue;
 use crate::store::{FeatureStore, Inner};
 use crate::tasks::Caller;
 use crate::unreadable::Readable;
@@ -37,13 +37,13 @@ fn not_told(operation: &'static str) -> Error {
 pub struct Lease(Arc<Taken>);
 
 struct Taken {
-    held: Mutex<Held>,
+    held: Mutex<LeaseGrant>,
     description: Arc<Description>,
     session: Arc<Session>,
     /// Whether its holder has looked at it. Until then no caller knows what was taken.
     seen: AtomicBool,
     answered: AtomicBool,
-    frees: Arc<Frees>,
+    frees: Arc<ReclaimQueue>,
 }
 
 impl Drop for Taken {
@@ -65,7 +65,12 @@ impl fmt::Debug for Lease {
 }
 
 impl Lease {
-    fn new(mut held: Held, readable: &Readable<'_>, session: &Arc<Session>, frees: &Arc<Frees>) -> Result<Self> {
+    fn new(
+        mut held: LeaseGrant,
+        readable: &Readable<'_>,
+        session: &Arc<Session>,
+        frees: &Arc<ReclaimQueue>,
+    ) -> Result<Self> {
         let description = readable.take(&held.sample, &std::mem::take(&mut held.description));
         let session = Arc::clone(session);
         match description {
@@ -118,7 +123,7 @@ impl Lease {
         self.0.answered.load(Ordering::Acquire)
     }
 
-    pub(crate) fn held(&self) -> Held {
+    pub(crate) fn held(&self) -> LeaseGrant {
         self.look();
         self.0.held.lock().clone()
     }
@@ -134,7 +139,7 @@ impl Lease {
 
     /// Stores the state after a renewal. Whether the engine served the lease is known only here, and may have changed
     /// meanwhile.
-    pub(crate) fn set_held(&self, mut held: Held) {
+    pub(crate) fn set_held(&self, mut held: LeaseGrant) {
         let mut now = self.0.held.lock();
         held.unserved = now.unserved;
         *now = held;
@@ -181,7 +186,7 @@ impl Inner {
             };
             let left = deadline.remaining(&*self.clock);
             let held = self.index.take(&session, group, samples, ticks, terms, left).await;
-            let ended = |result: &Result<Held>| {
+            let ended = |result: &Result<LeaseGrant>| {
                 let refused = result
                     .as_ref()
                     .err()
@@ -193,7 +198,7 @@ impl Inner {
             }
             return held
                 .into_iter()
-                .map(|held| Lease::new(held?, &readable, &session, &self.frees))
+                .map(|held| Lease::new(held?, &readable, &session, &self.reclaim))
                 .collect();
         }
         Vec::new()
@@ -238,7 +243,7 @@ impl Inner {
             let mut unreadable = Vec::new();
             for held in held {
                 let sample = held.sample.clone();
-                match Lease::new(held, &readable, &session, &self.frees) {
+                match Lease::new(held, &readable, &session, &self.reclaim) {
                     Ok(lease) => leases.push(lease),
                     Err(error) if is_unreadable(&error) => unreadable.push(Unreadable {
                         sample,
@@ -293,7 +298,7 @@ impl FeatureStore {
 
     /// Takes samples for reading only, beside any number of other readers. Let go of them with
     /// [`FeatureStore::release`].
-    pub async fn read(&self, samples: &[SampleRef], within: Duration) -> Vec<Result<Lease>> {
+    pub async fn lease_shared(&self, samples: &[SampleRef], within: Duration) -> Vec<Result<Lease>> {
         let samples = samples.to_vec();
         self.run_batch_for("features.read", samples.len(), |inner, caller| async move {
             inner.take(None, &samples, &caller, inner.deadline(within)).await

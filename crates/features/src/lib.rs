@@ -26,7 +26,7 @@
 //!   after a dead writer knows every key that the writer may have written.
 //! - FS4: objects are removed only when no reader is left and no commit can follow (FR1 in `free`). They stay recorded
 //!   as "to be removed" until every one of them is seen to be gone.
-//! - FS5: memory is not reused while the engine may touch it, whatever the caller has been told (module `loan`).
+//! - FS5: memory is not reused while the engine may touch it, whatever the caller has been told (module `guarded_span`).
 //! - FS6: in a store that was opened with keys, all bytes that leave this process are sealed, and only bytes that were
 //!   sealed for this place are accepted (module `sealed`).
 //!
@@ -59,17 +59,17 @@
 //! # use std::time::Duration;
 //! # use holdfast_core::{DType, SystemClock, SystemRng, TensorSpec};
 //! # use holdfast_engine::{MemoryCluster, MemoryConfig};
-//! # use holdfast_index::kv::memory::MemoryKv;
-//! # use holdfast_index::{IndexConfig, KvIndex};
+//! # use holdfast_index::store::memory::MemoryStore;
+//! # use holdfast_index::{IndexConfig, TxnIndex};
 //! use holdfast_features::{FeatureConfig, FeatureStore, GroupName, Publication, PutItem, TensorIn, Wanted};
 //!
 //! # #[tokio::main]
 //! # async fn main() -> holdfast_core::Result<()> {
 //! # let clock = Arc::new(SystemClock::new());
 //! # let engine = MemoryCluster::new(MemoryConfig::default(), clock.clone()).connect();
-//! # let kv = Arc::new(MemoryKv::new(clock.clone()));
+//! # let txn_store = Arc::new(MemoryStore::new(clock.clone()));
 //! # let config = FeatureConfig::new("eagle".parse()?);
-//! # let index = Arc::new(KvIndex::new(kv, &config.store, IndexConfig::default(), clock.clone(), Arc::new(SystemRng)));
+//! # let index = Arc::new(TxnIndex::new(txn_store, &config.store, IndexConfig::default(), clock.clone(), Arc::new(SystemRng)));
 //! let second = Duration::from_secs(1);
 //! let store = FeatureStore::open(engine, index, config, clock, Arc::new(SystemRng)).await?;
 //!
@@ -97,10 +97,10 @@
 //! | module | its job |
 //! |---|---|
 //! | [`config`], `tensors`, [`description`], `plan`, `limits` | settings; tensors in and out; the description of a sample and its limits; which objects a sample consists of |
-//! | `put`, `prepare`, `writing`, `commit`, `get`, `unheld`, `lease`, `answer`, `adopt`, `abort` | the operations |
+//! | `put`, `put_plan`, `inflight_puts`, `commit`, `get`, `unleased`, `lease`, `answer`, `adopt`, `abort` | the operations |
 //! | `loss` | when a sample whose bytes are missing is declared lost |
-//! | `transfer`, `fetch`, `landing`, `calls`, `codec`, `checksum`, `pieces` | moving bytes: batches, threads, deadlines, checks |
-//! | [`pool`], `backing`, `loan` | reused memory: where it comes from, and when it may be reused |
+//! | `transfer`, `fetch`, `get_plan`, `blocking`, `codec`, `checksum`, `spans` | moving bytes: batches, threads, deadlines, checks |
+//! | [`pool`], `backing`, `guarded_span` | reused memory: where it comes from, and when it may be reused |
 //! | `free`, `worker`, `collect`, `ownership` | freeing and sweeping, and the tasks that do it; which sample owns which object |
 //! | [`seal`], `sealed`, `send_sealed` | encryption and authentication of tensor bytes; how a store with keys uses them |
 //! | `sessions`, `tasks`, `check`, `unreadable` | membership; operations and their callers; checking whether fencing tokens hold; samples of later releases |
@@ -109,7 +109,7 @@ mod abort;
 mod adopt;
 mod answer;
 mod backing;
-mod calls;
+mod blocking;
 mod check;
 mod checksum;
 mod claims;
@@ -124,30 +124,30 @@ mod free;
 #[doc(hidden)]
 pub mod fuzzing;
 mod get;
+mod get_plan;
+mod guarded_span;
 mod health;
-mod landing;
+mod inflight_puts;
 mod lease;
 mod limits;
-mod loan;
 mod loss;
 mod ownership;
-mod pieces;
 mod plan;
 pub mod pool;
-mod prepare;
 mod put;
+mod put_plan;
 pub mod seal;
 mod sealed;
 mod send_sealed;
 mod sessions;
+mod spans;
 mod store;
 mod tasks;
 mod tensors;
 mod transfer;
-mod unheld;
+mod unleased;
 mod unreadable;
 mod worker;
-mod writing;
 
 pub use adopt::{AdoptedTensor, Announced, Announcement};
 pub use codec::Encoding;
@@ -159,8 +159,8 @@ pub use pool::{BufferPool, PoolUse};
 pub use put::{PutItem, PutTurn, Stored};
 pub use store::FeatureStore;
 pub use tensors::{Destination, Source, TensorIn, TensorOut, Wanted};
-pub use unheld::Glimpse;
+pub use unleased::LiveRef;
 pub use worker::Swept;
 
 pub use holdfast_custody::{GroupName, Publication, Reason, Token};
-pub use holdfast_index::{Answered, PassedOver, Quarantined, SampleRef, SweepReport};
+pub use holdfast_index::{AckOutcome, PassedOver, Quarantined, SampleRef, SweepReport};

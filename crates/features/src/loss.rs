@@ -321,7 +321,7 @@ impl Inner {
         let engine = Arc::clone(&self.engine);
         let deadline = self.deadline(self.config.call_within);
         let usage = self
-            .calls
+            .blocking
             .run(OPERATION, deadline, move |within| engine.usage(within))
             .await?;
         if usage.holders == 0 {
@@ -337,7 +337,7 @@ impl Inner {
         let deadline = self.deadline(self.config.call_within);
         if self.engine.capabilities().probe {
             let call = move |within| engine.probe(&keys, within);
-            let found = self.calls.run(OPERATION, deadline, call).await?;
+            let found = self.blocking.run(OPERATION, deadline, call).await?;
             return Ok(found.into_iter().map(Seen::of_presence).collect());
         }
         let memory = small.take();
@@ -349,7 +349,7 @@ impl Inner {
             let wanted: Vec<Transfer> = keys.into_iter().map(|key| Transfer::new(key, memory.whole())).collect();
             Ok((engine.get(&wanted, within)?, memory))
         };
-        let (outcomes, memory) = self.calls.run(OPERATION, deadline, call).await?;
+        let (outcomes, memory) = self.blocking.run(OPERATION, deadline, call).await?;
         *small = Some(memory);
         Ok(outcomes.iter().map(Seen::of_get).collect())
     }

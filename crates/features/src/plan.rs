@@ -44,12 +44,12 @@ pub(crate) struct Plan {
 
 /// The owner of objects: the incarnation of a sample in a store.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place<'a> {
+pub(crate) struct SampleObjects<'a> {
     pub(crate) store: &'a StoreId,
     pub(crate) sample: &'a SampleRef,
 }
 
-impl Place<'_> {
+impl SampleObjects<'_> {
     /// The keys of a tensor's objects, in order.
     pub(crate) fn keys(&self, nonce: Nonce, tensor: &TensorName, chunks: u64) -> Result<Vec<ObjectKey>> {
         if chunks > MOST_OBJECTS {
@@ -131,7 +131,7 @@ impl Plan {
     }
 
     /// Every key that may have been written.
-    pub(crate) fn object_keys(&self, place: Place<'_>, nonce: Nonce) -> Result<Vec<ObjectKey>> {
+    pub(crate) fn object_keys(&self, place: SampleObjects<'_>, nonce: Nonce) -> Result<Vec<ObjectKey>> {
         let mut keys = self.keys.clone();
         for (tensor, chunks) in &self.tensors {
             keys.extend(place.keys(nonce, tensor, *chunks)?);
@@ -170,7 +170,7 @@ mod tests {
             sample: SampleId::new("run/3").expect("a name"),
             generation: Generation::new(12).expect("not zero"),
         };
-        let place = Place {
+        let place = SampleObjects {
             store: &store,
             sample: &sample,
         };

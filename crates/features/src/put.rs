@@ -16,10 +16,10 @@
 //! meanwhile, and then proceeds alone. So it delays no other sample, and no put waits for memory while it holds some.
 //!
 //! *Given up*, any time before the commit: the caller has left, the sample was aborted here, or a later call of this
-//! process puts the same sample (module `writing`). Waits end then.
+//! process puts the same sample (module `inflight_puts`). Waits end then.
 //!
 //! *Undone* is a job for the worker (module `free`). It starts when the last holder lets go of the memory (module
-//! `loan`): a put call that outlived its deadline may still write, and the removal must find what it writes. Until then
+//! `guarded_span`): a put call that outlived its deadline may still write, and the removal must find what it writes. Until then
 //! the sample stays reserved, so no other put can take its place either.
 
 use std::sync::Arc;
@@ -37,17 +37,17 @@ use crate::claims::at_once;
 use crate::commit::Committed;
 use crate::description::Description;
 use crate::free::Job;
-use crate::plan::Place;
-use crate::prepare::{Prepared, Record};
+use crate::inflight_puts::Begun;
+use crate::plan::SampleObjects;
+use crate::put_plan::{PutPlan, Record};
 use crate::sealed::Seals;
 use crate::send_sealed::{SampleToSeal, ToSeal};
 use crate::store::{FeatureStore, Inner};
 use crate::tasks::Caller;
 use crate::tensors::TensorIn;
 use crate::transfer::{Digests, Outgoing};
-use crate::writing::Begun;
 
-pub use crate::writing::PutTurn;
+pub use crate::inflight_puts::PutTurn;
 
 const OPERATION: &str = "features.put";
 
@@ -77,7 +77,7 @@ pub struct Stored {
 struct Ready {
     /// Its position in the batch.
     at: usize,
-    prepared: Prepared,
+    prepared: PutPlan,
     begun: Arc<Begun>,
 }
 
@@ -87,7 +87,7 @@ struct Reserved {
     at: usize,
     /// Its position among the samples that were put together.
     order: usize,
-    prepared: Prepared,
+    prepared: PutPlan,
     reference: SampleRef,
     keys: Vec<ObjectKey>,
     begun: Arc<Begun>,
@@ -148,7 +148,7 @@ impl Inner {
         }
         // A commit does not say whether it replaced an earlier generation.
         if results.iter().any(|(_, result)| result.is_ok()) {
-            self.frees.collect_soon();
+            self.reclaim.collect_soon();
         }
         let mut in_order: Vec<Result<Stored>> = (0..count).map(|_| Err(forgotten.clone())).collect();
         for (at, result) in results {
@@ -169,7 +169,7 @@ impl Inner {
         let prepared = tokio::select! {
             biased;
             () = nobody_wants(turn, caller, std::slice::from_ref(&begun)) => return Err(unwanted(&begun)),
-            prepared = self.prepare(item, deadline) => prepared?,
+            prepared = self.plan_put(item, deadline) => prepared?,
         };
         Ok(Ready { at, prepared, begun })
     }
@@ -318,7 +318,7 @@ impl Inner {
             // A sample is reserved for one put at a time. If the time is up, the index says what became of an earlier
             // put.
             tokio::select! {
-                _ = tokio::time::timeout(left, self.writing.earlier_have_ended(&puts)) => {}
+                _ = tokio::time::timeout(left, self.inflight_puts.earlier_have_ended(&puts)) => {}
                 () = interrupted.cancelled() => {}
             }
             let mut generations = self.reserve_in(session, &wishes, &interrupted, deadline).await;
@@ -362,8 +362,8 @@ impl Inner {
         self.index.reserve_unless(session, wishes, interrupted, left).await
     }
 
-    fn keys_of(&self, reference: &SampleRef, ready: &Prepared) -> Result<Vec<ObjectKey>> {
-        let place = Place {
+    fn keys_of(&self, reference: &SampleRef, ready: &PutPlan) -> Result<Vec<ObjectKey>> {
+        let place = SampleObjects {
             store: &self.config.store,
             sample: reference,
         };
@@ -541,7 +541,7 @@ impl FeatureStore {
     /// it. From now on it takes precedence over earlier puts of this process, and an abort gives it up. Dropping the
     /// turn takes that back.
     pub fn begin_put<'a>(&self, samples: impl IntoIterator<Item = &'a SampleId>) -> PutTurn {
-        self.inner().writing.call(samples)
+        self.inner().inflight_puts.call(samples)
     }
 
     /// As [`FeatureStore::put_many`], for samples whose put has begun.

@@ -45,12 +45,12 @@ use holdfast_index::SampleRef;
 
 use crate::config::FeatureConfig;
 use crate::description::Description;
-use crate::pieces::{read_at, write_at};
 use crate::pool::BufferPool;
 use crate::seal::{
     DEFAULT_CHUNK_BYTES, Incarnation, Keyring, Layout, Run, SampleOpener, SampleSealer, Scheme, TAG_BYTES,
     TensorOpener, TensorSealer,
 };
+use crate::spans::{read_at, write_at};
 
 /// The most bytes of one call. Smaller than in a plain store: sealing and opening take longer than checksums, and work
 /// that overlaps with other calls' transfers costs the least.

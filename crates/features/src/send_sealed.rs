@@ -17,13 +17,13 @@ use holdfast_core::{Deadline, Error, ObjectKey, Result};
 use holdfast_engine::{Span, Transfer};
 
 use crate::description::Description;
-use crate::loan::lend;
-use crate::pieces::part;
+use crate::guarded_span::guard;
+use crate::inflight_puts::UndoGuard;
 use crate::seal::{RecordTag, SealHeader, TensorSealer};
 use crate::sealed::{Scratch, SealedRun, Seals, run_of};
+use crate::spans::part;
 use crate::store::Inner;
 use crate::transfer::Outgoing;
-use crate::writing::Witness;
 
 const OPERATION: &str = "features.put";
 
@@ -34,7 +34,7 @@ struct Unsealed {
     key: ObjectKey,
     plain: Vec<Span>,
     seal: SealedRun<TensorSealer>,
-    witness: Arc<Witness>,
+    witness: Arc<UndoGuard>,
 }
 
 /// How a sample is sealed, as its description records it.
@@ -50,7 +50,7 @@ pub(crate) struct ToSeal {
 /// A sample's tensors with the keys of their objects.
 pub(crate) struct SampleToSeal<'a> {
     pub(crate) reference: &'a holdfast_index::SampleRef,
-    pub(crate) prepared: &'a crate::prepare::Prepared,
+    pub(crate) prepared: &'a crate::put_plan::PutPlan,
     pub(crate) keys: &'a [ObjectKey],
 }
 
@@ -166,13 +166,13 @@ impl Inner {
                 object.seal.seal(&object.plain, &into, &mut scratch)?;
                 outgoing.push(Outgoing {
                     sample: object.sample,
-                    transfer: Transfer::new(object.key, lend(into, object.witness)?),
+                    transfer: Transfer::new(object.key, guard(into, object.witness)?),
                 });
                 at += len;
             }
             Ok(outgoing)
         };
-        self.calls.run("features.seal", deadline, seal).await
+        self.blocking.run("features.seal", deadline, seal).await
     }
 }
 

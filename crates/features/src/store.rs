@@ -12,12 +12,13 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::backing::Backing;
-use crate::calls::Calls;
+use crate::blocking::BlockingCalls;
 use crate::check::Checks;
 use crate::collect::{self, Walk};
 use crate::config::FeatureConfig;
-use crate::free::Frees;
+use crate::free::ReclaimQueue;
 use crate::health::{Counting, Health};
+use crate::inflight_puts::InflightPuts;
 use crate::loss::{self, Losses};
 use crate::pool::BufferPool;
 use crate::sealed::Seals;
@@ -25,7 +26,6 @@ use crate::sessions::Sessions;
 use crate::tasks::{Caller, Tasks};
 use crate::unreadable::Unreadable;
 use crate::worker::{self, Swept};
-use crate::writing::Writing;
 
 /// A feature store, as this process sees it. A clone is the same store.
 ///
@@ -60,7 +60,7 @@ pub(crate) struct Inner {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) rng: Arc<dyn Rng>,
     pub(crate) sessions: Sessions,
-    pub(crate) calls: Calls,
+    pub(crate) blocking: BlockingCalls,
     pub(crate) pool: BufferPool,
     /// The kind of memory that tensors lie in: registered, or private in a sealed store.
     pub(crate) backing: Backing,
@@ -73,10 +73,10 @@ pub(crate) struct Inner {
     pub(crate) seals: Option<Seals>,
     pub(crate) checks: Checks,
     /// Shared with the leases and transfers that outlive an operation.
-    pub(crate) frees: Arc<Frees>,
+    pub(crate) reclaim: Arc<ReclaimQueue>,
     /// One collect of this process runs at a time.
     pub(crate) walk: tokio::sync::Mutex<Walk>,
-    pub(crate) writing: Arc<Writing>,
+    pub(crate) inflight_puts: Arc<InflightPuts>,
     pub(crate) unreadable: Unreadable,
     pub(crate) losses: Losses,
     pub(crate) count: Counting,
@@ -108,7 +108,7 @@ impl FeatureStore {
         let runtime = Handle::try_current().map_err(|error| {
             Error::invalid(OPERATION, "open the store inside a tokio runtime; its tasks run there").caused_by(error)
         })?;
-        let calls = Calls::new(config.max_in_flight, Arc::clone(&clock));
+        let calls = BlockingCalls::new(config.max_in_flight, Arc::clone(&clock));
         let registered = Backing::Engine(Arc::clone(&engine));
         let private = Backing::private();
         let backing = match &config.keyring {
@@ -125,9 +125,9 @@ impl FeatureStore {
         let inner = Arc::new(Inner {
             sessions: Sessions::new(Arc::clone(&index), Arc::clone(&clock)),
             checks: Checks::new(Arc::clone(&index), Arc::clone(&clock)),
-            frees: Arc::new(Frees::new(Arc::clone(&clock), config.free_queue)),
+            reclaim: Arc::new(ReclaimQueue::new(Arc::clone(&clock), config.free_queue)),
             walk: tokio::sync::Mutex::default(),
-            writing: Arc::default(),
+            inflight_puts: Arc::default(),
             unreadable: Unreadable::default(),
             losses: Losses::new(Arc::clone(&clock)),
             count: Counting::default(),
@@ -136,7 +136,7 @@ impl FeatureStore {
             index,
             clock,
             rng,
-            calls,
+            blocking: calls,
             pool,
             backing,
             private,
@@ -152,7 +152,7 @@ impl FeatureStore {
         let (stop, stopped) = watch::channel(false);
         let mut workers = vec![
             runtime.spawn(worker::remove(Arc::clone(&inner), stopped.clone())),
-            runtime.spawn(worker::tell(Arc::clone(&inner), stopped.clone())),
+            runtime.spawn(worker::index_worker(Arc::clone(&inner), stopped.clone())),
             runtime.spawn(loss::watch(Arc::clone(&inner), stopped.clone())),
             runtime.spawn(collect::collect(Arc::clone(&inner), stopped.clone())),
         ];
@@ -250,7 +250,10 @@ impl FeatureStore {
         let inner = self.inner();
         let backing = inner.backing.clone();
         let call = move |within| backing.region(memory, within);
-        inner.calls.run("features.register", inner.deadline(within), call).await
+        inner
+            .blocking
+            .run("features.register", inner.deadline(within), call)
+            .await
     }
 
     /// How many bytes a sample of these tensors counts against the store's budget.
@@ -273,7 +276,7 @@ impl FeatureStore {
     /// Waits until every sample that was retired here is freed. The error (kind `Timeout`) says which are left.
     pub async fn drain(&self, within: Duration) -> Result<()> {
         let inner = self.inner();
-        inner.frees.drain(inner.deadline(within)).await
+        inner.reclaim.drain(inner.deadline(within)).await
     }
 
     /// Starts another epoch for retained samples: every group that was done with them gets them again.
@@ -300,15 +303,18 @@ impl FeatureStore {
         let inner = self.inner();
         let engine = Arc::clone(&inner.engine);
         let call = move |within| engine.usage(within);
-        let usage = inner.calls.run("features.health", inner.deadline(within), call).await;
+        let usage = inner
+            .blocking
+            .run("features.health", inner.deadline(within), call)
+            .await;
         Health {
             session: inner.sessions.known().map(|session| session.id()),
             sessions_opened: inner.sessions.opened(),
             index: inner.index.history(),
             operations: inner.tasks.running(),
-            calls: inner.calls.under_way(),
+            calls: inner.blocking.under_way(),
             pool: inner.pool.usage(),
-            pending_frees: inner.frees.pending(),
+            pending_frees: inner.reclaim.pending(),
             suspected: inner.losses.suspected(),
             registrations: inner.engine.registrations(),
             usage: usage.ok(),
@@ -342,7 +348,7 @@ impl FeatureStore {
         let inner = self.inner();
         let deadline = inner.deadline(within);
         let left = inner.tasks.close(&*inner.clock, deadline).await;
-        let drained = inner.frees.drain(deadline).await;
+        let drained = inner.reclaim.drain(deadline).await;
         // On a second close no worker listens any more.
         self.0.stop.send_replace(true);
         let workers = std::mem::take(&mut *self.0.workers.lock());

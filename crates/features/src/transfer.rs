@@ -62,7 +62,7 @@ impl Inner {
             }
             self.count.waits_for_room.one();
             // There may be samples to be freed that no process has collected yet.
-            self.frees.collect_soon();
+            self.reclaim.collect_soon();
             let spread = self.rng.below(u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX) / 2);
             tokio::time::sleep(pause / 2 + Duration::from_nanos(spread)).await;
             pause = (pause + pause / 2).min(LONGEST_PAUSE);
@@ -81,7 +81,7 @@ impl Inner {
             batch.into_iter().map(|object| (object.sample, object.transfer)).unzip();
         let (engine, options) = (Arc::clone(&self.engine), self.put_options());
         let answer = self
-            .calls
+            .blocking
             .run("features.put", deadline, move |within| {
                 let outcomes = engine.put(&transfers, &options, within)?;
                 Ok(outcomes.into_iter().zip(transfers).collect::<Vec<_>>())
@@ -108,7 +108,7 @@ impl Inner {
     /// Starts to compute the checksums of samples' objects, in parallel with the transfer. The caller awaits the
     /// result.
     pub(crate) fn digests(&self, samples: Vec<Vec<Vec<Span>>>, deadline: Deadline) -> Digests {
-        let calls = self.calls.clone();
+        let calls = self.blocking.clone();
         let of_sample = |chunks: &Vec<Vec<Span>>| chunks.iter().map(|parts| digest_of(parts)).collect();
         let record = move |_| samples.iter().map(of_sample).collect();
         Digests(tokio::spawn(async move {

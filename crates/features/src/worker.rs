@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use holdfast_core::{Deadline, Error, ErrorKind, ObjectKey, Result, Retry};
 use holdfast_engine::RemoveOutcome;
-use holdfast_index::{Held, SampleRef, SweepReport};
+use holdfast_index::{LeaseGrant, SampleRef, SweepReport};
 use tokio::sync::watch;
 
 use crate::free::{Job, Release, by_session};
@@ -42,10 +42,10 @@ pub struct Swept {
 /// Removes objects until it is told to stop.
 pub(crate) async fn remove(inner: Arc<Inner>, mut stop: watch::Receiver<bool>) {
     while !*stop.borrow() {
-        let pause = inner.frees.until_removal().unwrap_or(IDLE);
+        let pause = inner.reclaim.until_removal().unwrap_or(IDLE);
         tokio::select! {
             _ = stop.changed() => {}
-            () = inner.frees.wake_remover.notified() => {}
+            () = inner.reclaim.wake_remover.notified() => {}
             () = tokio::time::sleep(pause) => {}
         }
         inner.remove_due().await;
@@ -53,12 +53,12 @@ pub(crate) async fn remove(inner: Arc<Inner>, mut stop: watch::Receiver<bool>) {
 }
 
 /// Reports to the index, until it is told to stop.
-pub(crate) async fn tell(inner: Arc<Inner>, mut stop: watch::Receiver<bool>) {
+pub(crate) async fn index_worker(inner: Arc<Inner>, mut stop: watch::Receiver<bool>) {
     while !*stop.borrow() {
-        let pause = inner.frees.until_telling().unwrap_or(IDLE);
+        let pause = inner.reclaim.until_telling().unwrap_or(IDLE);
         tokio::select! {
             _ = stop.changed() => {}
-            () = inner.frees.wake_teller.notified() => {}
+            () = inner.reclaim.wake_teller.notified() => {}
             () = tokio::time::sleep(pause) => {}
         }
         inner.tell_due().await;
@@ -80,35 +80,35 @@ pub(crate) async fn sweep(inner: Arc<Inner>, every: Duration, mut stop: watch::R
             tracing::warn!(%error, "a sweep did not end; the next one goes on");
         }
         // Wakes the collector for the samples that this sweep retired, and for those that other processes left behind.
-        inner.frees.wake_collector.notify_one();
+        inner.reclaim.wake_collector.notify_one();
     }
 }
 
 impl Inner {
     /// Removes the objects of all jobs that are due.
     async fn remove_due(&self) {
-        let jobs = self.frees.to_remove();
+        let jobs = self.reclaim.to_remove();
         let outcomes = self.remove_all(&jobs).await;
         for (job, outcome) in jobs.iter().zip(outcomes) {
             match outcome {
-                Ok(()) => self.frees.removed(&job.sample),
+                Ok(()) => self.reclaim.removed(&job.sample),
                 Err(error) => {
                     tracing::debug!(%error, sample = %job.sample.sample, "objects stay; they are tried again");
-                    self.frees.stayed(&job.sample, error);
+                    self.reclaim.stayed(&job.sample, error);
                 }
             }
         }
-        self.frees.finished();
+        self.reclaim.finished();
     }
 
     /// Does the due work that needs the index: reports freed samples, releases leases, gives up reservations.
     async fn tell_due(&self) {
-        let tell = self.frees.to_tell();
+        let tell = self.reclaim.to_tell();
         self.say_freed(&tell.removed).await;
         self.let_go(tell.releases).await;
         self.give_up(tell.reservations).await;
         self.say_failed(tell.stayed).await;
-        self.frees.finished();
+        self.reclaim.finished();
     }
 
     /// Releases leases that no caller holds any more.
@@ -117,14 +117,14 @@ impl Inner {
             .into_iter()
             .map(|release| (Arc::clone(&release.session), release));
         for (session, releases) in by_session(with_session).into_values() {
-            let held: Vec<Held> = releases.iter().map(|release| release.held.clone()).collect();
+            let held: Vec<LeaseGrant> = releases.iter().map(|release| release.held.clone()).collect();
             let results = self.index.release(&session, &held, self.config.call_within).await;
             for (release, result) in releases.into_iter().zip(results) {
                 match result {
                     // This may have been the last reader of a retired sample.
-                    Ok(()) => self.frees.collect_soon(),
+                    Ok(()) => self.reclaim.collect_soon(),
                     // Releasing twice is harmless: the token is valid once.
-                    Err(error) if is_as_it_was(&error) && self.frees.release_again(release) => {
+                    Err(error) if is_as_it_was(&error) && self.reclaim.release_again(release) => {
                         tracing::debug!(%error, "a lease was not let go of; it is tried again");
                     }
                     Err(error) => tracing::debug!(%error, "a lease was not let go of; it runs out by its time"),
@@ -198,12 +198,12 @@ impl Inner {
                     Err(error) => Err(error),
                 };
                 match gone {
-                    Ok(true) => self.frees.aborted(&job.sample),
+                    Ok(true) => self.reclaim.aborted(&job.sample),
                     Ok(false) => {
                         tracing::error!(sample = %job.sample.sample, "a live sample was to be removed; it is left alone");
-                        self.frees.succeeded(&job.sample);
+                        self.reclaim.succeeded(&job.sample);
                     }
-                    Err(error) => self.frees.failed(&job.sample, error),
+                    Err(error) => self.reclaim.failed(&job.sample, error),
                 }
             }
         }
@@ -229,7 +229,7 @@ impl Inner {
             let deadline = Deadline::after(&*self.clock, self.config.call_within);
             let engine = Arc::clone(&self.engine);
             let answer = self
-                .calls
+                .blocking
                 .run("features.free", deadline, move |within| engine.remove(&keys, within))
                 .await;
             let outcomes = match answer {
@@ -271,9 +271,9 @@ impl Inner {
                     told += 1;
                     // The collector and the teller may both report a sample; it is counted once.
                     self.count.freed.add(u64::from(is_first));
-                    self.frees.succeeded(sample);
+                    self.reclaim.succeeded(sample);
                 }
-                Err(error) => self.frees.failed(sample, error),
+                Err(error) => self.reclaim.failed(sample, error),
             }
         }
         told

@@ -11,7 +11,7 @@ use holdfast_core::{ErrorKind, Nonce, ObjectKey, SystemRng};
 use holdfast_custody::{Publication, Reason};
 use holdfast_engine::{EngineExt, PutOptions};
 use holdfast_features::{AdoptedTensor, Announcement, FeatureStore, GroupName, SampleRef, Wanted};
-use holdfast_index::kv::memory::Fate;
+use holdfast_index::store::memory::Fate;
 use holdfast_index::{Commit, Reserve};
 use tokio::time::Instant;
 
@@ -41,7 +41,7 @@ async fn idle(store: &FeatureStore) {
 
 /// A sample that a later release has put, directly into the index.
 async fn put_by_a_later_release(world: &World, sample: &str, groups: &[&str]) -> SampleRef {
-    let index = world.index(world.kv.client());
+    let index = world.index(world.txn_store.client());
     let session = index.open_session(WITHIN).await.expect("a session");
     let reserve = Reserve {
         sample: id(sample),
@@ -128,9 +128,11 @@ async fn takes_that_are_cancelled_at_any_moment_cost_no_attempt() {
 
 /// A consumer whose first take is made at once, and told so long after.
 async fn told_after(world: &World, delay: Duration) -> FeatureStore {
-    let kv = world.kv.client();
-    let consumer = world.open_on(world.cluster.connect(), kv.clone(), world.config()).await;
-    kv.faults().lose_reply(Fate::ToldAfter(delay));
+    let txn_store = world.txn_store.client();
+    let consumer = world
+        .open_on(world.cluster.connect(), txn_store.clone(), world.config())
+        .await;
+    txn_store.faults().lose_reply(Fate::ToldAfter(delay));
     consumer
 }
 
@@ -191,7 +193,7 @@ async fn closing_gives_back_what_a_cancelled_take_was_given() {
 #[tokio::test]
 async fn an_older_consumer_leaves_what_a_newer_release_puts_to_others() {
     let world = World::new();
-    let (old, watcher) = (world.open().await, world.index(world.kv.client()));
+    let (old, watcher) = (world.open().await, world.index(world.txn_store.client()));
     // More of them than one look shows, for one group (the ready list has a copy) and for two (it has none).
     for n in 0..40 {
         put_by_a_later_release(&world, &format!("run/one-{n}"), &["trainers"]).await;
@@ -235,21 +237,24 @@ async fn leasing_or_reading_what_a_newer_release_put_is_unsupported_and_leaves_i
     let world = World::new();
     let old = world.open().await;
     let reference = put_by_a_later_release(&world, "run/1", &["trainers"]).await;
-    let before = world.kv.dump();
+    let before = world.txn_store.dump();
     let refs = std::slice::from_ref(&reference);
-    for taken in [old.lease(&trainers(), refs, WITHIN).await, old.read(refs, WITHIN).await] {
+    for taken in [
+        old.lease(&trainers(), refs, WITHIN).await,
+        old.lease_shared(refs, WITHIN).await,
+    ] {
         assert_eq!(one(taken).expect_err("refused").kind(), ErrorKind::Unsupported);
     }
-    let records = |entries: Vec<holdfast_index::kv::Entry>| -> Vec<_> {
+    let records = |entries: Vec<holdfast_index::store::Entry>| -> Vec<_> {
         entries.into_iter().filter(|entry| entry.key.contains("run")).collect()
     };
-    assert_eq!(records(world.kv.dump()), records(before));
+    assert_eq!(records(world.txn_store.dump()), records(before));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_put_whose_caller_left_while_it_waited_for_credits_is_not_made() {
     let world = World::new();
-    let index = world.index(world.kv.client());
+    let index = world.index(world.txn_store.client());
     index.set_budget(1000, WITHIN).await.expect("a budget");
     let store = world.open().await;
     let first = put(&store, item("run/1", &[900], 1)).await;
@@ -267,7 +272,9 @@ async fn a_put_whose_caller_left_while_it_waited_for_credits_is_not_made() {
 async fn a_put_whose_caller_left_while_its_bytes_moved_is_undone() {
     let world = World::new();
     let engine = HeldUp::new(world.cluster.connect());
-    let store = world.open_on(engine.clone(), world.kv.client(), world.config()).await;
+    let store = world
+        .open_on(engine.clone(), world.txn_store.client(), world.config())
+        .await;
     engine.set(Mode::HangAfterPut);
     let putting = store.put(item("run/1", &[5000], 1), WITHIN);
     assert!(tokio::time::timeout(Duration::from_millis(200), putting).await.is_err());
@@ -283,7 +290,7 @@ async fn a_put_whose_caller_left_while_its_bytes_moved_is_undone() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn abort_sees_a_put_that_waits_for_credits() {
     let world = World::new();
-    let index = world.index(world.kv.client());
+    let index = world.index(world.txn_store.client());
     index.set_budget(1000, WITHIN).await.expect("a budget");
     let store = world.open().await;
     let first = put(&store, item("run/1", &[900], 1)).await;
@@ -310,7 +317,7 @@ async fn abort_sees_a_put_that_waits_for_credits() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_two_puts_of_one_sample_the_later_call_wins_while_the_first_waits_for_credits() {
     let world = World::new();
-    let index = world.index(world.kv.client());
+    let index = world.index(world.txn_store.client());
     index.set_budget(20_000, WITHIN).await.expect("a budget");
     let store = world.open().await;
     let mut fill = Vec::new();
@@ -348,7 +355,9 @@ async fn of_two_puts_of_one_sample_the_later_call_wins_while_the_first_waits_for
 async fn of_two_puts_of_one_sample_the_later_call_wins_while_the_first_moves_its_bytes() {
     let world = World::new();
     let engine = HeldUp::new(world.cluster.connect());
-    let store = world.open_on(engine.clone(), world.kv.client(), world.config()).await;
+    let store = world
+        .open_on(engine.clone(), world.txn_store.client(), world.config())
+        .await;
     let spawn = |bytes: usize, seed| {
         let store = store.clone();
         tokio::spawn(async move { store.put(item("run/x", &[bytes], seed), WITHIN).await })
@@ -389,7 +398,7 @@ async fn a_get_whose_caller_left_while_it_waited_for_memory_ends() {
     let why = one(store.retire(&[stored.reference], WITHIN).await).expect("retired");
     assert!(matches!(
         why,
-        holdfast_features::Answered::Retired {
+        holdfast_features::AckOutcome::Retired {
             reason: Reason::Aborted,
             ..
         }
@@ -443,7 +452,7 @@ async fn announcements_that_are_cancelled_at_any_moment_leave_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_announcement_whose_caller_left_while_it_waited_for_credits_ends() {
     let world = World::new();
-    let index = world.index(world.kv.client());
+    let index = world.index(world.txn_store.client());
     index.set_budget(1000, WITHIN).await.expect("a budget");
     let store = world.open().await;
     let first = put(&store, item("run/1", &[900], 1)).await;
@@ -462,7 +471,7 @@ async fn an_announcement_whose_caller_left_while_it_waited_for_credits_ends() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_adoption_whose_caller_left_while_it_waited_for_credits_is_not_made() {
     let world = World::new();
-    let index = world.index(world.kv.client());
+    let index = world.index(world.txn_store.client());
     index.set_budget(1000, WITHIN).await.expect("a budget");
     let store = world.open().await;
     let first = put(&store, item("run/1", &[900], 1)).await;

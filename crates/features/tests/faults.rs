@@ -13,7 +13,7 @@ use common::*;
 use holdfast_core::{ErrorKind, Result, Retry, Rng, SeededRng};
 use holdfast_engine::{FaultEngine, FaultPlan, MemoryConfig, MemoryEngine};
 use holdfast_features::{FeatureConfig, FeatureStore, Lease, PutItem, TensorIn, TensorOut, Wanted};
-use holdfast_index::kv::memory::{Fate, MemoryKv};
+use holdfast_index::store::memory::{Fate, MemoryStore};
 
 const SAMPLES: u64 = 6;
 const CALL: Duration = Duration::from_secs(2);
@@ -32,7 +32,7 @@ struct Seen {
 struct Process {
     store: FeatureStore,
     engine: Arc<FaultEngine<MemoryEngine>>,
-    kv: MemoryKv,
+    txn_store: MemoryStore,
     rng: SeededRng,
 }
 
@@ -81,7 +81,7 @@ impl Process {
     async fn step(&self, held: &mut Vec<Lease>, seen: &Seen) {
         if self.rng.chance(100) {
             let fates = [Fate::Applied, Fate::NotApplied];
-            self.kv.faults().lose_reply(fates[small(self.rng.below(2))]);
+            self.txn_store.faults().lose_reply(fates[small(self.rng.below(2))]);
         }
         match self.rng.below(10) {
             0..3 => {
@@ -102,15 +102,22 @@ impl Process {
             }
             5 if self.rng.chance(500) => {
                 let sample = id(&format!("run/{}", self.rng.below(SAMPLES)));
-                if let Ok(glimpse) = self.store.glimpse(&sample, None, CALL).await {
-                    judge(self.store.get_glimpsed(glimpse, Wanted::All, CALL).await, seen);
+                if let Ok(glimpse) = self.store.find_live(&sample, None, CALL).await {
+                    judge(self.store.get_unleased(glimpse, Wanted::All, CALL).await, seen);
                 }
             }
             5 => {
                 let ids: Vec<_> = (0..SAMPLES).map(|n| id(&format!("run/{n}"))).collect();
                 if let Ok(found) = self.store.find(&ids, CALL).await {
                     let found: Vec<_> = found.into_iter().flatten().map(|found| found.reference).collect();
-                    held.extend(self.store.read(&found, CALL).await.into_iter().flatten().take(2));
+                    held.extend(
+                        self.store
+                            .lease_shared(&found, CALL)
+                            .await
+                            .into_iter()
+                            .flatten()
+                            .take(2),
+                    );
                 }
             }
             6..8 => {
@@ -160,7 +167,7 @@ async fn run(seed: u64, seen: &Arc<Seen>) {
         .with_delay(30, Duration::from_millis(3));
     let mut processes = Vec::new();
     for n in 0..3 {
-        let kv = world.kv.client();
+        let txn_store = world.txn_store.client();
         let plan = if n == 0 {
             plan.clone()
         } else {
@@ -173,11 +180,11 @@ async fn run(seed: u64, seen: &Arc<Seen>) {
             keyring: seed.is_multiple_of(2).then(|| common::raw::keys(&["k1"])),
             ..world.config()
         };
-        let store = world.open_on(engine.clone(), kv.clone(), config).await;
+        let store = world.open_on(engine.clone(), txn_store.clone(), config).await;
         processes.push(Process {
             store,
             engine,
-            kv,
+            txn_store,
             rng: SeededRng::new(seed * 1000 + n),
         });
     }
@@ -200,7 +207,7 @@ async fn run(seed: u64, seen: &Arc<Seen>) {
     }
     for process in &processes {
         process.engine.pause();
-        process.kv.faults().outage(0);
+        process.txn_store.faults().outage(0);
     }
     clear_up(&world, &processes, seed).await;
 }

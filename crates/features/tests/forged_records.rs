@@ -7,7 +7,7 @@ use common::raw::{earlier_seal, keys, keys_of, replace_raw};
 use common::*;
 use holdfast_core::ErrorKind;
 use holdfast_features::{FeatureConfig, FeatureStore, SampleRef, Stored};
-use holdfast_index::kv::{Applied, Kv, Transaction, Write};
+use holdfast_index::store::{Transaction, TxnOutcome, TxnStore, Write};
 use serde_json::Value;
 
 const LENS: [usize; 3] = [30_000, 5000, 0];
@@ -18,7 +18,9 @@ async fn open(world: &World, accept_seal_v1: bool) -> FeatureStore {
         accept_seal_v1,
         ..world.config()
     };
-    world.open_on(world.cluster.connect(), world.kv.client(), config).await
+    world
+        .open_on(world.cluster.connect(), world.txn_store.client(), config)
+        .await
 }
 
 fn json(text: &str) -> Value {
@@ -33,7 +35,7 @@ fn description(world: &World, sample: &str) -> Value {
 
 fn record(world: &World, sample: &str) -> (String, Vec<u8>, Value) {
     let key = format!("s/s/{}", sample.replace('/', "%2F"));
-    let entry = world.kv.dump().into_iter().find(|entry| entry.key == key);
+    let entry = world.txn_store.dump().into_iter().find(|entry| entry.key == key);
     let value = entry.unwrap_or_else(|| panic!("{key} is not there")).value;
     let at = value.iter().position(|byte| *byte == 0).expect("a description");
     let description = serde_json::from_slice(&value[at + 1..]).expect("JSON");
@@ -48,17 +50,20 @@ async fn forge(world: &World, sample: &str, description: &Value) {
         conditions: Vec::new(),
         writes: vec![Write::put(key, value)],
     };
-    let applied = world.kv.client().transact(&transaction, WITHIN).await;
-    assert!(matches!(applied, Ok(Applied::Yes(_))), "{applied:?}");
+    let applied = world.txn_store.client().transact(&transaction, WITHIN).await;
+    assert!(matches!(applied, Ok(TxnOutcome::Committed(_))), "{applied:?}");
 }
 
 /// What a consumer sees of a sample, leased or through a live reference.
 async fn refused(store: &FeatureStore, reference: &SampleRef, what: &str) -> ErrorKind {
     let lease = read(store, reference).await;
     let taken = get_all(store, &lease).await.expect_err(what);
-    let glimpse = store.glimpse(&reference.sample, None, WITHIN).await.expect("a glimpse");
+    let glimpse = store
+        .find_live(&reference.sample, None, WITHIN)
+        .await
+        .expect("a glimpse");
     let glimpsed = store
-        .get_glimpsed(glimpse, holdfast_features::Wanted::All, WITHIN)
+        .get_unleased(glimpse, holdfast_features::Wanted::All, WITHIN)
         .await;
     let glimpsed = glimpsed.expect_err(what);
     assert_eq!(taken.kind(), glimpsed.kind(), "{what}: {taken} and {glimpsed}");

@@ -8,7 +8,9 @@ use std::time::Duration;
 use common::*;
 use holdfast_core::ErrorKind;
 use holdfast_engine::{Engine, EngineExt, MemoryConfig};
-use holdfast_features::{Answered, Destination, FeatureConfig, Publication, PutItem, Reason, Source, TensorIn, Wanted};
+use holdfast_features::{
+    AckOutcome, Destination, FeatureConfig, Publication, PutItem, Reason, Source, TensorIn, Wanted,
+};
 
 /// One chunk, several chunks, an exact number of chunks, nothing, one byte.
 const LENS: [usize; 5] = [1000, 10_000, 8192, 0, 1];
@@ -29,7 +31,7 @@ async fn put_get_ack_and_gone() {
     check_tensors(&tensors, &LENS, 7);
 
     let answered = ack(&store, &lease).await.expect("acked");
-    let consumed = Answered::Retired {
+    let consumed = AckOutcome::Retired {
         reason: Reason::Consumed,
         free: true,
     };
@@ -61,7 +63,9 @@ async fn put_get_ack_and_gone() {
 async fn tensors_by_name_and_into_memory_of_ones_own() {
     let world = World::new();
     let engine = world.cluster.connect();
-    let store = world.open_on(engine.clone(), world.kv.client(), world.config()).await;
+    let store = world
+        .open_on(engine.clone(), world.txn_store.client(), world.config())
+        .await;
     let stored = put(&store, item("run/1", &LENS, 7)).await;
     let lease = read(&store, &stored.reference).await;
 
@@ -250,7 +254,7 @@ async fn retained_samples_come_again_and_hopeless_ones_do_not() {
     for _epoch in 0..3 {
         let lease = take(&store, &stored).await;
         check_tensors(&get_all(&store, &lease).await.expect("tensors"), &[10], 1);
-        assert_eq!(ack(&store, &lease).await.expect("acked"), Answered::Live);
+        assert_eq!(ack(&store, &lease).await.expect("acked"), AckOutcome::Live);
         one(store.reopen(std::slice::from_ref(&stored.reference), WITHIN).await).expect("reopened");
     }
     one(store.abort(&[id("run/1")], WITHIN).await).expect("aborted");
@@ -259,7 +263,7 @@ async fn retained_samples_come_again_and_hopeless_ones_do_not() {
     for attempt in 1..=3 {
         let lease = take(&store, &stored).await;
         let answer = one(store.nack(&[lease], WITHIN).await).expect("handed back");
-        assert_eq!(answer == Answered::Live, attempt < 3, "{answer:?}");
+        assert_eq!(answer == AckOutcome::Live, attempt < 3, "{answer:?}");
     }
     store.drain(WITHIN).await.expect("freed");
     world.assert_empty();
@@ -289,7 +293,9 @@ async fn without_checksums_lengths_and_leases_are_checked() {
         checksum: false,
         ..world.config()
     };
-    let store = world.open_on(world.cluster.connect(), world.kv.client(), config).await;
+    let store = world
+        .open_on(world.cluster.connect(), world.txn_store.client(), config)
+        .await;
     let stored = put(&store, item("run/1", &LENS, 3)).await;
     assert!(
         stored
@@ -306,7 +312,9 @@ async fn without_checksums_lengths_and_leases_are_checked() {
 async fn registered_memory_in_pieces_goes_in_as_one_tensor() {
     let world = World::new();
     let engine = world.cluster.connect();
-    let store = world.open_on(engine.clone(), world.kv.client(), world.config()).await;
+    let store = world
+        .open_on(engine.clone(), world.txn_store.client(), world.config())
+        .await;
     let region = engine.allocate(30_000, WITHIN).expect("memory");
     region.whole().write(0, &pattern(30_000, 5)).expect("fits");
     let parts = vec![
@@ -364,7 +372,9 @@ async fn a_get_needs_room_in_the_pool() {
         pool_bytes: 40_960,
         ..world.config()
     };
-    let store = world.open_on(world.cluster.connect(), world.kv.client(), config).await;
+    let store = world
+        .open_on(world.cluster.connect(), world.txn_store.client(), config)
+        .await;
     let stored = put(&store, item("run/1", &[16_000], 1)).await;
     let lease = read(&store, &stored.reference).await;
     let first = get_all(&store, &lease).await.expect("tensors");

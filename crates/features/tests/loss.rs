@@ -60,7 +60,9 @@ async fn a_sample_whose_holder_registers_late_is_not_lost() {
         loss_grace: Duration::from_secs(30),
         ..world.config()
     };
-    let store = world.open_on(world.cluster.connect(), world.kv.client(), config).await;
+    let store = world
+        .open_on(world.cluster.connect(), world.txn_store.client(), config)
+        .await;
     let (stored, holders) = put_on_ssd(&world, &store).await;
     let lease = take(&store, &stored).await;
     restart_without(&world, &holders);
@@ -139,7 +141,9 @@ async fn an_outage_costs_a_group_no_attempts() {
         loss_grace: Duration::from_secs(30),
         ..world.config()
     };
-    let store = world.open_on(world.cluster.connect(), world.kv.client(), config).await;
+    let store = world
+        .open_on(world.cluster.connect(), world.txn_store.client(), config)
+        .await;
     let (_, holders) = put_on_ssd(&world, &store).await;
     restart_without(&world, &holders);
     for answer in 0..6 {
@@ -179,11 +183,11 @@ async fn a_get_by_reference_is_told_of_the_loss() {
     let begun = world.clock.now();
     let error = loop {
         let error = match store
-            .glimpse(&id("run/1"), Some(stored.reference.generation), WITHIN)
+            .find_live(&id("run/1"), Some(stored.reference.generation), WITHIN)
             .await
         {
             Ok(glimpse) => store
-                .get_glimpsed(glimpse, holdfast_features::Wanted::All, WITHIN)
+                .get_unleased(glimpse, holdfast_features::Wanted::All, WITHIN)
                 .await
                 .expect_err("gone"),
             Err(error) => error,

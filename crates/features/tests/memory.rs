@@ -19,7 +19,9 @@ const MIB: usize = 1 << 20;
 
 async fn held_up(world: &World) -> (Arc<HeldUp>, FeatureStore) {
     let engine = HeldUp::new(world.cluster.connect());
-    let store = world.open_on(engine.clone(), world.kv.client(), world.config()).await;
+    let store = world
+        .open_on(engine.clone(), world.txn_store.client(), world.config())
+        .await;
     (engine, store)
 }
 
@@ -199,9 +201,9 @@ async fn get_at_once(store: &FeatureStore, refs: &[SampleRef], within: Duration)
         .map(|reference| {
             let (store, reference) = (store.clone(), reference.clone());
             tokio::spawn(async move {
-                let glimpse = store.glimpse(&reference.sample, None, within).await?;
+                let glimpse = store.find_live(&reference.sample, None, within).await?;
                 // Used and dropped, as a consumer would.
-                store.get_glimpsed(glimpse, Wanted::All, within).await
+                store.get_unleased(glimpse, Wanted::All, within).await
             })
         })
         .collect();
@@ -221,7 +223,7 @@ async fn gets_that_fit_one_by_one_never_wait_for_each_other() {
     };
     let plan = FaultPlan::new(14).with_delay(200, Duration::from_millis(5));
     let engine = FaultEngine::new(world.cluster.connect(), plan, world.clock.clone());
-    let store = world.open_on(Arc::new(engine), world.kv.client(), config).await;
+    let store = world.open_on(Arc::new(engine), world.txn_store.client(), config).await;
     let lens = [MIB / 2; 4];
     let mut refs = Vec::new();
     for n in 0..8 {
@@ -235,8 +237,8 @@ async fn gets_that_fit_one_by_one_never_wait_for_each_other() {
             .map(|(n, reference)| {
                 let (store, reference) = (store.clone(), reference.clone());
                 tokio::spawn(async move {
-                    let glimpse = store.glimpse(&reference.sample, None, within).await?;
-                    let got = store.get_glimpsed(glimpse, Wanted::All, within).await?;
+                    let glimpse = store.find_live(&reference.sample, None, within).await?;
+                    let got = store.get_unleased(glimpse, Wanted::All, within).await?;
                     check_tensors(&got, &lens, n as u64);
                     Ok::<(), holdfast_core::Error>(())
                 })
@@ -258,7 +260,9 @@ async fn a_large_get_is_not_starved_by_small_ones() {
         pool_bytes: 4 * MIB as u64,
         ..world.config()
     };
-    let store = world.open_on(world.cluster.connect(), world.kv.client(), config).await;
+    let store = world
+        .open_on(world.cluster.connect(), world.txn_store.client(), config)
+        .await;
     let small = put(&store, item("run/small", &[MIB], 1)).await;
     let large = put(&store, item("run/large", &[MIB, MIB], 2)).await;
     let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
@@ -299,7 +303,9 @@ async fn with_a_small_pool(world: &World, pool_bytes: usize) -> FeatureStore {
         stage_bytes: MIB as u64,
         ..world.config()
     };
-    world.open_on(world.cluster.connect(), world.kv.client(), config).await
+    world
+        .open_on(world.cluster.connect(), world.txn_store.client(), config)
+        .await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -356,7 +362,7 @@ async fn altered_bytes_of_a_sample_larger_than_the_pool_are_corrupt() {
         stage_bytes: MIB as u64,
         ..world.config()
     };
-    let store = world.open_on(engine.clone(), world.kv.client(), config).await;
+    let store = world.open_on(engine.clone(), world.txn_store.client(), config).await;
     let stored = put(&store, item("run/1", &[3 * MIB], 1)).await;
     let lease = take(&store, &stored).await;
     engine.set(Mode::TornOnce);
@@ -371,7 +377,7 @@ async fn an_object_larger_than_all_stages_comes_back_too() {
     let writer = world
         .open_on(
             world.cluster.connect(),
-            world.kv.client(),
+            world.txn_store.client(),
             FeatureConfig {
                 chunk_bytes: 8 * MIB as u64,
                 ..world.config()

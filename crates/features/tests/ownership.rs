@@ -7,7 +7,7 @@ use common::*;
 use holdfast_core::{Digest, Error, ErrorKind, ObjectKey, Result, StoreId};
 use holdfast_engine::{EngineExt, PutOptions};
 use holdfast_features::{AdoptedTensor, Announcement, FeatureConfig, FeatureStore, Lease, Publication, Stored};
-use holdfast_index::kv::{Applied, Condition, Kv, Transaction, Write};
+use holdfast_index::store::{Condition, Transaction, TxnOutcome, TxnStore, Write};
 
 const LEN: usize = 5000;
 
@@ -56,7 +56,7 @@ async fn open_other(world: &World, name: &str) -> FeatureStore {
         store: store.clone(),
         ..world.config()
     };
-    let index = world.index_of(&store, world.kv.client());
+    let index = world.index_of(&store, world.txn_store.client());
     FeatureStore::open(
         world.cluster.connect(),
         index,
@@ -206,7 +206,7 @@ async fn a_record_that_names_another_stores_object_removes_nothing() {
         .expect("adopted");
     // An enemy, or a bug: the record names the neighbour's object.
     let entry = world
-        .kv
+        .txn_store
         .dump()
         .into_iter()
         .find(|entry| entry.key == "s/s/run%2F2")
@@ -216,7 +216,10 @@ async fn a_record_that_names_another_stores_object_removes_nothing() {
         conditions: vec![Condition::Unchanged(entry.key.clone(), entry.version)],
         writes: vec![Write::put(entry.key, text)],
     };
-    assert!(matches!(world.kv.transact(&forged, WITHIN).await, Ok(Applied::Yes(_))));
+    assert!(matches!(
+        world.txn_store.transact(&forged, WITHIN).await,
+        Ok(TxnOutcome::Committed(_))
+    ));
     let aborted = one(store.abort(&[id("run/2")], WITHIN).await);
     store.sweep(WITHIN).await.expect("swept");
     assert!(world.cluster.objects().contains(&key(&victim)), "{aborted:?}");

@@ -10,7 +10,7 @@ use common::held_up::{HeldUp, Mode};
 use common::*;
 use holdfast_core::ErrorKind;
 use holdfast_features::{FeatureConfig, FeatureStore, Publication, Quarantined, TensorIn};
-use holdfast_index::kv::{Kv, Transaction, Write};
+use holdfast_index::store::{Transaction, TxnStore, Write};
 
 /// What any process with access to the index can write.
 async fn write(world: &World, key: &str, value: impl Into<Vec<u8>>) {
@@ -18,7 +18,7 @@ async fn write(world: &World, key: &str, value: impl Into<Vec<u8>>) {
         writes: vec![Write::put(format!("s/{key}"), value)],
         ..Transaction::default()
     };
-    world.kv.transact(&put, WITHIN).await.expect("written");
+    world.txn_store.transact(&put, WITHIN).await.expect("written");
 }
 
 async fn quarantined(store: &FeatureStore) -> Vec<Quarantined> {
@@ -102,7 +102,7 @@ async fn a_sample_whose_description_cannot_be_read_is_not_taken() {
     let world = World::new();
     let store = world.open().await;
     let bad = put(&store, item("run/1", &[5000], 1)).await;
-    for entry in world.kv.dump() {
+    for entry in world.txn_store.dump() {
         if entry.key.starts_with("s/s/") || entry.key.starts_with("s/q/") {
             let end = entry.value.iter().position(|byte| *byte == 0).expect("a description");
             let value = [&entry.value[..=end], b"{\"v\":1}".as_slice()].concat();
@@ -134,7 +134,7 @@ async fn failed_puts_give_their_names_back_though_the_queue_is_full() {
         call_within: Duration::from_secs(1),
         ..world.config()
     };
-    let store = world.open_on(engine.clone(), world.kv.client(), config).await;
+    let store = world.open_on(engine.clone(), world.txn_store.client(), config).await;
     engine.set(Mode::LatePut);
     for n in 0..8 {
         let error = store

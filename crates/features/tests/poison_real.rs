@@ -15,26 +15,32 @@ use common::servers::*;
 use common::*;
 use holdfast_core::{Clock, Nonce, SystemClock, SystemRng};
 use holdfast_features::{FeatureConfig, FeatureStore, Reason, SampleRef};
-use holdfast_index::kv::{Kv, Read, Transaction, Write};
-use holdfast_index::{Index, IndexConfig, KvIndex, Reserve};
-use holdfast_index_etcd::{EtcdConfig, EtcdKv};
+use holdfast_index::store::{Read, Transaction, TxnStore, Write};
+use holdfast_index::{Index, IndexConfig, Reserve, TxnIndex};
+use holdfast_index_etcd::{EtcdConfig, EtcdStore};
 use holdfast_testkit::Endpoints;
 use tokio::task::block_in_place;
 
-async fn etcd(endpoints: &Endpoints) -> EtcdKv {
+async fn etcd(endpoints: &Endpoints) -> EtcdStore {
     let clock = Arc::new(SystemClock::new());
     let config = EtcdConfig::new(endpoints.etcd.clone());
-    EtcdKv::open(config, clock, WITHIN).await.expect("etcd")
+    EtcdStore::open(config, clock, WITHIN).await.expect("etcd")
 }
 
-fn index_on(kv: EtcdKv, tick: Duration) -> Arc<dyn Index> {
+fn index_on(txn_store: EtcdStore, tick: Duration) -> Arc<dyn Index> {
     let settings = IndexConfig {
         session_ttl: Duration::from_secs(3),
         tick,
         ..IndexConfig::default()
     };
     let (clock, rng) = (Arc::new(SystemClock::new()), Arc::new(SystemRng));
-    Arc::new(KvIndex::new(Arc::new(kv), &config().store, settings, clock, rng))
+    Arc::new(TxnIndex::new(
+        Arc::new(txn_store),
+        &config().store,
+        settings,
+        clock,
+        rng,
+    ))
 }
 
 async fn open_as(endpoints: &Endpoints, config: FeatureConfig) -> FeatureStore {
@@ -46,17 +52,17 @@ async fn open_as(endpoints: &Endpoints, config: FeatureConfig) -> FeatureStore {
 }
 
 /// What any process with access to etcd can write.
-async fn write(kv: &EtcdKv, key: &str, value: impl Into<Vec<u8>>) {
+async fn write(txn_store: &EtcdStore, key: &str, value: impl Into<Vec<u8>>) {
     let transaction = Transaction {
         conditions: Vec::new(),
         writes: vec![Write::put(format!("{}/{key}", config().store), value)],
     };
-    kv.transact(&transaction, WITHIN).await.expect("written");
+    txn_store.transact(&transaction, WITHIN).await.expect("written");
 }
 
-async fn tick_of(kv: &EtcdKv) -> u64 {
+async fn tick_of(txn_store: &EtcdStore) -> u64 {
     let read = [Read::Key(format!("{}/t", config().store))];
-    let snapshot = kv.read(&read, WITHIN).await.expect("read");
+    let snapshot = txn_store.read(&read, WITHIN).await.expect("read");
     let entry = snapshot.entries.into_iter().flatten().next();
     let text = String::from_utf8(entry.expect("a clock").value).expect("text");
     text.parse().expect("a number")
@@ -120,7 +126,7 @@ async fn records_that_cannot_be_removed_do_not_hold_up_those_behind_them() {
 async fn many_retired_samples_with_long_descriptions_are_freed() {
     let cluster = start();
     let endpoints = cluster.endpoints();
-    let kv = etcd(&endpoints).await;
+    let txn_store = etcd(&endpoints).await;
     let long = "x".repeat(180);
     let tensors: Vec<String> = (0..4000)
         .map(|n| format!(r#"{{"spec":{{"name":"tensor-{n}-{long}","dtype":"uint8","shape":[0]}}}}"#))
@@ -132,7 +138,7 @@ async fn many_retired_samples_with_long_descriptions_are_freed() {
     let many = 280;
     for n in 1..=many {
         let value = [retired(n, "Aborted", "").as_bytes(), b"\0", description.as_bytes()].concat();
-        write(&kv, &format!("f/big{n:04}/{n:016x}"), value).await;
+        write(&txn_store, &format!("f/big{n:04}/{n:016x}"), value).await;
     }
     eprintln!("{many} records, {} MiB", (description.len() * 280) >> 20);
     let store = open(&endpoints).await;
@@ -154,23 +160,23 @@ async fn many_retired_samples_with_long_descriptions_are_freed() {
 async fn a_record_that_cannot_be_read_stops_neither_sweeps_nor_takes() {
     let cluster = start();
     let endpoints = cluster.endpoints();
-    let kv = etcd(&endpoints).await;
+    let txn_store = etcd(&endpoints).await;
     let store = open(&endpoints).await;
     let stored = put(&store, item("run/1", &[5000], 1)).await;
     // A reason that a later release has is passed over; the others are no records at all.
     let plan = r#"{"v":1,"tensors":[["t",1]]}"#;
-    write(&kv, &format!("f/a/{:016x}", 1), retired(1, "SomethingNew", plan)).await;
+    write(&txn_store, &format!("f/a/{:016x}", 1), retired(1, "SomethingNew", plan)).await;
     write(
-        &kv,
+        &txn_store,
         &format!("f/b/{:016x}", 1),
         r#"{"generation":1,"reason":"Aborted"}"#,
     )
     .await;
-    write(&kv, "f/no-generation", "{}").await;
-    write(&kv, &format!("q/trainers/00/{:016x}/zzz", 1), "garbage").await;
+    write(&txn_store, "f/no-generation", "{}").await;
+    write(&txn_store, &format!("q/trainers/00/{:016x}/zzz", 1), "garbage").await;
     let swept = store.sweep(WITHIN).await.expect("swept");
     eprintln!("{swept:?}");
-    let left = kv
+    let left = txn_store
         .read(&[Read::Key(format!("real/f/a/{:016x}", 1))], WITHIN)
         .await
         .expect("read");
@@ -195,7 +201,7 @@ async fn every_good_sample_of_a_poisoned_store_is_delivered_and_freed() {
     const GOOD: usize = 300;
     let cluster = start();
     let endpoints = cluster.endpoints();
-    let kv = etcd(&endpoints).await;
+    let txn_store = etcd(&endpoints).await;
     let (mut expected, mut later) = (Vec::new(), Vec::new());
     for n in 0..30 {
         let name = format!("{}bad-{n}", ["a", "run", "z"][n % 3]);
@@ -211,7 +217,7 @@ async fn every_good_sample_of_a_poisoned_store_is_delivered_and_freed() {
             4 => (format!("q/trainers/07/{:016x}/{name}", 1), b"{".to_vec()),
             _ => (free, retired(1, "Aborted", r#"{"v":2}"#).into_bytes()),
         };
-        write(&kv, &key, value).await;
+        write(&txn_store, &key, value).await;
         if n % 6 == 5 { &mut later } else { &mut expected }.push(format!("real/{key}"));
     }
     let store = open(&endpoints).await;
@@ -251,7 +257,7 @@ async fn every_good_sample_of_a_poisoned_store_is_delivered_and_freed() {
     expected.sort();
     assert_eq!(listed, expected);
     for key in later {
-        let snapshot = kv.read(&[Read::Key(key.clone())], WITHIN).await.expect("read");
+        let snapshot = txn_store.read(&[Read::Key(key.clone())], WITHIN).await.expect("read");
         assert_eq!(snapshot.entries[0].len(), 1, "{key} is left to a later release");
     }
 }
@@ -260,7 +266,7 @@ async fn every_good_sample_of_a_poisoned_store_is_delivered_and_freed() {
 async fn a_master_that_hangs_does_not_stop_the_clock() {
     let cluster = start();
     let endpoints = cluster.endpoints();
-    let kv = etcd(&endpoints).await;
+    let txn_store = etcd(&endpoints).await;
     let ticking = FeatureConfig {
         tick: Duration::from_secs(1),
         // More often than the clock ticks, so that it is its tick that is seen.
@@ -278,9 +284,9 @@ async fn a_master_that_hangs_does_not_stop_the_clock() {
     for retired in store.retire(&samples, WITHIN).await {
         retired.expect("retired");
     }
-    let before = tick_of(&kv).await;
+    let before = tick_of(&txn_store).await;
     tokio::time::sleep(Duration::from_secs(20)).await;
-    let ticks = tick_of(&kv).await - before;
+    let ticks = tick_of(&txn_store).await - before;
     block_in_place(|| cluster.master(0).resume()).expect("goes on");
     eprintln!("{ticks} ticks in 20 s");
     assert!(ticks >= 16, "{ticks} ticks in 20 s");

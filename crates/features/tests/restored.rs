@@ -49,11 +49,15 @@ async fn a_process_lives_through_a_restored_etcd_and_never_gets_other_bytes() {
     let held = read(&consumer, &kept.reference).await;
     check_tensors(&get_all(&consumer, &held).await.expect("bytes"), &[MIB, 1000], 1);
     // What came after it is gone, and another sample of that name is never taken for it.
-    let missing = one(consumer.read(std::slice::from_ref(&gone.reference), WITHIN).await);
+    let missing = one(consumer
+        .lease_shared(std::slice::from_ref(&gone.reference), WITHIN)
+        .await);
     assert_eq!(missing.expect_err("gone").kind(), ErrorKind::NotFound);
     let again = put(&producer, item("gone", &[MIB], 4)).await;
     assert!(again.reference.generation > gone.reference.generation);
-    let missing = one(consumer.read(std::slice::from_ref(&gone.reference), WITHIN).await);
+    let missing = one(consumer
+        .lease_shared(std::slice::from_ref(&gone.reference), WITHIN)
+        .await);
     missing.expect_err("gone for ever");
     let lease = take(&consumer, &again).await;
     check_tensors(&get_all(&consumer, &lease).await.expect("bytes"), &[MIB], 4);

@@ -23,7 +23,9 @@ async fn open_with(world: &World, keyring: Option<Keyring>) -> FeatureStore {
         keyring,
         ..world.config()
     };
-    world.open_on(world.cluster.connect(), world.kv.client(), config).await
+    world
+        .open_on(world.cluster.connect(), world.txn_store.client(), config)
+        .await
 }
 
 async fn open(world: &World) -> FeatureStore {
@@ -40,7 +42,12 @@ async fn what_one_process_seals_another_opens_and_the_engine_learns_nothing() {
     assert_eq!(objects.len(), FIRST_OBJECTS + 2);
     let all: Vec<u8> = objects.iter().flat_map(|key| read_raw(&*raw, key)).collect();
     assert_eq!(all.len(), LENS.iter().sum::<usize>() + (FIRST_OBJECTS + 2) * 16);
-    let index: Vec<u8> = world.kv.dump().into_iter().flat_map(|entry| entry.value).collect();
+    let index: Vec<u8> = world
+        .txn_store
+        .dump()
+        .into_iter()
+        .flat_map(|entry| entry.value)
+        .collect();
     for (n, len) in LENS.iter().enumerate().filter(|(_, len)| **len > 16) {
         let plain = pattern(*len, 1 + n as u64);
         assert!(!shows(&all, &plain) && !shows(&index, &plain), "tensor {n}");
@@ -83,7 +90,9 @@ async fn a_tensor_too_large_to_seal_fails_alone_in_its_batch() {
         stage_bytes: 4 * PART as u64,
         ..world.config()
     };
-    let store = world.open_on(world.cluster.connect(), world.kv.client(), config).await;
+    let store = world
+        .open_on(world.cluster.connect(), world.txn_store.client(), config)
+        .await;
     let part = store.register(lent(vec![0; PART]), WITHIN).await.expect("registered");
     // The same memory over and over, since no machine has so much.
     let parts = Source::Spans(vec![part.whole(); PARTS]);
@@ -126,7 +135,7 @@ async fn plaintext_is_never_registered_and_failed_gets_leave_zeros() {
         keyring: Some(keys(&["k1"])),
         ..world.config()
     };
-    let store = world.open_on(engine.clone(), world.kv.client(), config).await;
+    let store = world.open_on(engine.clone(), world.txn_store.client(), config).await;
     let own = store
         .register(lent(pattern(30_000, 1)), WITHIN)
         .await
@@ -274,7 +283,7 @@ async fn a_sealed_put_that_is_late_is_undone_when_it_has_landed() {
         keyring: Some(keys(&["k1"])),
         ..world.config()
     };
-    let store = world.open_on(engine.clone(), world.kv.client(), config).await;
+    let store = world.open_on(engine.clone(), world.txn_store.client(), config).await;
     engine.set(Mode::LatePut);
     let error = store
         .put(item("run/1", &[10_000, 5], 1), WITHIN)
@@ -314,7 +323,9 @@ async fn stages_are_far_smaller_than_samples_and_room_is_waited_for() {
         stage_bytes: 8192,
         ..world.config()
     };
-    let store = world.open_on(world.cluster.connect(), world.kv.client(), config).await;
+    let store = world
+        .open_on(world.cluster.connect(), world.txn_store.client(), config)
+        .await;
     let first = put(&store, item("run/1", &[60_000, 60_000], 1)).await;
     let waiting: Vec<_> = (2..4)
         .map(|n| {

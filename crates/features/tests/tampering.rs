@@ -17,7 +17,9 @@ async fn open(world: &World) -> FeatureStore {
         keyring: Some(keys(&["k1"])),
         ..world.config()
     };
-    world.open_on(world.cluster.connect(), world.kv.client(), config).await
+    world
+        .open_on(world.cluster.connect(), world.txn_store.client(), config)
+        .await
 }
 
 /// What is done to the objects of a sample, given those of an older generation of it and of another sample.
@@ -114,7 +116,9 @@ async fn chunks_of_one_object_cannot_change_places() {
             ..world.config()
         },
     );
-    let store = world.open_on(world.cluster.connect(), world.kv.client(), config).await;
+    let store = world
+        .open_on(world.cluster.connect(), world.txn_store.client(), config)
+        .await;
     let lens = [4 * MIB + 3];
     let stored = put(&store, item("run/1", &lens, 1)).await;
     let objects = keys_of(&world, &stored);

@@ -12,7 +12,7 @@ use common::*;
 use holdfast_core::{Clock, ErrorKind, Retry, SystemClock};
 use holdfast_engine::{EngineExt, PutOptions};
 use holdfast_features::{FeatureConfig, FeatureStore, Stored, Wanted};
-use holdfast_index::kv::memory::Fate;
+use holdfast_index::store::memory::Fate;
 
 async fn until(what: &str, mut ready: impl FnMut() -> bool) {
     let clock = SystemClock::new();
@@ -26,7 +26,9 @@ async fn until(what: &str, mut ready: impl FnMut() -> bool) {
 /// A store on an engine that can be held up.
 async fn held_up(world: &World) -> (Arc<HeldUp>, FeatureStore) {
     let engine = HeldUp::new(world.cluster.connect());
-    let store = world.open_on(engine.clone(), world.kv.client(), world.config()).await;
+    let store = world
+        .open_on(engine.clone(), world.txn_store.client(), world.config())
+        .await;
     (engine, store)
 }
 
@@ -75,7 +77,9 @@ async fn bytes_that_are_gone_mean_that_the_sample_is_lost() {
         loss_grace: Duration::from_secs(3600),
         ..world.config()
     };
-    let other = world.open_on(world.cluster.connect(), world.kv.client(), patient).await;
+    let other = world
+        .open_on(world.cluster.connect(), world.txn_store.client(), patient)
+        .await;
     let stored = put(&store, item("run/1", &[100, 10_000], 1)).await;
     let (mine, theirs) = (take(&store, &stored).await, read(&other, &stored.reference).await);
     tamper(&world, &stored, 1, &[]);
@@ -275,12 +279,14 @@ async fn a_caller_that_goes_away_leaves_nothing_half_done() {
 async fn a_commit_whose_answer_was_lost_is_found_out() {
     for fate in [Fate::Applied, Fate::NotApplied, Fate::Later] {
         let world = World::new();
-        let kv = world.kv.client();
-        let store = world.open_on(world.cluster.connect(), kv.clone(), world.config()).await;
-        kv.faults().spare(); // the reservation
-        kv.faults().lose_reply(fate);
+        let txn_store = world.txn_store.client();
+        let store = world
+            .open_on(world.cluster.connect(), txn_store.clone(), world.config())
+            .await;
+        txn_store.faults().spare(); // the reservation
+        txn_store.faults().lose_reply(fate);
         let stored = put(&store, item("run/1", &[10_000], 1)).await;
-        kv.land();
+        txn_store.land();
         let lease = take(&store, &stored).await;
         check_tensors(&get_all(&store, &lease).await.expect("tensors"), &[10_000], 1);
         ack(&store, &lease).await.expect("acked");
@@ -292,9 +298,9 @@ async fn a_commit_whose_answer_was_lost_is_found_out() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_index_that_is_full_at_the_commit_keeps_no_reservation() {
     let world = World::new();
-    let kv = world.kv.client();
+    let txn_store = world.txn_store.client();
     let engine = HeldUp::new(world.cluster.connect());
-    let store = world.open_on(engine.clone(), kv.clone(), world.config()).await;
+    let store = world.open_on(engine.clone(), txn_store.clone(), world.config()).await;
     engine.set(Mode::HangAfterPut);
     let writing = tokio::spawn({
         let store = store.clone();
@@ -303,7 +309,7 @@ async fn an_index_that_is_full_at_the_commit_keeps_no_reservation() {
     until("the objects are written", || world.cluster.objects().len() == 3).await;
     for _ in 0..2 {
         // The commit, and giving the reservation up.
-        kv.faults().lose_reply(Fate::Full { applied: false });
+        txn_store.faults().lose_reply(Fate::Full { applied: false });
     }
     engine.set(Mode::Pass);
     engine.let_go();
@@ -321,20 +327,20 @@ async fn an_index_that_is_full_at_the_commit_keeps_no_reservation() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_index_that_falls_silent_at_the_commit_loses_and_leaks_nothing() {
     let world = World::new();
-    let kv = world.kv.client();
+    let txn_store = world.txn_store.client();
     let engine = HeldUp::new(world.cluster.connect());
     let config = FeatureConfig {
         call_within: Duration::from_millis(200),
         ..world.config()
     };
-    let store = world.open_on(engine.clone(), kv.clone(), config).await;
+    let store = world.open_on(engine.clone(), txn_store.clone(), config).await;
     engine.set(Mode::HangAfterPut);
     let writing = tokio::spawn({
         let store = store.clone();
         async move { store.put(item("run/1", &[10_000], 1), Duration::from_millis(600)).await }
     });
     until("the objects are written", || world.cluster.objects().len() == 3).await;
-    kv.faults().outage(1_000_000);
+    txn_store.faults().outage(1_000_000);
     engine.let_go();
     let error = writing.await.expect("no panic").expect_err("nobody answers");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
@@ -343,7 +349,7 @@ async fn an_index_that_falls_silent_at_the_commit_loses_and_leaks_nothing() {
         3,
         "nothing is removed that may be committed, or is still reserved"
     );
-    kv.faults().outage(0);
+    txn_store.faults().outage(0);
     store.drain(WITHIN).await.expect("cleared up");
     world.assert_empty();
 }
@@ -381,7 +387,7 @@ async fn a_transfer_that_outlasts_the_lease_renews_it() {
         lease_ticks: 4,
         ..world.config()
     };
-    let store = world.open_on(engine.clone(), world.kv.client(), config).await;
+    let store = world.open_on(engine.clone(), world.txn_store.client(), config).await;
     let other = world.open().await;
     let stored = put(&store, item("run/1", &[5000], 1)).await;
     let lease = take(&store, &stored).await;
@@ -420,7 +426,9 @@ async fn a_store_sweeps_by_itself() {
         sweep_every: Some(Duration::from_millis(20)),
         ..world.config()
     };
-    let sweeper = world.open_on(world.cluster.connect(), world.kv.client(), config).await;
+    let sweeper = world
+        .open_on(world.cluster.connect(), world.txn_store.client(), config)
+        .await;
     let producer = world.open().await;
     let stored = put(&producer, item("run/1", &[5000], 1)).await;
     let lease = take(&producer, &stored).await;

@@ -18,7 +18,7 @@ async fn open(world: &World) -> (Arc<Unclear>, FeatureStore) {
 }
 
 async fn open_with(world: &World, config: FeatureConfig) -> (Arc<Unclear>, FeatureStore) {
-    let index = Unclear::new(world.index(world.kv.client()));
+    let index = Unclear::new(world.index(world.txn_store.client()));
     let (engine, clock) = (world.cluster.connect(), world.clock.clone());
     let store = FeatureStore::open(engine, index.clone(), config, clock, Arc::new(SystemRng));
     (index, store.await.expect("a store"))

@@ -1,4 +1,4 @@
-//! The settings of an [`EtcdKv`](crate::EtcdKv). They are meant for a file, for a person and for a log that anyone may
+//! The settings of an [`EtcdStore`](crate::EtcdStore). They are meant for a file, for a person and for a log that anyone may
 //! read, so secrets in them have their own types ([`crate::secret`]).
 
 use std::time::Duration;

@@ -8,10 +8,10 @@ use etcd_client::{
 };
 use holdfast_core::{Error, ErrorKind, Result};
 use holdfast_custody::{SessionId, Version};
-use holdfast_index::kv::{Applied, Change, Condition, Entry, Read, Snapshot, Transaction, Write};
+use holdfast_index::store::{Change, Condition, Entry, Read, Snapshot, Transaction, TxnOutcome, Write};
 
 use crate::epoch::{self, Epoch};
-use crate::together::Answer;
+use crate::group_commit::Answer;
 
 /// Where our keys lie in etcd.
 #[derive(Clone, Debug)]
@@ -142,9 +142,9 @@ impl Names {
     pub(crate) fn answer(&self, response: TxnResponse, reads: usize, epoch: &Epoch) -> Result<Answer> {
         let version = version(response.header(), epoch)?;
         let applied = if response.succeeded() {
-            Applied::Yes(version)
+            TxnOutcome::Committed(version)
         } else {
-            Applied::No
+            TxnOutcome::Rejected
         };
         let snapshot = match reads {
             0 => None,
@@ -167,14 +167,14 @@ impl Names {
         let (mut applied, mut read) = (Vec::new(), Vec::new());
         for answer in response.op_responses() {
             match answer {
-                TxnOpResponse::Txn(own) if own.succeeded() => applied.push(Applied::Yes(version)),
-                TxnOpResponse::Txn(_) => applied.push(Applied::No),
+                TxnOpResponse::Txn(own) if own.succeeded() => applied.push(TxnOutcome::Committed(version)),
+                TxnOpResponse::Txn(_) => applied.push(TxnOutcome::Rejected),
                 TxnOpResponse::Get(response) => read.push(self.entries(response, epoch)?),
                 _ => return Err(strange("an answer of the wrong kind to a transaction")),
             }
         }
         let mut read = read.into_iter();
-        let answer = |(applied, reads): (Applied, usize)| {
+        let answer = |(applied, reads): (TxnOutcome, usize)| {
             let entries: Vec<_> = read.by_ref().take(reads).collect();
             (applied, (reads > 0).then_some(Snapshot { version, entries }))
         };

@@ -6,7 +6,7 @@ use std::time::Duration;
 use holdfast_core::{Clock, Deadline, Result};
 
 use crate::config::EtcdConfig;
-use crate::kv::EtcdKv;
+use crate::store::EtcdStore;
 
 /// Declares the current content of etcd to be the index from now on: begins a new epoch. Returns its name.
 ///
@@ -19,11 +19,11 @@ use crate::kv::EtcdKv;
 /// Running it twice, or without need, costs every process its sessions and nothing else.
 ///
 /// # Errors
-/// As [`EtcdKv::open`]; `Capacity` if etcd is full. If the answer is lost, the new epoch may have begun: run it again.
+/// As [`EtcdStore::open`]; `Capacity` if etcd is full. If the answer is lost, the new epoch may have begun: run it again.
 pub async fn restore_guard(config: EtcdConfig, clock: Arc<dyn Clock>, within: Duration) -> Result<String> {
     let deadline = Deadline::after(clock.as_ref(), within);
-    let kv = EtcdKv::open_before_epochs(config, clock, within).await?;
-    let epoch = kv.declare(deadline).await?;
+    let txn_store = EtcdStore::open_before_epochs(config, clock, within).await?;
+    let epoch = txn_store.declare(deadline).await?;
     tracing::warn!(epoch, "the restore guard has begun another epoch of the index");
     Ok(epoch)
 }

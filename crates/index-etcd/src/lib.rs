@@ -1,15 +1,15 @@
-//! The etcd back end of the index: [`EtcdKv`] implements [`Kv`](holdfast_index::kv::Kv) on a real etcd.
+//! The etcd back end of the index: [`EtcdStore`] implements [`TxnStore`](holdfast_index::store::TxnStore) on a real etcd.
 //!
 //! ```no_run
 //! # use std::sync::Arc;
 //! # use std::time::Duration;
 //! # use holdfast_core::{Result, SystemClock};
-//! use holdfast_index_etcd::{EtcdConfig, EtcdKv};
+//! use holdfast_index_etcd::{EtcdConfig, EtcdStore};
 //!
 //! # async fn example() -> Result<()> {
 //! let mut config = EtcdConfig::new(["http://10.0.0.1:2379", "http://10.0.0.2:2379", "http://10.0.0.3:2379"]);
 //! config.root = "holdfast".to_owned();
-//! let kv = EtcdKv::open(config, Arc::new(SystemClock::new()), Duration::from_secs(10)).await?;
+//! let txn_store = EtcdStore::open(config, Arc::new(SystemClock::new()), Duration::from_secs(10)).await?;
 //! # Ok(()) }
 //! ```
 //!
@@ -60,26 +60,26 @@
 //! | `pool`, `dial` | connections, and which one is used |
 //! | `outcome` | what a failure proves |
 //! | `history`, `epoch`, `guard` | whether this is still the same etcd; which history a version belongs to |
-//! | `together`, `group` | group commit: which transactions are sent as one request |
+//! | `group_commit`, `conflicts` | group commit: which transactions are sent as one request |
 //! | `convert` | translates our transactions to etcd's API, and its answers back |
-//! | `kv`, `session`, `watch` | the transactional store, its sessions, its watches |
+//! | `store`, `session`, `watch` | the transactional store, its sessions, its watches |
 
 pub mod config;
+mod conflicts;
 mod convert;
 mod dial;
 mod epoch;
-mod group;
+mod group_commit;
 mod guard;
 mod history;
-mod kv;
 mod outcome;
 mod pool;
 pub mod secret;
 mod session;
-mod together;
+mod store;
 mod watch;
 
 pub use config::{EtcdConfig, TlsConfig};
 pub use guard::restore_guard;
-pub use kv::EtcdKv;
 pub use secret::{Pem, Secret};
+pub use store::EtcdStore;

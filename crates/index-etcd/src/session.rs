@@ -30,7 +30,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use holdfast_core::{Clock, Deadline, ErrorKind, Result, Timestamp};
 use holdfast_custody::SessionId;
-use holdfast_index::kv::KvSession;
+use holdfast_index::store::StoreSession;
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 
@@ -177,7 +177,7 @@ impl Life {
 }
 
 #[async_trait]
-impl KvSession for EtcdSession {
+impl StoreSession for EtcdSession {
     fn id(&self) -> SessionId {
         self.life.id
     }

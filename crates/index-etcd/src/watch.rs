@@ -25,7 +25,7 @@ use async_trait::async_trait;
 use etcd_client::{WatchOptions, WatchResponse, WatchStream};
 use holdfast_core::{Deadline, Error, Result, Timestamp};
 use holdfast_custody::Version;
-use holdfast_index::kv::{Change, Watch};
+use holdfast_index::store::{Change, Watch};
 
 use crate::convert::Names;
 use crate::dial::Link;

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use holdfast_core::{Clock, Error, Result, StoreId, SystemClock};
-use holdfast_index::kv::Kv;
+use holdfast_index::store::TxnStore;
 use holdfast_index::testing::{Backend, Harness};
 use holdfast_index::{IndexConfig, Session};
-use holdfast_index_etcd::{EtcdConfig, EtcdKv, restore_guard};
+use holdfast_index_etcd::{EtcdConfig, EtcdStore, restore_guard};
 use holdfast_testkit::{EtcdCluster, Revisions};
 use parking_lot::Mutex;
 
@@ -100,9 +100,9 @@ impl Harness for OnEtcd {
         Ok(())
     }
 
-    async fn kv(&self) -> Result<Arc<dyn Kv>> {
+    async fn txn_store(&self) -> Result<Arc<dyn TxnStore>> {
         let config = EtcdConfig::new(self.cluster.endpoints());
-        Ok(Arc::new(EtcdKv::open(config, self.clock(), START).await?))
+        Ok(Arc::new(EtcdStore::open(config, self.clock(), START).await?))
     }
 }
 

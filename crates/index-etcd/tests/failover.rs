@@ -16,8 +16,8 @@ use std::time::Duration;
 use common::{CALL, clock, config, get, open, put, put_now, raw};
 use holdfast_core::{Clock, ErrorKind, Retry, SystemClock, Timestamp};
 use holdfast_custody::Version;
-use holdfast_index::kv::{Applied, Change, Kv, Read, Watch, prefix};
-use holdfast_index_etcd::EtcdKv;
+use holdfast_index::store::{Change, Read, TxnOutcome, TxnStore, Watch, prefix};
+use holdfast_index_etcd::EtcdStore;
 use holdfast_testkit::EtcdCluster;
 use tokio::task::block_in_place;
 
@@ -34,21 +34,21 @@ struct Written {
 }
 
 /// Writes keys of its own, one after the other, until it is stopped.
-async fn write(kv: EtcdKv, clock: SystemClock, name: String, stop: Arc<AtomicBool>) -> Written {
+async fn write(txn_store: EtcdStore, clock: SystemClock, name: String, stop: Arc<AtomicBool>) -> Written {
     let mut written = Written::default();
     let mut last = Version(0);
     let mut i = 0;
     while !stop.load(Ordering::Relaxed) {
         let key = format!("{name}/{i:06}");
         i += 1;
-        match kv.transact(&put(&key, "v"), CALL).await {
-            Ok(Applied::Yes(version)) => {
+        match txn_store.transact(&put(&key, "v"), CALL).await {
+            Ok(TxnOutcome::Committed(version)) => {
                 assert!(version > last, "version {version} after {last}");
                 last = version;
                 written.acknowledged.insert(key, version);
                 written.acknowledged_at.push(clock.now());
             }
-            Ok(Applied::No) => panic!("no conditions, not applied"),
+            Ok(TxnOutcome::Rejected) => panic!("no conditions, not applied"),
             Err(error) => {
                 assert_eq!(
                     (error.kind(), error.retry()),
@@ -70,7 +70,7 @@ fn longest_gap(moments: &[Timestamp]) -> Duration {
         .unwrap_or_default()
 }
 
-async fn everything(kv: &dyn Kv, start: &str) -> BTreeMap<String, Version> {
+async fn everything(txn_store: &dyn TxnStore, start: &str) -> BTreeMap<String, Version> {
     let mut all = BTreeMap::new();
     let mut keys = prefix(start);
     loop {
@@ -79,7 +79,7 @@ async fn everything(kv: &dyn Kv, start: &str) -> BTreeMap<String, Version> {
             limit: 5000,
             keys_only: true,
         };
-        let page = kv.read(&[read], CALL).await.expect("a read").entries.concat();
+        let page = txn_store.read(&[read], CALL).await.expect("a read").entries.concat();
         let Some(last) = page.last() else { return all };
         keys.start = format!("{}\0", last.key);
         all.extend(page.into_iter().map(|entry| (entry.key, entry.version)));
@@ -88,11 +88,11 @@ async fn everything(kv: &dyn Kv, start: &str) -> BTreeMap<String, Version> {
 
 /// Four writers at one node, and the leader is killed under them.
 async fn kill_the_leader_under_writers(etcd: &EtcdCluster, leader: usize, at: usize) {
-    let kv = open(&etcd.endpoints(), at).await;
+    let txn_store = open(&etcd.endpoints(), at).await;
     let clock = SystemClock::new();
     let stop = Arc::new(AtomicBool::new(false));
     let writers: Vec<_> = (0..4)
-        .map(|i| tokio::spawn(write(kv.clone(), clock, format!("w{i}"), Arc::clone(&stop))))
+        .map(|i| tokio::spawn(write(txn_store.clone(), clock, format!("w{i}"), Arc::clone(&stop))))
         .collect();
     tokio::time::sleep(Duration::from_secs(1)).await;
     block_in_place(|| etcd.node(leader).kill()).expect("killed");
@@ -113,7 +113,7 @@ async fn kill_the_leader_under_writers(etcd: &EtcdCluster, leader: usize, at: us
         acknowledged.extend(written.acknowledged);
         ambiguous.extend(written.ambiguous);
     }
-    let there = everything(&kv, "w").await;
+    let there = everything(&txn_store, "w").await;
     for (key, version) in &acknowledged {
         assert_eq!(there.get(key), Some(version), "{key} was acknowledged");
     }
@@ -148,13 +148,13 @@ async fn a_dead_leader_behind_a_follower_loses_no_acknowledged_write() {
 async fn a_leader_that_goes_deaf_is_left() {
     let etcd = start(3);
     let leader = etcd.leader().expect("a leader");
-    let kv = open(&etcd.endpoints(), leader).await;
+    let txn_store = open(&etcd.endpoints(), leader).await;
     let clock = SystemClock::new();
-    let before = put_now(&kv, "a", "before").await;
+    let before = put_now(&txn_store, "a", "before").await;
     block_in_place(|| etcd.node(leader).stop()).expect("stopped");
     let begun = clock.now();
     assert_eq!(
-        get(&kv, "a").await.expect("there").version,
+        get(&txn_store, "a").await.expect("there").version,
         before,
         "a read finds another node"
     );
@@ -164,9 +164,9 @@ async fn a_leader_that_goes_deaf_is_left() {
     let after = loop {
         tries += 1;
         assert!(tries < 10, "no write goes through");
-        match kv.transact(&put("a", "after"), CALL).await {
-            Ok(Applied::Yes(version)) => break version,
-            Ok(Applied::No) => panic!("no conditions, not applied"),
+        match txn_store.transact(&put("a", "after"), CALL).await {
+            Ok(TxnOutcome::Committed(version)) => break version,
+            Ok(TxnOutcome::Rejected) => panic!("no conditions, not applied"),
             Err(error) => assert_eq!(error.retry(), Retry::Ambiguous, "{error:?}"),
         }
     };
@@ -176,7 +176,7 @@ async fn a_leader_that_goes_deaf_is_left() {
     // The old leader, asked alone, has learnt what happened.
     let mut alone = config(&etcd.endpoints(), leader);
     alone.endpoints.truncate(1);
-    let alone = EtcdKv::open(alone, common::clock(), CALL).await.expect("a store");
+    let alone = EtcdStore::open(alone, common::clock(), CALL).await.expect("a store");
     assert!(get(&alone, "a").await.expect("there").version >= after);
     eprintln!("leader deaf: a read took {read:?}, a write went through after {wrote:?} and {tries} tries");
 }
@@ -184,10 +184,10 @@ async fn a_leader_that_goes_deaf_is_left() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_restarts_is_found_again() {
     let etcd = start(1);
-    let kv = open(&etcd.endpoints(), 0).await;
-    let before = put_now(&kv, "a", "1").await;
+    let txn_store = open(&etcd.endpoints(), 0).await;
+    let before = put_now(&txn_store, "a", "1").await;
     block_in_place(|| etcd.node(0).kill()).expect("killed");
-    let down = kv
+    let down = txn_store
         .read(&[Read::Key("a".to_owned())], Duration::from_millis(300))
         .await
         .expect_err("nobody is there");
@@ -196,7 +196,7 @@ async fn a_node_that_restarts_is_found_again() {
         (ErrorKind::Unavailable, Retry::Safe),
         "{down:?}"
     );
-    let refused = kv
+    let refused = txn_store
         .transact(&put("b", "1"), Duration::from_millis(300))
         .await
         .expect_err("nobody is there");
@@ -205,14 +205,14 @@ async fn a_node_that_restarts_is_found_again() {
         Retry::Safe,
         "a refused connection sent nothing: {refused:?}"
     );
-    let patient = kv.clone();
+    let patient = txn_store.clone();
     let read = tokio::spawn(async move { get(&patient, "a").await });
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert!(!read.is_finished(), "the read waits for the node");
     block_in_place(|| etcd.node(0).restart()).expect("restarted");
     assert_eq!(read.await.expect("a reader").expect("there").version, before);
-    assert_eq!(get(&kv, "b").await, None, "what was not sent is not there");
-    assert!(put_now(&kv, "a", "2").await > before, "versions do not go back");
+    assert_eq!(get(&txn_store, "b").await, None, "what was not sent is not there");
+    assert!(put_now(&txn_store, "a", "2").await > before, "versions do not go back");
 }
 
 /// Takes changes until one of `last` comes.
@@ -234,14 +234,14 @@ async fn watch_over(done_to_leader: impl AsyncFn(&EtcdCluster, usize)) -> Durati
     let leader = etcd.leader().expect("a leader");
     let mut settings = config(&etcd.endpoints(), leader);
     settings.watch_probe = Duration::from_secs(1);
-    let watcher = EtcdKv::open(settings, clock(), CALL).await.expect("a store");
+    let watcher = EtcdStore::open(settings, clock(), CALL).await.expect("a store");
     let after = watcher.read(&[], CALL).await.expect("a read").version;
     let mut watch = watcher.watch(prefix("w/"), after, CALL).await.expect("a watch");
 
-    let kv = open(&etcd.endpoints(), (leader + 1) % 3).await;
+    let txn_store = open(&etcd.endpoints(), (leader + 1) % 3).await;
     let clock = SystemClock::new();
     let stop = Arc::new(AtomicBool::new(false));
-    let writer = tokio::spawn(write(kv.clone(), clock, "w".to_owned(), Arc::clone(&stop)));
+    let writer = tokio::spawn(write(txn_store.clone(), clock, "w".to_owned(), Arc::clone(&stop)));
     let watching = tokio::spawn(async move {
         let changes = until(watch.as_mut(), "w/last").await;
         (changes, watch)
@@ -251,7 +251,7 @@ async fn watch_over(done_to_leader: impl AsyncFn(&EtcdCluster, usize)) -> Durati
     tokio::time::sleep(Duration::from_secs(5)).await;
     stop.store(true, Ordering::Relaxed);
     let written = writer.await.expect("a writer");
-    put_now(&kv, "w/last", "v").await;
+    put_now(&txn_store, "w/last", "v").await;
     let stopped = clock.now();
     let (changes, _watch) = watching.await.expect("a watch");
     let late = clock.now().since(stopped);
@@ -264,7 +264,7 @@ async fn watch_over(done_to_leader: impl AsyncFn(&EtcdCluster, usize)) -> Durati
     for (key, version) in &written.acknowledged {
         assert_eq!(seen.get(key), Some(version), "the watch missed {key}");
     }
-    let there = everything(&kv, "w/").await;
+    let there = everything(&txn_store, "w/").await;
     assert_eq!(seen, there, "the watch told of what is there, and of nothing else");
     late
 }
@@ -286,12 +286,12 @@ async fn a_quiet_watch_resumes_although_the_history_was_compacted() {
     let etcd = start(1);
     let mut settings = config(&etcd.endpoints(), 0);
     settings.watch_probe = Duration::from_millis(300);
-    let kv = EtcdKv::open(settings, clock(), CALL).await.expect("a store");
-    let after = kv.read(&[], CALL).await.expect("a read").version;
-    let mut watch = kv.watch(prefix("quiet/"), after, CALL).await.expect("a watch");
+    let txn_store = EtcdStore::open(settings, clock(), CALL).await.expect("a store");
+    let after = txn_store.read(&[], CALL).await.expect("a read").version;
+    let mut watch = txn_store.watch(prefix("quiet/"), after, CALL).await.expect("a watch");
     let mut last = after;
     for i in 0..20 {
-        last = put_now(&kv, "loud", &i.to_string()).await;
+        last = put_now(&txn_store, "loud", &i.to_string()).await;
     }
     // Long enough for it to ask for progress.
     tokio::time::timeout(Duration::from_secs(2), watch.next())
@@ -305,7 +305,7 @@ async fn a_quiet_watch_resumes_although_the_history_was_compacted() {
         .expect("compacted");
     block_in_place(|| etcd.node(0).kill()).expect("killed");
     block_in_place(|| etcd.node(0).restart()).expect("restarted");
-    let version = put_now(&kv, "quiet/a", "1").await;
+    let version = put_now(&txn_store, "quiet/a", "1").await;
     let changes = tokio::time::timeout(CALL, watch.next())
         .await
         .expect("in time")

@@ -16,7 +16,7 @@ use std::time::Duration;
 use common::{CALL, commit, index, wish};
 use holdfast_core::{Error, ErrorKind, Retry, SampleId};
 use holdfast_custody::GroupName;
-use holdfast_index::{Held, Index, KvIndex, SampleRef, Session};
+use holdfast_index::{Index, LeaseGrant, SampleRef, Session, TxnIndex};
 use holdfast_testkit::EtcdCluster;
 use tokio::task::block_in_place;
 
@@ -31,7 +31,7 @@ const EACH: usize = 2;
 const ROUNDS: usize = 3;
 
 struct Process {
-    index: Arc<KvIndex>,
+    index: Arc<TxnIndex>,
     session: Session,
 }
 
@@ -156,7 +156,7 @@ async fn under_the_alarm_reads_work_changes_are_refused_and_nothing_is_lost() {
         done.into_iter().next().expect("a result").expect("committed");
         committed.push(sample);
     }
-    let held: Held = producer
+    let held: LeaseGrant = producer
         .index
         .lease(&producer.session, &group, &committed[..1], 1000, CALL)
         .await

@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use common::{CALL, START, clock, config, get, open, put_now, raw};
 use holdfast_core::{ErrorKind, Result};
-use holdfast_index::kv::{Kv, prefix};
-use holdfast_index_etcd::{EtcdConfig, EtcdKv, Pem, Secret, TlsConfig};
+use holdfast_index::store::{TxnStore, prefix};
+use holdfast_index_etcd::{EtcdConfig, EtcdStore, Pem, Secret, TlsConfig};
 use holdfast_testkit::EtcdCluster;
 use secured::{PASSWORD, SecuredEtcd, USER};
 use tokio::task::block_in_place;
 
 async fn kind_of_failure(config: EtcdConfig, within: Duration) -> ErrorKind {
-    let opened: Result<EtcdKv> = EtcdKv::open(config, clock(), within).await;
+    let opened: Result<EtcdStore> = EtcdStore::open(config, clock(), within).await;
     opened.expect_err("it should not open").kind()
 }
 
@@ -26,14 +26,21 @@ async fn certificates_and_passwords_open_the_door_and_nothing_else_does() {
     let shown = format!("{good:?}");
     assert!(!shown.contains(PASSWORD) && !shown.contains("BEGIN"), "{shown}");
 
-    let kv = EtcdKv::open(good.clone(), clock(), START).await.expect("a store");
-    let mut watch = kv
-        .watch(prefix("a"), kv.read(&[], CALL).await.expect("a read").version, CALL)
+    let txn_store = EtcdStore::open(good.clone(), clock(), START).await.expect("a store");
+    let mut watch = txn_store
+        .watch(
+            prefix("a"),
+            txn_store.read(&[], CALL).await.expect("a read").version,
+            CALL,
+        )
         .await
         .expect("a watch");
-    let version = put_now(&kv, "a", "1").await;
+    let version = put_now(&txn_store, "a", "1").await;
     assert_eq!(watch.next().await.expect("a change")[0].version, version);
-    let session = kv.open_session(Duration::from_secs(2), CALL).await.expect("a session");
+    let session = txn_store
+        .open_session(Duration::from_secs(2), CALL)
+        .await
+        .expect("a session");
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert!(session.is_alive(), "it is kept");
     session.close(CALL).await.expect("closed");
@@ -73,15 +80,15 @@ async fn certificates_and_passwords_open_the_door_and_nothing_else_does() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_token_that_expired_or_was_forgotten_is_replaced() {
     let mut etcd = SecuredEtcd::start().await;
-    let kv = EtcdKv::open(etcd.config(), clock(), START).await.expect("a store");
-    put_now(&kv, "a", "1").await;
+    let txn_store = EtcdStore::open(etcd.config(), clock(), START).await.expect("a store");
+    put_now(&txn_store, "a", "1").await;
     // Tokens of this etcd live for a second.
     tokio::time::sleep(Duration::from_secs(4)).await;
-    put_now(&kv, "a", "2").await;
+    put_now(&txn_store, "a", "2").await;
     // And it keeps them in memory only.
     block_in_place(|| etcd.restart());
-    let version = put_now(&kv, "a", "3").await;
-    assert_eq!(get(&kv, "a").await.expect("there").version, version);
+    let version = put_now(&txn_store, "a", "3").await;
+    assert_eq!(get(&txn_store, "a").await.expect("there").version, version);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -90,7 +97,7 @@ async fn a_user_where_etcd_knows_none_is_told_so() {
     let mut settings = config(&etcd.endpoints(), 0);
     (settings.user, settings.password) = (Some(USER.into()), Some(Secret::new(PASSWORD)));
     settings.allow_plain_password = true;
-    let error = EtcdKv::open(settings, clock(), CALL)
+    let error = EtcdStore::open(settings, clock(), CALL)
         .await
         .expect_err("authentication is not enabled");
     assert_eq!(error.kind(), ErrorKind::Denied);
@@ -106,14 +113,14 @@ async fn an_index_from_the_future_is_left_alone() {
     let written = operator.get("/holdfast/schema", None).await.expect("a get");
     assert_eq!(written.kvs()[0].value(), b"1");
     operator.put("/holdfast/schema", "2", None).await.expect("a put");
-    let error = EtcdKv::open(config(&etcd.endpoints(), 0), clock(), CALL)
+    let error = EtcdStore::open(config(&etcd.endpoints(), 0), clock(), CALL)
         .await
         .expect_err("newer");
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.to_string().contains("upgrade"), "{error}");
     let mut other_root = config(&etcd.endpoints(), 0);
     other_root.root = "team/other".into();
-    EtcdKv::open(other_root, clock(), CALL)
+    EtcdStore::open(other_root, clock(), CALL)
         .await
         .expect("another root is another index");
 }

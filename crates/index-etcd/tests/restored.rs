@@ -15,8 +15,8 @@ use std::time::Duration;
 use common::{CALL, START, clock, commit, config, get, index, open, put_now, wish};
 use holdfast_core::{Error, ErrorKind, SampleId};
 use holdfast_custody::{GroupName, Reason};
-use holdfast_index::kv::{Applied, Condition, Kv, Transaction, Write};
-use holdfast_index::{Held, Index, KvIndex, SampleRef, Session};
+use holdfast_index::store::{Condition, Transaction, TxnOutcome, TxnStore, Write};
+use holdfast_index::{Index, LeaseGrant, SampleRef, Session, TxnIndex};
 use holdfast_index_etcd::restore_guard;
 use holdfast_testkit::{EtcdCluster, Revisions};
 use tokio::task::block_in_place;
@@ -37,7 +37,7 @@ fn group() -> GroupName {
 
 /// One process: its index, and the session that it has now.
 struct Process {
-    index: Arc<KvIndex>,
+    index: Arc<TxnIndex>,
     session: Session,
 }
 
@@ -72,7 +72,7 @@ impl Process {
         sample
     }
 
-    async fn lease(&self, sample: &SampleRef) -> Result<Held, Error> {
+    async fn lease(&self, sample: &SampleRef) -> Result<LeaseGrant, Error> {
         let (group, sample) = (group(), std::slice::from_ref(sample));
         let leased = self.index.lease(&self.session, &group, sample, 1000, CALL).await;
         leased.into_iter().next().expect("a result")
@@ -274,11 +274,11 @@ async fn an_etcd_that_was_replaced_and_has_overtaken_us_is_known_by_its_epoch() 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stale_condition_never_holds_on_other_content() {
     let etcd = start();
-    let kv = open(&etcd.endpoints(), 0).await;
-    put_now(&kv, "a", "kept").await;
+    let txn_store = open(&etcd.endpoints(), 0).await;
+    put_now(&txn_store, "a", "kept").await;
     let snapshot = block_in_place(|| etcd.snapshot()).expect("a snapshot");
-    let gone = put_now(&kv, "b", "gone").await;
-    put_now(&kv, "b", "gone too").await;
+    let gone = put_now(&txn_store, "b", "gone").await;
+    put_now(&txn_store, "b", "gone too").await;
     block_in_place(|| etcd.restore(&snapshot, Revisions::Repeat)).expect("restored");
     guard(&etcd).await;
     // Another process fills the revision that `gone` had with other content.
@@ -290,16 +290,16 @@ async fn a_stale_condition_never_holds_on_other_content() {
             conditions: vec![Condition::Unchanged("b".to_owned(), gone)],
             writes: vec![Write::put("b", "overwritten")],
         };
-        match kv.transact(&stale, CALL).await {
-            Ok(applied) => assert_eq!(applied, Applied::No),
+        match txn_store.transact(&stale, CALL).await {
+            Ok(applied) => assert_eq!(applied, TxnOutcome::Rejected),
             Err(error) => assert_eq!(error.kind(), ErrorKind::Fenced, "{error:?}"),
         }
     }
     assert_eq!(get(&other, "b").await.expect("there").value, b"9");
     assert!(
-        kv.history().cuts == 1 && kv.history().refuses.is_none(),
+        txn_store.history().cuts == 1 && txn_store.history().refuses.is_none(),
         "{:?}",
-        kv.history()
+        txn_store.history()
     );
 }
 

@@ -8,22 +8,22 @@ use std::time::Duration;
 
 use common::{CALL, START, clock, get, put, put_now};
 use holdfast_core::ErrorKind;
-use holdfast_index::kv::{Kv, prefix};
-use holdfast_index_etcd::EtcdKv;
+use holdfast_index::store::{TxnStore, prefix};
+use holdfast_index_etcd::EtcdStore;
 use secured::{SecuredEtcd, USER};
 use tokio::task::block_in_place;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_outlives_the_rotation_of_its_password_and_certificates() {
     let mut etcd = SecuredEtcd::start().await;
-    let by_files = EtcdKv::open(etcd.config_by_files(), clock(), START)
+    let by_files = EtcdStore::open(etcd.config_by_files(), clock(), START)
         .await
         .expect("a store");
     // It has no session and no watch, whose end would tell it that its connection is of no more use.
-    let quiet = EtcdKv::open(etcd.config_by_files(), clock(), START)
+    let quiet = EtcdStore::open(etcd.config_by_files(), clock(), START)
         .await
         .expect("a store");
-    let by_texts = EtcdKv::open(etcd.config(), clock(), START).await.expect("a store");
+    let by_texts = EtcdStore::open(etcd.config(), clock(), START).await.expect("a store");
     put_now(&by_files, "a", "1").await;
     put_now(&quiet, "q", "1").await;
     put_now(&by_texts, "a", "2").await;

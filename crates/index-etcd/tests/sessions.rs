@@ -13,7 +13,7 @@ use std::time::Duration;
 use common::{CALL, get, open};
 use holdfast_core::{Clock, ErrorKind, SystemClock};
 use holdfast_custody::SessionId;
-use holdfast_index::kv::{Kv, Transaction, Write};
+use holdfast_index::store::{Transaction, TxnStore, Write};
 use holdfast_testkit::EtcdCluster;
 use tokio::task::block_in_place;
 
@@ -30,10 +30,10 @@ fn put_with(key: &str, session: SessionId) -> Transaction {
 }
 
 /// Waits until a key is gone; how long that took.
-async fn until_gone(kv: &dyn Kv, key: &str, within: Duration) -> Duration {
+async fn until_gone(txn_store: &dyn TxnStore, key: &str, within: Duration) -> Duration {
     let clock = SystemClock::new();
     let begun = clock.now();
-    while get(kv, key).await.is_some() {
+    while get(txn_store, key).await.is_some() {
         assert!(
             clock.now().since(begun) < within,
             "{key} is still there after {within:?}"
@@ -47,27 +47,34 @@ async fn until_gone(kv: &dyn Kv, key: &str, within: Duration) -> Duration {
 async fn a_session_survives_a_dead_leader() {
     let etcd = block_in_place(|| EtcdCluster::start(3)).expect("etcd");
     let leader = etcd.leader().expect("a leader");
-    let kv = open(&etcd.endpoints(), leader).await;
-    let session = kv.open_session(Duration::from_secs(5), CALL).await.expect("a session");
-    kv.transact(&put_with("s", session.id()), CALL).await.expect("a put");
-    let version = get(&kv, "s").await.expect("there").version;
+    let txn_store = open(&etcd.endpoints(), leader).await;
+    let session = txn_store
+        .open_session(Duration::from_secs(5), CALL)
+        .await
+        .expect("a session");
+    txn_store
+        .transact(&put_with("s", session.id()), CALL)
+        .await
+        .expect("a put");
+    let version = get(&txn_store, "s").await.expect("there").version;
     block_in_place(|| etcd.node(leader).kill()).expect("killed");
     for _ in 0..24 {
         tokio::time::sleep(Duration::from_millis(500)).await;
         assert!(session.is_alive(), "the keeper has two nodes left");
     }
-    assert_eq!(get(&kv, "s").await.expect("its key is there").version, version);
-    kv.transact(&put_with("s2", session.id()), CALL)
+    assert_eq!(get(&txn_store, "s").await.expect("its key is there").version, version);
+    txn_store
+        .transact(&put_with("s2", session.id()), CALL)
         .await
         .expect("it is not fenced");
     session.close(CALL).await.expect("closed");
-    assert_eq!(get(&kv, "s").await, None);
+    assert_eq!(get(&txn_store, "s").await, None);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_session_dies_with_its_process() {
     let etcd = block_in_place(|| EtcdCluster::start(1)).expect("etcd");
-    let kv = open(&etcd.endpoints(), 0).await;
+    let txn_store = open(&etcd.endpoints(), 0).await;
     let endpoints = etcd.endpoints();
     // A runtime of its own stands for the process: nothing of it runs on, and nothing says goodbye.
     let process = std::thread::spawn(move || {
@@ -76,9 +83,15 @@ async fn a_session_dies_with_its_process() {
             .build()
             .expect("a runtime");
         let id = runtime.block_on(async {
-            let kv = open(&endpoints, 0).await;
-            let session = kv.open_session(Duration::from_secs(3), CALL).await.expect("a session");
-            kv.transact(&put_with("s", session.id()), CALL).await.expect("a put");
+            let txn_store = open(&endpoints, 0).await;
+            let session = txn_store
+                .open_session(Duration::from_secs(3), CALL)
+                .await
+                .expect("a session");
+            txn_store
+                .transact(&put_with("s", session.id()), CALL)
+                .await
+                .expect("a put");
             tokio::time::sleep(Duration::from_secs(4)).await; // it has been kept
             let id = session.id();
             std::mem::forget(session);
@@ -88,9 +101,9 @@ async fn a_session_dies_with_its_process() {
         id
     });
     let id = block_in_place(|| process.join()).expect("the process");
-    assert!(get(&kv, "s").await.is_some(), "it was kept until the end");
-    let took = until_gone(&kv, "s", Duration::from_secs(3 + 5)).await;
-    let fenced = kv.transact(&put_with("s", id), CALL).await.expect_err("dead");
+    assert!(get(&txn_store, "s").await.is_some(), "it was kept until the end");
+    let took = until_gone(&txn_store, "s", Duration::from_secs(3 + 5)).await;
+    let fenced = txn_store.transact(&put_with("s", id), CALL).await.expect_err("dead");
     assert_eq!(fenced.kind(), ErrorKind::Fenced, "{fenced:?}");
     eprintln!("a session of 3 s was gone {took:?} after its process");
 }
@@ -98,9 +111,9 @@ async fn a_session_dies_with_its_process() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_holder_that_reaches_nobody_knows_before_etcd_does() {
     let etcd = block_in_place(|| EtcdCluster::start(1)).expect("etcd");
-    let kv = open(&etcd.endpoints(), 0).await;
+    let txn_store = open(&etcd.endpoints(), 0).await;
     let ttl = Duration::from_secs(3);
-    let session = kv.open_session(ttl, CALL).await.expect("a session");
+    let session = txn_store.open_session(ttl, CALL).await.expect("a session");
     block_in_place(|| etcd.node(0).stop()).expect("stopped");
     let clock = SystemClock::new();
     let begun = clock.now();
@@ -119,9 +132,15 @@ async fn a_holder_that_reaches_nobody_knows_before_etcd_does() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_session_that_cannot_be_closed_dies_all_the_same() {
     let etcd = block_in_place(|| EtcdCluster::start(1)).expect("etcd");
-    let kv = open(&etcd.endpoints(), 0).await;
-    let session = kv.open_session(Duration::from_secs(2), CALL).await.expect("a session");
-    kv.transact(&put_with("s", session.id()), CALL).await.expect("a put");
+    let txn_store = open(&etcd.endpoints(), 0).await;
+    let session = txn_store
+        .open_session(Duration::from_secs(2), CALL)
+        .await
+        .expect("a session");
+    txn_store
+        .transact(&put_with("s", session.id()), CALL)
+        .await
+        .expect("a put");
     block_in_place(|| etcd.node(0).stop()).expect("stopped");
     let error = session
         .close(Duration::from_millis(500))
@@ -130,5 +149,5 @@ async fn a_session_that_cannot_be_closed_dies_all_the_same() {
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
     assert!(!session.is_alive(), "whatever etcd thinks, its holder is done with it");
     block_in_place(|| etcd.node(0).resume()).expect("resumed");
-    until_gone(&kv, "s", Duration::from_secs(2 + 8)).await;
+    until_gone(&txn_store, "s", Duration::from_secs(2 + 8)).await;
 }

@@ -12,9 +12,9 @@ use common::{CALL, START, clock};
 use etcd_client::PutOptions;
 use holdfast_core::{ErrorKind, Nonce, ObjectKey, SampleId, StoreId, SystemRng};
 use holdfast_custody::{GroupName, Publication};
-use holdfast_index::kv::{Kv, Read, Transaction, Write, prefix};
-use holdfast_index::{Commit, Index, IndexConfig, KvIndex, Reserve, SampleRef};
-use holdfast_index_etcd::{EtcdConfig, EtcdKv};
+use holdfast_index::store::{Read, Transaction, TxnStore, Write, prefix};
+use holdfast_index::{Commit, Index, IndexConfig, Reserve, SampleRef, TxnIndex};
+use holdfast_index_etcd::{EtcdConfig, EtcdStore};
 use secured::{SecuredEtcd, TENANTS};
 use tokio::task::block_in_place;
 
@@ -40,13 +40,13 @@ async fn with_tenants() -> SecuredEtcd {
     etcd
 }
 
-async fn open(config: EtcdConfig) -> EtcdKv {
-    EtcdKv::open(config, clock(), START).await.expect("a store")
+async fn open(config: EtcdConfig) -> EtcdStore {
+    EtcdStore::open(config, clock(), START).await.expect("a store")
 }
 
-fn index(kv: &EtcdKv, store: &str) -> KvIndex {
-    KvIndex::new(
-        Arc::new(kv.clone()),
+fn index(txn_store: &EtcdStore, store: &str) -> TxnIndex {
+    TxnIndex::new(
+        Arc::new(txn_store.clone()),
         &StoreId::new(store).expect("a name"),
         IndexConfig::default(),
         clock(),
@@ -60,7 +60,7 @@ fn only<T>(mut all: Vec<holdfast_core::Result<T>>) -> holdfast_core::Result<T> {
 }
 
 /// A whole life: session, budget, reserve, commit, take, answer, free, sweep.
-async fn live(index: &KvIndex) {
+async fn live(index: &TxnIndex) {
     index.set_budget(1 << 20, CALL).await.expect("a budget");
     let session = index.open_session(CALL).await.expect("a session");
     let group = GroupName::new("trainers").expect("a name");
@@ -164,6 +164,6 @@ async fn without_a_certificate_nobody_reaches_etcd_at_all() {
     let mut config = etcd.config_of(TENANTS[0], Some(PASSWORD));
     let tls = config.tls.get_or_insert_default();
     (tls.certificate, tls.key) = (None, None);
-    let opened = EtcdKv::open(config, clock(), Duration::from_secs(2)).await;
+    let opened = EtcdStore::open(config, clock(), Duration::from_secs(2)).await;
     assert_eq!(opened.expect_err("no certificate").kind(), ErrorKind::Unavailable);
 }

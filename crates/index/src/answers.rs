@@ -6,20 +6,20 @@ use std::borrow::Cow;
 use holdfast_core::{Deadline, Error, ErrorKind, Result};
 use holdfast_custody::{Acknowledged, GroupName, Live, Reason, Retired};
 
-use crate::batch::{Credits, Intent, Loaded};
+use crate::batch::{Intent, Loaded, QuotaChange};
 use crate::decision::Decision;
-use crate::index::KvIndex;
+use crate::index::TxnIndex;
 use crate::intents::{held_until, live_of, superseded};
 use crate::layout::Layout;
 use crate::session::Session;
-use crate::types::{Answered, Held, SampleRef, Versioned};
+use crate::types::{AckOutcome, LeaseGrant, SampleRef, Versioned};
 
 /// As [`live_of`], for a caller that presents a token: if the sample is gone, the token is no longer good.
 fn held_of<'a>(
     operation: &'static str,
     layout: &Layout,
     loaded: &Loaded,
-    held: &'a Held,
+    held: &'a LeaseGrant,
 ) -> Result<Cow<'a, Versioned<Live>>> {
     live_of(operation, layout, loaded, &held.sample, Some(&held.seen)).map_err(|error| {
         if error.kind() == ErrorKind::NotFound {
@@ -31,7 +31,7 @@ fn held_of<'a>(
 }
 
 /// A nack; it costs no attempt if the lease served no caller.
-fn hand_back(record: Live, group: &GroupName, item: &Held) -> Result<Acknowledged> {
+fn hand_back(record: Live, group: &GroupName, item: &LeaseGrant) -> Result<Acknowledged> {
     if item.unserved {
         record.give_back(group, item.token).map(Acknowledged::Live)
     } else {
@@ -40,23 +40,23 @@ fn hand_back(record: Live, group: &GroupName, item: &Held) -> Result<Acknowledge
 }
 
 /// Decides an answer to a lease on a live sample.
-type DecideAnswer<'a, T> = dyn Fn(&Held, &Versioned<Live>, &Loaded) -> Result<Decision<T>> + Sync + 'a;
+type DecideAnswer<'a, T> = dyn Fn(&LeaseGrant, &Versioned<Live>, &Loaded) -> Result<Decision<T>> + Sync + 'a;
 
-impl KvIndex {
+impl TxnIndex {
     /// One kind of answer to a lease on a live sample. The first attempt uses the record as its holder saw it last.
     #[expect(clippy::too_many_arguments, reason = "one kind of answer")]
     pub(crate) async fn answer<T: Send>(
         &self,
         operation: &'static str,
         session: &Session,
-        items: &[Held],
+        items: &[LeaseGrant],
         decide: &DecideAnswer<'_, T>,
         sets_deadlines: bool,
-        credits: Option<&dyn Credits<Held>>,
+        credits: Option<&dyn QuotaChange<LeaseGrant>>,
         deadline: Deadline,
     ) -> Vec<Result<T>> {
-        let keys = |item: &Held| vec![self.layout().live(&item.sample.sample)];
-        let decide = |item: &Held, loaded: &Loaded| {
+        let keys = |item: &LeaseGrant| vec![self.layout().live(&item.sample.sample)];
+        let decide = |item: &LeaseGrant, loaded: &Loaded| {
             let live = held_of(operation, self.layout(), loaded, item)?;
             decide(item, &live, loaded)
         };
@@ -74,12 +74,12 @@ impl KvIndex {
     pub(crate) async fn do_ack(
         &self,
         session: &Session,
-        items: &[Held],
+        items: &[LeaseGrant],
         ack: bool,
         deadline: Deadline,
-    ) -> Vec<Result<Answered>> {
+    ) -> Vec<Result<AckOutcome>> {
         let operation = if ack { "index.ack" } else { "index.nack" };
-        let decide = |item: &Held, live: &Versioned<Live>, _: &Loaded| {
+        let decide = |item: &LeaseGrant, live: &Versioned<Live>, _: &Loaded| {
             let group = item.group.as_ref().ok_or_else(|| {
                 Error::invalid(operation, "a plain read is released, not acknowledged")
                     .with("sample", &item.sample.sample)
@@ -91,12 +91,12 @@ impl KvIndex {
                 hand_back(record, group, item)?
             };
             let decision = self.conclude(&item.sample.sample, live, after, |answer| answer)?;
-            Ok(decision.ending(item.note.clone()))
+            Ok(decision.ending(item.grant.clone()))
         };
         // A consumer that acknowledges is likely to free next, and then needs the queue of waiting sessions: read it in
         // the same transaction.
         let peek = self.peek(session);
-        let credits = peek.as_ref().map(|peek| peek as &dyn Credits<Held>);
+        let credits = peek.as_ref().map(|peek| peek as &dyn QuotaChange<LeaseGrant>);
         self.answer(operation, session, items, &decide, false, credits, deadline)
             .await
     }
@@ -104,43 +104,51 @@ impl KvIndex {
     pub(crate) async fn do_renew(
         &self,
         session: &Session,
-        items: &[Held],
+        items: &[LeaseGrant],
         ticks: u64,
         deadline: Deadline,
-    ) -> Vec<Result<Held>> {
-        let decide = |item: &Held, live: &Versioned<Live>, loaded: &Loaded| {
+    ) -> Vec<Result<LeaseGrant>> {
+        let decide = |item: &LeaseGrant, live: &Versioned<Live>, loaded: &Loaded| {
             let after = live.record.clone().renew(item.token, loaded.tick.after(ticks))?;
             // The lease may already run longer than that.
             let lease = after.leases().find(|lease| lease.has(item.token)).copied();
             let (to, until) = lease.map_or((session.id(), loaded.tick), |lease| (lease.session, lease.until));
-            let decision = self.rewrite(&item.sample.sample, live, after, |seen| Held { seen, ..item.clone() })?;
+            let decision = self.rewrite(&item.sample.sample, live, after, |seen| LeaseGrant {
+                seen,
+                ..item.clone()
+            })?;
             Ok(decision
-                .settling(Held::settle)
+                .settling(LeaseGrant::settle)
                 .giving(held_until(&item.sample, to, until))
-                .ending(item.note.clone()))
+                .ending(item.grant.clone()))
         };
         self.answer("index.renew", session, items, &decide, true, None, deadline)
             .await
     }
 
     /// Releases a lease of either kind, on a live sample or on one that has been retired meanwhile.
-    pub(crate) async fn do_release(&self, session: &Session, items: &[Held], deadline: Deadline) -> Vec<Result<()>> {
+    pub(crate) async fn do_release(
+        &self,
+        session: &Session,
+        items: &[LeaseGrant],
+        deadline: Deadline,
+    ) -> Vec<Result<()>> {
         const OPERATION: &str = "index.release";
-        let keys = |item: &Held| {
+        let keys = |item: &LeaseGrant| {
             vec![
                 self.layout().live(&item.sample.sample),
                 self.layout()
                     .retired_with_readers(&item.sample.sample, item.sample.generation),
             ]
         };
-        let decide = |item: &Held, loaded: &Loaded| {
+        let decide = |item: &LeaseGrant, loaded: &Loaded| {
             let SampleRef { sample, generation } = &item.sample;
             let retired: Option<Versioned<Retired>> =
                 loaded.record(&self.layout().retired_with_readers(sample, *generation))?;
             if let Some(retired) = retired {
                 let after = retired.record.clone().release(item.token)?;
                 let decision = self.drain(sample, &retired, &after, ())?;
-                return Ok(decision.ending(item.note.clone()));
+                return Ok(decision.ending(item.grant.clone()));
             }
             let live = held_of(OPERATION, self.layout(), loaded, item)?;
             let decision = match &item.group {
@@ -153,7 +161,7 @@ impl KvIndex {
                     self.conclude(sample, &live, after, |_| ())?
                 }
             };
-            Ok(decision.ending(item.note.clone()))
+            Ok(decision.ending(item.grant.clone()))
         };
         let intent = Intent {
             operation: OPERATION,
@@ -171,7 +179,7 @@ impl KvIndex {
         items: &[SampleRef],
         reason: Reason,
         deadline: Deadline,
-    ) -> Vec<Result<Answered>> {
+    ) -> Vec<Result<AckOutcome>> {
         const OPERATION: &str = "index.retire";
         let keys = |item: &SampleRef| vec![self.layout().live(&item.sample)];
         let decide = |item: &SampleRef, loaded: &Loaded| {
@@ -186,7 +194,7 @@ impl KvIndex {
             operation: OPERATION,
             keys: &keys,
             decide: &decide,
-            sets_deadlines: false,
+            sets_deadlines: reason == Reason::Lost,
             credits: None,
         };
         self.batch(session, items, intent, None, deadline).await

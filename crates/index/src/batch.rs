@@ -11,11 +11,11 @@ use holdfast_core::{Deadline, Error, Result};
 use holdfast_custody::{Tick, Version};
 
 use crate::decision::Decision;
-use crate::index::KvIndex;
-use crate::kv::{Condition, Entry, Read, Snapshot, Write};
+use crate::index::TxnIndex;
 use crate::quarantine::{SetAside, told};
 use crate::record::{Settle, decode_versioned, unreadable_key};
 use crate::session::Session;
+use crate::store::{Condition, Entry, Read, Snapshot, Write};
 use crate::types::Versioned;
 
 /// What was read for a batch.
@@ -73,17 +73,17 @@ pub(crate) struct Intent<'a, Item, T> {
     /// Whether the items set deadlines. Then the shared clock must not have moved in between.
     pub(crate) sets_deadlines: bool,
     /// The quota that the items spend or give back.
-    pub(crate) credits: Option<&'a dyn Credits<Item>>,
+    pub(crate) credits: Option<&'a dyn QuotaChange<Item>>,
 }
 
 /// The quota that the items of one transaction move, in that same transaction.
-pub(crate) trait Credits<Item>: Sync {
+pub(crate) trait QuotaChange<Item>: Sync {
     /// What must be read to know how much.
     fn reads(&self) -> Vec<Read>;
 
     /// The conditions and writes to add for these items, if there is room for them. An error becomes the result of all
     /// these items.
-    fn move_for(&self, items: &[&Item], loaded: &Loaded, room: Room) -> Result<Moved>;
+    fn move_for(&self, items: &[&Item], loaded: &Loaded, room: QuotaBudget) -> Result<Moved>;
 
     /// The transaction of the last `move_for` has been applied.
     fn moved(&self, version: Version);
@@ -111,7 +111,7 @@ const CREDIT_OPERATIONS: usize = 24;
 
 /// What a transaction has room for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Room {
+pub(crate) struct QuotaBudget {
     pub(crate) operations: usize,
     pub(crate) bytes: usize,
 }
@@ -125,7 +125,7 @@ pub(crate) struct Moved {
 
 impl Moved {
     /// Adds more, if there is room. Returns whether there was.
-    pub(crate) fn add(&mut self, more: Self, room: &mut Room) -> bool {
+    pub(crate) fn add(&mut self, more: Self, room: &mut QuotaBudget) -> bool {
         let operations = more.conditions.len().max(more.writes.len());
         let bytes: usize = more.conditions.iter().map(Condition::bytes).sum::<usize>()
             + more.writes.iter().map(Write::bytes).sum::<usize>();
@@ -140,7 +140,7 @@ impl Moved {
     }
 }
 
-impl KvIndex {
+impl TxnIndex {
     /// Runs an intent for every item. One result per item, in order.
     pub(crate) async fn batch<Item: Sync, T: Send>(
         &self,
@@ -154,7 +154,7 @@ impl KvIndex {
             .await
     }
 
-    /// As [`KvIndex::batch`], but waits until `told_by` for the outcome of transactions that were sent before the
+    /// As [`TxnIndex::batch`], but waits until `told_by` for the outcome of transactions that were sent before the
     /// deadline.
     pub(crate) async fn batch_told_by<Item: Sync, T: Send>(
         &self,
@@ -195,7 +195,7 @@ impl KvIndex {
                 }
             };
             let refused = self
-                .round(session, items, &open, &intent, &loaded, &mut results, told_by)
+                .pack_and_send(session, items, &open, &intent, &loaded, &mut results, told_by)
                 .await;
             self.set_refused_aside(refused, &loaded, &mut results, deadline).await;
         }
@@ -247,16 +247,21 @@ impl KvIndex {
         keys.sort_unstable();
         keys.dedup();
         let mut entries = HashMap::with_capacity(keys.len());
-        let mut credits = intent.credits.map(Credits::reads).unwrap_or_default();
+        let mut credits = intent.credits.map(QuotaChange::reads).unwrap_or_default();
         let mut seen_credits = None;
-        let most = self.kv().limits().operations.saturating_sub(2 + credits.len()).max(1);
+        let most = self
+            .txn_store()
+            .limits()
+            .operations
+            .saturating_sub(2 + credits.len())
+            .max(1);
         for chunk in keys.chunks(most) {
             let mut reads: Vec<Read> = chunk.iter().cloned().map(Read::Key).collect();
             reads.push(Read::Key(self.layout().clock()));
             reads.push(Read::Key(self.layout().alive(session.id())));
             let records = reads.len();
             reads.append(&mut credits);
-            let mut snapshot = self.kv().read(&reads, deadline.remaining(self.clock())).await?;
+            let mut snapshot = self.txn_store().read(&reads, deadline.remaining(self.clock())).await?;
             if reads.len() > records {
                 seen_credits = Some(Snapshot {
                     version: snapshot.version,

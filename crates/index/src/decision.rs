@@ -4,17 +4,17 @@ use std::sync::Arc;
 
 use holdfast_custody::{SessionId, Tick, Version};
 
-use crate::kv::{Condition, Write};
-use crate::notes::{Given, Line, OpenNote};
+use crate::grants::{Grant, GrantLine, OpenGrantList};
+use crate::store::{Condition, Write};
 
 /// What is to be done for one item.
 pub(crate) struct Decision<T> {
     pub(crate) conditions: Vec<Condition>,
     pub(crate) writes: Vec<Write>,
     /// What the session holds from then on.
-    pub(crate) gives: Option<Given>,
+    pub(crate) gives: Option<Grant>,
     /// What it holds no longer: the line of the grant record that names it.
-    pub(crate) ends: Option<Line>,
+    pub(crate) ends: Option<GrantLine>,
     /// Whether the session is likely to change the record of the last write next.
     pub(crate) remember: bool,
     pub(crate) outcome: Outcome<T>,
@@ -25,7 +25,7 @@ pub(crate) struct Done {
     /// The version at which it was applied.
     pub(crate) version: Version,
     /// The line of the grant record, if something was granted.
-    pub(crate) note: Option<Line>,
+    pub(crate) grant: Option<GrantLine>,
 }
 
 /// The caller's result, except for what is known only once the decision has been applied, and a function that fills
@@ -69,13 +69,13 @@ impl<T> Decision<T> {
         self
     }
 
-    pub(crate) fn giving(mut self, given: Given) -> Self {
+    pub(crate) fn giving(mut self, given: Grant) -> Self {
         self.gives = Some(given);
         self
     }
 
-    pub(crate) fn ending(mut self, note: Option<Line>) -> Self {
-        self.ends = note;
+    pub(crate) fn ending(mut self, grant: Option<GrantLine>) -> Self {
+        self.ends = grant;
         self
     }
 
@@ -102,15 +102,15 @@ impl<T> Decision<T> {
 }
 
 /// What a transaction still has room for.
-pub(crate) struct Room {
+pub(crate) struct TxnBudget {
     operations: usize,
     bytes: usize,
     /// The grant records that it writes, and those that it may delete, each once.
     given: Vec<(SessionId, Tick)>,
-    ended: Vec<Arc<OpenNote>>,
+    ended: Vec<Arc<OpenGrantList>>,
 }
 
-impl Room {
+impl TxnBudget {
     pub(crate) fn new(operations: usize, bytes: usize) -> Self {
         Self {
             operations,
@@ -124,8 +124,8 @@ impl Room {
     pub(crate) fn take<T>(&mut self, decision: &Decision<T>) -> bool {
         let given = decision.gives.as_ref().map(|given| (given.to, given.until));
         let given = given.filter(|given| !self.given.contains(given));
-        let ended = decision.ends.as_ref().map(|line| &line.note);
-        let ended = ended.filter(|note| !self.ended.iter().any(|known| Arc::ptr_eq(known, note)));
+        let ended = decision.ends.as_ref().map(|line| &line.grant);
+        let ended = ended.filter(|grant| !self.ended.iter().any(|known| Arc::ptr_eq(known, grant)));
         let new_notes = usize::from(given.is_some()) + usize::from(ended.is_some());
         let (operations, bytes) = (decision.operations() + new_notes, decision.bytes());
         if operations > self.operations || bytes > self.bytes {

@@ -16,11 +16,11 @@ use holdfast_custody::{GroupName, Live, Reason, Reserved, Retired, SessionId, Sw
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::kv::Entry;
+use crate::grants::GrantList;
 use crate::layout::Layout;
-use crate::notes::Note;
 use crate::quarantine::Info;
 use crate::record::{Settle, decode, decode_versioned, encode, encode_described};
+use crate::store::Entry;
 use crate::types::{Quarantined, SampleRef, Versioned};
 
 fn entry(value: &[u8]) -> Entry {
@@ -118,10 +118,10 @@ pub(crate) fn stable<T: Serialize + DeserializeOwned + PartialEq + Debug>(bytes:
 
 /// Grant records, the shared clock, and what is written by and for sessions that wait for quota.
 pub fn note(bytes: &[u8]) {
-    stable::<Note>(bytes);
+    stable::<GrantList>(bytes);
     stable::<Tick>(bytes);
-    crate::credits::fuzz(bytes);
-    if let Ok(holdings) = Note::read(&entry(bytes)) {
+    crate::quota::fuzz(bytes);
+    if let Ok(holdings) = GrantList::read(&entry(bytes)) {
         assert!(holdings.len() <= bytes.len());
     }
 }

@@ -1,4 +1,4 @@
-//! The index over any [`Kv`]: its parts, sessions and the shared clock. The intents are in [`crate::intents`] and
+//! The index over any [`TxnStore`]: its parts, sessions and the shared clock. The intents are in [`crate::intents`] and
 //! [`crate::sweep`].
 
 use std::collections::HashMap;
@@ -11,13 +11,13 @@ use holdfast_custody::{GroupName, Tick, Version};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::credits::{Hints, House};
-use crate::kv::{Applied, Condition, Entry, Kv, Read, Transaction, Write};
-use crate::lanes::ReadyList;
 use crate::layout::Layout;
 use crate::quarantine::PassedOver;
+use crate::quota::{Hints, LocalQueue};
 use crate::record::decode;
-use crate::session::{Sender, Session, is_full};
+use crate::session::{Session, SlotClient, is_full};
+use crate::shards::ReadyList;
+use crate::store::{Condition, Entry, Read, Transaction, TxnOutcome, TxnStore, Write};
 
 /// The settings of a store's index. All processes that use a store must use the same settings.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,16 +50,16 @@ impl Default for IndexConfig {
 
 /// The index of one store, over any transactional store.
 #[derive(Debug)]
-pub struct KvIndex {
-    sender: Sender,
+pub struct TxnIndex {
+    slots: SlotClient,
     rng: Arc<dyn Rng>,
     config: IndexConfig,
     seen: Mutex<SeenClock>,
     /// The shard at which the next read of this process begins.
-    lane: AtomicU64,
+    next_shard: AtomicU64,
     ready: Mutex<HashMap<GroupName, Arc<ReadyList>>>,
     hints: Hints,
-    house: Arc<House>,
+    local_queue: Arc<LocalQueue>,
     passed_over: PassedOver,
     /// The grant record at which the last sweep of this process ended, if there was more.
     pub(crate) swept_to: Mutex<Option<String>>,
@@ -81,27 +81,27 @@ struct SeenClock {
     at: Version,
 }
 
-impl KvIndex {
-    /// The index of `store` in `kv`.
+impl TxnIndex {
+    /// The index of `store` in `txn_store`.
     pub fn new(
-        kv: Arc<dyn Kv>,
+        txn_store: Arc<dyn TxnStore>,
         store: &StoreId,
         config: IndexConfig,
         clock: Arc<dyn Clock>,
         rng: Arc<dyn Rng>,
     ) -> Self {
-        let sender = Sender::new(kv, Layout::new(store), clock);
+        let sender = SlotClient::new(txn_store, Layout::new(store), clock);
         // Processes begin at different shards.
-        let lane = rng.below(crate::layout::LANES);
+        let shard = rng.below(crate::layout::SHARDS);
         Self {
-            sender,
+            slots: sender,
             rng,
             config,
             seen: Mutex::default(),
-            lane: AtomicU64::new(lane),
+            next_shard: AtomicU64::new(shard),
             ready: Mutex::default(),
             hints: Hints::default(),
-            house: Arc::default(),
+            local_queue: Arc::default(),
             passed_over: PassedOver::default(),
             swept_to: Mutex::default(),
             kept_to: Mutex::default(),
@@ -113,16 +113,16 @@ impl KvIndex {
         &self.config
     }
 
-    pub(crate) fn kv(&self) -> &dyn Kv {
-        &*self.sender.kv
+    pub(crate) fn txn_store(&self) -> &dyn TxnStore {
+        &*self.slots.txn_store
     }
 
     pub(crate) fn layout(&self) -> &Layout {
-        &self.sender.layout
+        &self.slots.layout
     }
 
     pub(crate) fn clock(&self) -> &dyn Clock {
-        &*self.sender.clock
+        &*self.slots.clock
     }
 
     pub(crate) fn rng(&self) -> &dyn Rng {
@@ -133,21 +133,21 @@ impl KvIndex {
         &self.hints
     }
 
-    pub(crate) fn house(&self) -> &Arc<House> {
-        &self.house
+    pub(crate) fn local_queue(&self) -> &Arc<LocalQueue> {
+        &self.local_queue
     }
 
     pub(crate) fn passed_over(&self) -> &PassedOver {
         &self.passed_over
     }
 
-    pub(crate) fn sender(&self) -> &Sender {
-        &self.sender
+    pub(crate) fn slots(&self) -> &SlotClient {
+        &self.slots
     }
 
     /// The shard at which a read begins. Reads of one process go round, so that they do not meet.
-    pub(crate) fn next_lane(&self) -> u64 {
-        self.lane.fetch_add(1, Ordering::Relaxed) % crate::layout::LANES
+    pub(crate) fn next_shard(&self) -> u64 {
+        self.next_shard.fetch_add(1, Ordering::Relaxed) % crate::layout::SHARDS
     }
 
     pub(crate) fn ready_list(&self, group: &GroupName) -> Arc<ReadyList> {
@@ -161,7 +161,7 @@ impl KvIndex {
     pub(crate) async fn open(&self, within: Duration) -> Result<Session> {
         const OPERATION: &str = "index.open_session";
         let deadline = self.deadline(within);
-        let session = self.kv().open_session(self.config.session_ttl, within).await?;
+        let session = self.txn_store().open_session(self.config.session_ttl, within).await?;
         let id = session.id();
         let (alive, existed) = (self.layout().alive(id), self.layout().existed(id));
         // The proof that the session existed outlives it, so that a sweep clears up after it. Writing it twice is
@@ -178,10 +178,14 @@ impl KvIndex {
             ],
         };
         loop {
-            match self.kv().transact(&transaction, deadline.remaining(self.clock())).await {
+            match self
+                .txn_store()
+                .transact(&transaction, deadline.remaining(self.clock()))
+                .await
+            {
                 Ok(_) => {
                     let read = [Read::Key(self.layout().budget())];
-                    let snapshot = self.kv().read(&read, deadline.remaining(self.clock())).await?;
+                    let snapshot = self.txn_store().read(&read, deadline.remaining(self.clock())).await?;
                     let budget = snapshot.entries.iter().flatten().next().map(decode).transpose()?;
                     return Ok(Session::new(session, budget));
                 }
@@ -232,7 +236,7 @@ impl KvIndex {
             }
             let key = self.layout().clock();
             let snapshot = self
-                .kv()
+                .txn_store()
                 .read(&[Read::Key(key.clone())], deadline.remaining(self.clock()))
                 .await?;
             let entry = snapshot.entries.into_iter().flatten().next();
@@ -249,7 +253,7 @@ impl KvIndex {
     pub(crate) async fn advance(&self, deadline: Deadline) -> Result<Tick> {
         let key = self.layout().clock();
         let snapshot = self
-            .kv()
+            .txn_store()
             .read(&[Read::Key(key.clone())], deadline.remaining(self.clock()))
             .await?;
         self.note_tick(snapshot.entries.iter().flatten().next(), snapshot.version)?;
@@ -278,15 +282,18 @@ impl KvIndex {
             conditions: vec![condition],
             writes: vec![Write::put(key.clone(), value.clone())],
         };
-        let answer = self.kv().transact(&transaction, deadline.remaining(self.clock())).await;
+        let answer = self
+            .txn_store()
+            .transact(&transaction, deadline.remaining(self.clock()))
+            .await;
         match answer {
-            Ok(Applied::Yes(version)) => self.note_tick(Some(&Entry { key, value, version }), version),
+            Ok(TxnOutcome::Committed(version)) => self.note_tick(Some(&Entry { key, value, version }), version),
             Err(error) if error.retry() != Retry::Ambiguous => Err(error),
             // Another process did, or the outcome is ambiguous: read it.
             other => {
                 let before = self.seen.lock().version;
                 let snapshot = self
-                    .kv()
+                    .txn_store()
                     .read(&[Read::Key(key)], deadline.remaining(self.clock()))
                     .await?;
                 self.note_tick(snapshot.entries.iter().flatten().next(), snapshot.version)?;

@@ -10,18 +10,18 @@ use holdfast_custody::{GroupName, Live, Reason, Reserved, SessionId, Tick, Token
 
 use tokio_util::sync::CancellationToken;
 
-use crate::batch::{Credits, Intent, Loaded};
-use crate::credits::generation_of;
+use crate::batch::{Intent, Loaded, QuotaChange};
 use crate::decision::{Decision, Done};
-use crate::index::KvIndex;
-use crate::kv::{Condition, Entry, Write};
-use crate::lanes::Found;
+use crate::grants::{Grant, Holding};
+use crate::index::TxnIndex;
 use crate::layout::Layout;
-use crate::memory::Remembered;
-use crate::notes::{Given, Holding};
+use crate::quota::generation_of;
 use crate::record::unreadable;
+use crate::record_cache::CachedRecord;
 use crate::session::Session;
-use crate::types::{Commit, Held, MOST_CLAIMS, Reserve, SampleRef, Terms, Versioned};
+use crate::shards::ReadyEntry;
+use crate::store::{Condition, Entry, Write};
+use crate::types::{Commit, LeaseGrant, MOST_CLAIMS, Reserve, SampleRef, Terms, Versioned};
 
 pub(crate) fn gone(operation: &'static str, sample: &SampleId) -> Error {
     Error::new(
@@ -121,15 +121,15 @@ pub(crate) fn live_of<'a>(
     }
 }
 
-pub(crate) fn held_until(sample: &SampleRef, to: SessionId, until: Tick) -> Given {
+pub(crate) fn held_until(sample: &SampleRef, to: SessionId, until: Tick) -> Grant {
     let what = Holding {
         sample: sample.sample.clone(),
         generation: Some(sample.generation),
     };
-    Given { to, until, what }
+    Grant { to, until, what }
 }
 
-impl KvIndex {
+impl TxnIndex {
     pub(crate) async fn do_reserve(
         &self,
         session: &Session,
@@ -156,7 +156,7 @@ impl KvIndex {
         &self,
         session: &Session,
         items: &[Reserve],
-        credits: Option<&dyn Credits<Reserve>>,
+        credits: Option<&dyn QuotaChange<Reserve>>,
         seen: Option<Loaded>,
         deadline: Deadline,
     ) -> Vec<Result<Generation>> {
@@ -188,7 +188,7 @@ impl KvIndex {
             let mut writes: Vec<Write> = self.layout().put_claims(&item.sample, &item.claims).collect();
             // Put last, because `remembering` remembers the last write.
             writes.push(self.layout().put_reserved(&item.sample, &record)?);
-            let given = Given {
+            let given = Grant {
                 to: session.id(),
                 until,
                 what: Holding {
@@ -221,11 +221,11 @@ impl KvIndex {
     ) -> Vec<Result<Version>> {
         const OPERATION: &str = "index.commit";
         // The session need not read what it has just reserved, and hardly any sample was live before.
-        let mut notes = HashMap::new();
+        let mut grants = HashMap::new();
         let reserved = items.iter().filter_map(|item| {
             let key = self.layout().pending(&item.sample.sample);
-            let Remembered { value, version, note } = session.recall(&key)?;
-            notes.extend(note.map(|note| (item.sample.sample.clone(), note)));
+            let CachedRecord { value, version, grant } = session.recall(&key)?;
+            grants.extend(grant.map(|grant| (item.sample.sample.clone(), grant)));
             Some(Entry { key, value, version })
         });
         let seen = Loaded::with_entries(reserved);
@@ -257,7 +257,7 @@ impl KvIndex {
                 None => conditions.push(Condition::Absent(live)),
             }
             let decision = Decision::new(conditions, writes, Version::default());
-            Ok(decision.settling(set_version).ending(notes.get(sample).cloned()))
+            Ok(decision.settling(set_version).ending(grants.get(sample).cloned()))
         };
         let intent = Intent {
             operation: OPERATION,
@@ -295,16 +295,16 @@ impl KvIndex {
     pub(crate) async fn do_lease(
         &self,
         session: &Session,
-        samples: &[Found],
+        samples: &[ReadyEntry],
         group: Option<&GroupName>,
         ticks: u64,
         terms: Terms<'_>,
         deadline: Deadline,
-    ) -> Vec<Result<Held>> {
+    ) -> Vec<Result<LeaseGrant>> {
         const OPERATION: &str = "index.lease";
-        let keys = |item: &Found| vec![self.layout().live(&item.sample.sample)];
-        let decide = |item: &Found, loaded: &Loaded| {
-            let Found { sample, copied } = item;
+        let keys = |item: &ReadyEntry| vec![self.layout().live(&item.sample.sample)];
+        let decide = |item: &ReadyEntry, loaded: &Loaded| {
+            let ReadyEntry { sample, copied } = item;
             let live = live_of(OPERATION, self.layout(), loaded, sample, copied.as_ref())?;
             let description = live.description.clone().ok_or_else(|| {
                 Error::internal(OPERATION, "a live sample has no description").with("sample", &sample.sample)
@@ -316,14 +316,14 @@ impl KvIndex {
                 Some(group) => record.lease(group, session.id(), until)?,
                 None => record.read(session.id(), until),
             };
-            let decision = self.rewrite(&sample.sample, &live, after, |seen| Held {
+            let decision = self.rewrite(&sample.sample, &live, after, |seen| LeaseGrant {
                 sample: sample.clone(),
                 group: group.cloned(),
                 token: Token::THIS_WRITE,
                 description,
                 unserved: false,
                 seen,
-                note: None,
+                grant: None,
             })?;
             let decision = decision.settling(|held, done| {
                 held.token = Token(done.version.0);
@@ -350,11 +350,11 @@ fn set_version(version: &mut Version, done: Done) {
     *version = done.version;
 }
 
-impl Held {
+impl LeaseGrant {
     /// Fills in what is known only once the lease has been written.
     pub(crate) fn settle(&mut self, done: Done) {
         self.seen.record.settle(done.version);
         self.seen.version = done.version;
-        self.note = done.note;
+        self.grant = done.grant;
     }
 }

@@ -14,7 +14,7 @@ use holdfast_custody::{Retired, Tick};
 
 use crate::batch::{Intent, Loaded};
 use crate::decision::Decision;
-use crate::index::KvIndex;
+use crate::index::TxnIndex;
 use crate::layout::{Layout, after};
 use crate::record::unreadable;
 use crate::session::Session;
@@ -23,7 +23,7 @@ use crate::types::Versioned;
 
 const OPERATION: &str = "index.sweep";
 
-impl KvIndex {
+impl TxnIndex {
     /// Moves lost samples that were kept until a tick before this one to the list of samples to be freed, starting
     /// after the record at which the last sweep ended. Returns whether there may be more.
     pub(crate) async fn end_keeping(

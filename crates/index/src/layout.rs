@@ -8,7 +8,7 @@
 //! A ready entry of a sample with one group holds a copy of the record. The consumer that leases the sample need not
 //! read the record, if no process has changed it since (both have the same version).
 //!
-//! What a session holds is not listed sample by sample but once per transaction: see [`crate::notes`].
+//! What a session holds is not listed sample by sample but once per transaction: see [`crate::grants`].
 //!
 //! | key, under the store's root | what | kept in step by |
 //! |---|---|---|
@@ -27,7 +27,7 @@
 //! | `x/o/{key}/{version}` | the original bytes of that record | as above |
 //! | `t` | the shared clock | tick |
 //! | `b/budget` | the store's budget in bytes; without this key there is no budget | set once |
-//! | `b/free` | bytes of the budget that belong to no session | reserve, freed, sweep: see [`crate::credits`] |
+//! | `b/free` | bytes of the budget that belong to no session | reserve, freed, sweep: see [`crate::quota`] |
 //! | `b/a/{session}` | a session's balance: bytes that it may spend | reserve, freed, sweep |
 //! | `b/w/{session}` | a session that waits for quota, and for how much (vanishes with it) | reserve, freed, sweep |
 //! | `b/t/{session}` | the last answer to a session that waited (vanishes with it) | freed, sweep |
@@ -40,11 +40,11 @@ use holdfast_core::key::{escape, escape_into, unescape};
 use holdfast_core::{Digest, Error, Generation, ObjectKey, Result, SampleId, StoreId};
 use holdfast_custody::{GroupName, GroupState, Live, Progress, Reserved, Retired, SessionId, Tick, Version};
 
-use crate::kv::{Write, prefix};
 use crate::record::{Description, encode, encode_described};
+use crate::store::{Write, prefix};
 
 /// Ready lists are split into this many shards, so that consumers do not all try the same sample.
-pub(crate) const LANES: u64 = 32;
+pub(crate) const SHARDS: u64 = 32;
 
 /// The keys of one store.
 #[derive(Clone, Debug)]
@@ -143,25 +143,25 @@ impl Layout {
         self.key(format_args!("b/free"))
     }
 
-    pub(crate) fn all_purses(&self) -> Range<String> {
+    pub(crate) fn all_balances(&self) -> Range<String> {
         prefix(self.key(format_args!("b/a/")))
     }
 
-    pub(crate) fn purse(&self, session: SessionId) -> String {
+    pub(crate) fn balance(&self, session: SessionId) -> String {
         self.key(format_args!("b/a/{:016x}", session.0))
     }
 
-    pub(crate) fn want(&self, session: SessionId) -> String {
+    pub(crate) fn wait_request(&self, session: SessionId) -> String {
         self.key(format_args!("b/w/{:016x}", session.0))
     }
 
     /// The queue of sessions that wait for quota.
-    pub(crate) fn line(&self) -> Range<String> {
+    pub(crate) fn shared_queue(&self) -> Range<String> {
         prefix(self.key(format_args!("b/w/")))
     }
 
     /// Where a waiting session is told what became of its request.
-    pub(crate) fn told(&self, session: SessionId) -> String {
+    pub(crate) fn wait_result(&self, session: SessionId) -> String {
         self.key(format_args!("b/t/{:016x}", session.0))
     }
 
@@ -241,17 +241,17 @@ impl Layout {
         self.key(format_args!("l/"))..self.key(format_args!("l/{:016x}", tick.0))
     }
 
-    pub(crate) fn ready_lane(&self, group: &GroupName, lane: u64) -> Range<String> {
-        prefix(self.key(format_args!("q/{group}/{lane:02x}/")))
+    pub(crate) fn ready_shard(&self, group: &GroupName, shard: u64) -> Range<String> {
+        prefix(self.key(format_args!("q/{group}/{shard:02x}/")))
     }
 
     /// From a key of a shard to the end of that shard.
-    pub(crate) fn rest_of_lane(&self, from: &str) -> Option<Range<String>> {
+    pub(crate) fn rest_of_shard(&self, from: &str) -> Option<Range<String>> {
         let in_list = from.strip_prefix(&self.root)?.strip_prefix("q/")?;
         let (group, rest) = in_list.split_once('/')?;
-        let (lane, _) = rest.split_once('/')?;
-        let lane = prefix(self.key(format_args!("q/{group}/{lane}/")));
-        Some(from.to_owned()..lane.end)
+        let (shard, _) = rest.split_once('/')?;
+        let shard = prefix(self.key(format_args!("q/{group}/{shard}/")));
+        Some(from.to_owned()..shard.end)
     }
 
     pub(crate) fn ready(&self, group: &GroupName) -> Range<String> {
@@ -268,13 +268,13 @@ impl Layout {
     }
 
     /// The grant records of what a session was granted until a tick.
-    pub(crate) fn notes(&self, to: SessionId, until: Tick) -> String {
+    pub(crate) fn grant_lists(&self, to: SessionId, until: Tick) -> String {
         self.key(format_args!("h/{:016x}/{:016x}/", to.0, until.0))
     }
 
     /// The grant record with this number, written by session `by`.
-    pub(crate) fn note(&self, to: SessionId, until: Tick, by: SessionId, number: u64) -> String {
-        format!("{}{:016x}-{number:x}", self.notes(to, until), by.0)
+    pub(crate) fn grant_list(&self, to: SessionId, until: Tick, by: SessionId, number: u64) -> String {
+        format!("{}{:016x}-{number:x}", self.grant_lists(to, until), by.0)
     }
 
     /// The sample that a key of the ready list names.
@@ -297,7 +297,7 @@ impl Layout {
     /// The key of the ready entry of a sample of this generation that waits for the group.
     pub(crate) fn ready_entry(&self, sample: &SampleId, generation: Generation, group: &GroupName) -> String {
         let key = self.of_sample("q/", sample).text(group.as_str()).text("/");
-        let key = key.number([lane_of(sample)]).text("/");
+        let key = key.number([shard_of(sample)]).text("/");
         let key = key.number(generation.get().to_be_bytes()).text("/");
         key.name(sample.as_str()).0
     }
@@ -404,7 +404,7 @@ pub(crate) fn waits_for(record: &Live, group: &GroupName) -> bool {
 }
 
 /// The shard of a sample: hashed from its name, because samples that were reserved together share one generation.
-pub(crate) fn lane_of(sample: &SampleId) -> u8 {
+pub(crate) fn shard_of(sample: &SampleId) -> u8 {
     let hash = Digest::of(sample.as_str().as_bytes()).as_u128();
-    u8::try_from(hash % u128::from(LANES)).unwrap_or(0)
+    u8::try_from(hash % u128::from(SHARDS)).unwrap_or(0)
 }

@@ -2,49 +2,49 @@
 //! in between.
 //!
 //! [`Index`] speaks in intents (reserve, commit, lease, ack…), not in keys, so that any strongly consistent store can
-//! be used under it. [`KvIndex`] is the index over a transactional store ([`kv::Kv`]): over etcd (crate
-//! `holdfast-index-etcd`), or in memory for tests and simulation ([`kv::memory`]). `holdfast-custody` decides what an
+//! be used under it. [`TxnIndex`] is the index over a transactional store ([`store::TxnStore`]): over etcd (crate
+//! `holdfast-index-etcd`), or in memory for tests and simulation ([`store::memory`]). `holdfast-custody` decides what an
 //! intent may do. This crate reads, asks it, and writes on condition that nothing has changed in between.
 //!
 //! | module | its job |
 //! |---|---|
-//! | [`kv`] | the transactional store that is needed, and one in memory |
+//! | [`store`] | the transactional store that is needed, and one in memory |
 //! | `layout`, `record` | where records are stored and how they are encoded, and which list entries follow from a record |
 //! | `session` | a process's membership; transactions whose outcome is always established |
-//! | `batch`, `decision`, `round` | read, decide, write, for many samples at once |
-//! | `notes` | grant records: what was granted to which session, so that it can be taken back |
-//! | `memory` | records that a session has just written, so that it need not read them |
-//! | `lanes` | what a process knows about the shards of the ready lists |
+//! | `batch`, `decision`, `pack` | read, decide, write, for many samples at once |
+//! | `grants` | grant records: what was granted to which session, so that it can be taken back |
+//! | `record_cache` | records that a session has just written, so that it need not read them |
+//! | `shards` | what a process knows about the shards of the ready lists |
 //! | `quarantine`, `pages` | a record that cannot be decoded harms nothing else; lists are read in parts |
 //! | `intents`, `answers`, `ready`, `look`, `sweep` | the intents themselves |
 
 mod answers;
 mod batch;
-mod credits;
 mod decision;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
+mod grants;
 mod index;
 mod intents;
 mod kept;
-pub mod kv;
-mod lanes;
 mod layout;
 mod look;
-mod memory;
-mod moves;
-mod notes;
+mod pack;
 mod pages;
 mod quarantine;
+mod quota;
 mod ready;
 mod record;
-mod round;
+mod record_cache;
 pub mod schema;
 mod session;
+mod shards;
+pub mod store;
 mod sweep;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod transitions;
 mod types;
 
 use std::fmt::Debug;
@@ -55,14 +55,14 @@ use holdfast_core::{Generation, ObjectKey, Result, SampleId};
 use holdfast_custody::{GroupName, Reason, Tick, Version};
 use tokio_util::sync::CancellationToken;
 
-pub use index::{IndexConfig, KvIndex};
-pub use kv::History;
-use lanes::Found;
+pub use index::{IndexConfig, TxnIndex};
 pub use session::Session;
+use shards::ReadyEntry;
+pub use store::History;
 use types::any_sample;
 pub use types::{
-    Answered, Commit, FreeList, FreeTask, Held, ListPlace, MOST_CLAIMS, PassedOver, Quarantined, Reserve, SampleRef,
-    SweepReport, Terms, Unreadable, Versioned, View,
+    AckOutcome, Commit, FreeList, FreeTask, LeaseGrant, ListPlace, LiveSample, MOST_CLAIMS, PassedOver, Quarantined,
+    Reserve, SampleRef, SweepReport, Terms, Unreadable, Versioned,
 };
 
 /// The custody records of one store, shared by all processes that use it.
@@ -100,7 +100,7 @@ pub use types::{
 ///
 /// **Ack, nack, renew, release** need the token; with another one they are `Fenced` and change nothing. An ack is
 /// final. The last group's ack retires the sample. A nack, or an expired lease, costs the group one attempt, unless the
-/// holder of the lease says that no caller was served by it ([`Held::unserved`]): then the sample is left as if it had
+/// holder of the lease says that no caller was served by it ([`LeaseGrant::unserved`]): then the sample is left as if it had
 /// never been leased.
 ///
 /// **Callers that leave.** A call must not be dropped half-way: no caller would know of the leases that it was granted
@@ -158,7 +158,7 @@ pub trait Index: Send + Sync + Debug {
         ticks: u64,
         terms: Terms<'_>,
         within: Duration,
-    ) -> Vec<Result<Held>>;
+    ) -> Vec<Result<LeaseGrant>>;
 
     /// Leases the next samples of a group, up to `count`, oldest first as far as that is possible without one common
     /// queue. Waits for the first one. It is no error if none came by the deadline, or before the caller left. Samples
@@ -171,7 +171,7 @@ pub trait Index: Send + Sync + Debug {
         ticks: u64,
         terms: Terms<'_>,
         within: Duration,
-    ) -> Result<Vec<Held>>;
+    ) -> Result<Vec<LeaseGrant>>;
 
     /// Leases these samples for a group, on any terms.
     async fn lease(
@@ -181,7 +181,7 @@ pub trait Index: Send + Sync + Debug {
         items: &[SampleRef],
         ticks: u64,
         within: Duration,
-    ) -> Vec<Result<Held>> {
+    ) -> Vec<Result<LeaseGrant>> {
         let cancelled = &CancellationToken::new();
         let terms = Terms {
             cancelled,
@@ -199,7 +199,7 @@ pub trait Index: Send + Sync + Debug {
         count: usize,
         ticks: u64,
         within: Duration,
-    ) -> Result<Vec<Held>> {
+    ) -> Result<Vec<LeaseGrant>> {
         let cancelled = &CancellationToken::new();
         let terms = Terms {
             cancelled,
@@ -210,7 +210,13 @@ pub trait Index: Send + Sync + Debug {
     }
 
     /// Leases samples for reading only, on any terms.
-    async fn read(&self, session: &Session, items: &[SampleRef], ticks: u64, within: Duration) -> Vec<Result<Held>> {
+    async fn lease_shared(
+        &self,
+        session: &Session,
+        items: &[SampleRef],
+        ticks: u64,
+        within: Duration,
+    ) -> Vec<Result<LeaseGrant>> {
         let cancelled = &CancellationToken::new();
         let terms = Terms {
             cancelled,
@@ -221,19 +227,25 @@ pub trait Index: Send + Sync + Debug {
     }
 
     /// Extends leases to this many ticks from now.
-    async fn renew(&self, session: &Session, items: &[Held], ticks: u64, within: Duration) -> Vec<Result<Held>>;
+    async fn renew(
+        &self,
+        session: &Session,
+        items: &[LeaseGrant],
+        ticks: u64,
+        within: Duration,
+    ) -> Vec<Result<LeaseGrant>>;
 
     /// Acknowledges that samples were used.
-    async fn ack(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<Answered>>;
+    async fn ack(&self, session: &Session, items: &[LeaseGrant], within: Duration) -> Vec<Result<AckOutcome>>;
 
     /// Hands samples back unused.
-    async fn nack(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<Answered>>;
+    async fn nack(&self, session: &Session, items: &[LeaseGrant], within: Duration) -> Vec<Result<AckOutcome>>;
 
     /// Releases leases of either kind, even on samples that were retired meanwhile. For a group's lease this is a nack.
-    async fn release(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<()>>;
+    async fn release(&self, session: &Session, items: &[LeaseGrant], within: Duration) -> Vec<Result<()>>;
 
     /// Whether leases are still good.
-    async fn check(&self, session: &Session, items: &[Held], within: Duration) -> Result<Vec<bool>>;
+    async fn check(&self, session: &Session, items: &[LeaseGrant], within: Duration) -> Result<Vec<bool>>;
 
     /// Takes samples out of circulation.
     async fn retire(
@@ -242,13 +254,13 @@ pub trait Index: Send + Sync + Debug {
         items: &[SampleRef],
         reason: Reason,
         within: Duration,
-    ) -> Vec<Result<Answered>>;
+    ) -> Vec<Result<AckOutcome>>;
 
     /// Another epoch for retained samples.
     async fn reopen(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>>;
 
     /// The records of samples; none for one that is not live.
-    async fn look(&self, samples: &[SampleId], within: Duration) -> Result<Vec<Option<View>>>;
+    async fn look(&self, samples: &[SampleId], within: Duration) -> Result<Vec<Option<LiveSample>>>;
 
     /// Which samples own objects that other writers named, by their claims; none for an object that no sample of this
     /// store claims.
@@ -297,7 +309,7 @@ pub trait Index: Send + Sync + Debug {
 }
 
 #[async_trait]
-impl Index for KvIndex {
+impl Index for TxnIndex {
     async fn open_session(&self, within: Duration) -> Result<Session> {
         self.open(within).await
     }
@@ -332,8 +344,8 @@ impl Index for KvIndex {
         ticks: u64,
         terms: Terms<'_>,
         within: Duration,
-    ) -> Vec<Result<Held>> {
-        let items: Vec<Found> = items.iter().map(Found::from).collect();
+    ) -> Vec<Result<LeaseGrant>> {
+        let items: Vec<ReadyEntry> = items.iter().map(ReadyEntry::from).collect();
         let deadline = self.deadline(within);
         self.do_lease(session, &items, group, ticks, terms, deadline).await
     }
@@ -346,28 +358,34 @@ impl Index for KvIndex {
         ticks: u64,
         terms: Terms<'_>,
         within: Duration,
-    ) -> Result<Vec<Held>> {
+    ) -> Result<Vec<LeaseGrant>> {
         self.do_lease_next(session, group, count, ticks, terms, self.deadline(within))
             .await
     }
 
-    async fn renew(&self, session: &Session, items: &[Held], ticks: u64, within: Duration) -> Vec<Result<Held>> {
+    async fn renew(
+        &self,
+        session: &Session,
+        items: &[LeaseGrant],
+        ticks: u64,
+        within: Duration,
+    ) -> Vec<Result<LeaseGrant>> {
         self.do_renew(session, items, ticks, self.deadline(within)).await
     }
 
-    async fn ack(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<Answered>> {
+    async fn ack(&self, session: &Session, items: &[LeaseGrant], within: Duration) -> Vec<Result<AckOutcome>> {
         self.do_ack(session, items, true, self.deadline(within)).await
     }
 
-    async fn nack(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<Answered>> {
+    async fn nack(&self, session: &Session, items: &[LeaseGrant], within: Duration) -> Vec<Result<AckOutcome>> {
         self.do_ack(session, items, false, self.deadline(within)).await
     }
 
-    async fn release(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<()>> {
+    async fn release(&self, session: &Session, items: &[LeaseGrant], within: Duration) -> Vec<Result<()>> {
         self.do_release(session, items, self.deadline(within)).await
     }
 
-    async fn check(&self, session: &Session, items: &[Held], within: Duration) -> Result<Vec<bool>> {
+    async fn check(&self, session: &Session, items: &[LeaseGrant], within: Duration) -> Result<Vec<bool>> {
         self.do_check(session, items, self.deadline(within)).await
     }
 
@@ -377,7 +395,7 @@ impl Index for KvIndex {
         items: &[SampleRef],
         reason: Reason,
         within: Duration,
-    ) -> Vec<Result<Answered>> {
+    ) -> Vec<Result<AckOutcome>> {
         self.do_retire(session, items, reason, self.deadline(within)).await
     }
 
@@ -385,7 +403,7 @@ impl Index for KvIndex {
         self.do_reopen(session, items, self.deadline(within)).await
     }
 
-    async fn look(&self, samples: &[SampleId], within: Duration) -> Result<Vec<Option<View>>> {
+    async fn look(&self, samples: &[SampleId], within: Duration) -> Result<Vec<Option<LiveSample>>> {
         self.do_look(samples, self.deadline(within)).await
     }
 
@@ -414,7 +432,7 @@ impl Index for KvIndex {
     }
 
     fn history(&self) -> History {
-        self.kv().history()
+        self.txn_store().history()
     }
 
     async fn quarantine(&self, items: &[Unreadable], within: Duration) -> Vec<Result<bool>> {

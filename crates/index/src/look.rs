@@ -3,24 +3,29 @@
 use holdfast_core::{Deadline, ObjectKey, Result, SampleId};
 use holdfast_custody::Live;
 
-use crate::index::KvIndex;
+use crate::index::TxnIndex;
 use crate::intents::owner;
-use crate::kv::{Entry, Read};
 use crate::record::{decode_versioned, unreadable_key};
 use crate::session::Session;
-use crate::types::{Held, SampleRef, Versioned, View};
+use crate::store::{Entry, Read};
+use crate::types::{LeaseGrant, LiveSample, SampleRef, Versioned};
 
-impl KvIndex {
+impl TxnIndex {
     /// Whether leases are still good. Called after the bytes have arrived and before they are handed out.
-    pub(crate) async fn do_check(&self, session: &Session, items: &[Held], deadline: Deadline) -> Result<Vec<bool>> {
+    pub(crate) async fn do_check(
+        &self,
+        session: &Session,
+        items: &[LeaseGrant],
+        deadline: Deadline,
+    ) -> Result<Vec<bool>> {
         let mut good = Vec::with_capacity(items.len());
-        for chunk in items.chunks(self.kv().limits().operations - 1) {
+        for chunk in items.chunks(self.txn_store().limits().operations - 1) {
             let mut reads: Vec<Read> = chunk
                 .iter()
                 .map(|item| Read::Key(self.layout().live(&item.sample.sample)))
                 .collect();
             reads.push(Read::Key(self.layout().alive(session.id())));
-            let mut snapshot = self.kv().read(&reads, deadline.remaining(self.clock())).await?;
+            let mut snapshot = self.txn_store().read(&reads, deadline.remaining(self.clock())).await?;
             let alive = snapshot.entries.pop().is_some_and(|entries| !entries.is_empty());
             for (item, entries) in chunk.iter().zip(&snapshot.entries) {
                 let live: Option<Versioned<Live>> = match entries.first().map(decode_versioned).transpose() {
@@ -37,14 +42,14 @@ impl KvIndex {
         Ok(good)
     }
 
-    pub(crate) async fn do_look(&self, samples: &[SampleId], deadline: Deadline) -> Result<Vec<Option<View>>> {
+    pub(crate) async fn do_look(&self, samples: &[SampleId], deadline: Deadline) -> Result<Vec<Option<LiveSample>>> {
         let mut views = Vec::with_capacity(samples.len());
-        for chunk in samples.chunks(self.kv().limits().operations) {
+        for chunk in samples.chunks(self.txn_store().limits().operations) {
             let reads: Vec<Read> = chunk
                 .iter()
                 .map(|sample| Read::Key(self.layout().live(sample)))
                 .collect();
-            let snapshot = self.kv().read(&reads, deadline.remaining(self.clock())).await?;
+            let snapshot = self.txn_store().read(&reads, deadline.remaining(self.clock())).await?;
             for (sample, entries) in chunk.iter().zip(snapshot.entries) {
                 let found = entries.first().map(|entry| view(sample, entry)).transpose();
                 views.push(match found {
@@ -61,13 +66,13 @@ impl KvIndex {
     }
 }
 
-impl KvIndex {
+impl TxnIndex {
     /// Which samples own objects that other writers named; none for an object that no sample of this store owns.
     pub(crate) async fn do_owners(&self, keys: &[ObjectKey], deadline: Deadline) -> Result<Vec<Option<SampleRef>>> {
         let mut owners = Vec::with_capacity(keys.len());
-        for chunk in keys.chunks(self.kv().limits().operations) {
+        for chunk in keys.chunks(self.txn_store().limits().operations) {
             let reads: Vec<Read> = chunk.iter().map(|key| Read::Key(self.layout().claim(key))).collect();
-            let snapshot = self.kv().read(&reads, deadline.remaining(self.clock())).await?;
+            let snapshot = self.txn_store().read(&reads, deadline.remaining(self.clock())).await?;
             for entries in snapshot.entries {
                 // A claim that cannot be decoded has no owner, and goes into quarantine.
                 let mut read = self.sort_out(entries, owner, deadline).await?;
@@ -78,9 +83,9 @@ impl KvIndex {
     }
 }
 
-fn view(sample: &SampleId, entry: &Entry) -> Result<View> {
+fn view(sample: &SampleId, entry: &Entry) -> Result<LiveSample> {
     let record: Versioned<Live> = decode_versioned(entry)?;
-    Ok(View {
+    Ok(LiveSample {
         sample: SampleRef {
             sample: sample.clone(),
             generation: record.record.generation,

@@ -7,8 +7,8 @@ use std::ops::Range;
 
 use holdfast_core::{Deadline, Result};
 
-use crate::index::KvIndex;
-use crate::kv::{Entry, Read};
+use crate::index::TxnIndex;
+use crate::store::{Entry, Read};
 
 /// How many bytes of values one call reads before it stops. Bounds the memory and time of one step of a list.
 pub(crate) const MOST_BYTES: usize = 8 << 20;
@@ -19,7 +19,7 @@ const FIRST: usize = 8;
 const SMALL_READ: usize = 256 << 10;
 const LARGE_READ: usize = 4 << 20;
 
-impl KvIndex {
+impl TxnIndex {
     /// The first keys of each range, in one snapshot.
     pub(crate) async fn read_keys(
         &self,
@@ -33,7 +33,7 @@ impl KvIndex {
             keys_only: true,
         };
         let reads: Vec<Read> = ranges.into_iter().map(range).collect();
-        let snapshot = self.kv().read(&reads, deadline.remaining(self.clock())).await?;
+        let snapshot = self.txn_store().read(&reads, deadline.remaining(self.clock())).await?;
         let keys = |entries: Vec<Entry>| entries.into_iter().map(|entry| entry.key).collect();
         Ok(snapshot.entries.into_iter().map(keys).collect())
     }
@@ -50,13 +50,13 @@ impl KvIndex {
         while at < keys.len() && bytes < most_bytes {
             let chunk = &keys[at..keys.len().min(at + step)];
             let reads: Vec<Read> = chunk.iter().cloned().map(Read::Key).collect();
-            let snapshot = self.kv().read(&reads, deadline.remaining(self.clock())).await?;
+            let snapshot = self.txn_store().read(&reads, deadline.remaining(self.clock())).await?;
             let read: Vec<Entry> = snapshot.entries.into_iter().flatten().collect();
             let this: usize = read.iter().map(|entry| entry.value.len()).sum();
             entries.extend(read);
             (at, bytes) = (at + chunk.len(), bytes + this);
             if this < SMALL_READ {
-                step = (4 * step).min(self.kv().limits().operations);
+                step = (4 * step).min(self.txn_store().limits().operations);
             } else if this > LARGE_READ {
                 step = (step / 2).max(1);
             }

@@ -42,11 +42,11 @@ use holdfast_custody::{Live, Version};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::index::KvIndex;
-use crate::kv::{Applied, Condition, Entry, Read, Transaction, Write};
+use crate::index::TxnIndex;
 use crate::layout::{Layout, after};
 use crate::pages::MOST_BYTES;
 use crate::record::{decode, decode_versioned, encode};
+use crate::store::{Condition, Entry, Read, Transaction, TxnOutcome, Write};
 use crate::types::{Quarantined, SampleRef, Unreadable, Versioned};
 
 const OPERATION: &str = "index.quarantine";
@@ -126,7 +126,7 @@ pub(crate) struct Sorted<T> {
     pub(crate) later: usize,
 }
 
-impl KvIndex {
+impl TxnIndex {
     /// Moves an entry into quarantine, and deletes the list entries that exist only because of it.
     pub(crate) async fn set_aside(
         &self,
@@ -152,7 +152,7 @@ impl KvIndex {
             Write::put(aside.info.clone(), info(false)?),
         ];
         writes.extend(along.into_iter().filter(|key| *key != entry.key).map(Write::Delete));
-        let limits = self.kv().limits();
+        let limits = self.txn_store().limits();
         let bytes: usize = unchanged.bytes() + writes.iter().map(Write::bytes).sum::<usize>();
         let fits = bytes <= limits.bytes && writes.len() <= limits.operations;
         if !fits {
@@ -166,12 +166,15 @@ impl KvIndex {
             writes,
         };
         // Not in the name of a session: any process that finds the record may move it, and only one does.
-        let applied = self.kv().transact(&transaction, deadline.remaining(self.clock())).await;
-        if !matches!(applied, Ok(Applied::Yes(_))) {
+        let applied = self
+            .txn_store()
+            .transact(&transaction, deadline.remaining(self.clock()))
+            .await;
+        if !matches!(applied, Ok(TxnOutcome::Committed(_))) {
             // The next caller that meets it tries again.
             self.passed_over().forget(&entry.key);
         }
-        if applied? == Applied::No {
+        if applied? == TxnOutcome::Rejected {
             return Ok(SetAside::Changed);
         }
         self.passed_over().quarantined.fetch_add(1, Ordering::Relaxed);
@@ -241,7 +244,7 @@ impl KvIndex {
             Read::Key(self.layout().retired_with_readers(sample, *generation)),
             Read::Key(self.layout().to_free(sample, *generation)),
         ];
-        let snapshot = self.kv().read(&reads, deadline.remaining(self.clock())).await?;
+        let snapshot = self.txn_store().read(&reads, deadline.remaining(self.clock())).await?;
         let mut moved = false;
         for (place, entry) in snapshot.entries.into_iter().enumerate() {
             let Some(entry) = entry.into_iter().next() else {
@@ -297,7 +300,7 @@ impl KvIndex {
         let aside = self.layout().aside(&which.key, which.version).ok_or_else(gone)?;
         let key = if which.in_place { which.key.clone() } else { aside.bytes };
         let snapshot = self
-            .kv()
+            .txn_store()
             .read(&[Read::Key(key)], deadline.remaining(self.clock()))
             .await?;
         let entry = snapshot.entries.into_iter().flatten().next();

@@ -16,14 +16,14 @@ use holdfast_custody::{GroupName, Live, Version};
 
 use parking_lot::Mutex;
 
-use crate::index::KvIndex;
-use crate::kv::{Entry, Read, Snapshot};
-use crate::lanes::{Found, Lane, Look, Reached, ReadyList, Saw};
-use crate::layout::{LANES, Layout, after, waits_for};
+use crate::index::TxnIndex;
+use crate::layout::{Layout, SHARDS, after, waits_for};
 use crate::record::{decode_versioned, unreadable};
 use crate::session::Session;
+use crate::shards::{Reached, ReadyEntry, ReadyList, Saw, Shard, ShardScan};
+use crate::store::{Entry, Read, Snapshot};
 use crate::sweep::is_about_one_record;
-use crate::types::{Held, SampleRef, Terms, Versioned};
+use crate::types::{LeaseGrant, SampleRef, Terms, Versioned};
 
 /// An error this close to the deadline counts as caused by the deadline. More than zero because clocks and timers
 /// round.
@@ -34,7 +34,7 @@ const LOOKS_INTO_SOME: usize = 2;
 
 /// The result of one attempt to read the ready list and lease from it.
 enum Next {
-    Taken(Vec<Held>),
+    Taken(Vec<LeaseGrant>),
     /// Another consumer was faster, or new samples have come: try again.
     Again,
     /// The deadline passed and no sample came.
@@ -48,7 +48,7 @@ enum Ready {
     None(Version),
 }
 
-impl KvIndex {
+impl TxnIndex {
     /// Leases up to `count` samples. Waits for the first one until the deadline; an empty result means that none came.
     pub(crate) async fn do_lease_next(
         &self,
@@ -58,7 +58,7 @@ impl KvIndex {
         ticks: u64,
         terms: Terms<'_>,
         deadline: Deadline,
-    ) -> Result<Vec<Held>> {
+    ) -> Result<Vec<LeaseGrant>> {
         if count == 0 {
             return Ok(Vec::new());
         }
@@ -200,48 +200,48 @@ impl KvIndex {
             if let Some(found) = list.take(count, self.clock().now(), true) {
                 return Ok(Ready::Some(found));
             }
-            let look = list.next(count, self.next_lane(), self.clock().now());
-            if look.lanes.is_empty() {
+            let look = list.next(count, self.next_shard(), self.clock().now());
+            if look.shards.is_empty() {
                 break;
             }
-            self.look_into_lanes(group, look, &list, deadline).await?;
+            self.scan_shards(group, look, &list, deadline).await?;
         }
         if let Some(found) = list.take(count, self.clock().now(), true) {
             return Ok(Ready::Some(found));
         }
         // New samples are most likely behind those that were seen.
-        let lanes = list.further();
-        if lanes.iter().any(|lane| lane.after.is_some()) {
-            let of_each = of_each_lane(count);
-            self.look_into_lanes(group, Look { lanes, of_each }, &list, deadline)
+        let shards = list.further();
+        if shards.iter().any(|shard| shard.after.is_some()) {
+            let of_each = of_each_shard(count);
+            self.scan_shards(group, ShardScan { shards, of_each }, &list, deadline)
                 .await?;
             if let Some(found) = list.take(count, self.clock().now(), false) {
                 return Ok(Ready::Some(found));
             }
         }
-        self.look_into_all_lanes(session, group, count, &list, deadline).await
+        self.scan_all_shards(session, group, count, &list, deadline).await
     }
 
     /// Reads some shards. Within a shard the oldest samples come first.
-    async fn look_into_lanes(
+    async fn scan_shards(
         &self,
         group: &GroupName,
-        Look { lanes, of_each }: Look,
+        ShardScan { shards, of_each }: ShardScan,
         list: &ReadyList,
         deadline: Deadline,
     ) -> Result<()> {
         let begun = self.clock().now();
-        let reads: Vec<Read> = lanes.iter().map(|lane| self.lane(group, lane, of_each)).collect();
-        let snapshot = self.read_lanes(&reads, deadline).await?;
+        let reads: Vec<Read> = shards.iter().map(|shard| self.shard(group, shard, of_each)).collect();
+        let snapshot = self.read_shards(&reads, deadline).await?;
         let found = self.found_in(group, &snapshot, list, deadline).await?;
-        let (seen, wanted) = (found.len(), of_each * lanes.len());
-        let saw = lanes.into_iter().zip(saw(&snapshot, of_each)).collect();
+        let (seen, wanted) = (found.len(), of_each * shards.len());
+        let saw = shards.into_iter().zip(saw(&snapshot, of_each)).collect();
         list.leave(found, self.clock().now());
         list.saw(saw, (seen, wanted), begun);
         Ok(())
     }
 
-    async fn look_into_all_lanes(
+    async fn scan_all_shards(
         &self,
         session: &Session,
         group: &GroupName,
@@ -249,15 +249,15 @@ impl KvIndex {
         list: &Arc<ReadyList>,
         deadline: Deadline,
     ) -> Result<Ready> {
-        let each = of_each_lane(count);
+        let each = of_each_shard(count);
         let begun = self.clock().now();
-        let from_the_start = |number| Lane { number, after: None };
-        let lanes: Vec<Lane> = (0..LANES).map(from_the_start).collect();
-        let mut reads: Vec<Read> = lanes.iter().map(|lane| self.lane(group, lane, each)).collect();
+        let from_the_start = |number| Shard { number, after: None };
+        let shards: Vec<Shard> = (0..SHARDS).map(from_the_start).collect();
+        let mut reads: Vec<Read> = shards.iter().map(|shard| self.shard(group, shard, each)).collect();
         // A caller that finds nothing learns here that its session has ended. One that finds samples learns it when it
         // leases them.
         reads.push(Read::Key(self.layout().alive(session.id())));
-        let mut snapshot = self.read_lanes(&reads, deadline).await?;
+        let mut snapshot = self.read_shards(&reads, deadline).await?;
         if snapshot.entries.pop().is_none_or(|alive| alive.is_empty()) {
             return Err(session.fenced("index.lease_next"));
         }
@@ -265,8 +265,8 @@ impl KvIndex {
         if found.is_empty() {
             found = self.look_behind(group, &snapshot, each, list, deadline).await?;
         }
-        let (seen, wanted) = (found.len(), each * lanes.len());
-        let saw = lanes.into_iter().zip(saw(&snapshot, each)).collect();
+        let (seen, wanted) = (found.len(), each * shards.len());
+        let saw = shards.into_iter().zip(saw(&snapshot, each)).collect();
         list.saw(saw, (seen, wanted), begun);
         // Other processes whose shards were empty see the same few samples: each starts at a random one.
         let from = usize::try_from(self.rng().below(found.len().max(1) as u64)).unwrap_or(0);
@@ -285,11 +285,11 @@ impl KvIndex {
     }
 
     /// Reads shards. If the reply would be too large (entries may hold whole records), reads only their first entries.
-    async fn read_lanes(&self, reads: &[Read], deadline: Deadline) -> Result<Snapshot> {
+    async fn read_shards(&self, reads: &[Read], deadline: Deadline) -> Result<Snapshot> {
         let left = || deadline.remaining(self.clock());
         let mut reads = reads.to_vec();
         loop {
-            match self.kv().read(&reads, left()).await {
+            match self.txn_store().read(&reads, left()).await {
                 Err(error) if error.kind() == ErrorKind::Capacity && fewer(&mut reads) => {}
                 answer => return answer,
             }
@@ -304,7 +304,7 @@ impl KvIndex {
         snapshot: &Snapshot,
         list: &ReadyList,
         deadline: Deadline,
-    ) -> Result<Vec<Found>> {
+    ) -> Result<Vec<ReadyEntry>> {
         let mut found = Vec::new();
         let mut bad = Vec::new();
         for entry in snapshot.entries.iter().flatten() {
@@ -329,7 +329,7 @@ impl KvIndex {
         each: usize,
         list: &ReadyList,
         deadline: Deadline,
-    ) -> Result<Vec<Found>> {
+    ) -> Result<Vec<ReadyEntry>> {
         let full = |entries: &Vec<Entry>| {
             entries
                 .last()
@@ -342,13 +342,13 @@ impl KvIndex {
             let ranges = from.drain(..).map(|start| Read::Range {
                 keys: self
                     .layout()
-                    .rest_of_lane(&start)
+                    .rest_of_shard(&start)
                     .unwrap_or_else(|| start.clone()..end.clone()),
                 limit: each,
                 keys_only: false,
             });
             let reads: Vec<Read> = ranges.collect();
-            let snapshot = self.read_lanes(&reads, deadline).await?;
+            let snapshot = self.read_shards(&reads, deadline).await?;
             let found = self.found_in(group, &snapshot, list, deadline).await?;
             if !found.is_empty() {
                 return Ok(found);
@@ -367,7 +367,7 @@ impl KvIndex {
                 Read::Key(self.layout().ready_entry(sample, *generation, group)),
                 Read::Key(self.layout().live(sample)),
             ];
-            let snapshot = self.kv().read(&reads, deadline.remaining(self.clock())).await?;
+            let snapshot = self.txn_store().read(&reads, deadline.remaining(self.clock())).await?;
             let mut entries = snapshot.entries.into_iter().map(|entries| entries.into_iter().next());
             let (Some(Some(stray)), live) = (entries.next(), entries.next().flatten()) else {
                 continue;
@@ -387,9 +387,9 @@ impl KvIndex {
         Ok(())
     }
 
-    fn lane(&self, group: &GroupName, lane: &Lane, limit: usize) -> Read {
-        let mut keys = self.layout().ready_lane(group, lane.number);
-        if let Some(seen) = &lane.after {
+    fn shard(&self, group: &GroupName, shard: &Shard, limit: usize) -> Read {
+        let mut keys = self.layout().ready_shard(group, shard.number);
+        if let Some(seen) = &shard.after {
             keys.start = after(&seen.key);
         }
         Read::Range {
@@ -411,7 +411,7 @@ impl KvIndex {
         if left.is_zero() {
             return Ok(false);
         }
-        let mut watch = match self.kv().watch(self.layout().ready(group), version, left).await {
+        let mut watch = match self.txn_store().watch(self.layout().ready(group), version, left).await {
             Ok(watch) => watch,
             // The store no longer keeps changes since that version: read the list again.
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(true),
@@ -435,7 +435,7 @@ impl KvIndex {
 }
 
 /// Decodes an entry of the ready list.
-pub(crate) fn parse(layout: &Layout, group: &GroupName, entry: &Entry) -> Result<Found> {
+pub(crate) fn parse(layout: &Layout, group: &GroupName, entry: &Entry) -> Result<ReadyEntry> {
     let key = &entry.key;
     let order = key
         .rsplit('/')
@@ -453,7 +453,7 @@ pub(crate) fn parse(layout: &Layout, group: &GroupName, entry: &Entry) -> Result
     {
         return Err(unreadable(key, "this is a copy of another sample's record"));
     }
-    Ok(Found {
+    Ok(ReadyEntry {
         sample: SampleRef { sample, generation },
         copied,
     })
@@ -461,7 +461,7 @@ pub(crate) fn parse(layout: &Layout, group: &GroupName, entry: &Entry) -> Result
 
 /// How many entries to read of each shard when all shards are read. Samples are spread evenly over the shards, or are
 /// so few that all of them may lie in one.
-fn of_each_lane(count: usize) -> usize {
+fn of_each_shard(count: usize) -> usize {
     count.div_ceil(4).max(count.min(16))
 }
 

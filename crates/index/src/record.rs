@@ -7,7 +7,7 @@ use holdfast_custody::{Live, Reserved, Retired, Version};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::kv::Entry;
+use crate::store::Entry;
 use crate::types::Versioned;
 
 /// The producer's description of a sample: opaque to the index. None if it has not committed.

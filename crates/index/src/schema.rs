@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result, Retry};
 
-use crate::kv::{Applied, Condition, Entry, Kv, Read, Transaction, Write};
 use crate::session::is_full;
+use crate::store::{Condition, Entry, Read, Transaction, TxnOutcome, TxnStore, Write};
 
 /// The key of the version, relative to the store's root.
 pub const KEY: &str = "schema";
@@ -35,11 +35,13 @@ const OPERATION: &str = "index.open";
 /// # Errors
 /// `Unsupported` if the layout is newer, or older than this program reads; `Corrupt` if it is none; and the store's
 /// errors. Safe to call again.
-pub async fn check(kv: &dyn Kv, clock: &dyn Clock, within: Duration) -> Result<()> {
+pub async fn check(txn_store: &dyn TxnStore, clock: &dyn Clock, within: Duration) -> Result<()> {
     let deadline = Deadline::after(clock, within);
     let mut full = None;
     loop {
-        let snapshot = kv.read(&[Read::Key(KEY.to_owned())], deadline.remaining(clock)).await?;
+        let snapshot = txn_store
+            .read(&[Read::Key(KEY.to_owned())], deadline.remaining(clock))
+            .await?;
         if let Some(entry) = snapshot.entries.first().and_then(|entries| entries.first()) {
             return known(entry);
         }
@@ -51,10 +53,10 @@ pub async fn check(kv: &dyn Kv, clock: &dyn Clock, within: Duration) -> Result<(
             conditions: vec![Condition::Absent(KEY.to_owned())],
             writes: vec![Write::put(KEY, VERSION.to_string())],
         };
-        match kv.transact(&first, deadline.remaining(clock)).await {
-            Ok(Applied::Yes(_)) => return Ok(()),
+        match txn_store.transact(&first, deadline.remaining(clock)).await {
+            Ok(TxnOutcome::Committed(_)) => return Ok(()),
             // Another process was first, or we were and the reply was lost: read again.
-            Ok(Applied::No) => {}
+            Ok(TxnOutcome::Rejected) => {}
             Err(error) if is_full(&error) => full = Some(error.with_retry(Retry::Safe)),
             Err(error) if error.retry() == Retry::Ambiguous && !deadline.passed(clock) => {}
             Err(error) => return Err(error),
@@ -123,74 +125,78 @@ mod tests {
     use holdfast_core::ManualClock;
 
     use super::*;
-    use crate::kv::memory::{Fate, MemoryKv};
+    use crate::store::memory::{Fate, MemoryStore};
 
     const CALL: Duration = Duration::from_secs(1);
 
-    async fn open(kv: &MemoryKv) -> Result<()> {
-        check(kv, &ManualClock::new(), CALL).await
+    async fn open(txn_store: &MemoryStore) -> Result<()> {
+        check(txn_store, &ManualClock::new(), CALL).await
     }
 
-    fn store() -> MemoryKv {
-        MemoryKv::new(Arc::new(ManualClock::new()))
+    fn store() -> MemoryStore {
+        MemoryStore::new(Arc::new(ManualClock::new()))
     }
 
-    async fn store_with(schema: &str) -> MemoryKv {
-        let kv = store();
+    async fn store_with(schema: &str) -> MemoryStore {
+        let txn_store = store();
         let put = Transaction {
             writes: vec![Write::put(KEY, schema)],
             ..Transaction::default()
         };
-        kv.transact(&put, CALL).await.expect("a put");
-        kv
+        txn_store.transact(&put, CALL).await.expect("a put");
+        txn_store
     }
 
     #[tokio::test]
     async fn the_first_writes_it_and_the_second_accepts_it() {
-        let kv = store();
-        open(&kv).await.expect("an empty store");
-        let written = kv.dump();
+        let txn_store = store();
+        open(&txn_store).await.expect("an empty store");
+        let written = txn_store.dump();
         assert_eq!((written.len(), written[0].value.as_slice()), (1, b"1".as_slice()));
-        open(&kv).await.expect("an equal schema");
-        assert_eq!(kv.dump(), written, "written once");
+        open(&txn_store).await.expect("an equal schema");
+        assert_eq!(txn_store.dump(), written, "written once");
     }
 
     #[tokio::test]
     async fn a_lost_reply_is_resolved_by_looking_again() {
         for fate in [Fate::Applied, Fate::NotApplied, Fate::Later] {
-            let kv = store();
-            kv.faults().lose_reply(fate);
-            open(&kv).await.expect("resolved");
-            assert_eq!(kv.land(), 0, "a late one meets the condition");
-            assert_eq!(kv.dump().len(), 1);
+            let txn_store = store();
+            txn_store.faults().lose_reply(fate);
+            open(&txn_store).await.expect("resolved");
+            assert_eq!(txn_store.land(), 0, "a late one meets the condition");
+            assert_eq!(txn_store.dump().len(), 1);
         }
     }
 
     #[tokio::test]
     async fn a_store_of_the_first_version_is_opened_as_it_is() {
-        let kv = store_with("1").await;
-        let before = kv.dump();
-        open(&kv).await.expect("known");
-        assert_eq!(kv.dump(), before, "not marked anew: older programs may be using it");
+        let txn_store = store_with("1").await;
+        let before = txn_store.dump();
+        open(&txn_store).await.expect("known");
+        assert_eq!(
+            txn_store.dump(),
+            before,
+            "not marked anew: older programs may be using it"
+        );
     }
 
     #[tokio::test]
     async fn a_newer_one_that_says_so_is_opened_and_left_as_it_is() {
         for newer in ["2 from 1", "7 from 1", "7 from 1 and more"] {
-            let kv = store_with(newer).await;
-            open(&kv).await.expect(newer);
-            assert_eq!(kv.dump()[0].value, newer.as_bytes());
+            let txn_store = store_with(newer).await;
+            open(&txn_store).await.expect(newer);
+            assert_eq!(txn_store.dump()[0].value, newer.as_bytes());
         }
     }
 
     #[tokio::test]
     async fn any_other_newer_one_is_refused_and_left_alone() {
         for newer in ["2", "2 from 2", "9 from 3", "2 {\"form\":\"new\"}", "4294967295"] {
-            let kv = store_with(newer).await;
-            let error = open(&kv).await.expect_err(newer);
+            let txn_store = store_with(newer).await;
+            let error = open(&txn_store).await.expect_err(newer);
             assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
             assert_eq!(error.fact("known"), Some("1 to 1"));
-            assert_eq!(kv.dump()[0].value, newer.as_bytes());
+            assert_eq!(txn_store.dump()[0].value, newer.as_bytes());
         }
     }
 

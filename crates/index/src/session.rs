@@ -41,27 +41,27 @@ use holdfast_core::{Clock, Deadline, Digest, Error, ErrorKind, Result, Retry};
 use holdfast_custody::{SessionId, Version};
 use parking_lot::Mutex;
 
-use crate::credits::{Place, Purse, ReadAlong};
-use crate::kv::{Applied, Condition, Kv, KvSession, Read, Snapshot, Transaction, Write};
+use crate::grants::SessionGrants;
 use crate::layout::Layout;
-use crate::memory::{Memory, Remembered};
-use crate::notes::Notes;
+use crate::quota::{Balance, QueuePosition, ReadAlong};
+use crate::record_cache::{CachedRecord, RecordCache};
+use crate::store::{Condition, Read, Snapshot, StoreSession, Transaction, TxnOutcome, TxnStore, Write};
 
 /// A process's membership of a store. A dropped session ends when its time to live runs out; [`Session::close`] ends it
 /// at once.
 pub struct Session {
-    kv: Box<dyn KvSession>,
+    txn_store: Box<dyn StoreSession>,
     free: Mutex<Vec<Slot>>,
     next: AtomicU64,
-    pub(crate) notes: Notes,
-    memory: Memory,
+    pub(crate) grants: SessionGrants,
+    memory: RecordCache,
     /// The store's budget, if it has one. Reservations then need quota.
     pub(crate) budget: Option<u64>,
     /// The turn of this session's reservations that need quota and do not wait in the local queue. Callers get it in
     /// order of arrival.
-    pub(crate) turn: tokio::sync::Mutex<Place>,
+    pub(crate) turn: tokio::sync::Mutex<QueuePosition>,
     /// The quota that this session may spend, as far as this process knows.
-    pub(crate) purse: Purse,
+    pub(crate) balance: Balance,
     /// The queue of waiting sessions, as read in the same transaction as this session's last change.
     pub(crate) read_along: ReadAlong,
     /// Whether the index has lost what this session wrote.
@@ -89,16 +89,16 @@ struct Slot {
 }
 
 impl Session {
-    pub(crate) fn new(kv: Box<dyn KvSession>, budget: Option<u64>) -> Self {
+    pub(crate) fn new(txn_store: Box<dyn StoreSession>, budget: Option<u64>) -> Self {
         Self {
-            kv,
+            txn_store,
             free: Mutex::default(),
             next: AtomicU64::new(0),
-            notes: Notes::default(),
-            memory: Memory::default(),
+            grants: SessionGrants::default(),
+            memory: RecordCache::default(),
             budget,
             turn: tokio::sync::Mutex::default(),
-            purse: Purse::default(),
+            balance: Balance::default(),
             read_along: ReadAlong::default(),
             lost: tokio::sync::watch::Sender::new(false),
         }
@@ -106,19 +106,19 @@ impl Session {
 
     /// The session's id.
     pub fn id(&self) -> SessionId {
-        self.kv.id()
+        self.txn_store.id()
     }
 
     /// Whether the session is alive, as far as this process knows.
     pub fn is_alive(&self) -> bool {
-        self.kv.is_alive() && !*self.lost.borrow()
+        self.txn_store.is_alive() && !*self.lost.borrow()
     }
 
     /// Pends until the session has ended. From then on every call in its name is refused.
     pub async fn ended(&self) {
         let mut lost = self.lost.subscribe();
         tokio::select! {
-            () = self.kv.ended() => {}
+            () = self.txn_store.ended() => {}
             // The sender lives in `self`, so this cannot fail.
             _ = lost.wait_for(|lost| *lost) => {}
         }
@@ -126,14 +126,14 @@ impl Session {
 
     /// Ends the session now. The next sweep takes back the leases and reservations that it holds.
     pub async fn close(&self, within: Duration) -> Result<()> {
-        self.kv.close(within).await
+        self.txn_store.close(within).await
     }
 
-    pub(crate) fn remember(&self, key: Digest, record: Remembered) {
+    pub(crate) fn remember(&self, key: Digest, record: CachedRecord) {
         self.memory.put(key, record);
     }
 
-    pub(crate) fn recall(&self, key: &str) -> Option<Remembered> {
+    pub(crate) fn recall(&self, key: &str) -> Option<CachedRecord> {
         self.memory.take(key)
     }
 
@@ -153,17 +153,17 @@ impl Session {
 
 /// Sends the transactions of sessions and establishes how they ended.
 #[derive(Debug)]
-pub(crate) struct Sender {
-    pub(crate) kv: Arc<dyn Kv>,
+pub(crate) struct SlotClient {
+    pub(crate) txn_store: Arc<dyn TxnStore>,
     pub(crate) layout: Layout,
     pub(crate) clock: Arc<dyn Clock>,
     operations: AtomicU64,
 }
 
-impl Sender {
-    pub(crate) fn new(kv: Arc<dyn Kv>, layout: Layout, clock: Arc<dyn Clock>) -> Self {
+impl SlotClient {
+    pub(crate) fn new(txn_store: Arc<dyn TxnStore>, layout: Layout, clock: Arc<dyn Clock>) -> Self {
         Self {
-            kv,
+            txn_store,
             layout,
             clock,
             operations: AtomicU64::new(1),
@@ -181,14 +181,14 @@ impl Sender {
         conditions: Vec<Condition>,
         writes: Vec<Write>,
         deadline: Deadline,
-    ) -> Result<Applied> {
+    ) -> Result<TxnOutcome> {
         let (applied, _) = self
             .transact_and_read(operation, session, conditions, writes, &[], deadline)
             .await?;
         Ok(applied)
     }
 
-    /// As [`Sender::transact`], with reads in the same transaction. No snapshot is returned if the reply was lost or
+    /// As [`SlotClient::transact`], with reads in the same transaction. No snapshot is returned if the reply was lost or
     /// the store does not support this.
     pub(crate) async fn transact_and_read(
         &self,
@@ -198,7 +198,7 @@ impl Sender {
         mut writes: Vec<Write>,
         reads: &[Read],
         deadline: Deadline,
-    ) -> Result<(Applied, Option<Snapshot>)> {
+    ) -> Result<(TxnOutcome, Option<Snapshot>)> {
         if !session.is_alive() {
             return Err(session.fenced(operation));
         }
@@ -220,10 +220,10 @@ impl Sender {
         let transaction = Transaction { conditions, writes };
         let within = deadline.remaining(&*self.clock);
         let answer = if reads.is_empty() {
-            let answer = self.kv.transact(&transaction, within).await;
+            let answer = self.txn_store.transact(&transaction, within).await;
             answer.map(|applied| (applied, None))
         } else {
-            self.kv.transact_and_read(&transaction, reads, within).await
+            self.txn_store.transact_and_read(&transaction, reads, within).await
         };
         let mut read = None;
         let outcome = match answer {
@@ -235,7 +235,8 @@ impl Sender {
                     mark: &mark,
                 };
                 // If the outcome stays ambiguous, this returns, `slot` is dropped, and no transaction uses it again.
-                self.find_out(operation, &sent, unchanged, deadline, error).await?
+                self.resolve_ambiguous(operation, &sent, unchanged, deadline, error)
+                    .await?
             }
             // It was not applied and never will be, so the slot is unchanged.
             Err(error) => Outcome::Refused(error),
@@ -251,14 +252,14 @@ impl Sender {
             }
             Outcome::FencedAt(version) => {
                 slot.version = Some(version);
-                Applied::No
+                TxnOutcome::Rejected
             }
-            Outcome::Known(Applied::Yes(version)) => {
+            Outcome::Known(TxnOutcome::Committed(version)) => {
                 slot.version = Some(version);
                 slot.refusals = 0;
-                Applied::Yes(version)
+                TxnOutcome::Committed(version)
             }
-            Outcome::Known(Applied::No) => {
+            Outcome::Known(TxnOutcome::Rejected) => {
                 slot.refusals = slot.refusals.saturating_add(1);
                 if slot.refusals >= SUSPICIOUS && slot.refusals.is_power_of_two() {
                     let sent = Sent {
@@ -269,14 +270,14 @@ impl Sender {
                     };
                     self.is_as_left(operation, &sent, deadline).await?;
                 }
-                Applied::No
+                TxnOutcome::Rejected
             }
         };
         session.free.lock().push(slot);
         Ok((applied, read))
     }
 
-    async fn find_out(
+    async fn resolve_ambiguous(
         &self,
         operation: &'static str,
         sent: &Sent<'_>,
@@ -299,10 +300,10 @@ impl Sender {
         while !deadline.passed(&*self.clock) {
             let fenced = match &refused_as_full {
                 Some(_) => None,
-                None => Some(self.kv.transact(&fence, deadline.remaining(&*self.clock)).await),
+                None => Some(self.txn_store.transact(&fence, deadline.remaining(&*self.clock)).await),
             };
             let fence_is_full = match fenced {
-                Some(Ok(Applied::Yes(version))) => return Ok(Outcome::FencedAt(version)),
+                Some(Ok(TxnOutcome::Committed(version))) => return Ok(Outcome::FencedAt(version)),
                 Some(Err(error)) if error.kind() == ErrorKind::Fenced => return Err(ended()),
                 Some(Err(error)) if !is_full(&error) => {
                     last = error;
@@ -314,10 +315,10 @@ impl Sender {
                     last = error;
                     true
                 }
-                Some(Ok(Applied::No)) | None => false,
+                Some(Ok(TxnOutcome::Rejected)) | None => false,
             };
             match self.look_at(sent, deadline).await {
-                Ok(Shown::Mark(version)) => return Ok(Outcome::Known(Applied::Yes(version))),
+                Ok(Shown::Mark(version)) => return Ok(Outcome::Known(TxnOutcome::Committed(version))),
                 // A fence of ours whose reply was lost too, or that was answered with "full".
                 Ok(Shown::Fence(version)) => return Ok(Outcome::FencedAt(version)),
                 Ok(Shown::AsBefore) => match &refused_as_full {
@@ -362,7 +363,7 @@ impl Sender {
     async fn look_at(&self, sent: &Sent<'_>, deadline: Deadline) -> Result<Shown> {
         let alive = self.layout.alive(sent.session.id());
         let reads = [Read::Key(sent.key.to_owned()), Read::Key(alive)];
-        let snapshot = self.kv.read(&reads, deadline.remaining(&*self.clock)).await?;
+        let snapshot = self.txn_store.read(&reads, deadline.remaining(&*self.clock)).await?;
         let mut entries = snapshot.entries.into_iter().map(|entries| entries.into_iter().next());
         let (slot, alive) = (entries.next().flatten(), entries.next().flatten());
         Ok(match slot {
@@ -375,7 +376,7 @@ impl Sender {
     }
 }
 
-/// Whether the store has answered that it is full. See the contract of [`Kv`].
+/// Whether the store has answered that it is full. See the contract of [`TxnStore`].
 pub(crate) fn is_full(error: &Error) -> bool {
     error.kind() == ErrorKind::Capacity && error.retry() == Retry::Ambiguous
 }
@@ -412,7 +413,7 @@ enum Shown {
 /// How a transaction ended.
 enum Outcome {
     /// The store said so.
-    Known(Applied),
+    Known(TxnOutcome),
     /// It was not applied and never will be, because a fence wrote its slot at this version.
     FencedAt(Version),
     /// It was not applied and never will be, for this reason.

@@ -19,13 +19,13 @@ use holdfast_custody::{Acknowledged, Live, Reserved, Retired, SessionId, Sweep, 
 
 use crate::batch::{Intent, Loaded};
 use crate::decision::Decision;
-use crate::index::KvIndex;
-use crate::kv::{Applied, Condition, Entry, Read, Write};
+use crate::grants::{GrantList, Holding};
+use crate::index::TxnIndex;
 use crate::layout::{Layout, after};
-use crate::notes::{Holding, Note};
 use crate::pages::MOST_BYTES;
 use crate::record::{decode_versioned, encode, unreadable};
-use crate::session::{Sender, Session};
+use crate::session::{Session, SlotClient};
+use crate::store::{Condition, Entry, Read, TxnOutcome, Write};
 use crate::types::{FreeList, FreeTask, ListPlace, SampleRef, SweepReport, Versioned};
 
 /// What became of one due record.
@@ -47,7 +47,7 @@ struct Due {
     ended_at: Option<String>,
 }
 
-impl KvIndex {
+impl TxnIndex {
     pub(crate) async fn do_sweep(&self, session: &Session, limit: usize, deadline: Deadline) -> Result<SweepReport> {
         let tick = self.advance(deadline).await?;
         let (all, dead, has_budget) = self.sessions(session, deadline).await?;
@@ -89,12 +89,12 @@ impl KvIndex {
         // Last, so that if this process dies before, every record that was not looked at still has its grant record.
         for chunk in opened
             .strike_out()?
-            .chunks(self.kv().limits().operations - Sender::OVERHEAD)
+            .chunks(self.txn_store().limits().operations - SlotClient::OVERHEAD)
         {
             let unchanged = chunk.iter().map(|(condition, _)| condition.clone()).collect();
             let writes = chunk.iter().map(|(_, write)| write.clone()).collect();
             // If another process has changed one of these grant records, the whole chunk stays for the next sweep.
-            self.sender()
+            self.slots()
                 .transact("index.sweep", session, unchanged, writes, deadline)
                 .await?;
         }
@@ -135,7 +135,7 @@ impl KvIndex {
                 _ => (id, range, true),
             })
             .collect();
-        for chunk in ranges.chunks(self.kv().limits().operations) {
+        for chunk in ranges.chunks(self.txn_store().limits().operations) {
             let left = wanted.saturating_sub(keys.len());
             if left == 0 {
                 break;
@@ -158,7 +158,7 @@ impl KvIndex {
         } else {
             None
         };
-        let readable = |entry: &Entry| Note::read(entry).map(|_| entry.clone());
+        let readable = |entry: &Entry| GrantList::read(entry).map(|_| entry.clone());
         let sorted = self.sort_out(entries, readable, deadline).await?;
         Ok(Due {
             notes: sorted.good,
@@ -196,7 +196,7 @@ impl KvIndex {
             range(self.layout().all_alive()),
             Read::Key(self.layout().budget()),
         ];
-        let snapshot = self.kv().read(&reads, deadline.remaining(self.clock())).await?;
+        let snapshot = self.txn_store().read(&reads, deadline.remaining(self.clock())).await?;
         let ids = |at: usize| -> BTreeSet<SessionId> {
             let entries = snapshot.entries.get(at).map(Vec::as_slice).unwrap_or_default();
             entries
@@ -292,10 +292,10 @@ impl KvIndex {
         ];
         let writes = vec![Write::Delete(self.layout().existed(ended))];
         let applied = self
-            .sender()
+            .slots()
             .transact("index.sweep", session, conditions, writes, deadline)
             .await?;
-        Ok(matches!(applied, Applied::Yes(_)))
+        Ok(matches!(applied, TxnOutcome::Committed(_)))
     }
 
     pub(crate) async fn do_to_free(
@@ -407,7 +407,7 @@ impl OpenedNotes {
             cut: None,
         };
         for entry in notes {
-            let mut named = Note::read(&entry)?;
+            let mut named = GrantList::read(&entry)?;
             let rest = named.split_off(named.len().min(limit - opened.due.len()));
             if !rest.is_empty() && opened.cut.is_none() {
                 opened.cut = Some(opened.notes.len());
@@ -457,7 +457,7 @@ impl OpenedNotes {
             if rest.is_empty() {
                 writes.push((unchanged, Write::Delete(key)));
             } else if kept < due.len() || rest.len() > kept && kept > 0 {
-                let mut left = Note::default();
+                let mut left = GrantList::default();
                 rest.into_iter().for_each(|holding| left.add(holding));
                 writes.push((unchanged, Write::put(key, encode(&left)?)));
             }

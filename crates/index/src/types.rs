@@ -9,7 +9,7 @@ use holdfast_custody::{GroupName, Live, Publication, Reason, Retired, Token, Ver
 
 use tokio_util::sync::CancellationToken;
 
-use crate::notes::Line;
+use crate::grants::GrantLine;
 use crate::record::Description;
 
 /// One physical incarnation of a sample.
@@ -65,7 +65,7 @@ pub struct Versioned<T> {
 
 /// A lease on a sample, as its holder knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct LeaseGrant {
     /// The sample.
     pub sample: SampleRef,
     /// The group for which it was taken; none for a plain read.
@@ -80,7 +80,7 @@ pub struct Held {
     /// The record as of the lease, so that the first answer need not read it.
     pub(crate) seen: Versioned<Live>,
     /// The line of the grant record that names this lease.
-    pub(crate) note: Option<Line>,
+    pub(crate) grant: Option<GrantLine>,
 }
 
 /// The terms on which a process takes samples.
@@ -113,7 +113,7 @@ pub(crate) fn any_sample(_: &SampleRef, _: &[u8]) -> Result<()> {
 
 /// The result of an ack or a nack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answered {
+pub enum AckOutcome {
     /// The sample stays live: other groups still need it, or it is retained.
     Live,
     /// It was the last answer: the sample is retired, for this reason. If `free`, it has no reader left, and the caller
@@ -210,7 +210,7 @@ pub struct SweepReport {
 
 /// What the index knows about one sample.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct View {
+pub struct LiveSample {
     /// The sample.
     pub sample: SampleRef,
     /// Its record.

@@ -9,15 +9,15 @@ use std::time::Duration;
 use async_trait::async_trait;
 use holdfast_core::{Nonce, Result, SampleId, SeededRng, StoreId, SystemClock};
 use holdfast_custody::{GroupName, Publication, Version};
-use holdfast_index::kv::memory::MemoryKv;
-use holdfast_index::kv::{Applied, Kv, KvSession, Limits, Read, Snapshot, Transaction, Watch};
-use holdfast_index::{Commit, Index, IndexConfig, KvIndex, Reserve, SampleRef};
+use holdfast_index::store::memory::MemoryStore;
+use holdfast_index::store::{Limits, Read, Snapshot, StoreSession, Transaction, TxnOutcome, TxnStore, Watch};
+use holdfast_index::{Commit, Index, IndexConfig, Reserve, SampleRef, TxnIndex};
 
 const WITHIN: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 struct Counting {
-    kv: MemoryKv,
+    txn_store: MemoryStore,
     reads: AtomicUsize,
     transactions: AtomicUsize,
     watches: AtomicUsize,
@@ -34,19 +34,19 @@ impl Counting {
 }
 
 #[async_trait]
-impl Kv for Counting {
+impl TxnStore for Counting {
     fn limits(&self) -> Limits {
-        self.kv.limits()
+        self.txn_store.limits()
     }
 
     async fn read(&self, reads: &[Read], within: Duration) -> Result<Snapshot> {
         self.reads.fetch_add(1, Ordering::Relaxed);
-        self.kv.read(reads, within).await
+        self.txn_store.read(reads, within).await
     }
 
-    async fn transact(&self, transaction: &Transaction, within: Duration) -> Result<Applied> {
+    async fn transact(&self, transaction: &Transaction, within: Duration) -> Result<TxnOutcome> {
         self.transactions.fetch_add(1, Ordering::Relaxed);
-        self.kv.transact(transaction, within).await
+        self.txn_store.transact(transaction, within).await
     }
 
     async fn transact_and_read(
@@ -54,33 +54,33 @@ impl Kv for Counting {
         transaction: &Transaction,
         reads: &[Read],
         within: Duration,
-    ) -> Result<(Applied, Option<Snapshot>)> {
+    ) -> Result<(TxnOutcome, Option<Snapshot>)> {
         self.transactions.fetch_add(1, Ordering::Relaxed);
-        self.kv.transact_and_read(transaction, reads, within).await
+        self.txn_store.transact_and_read(transaction, reads, within).await
     }
 
-    async fn open_session(&self, time_to_live: Duration, within: Duration) -> Result<Box<dyn KvSession>> {
-        self.kv.open_session(time_to_live, within).await
+    async fn open_session(&self, time_to_live: Duration, within: Duration) -> Result<Box<dyn StoreSession>> {
+        self.txn_store.open_session(time_to_live, within).await
     }
 
     async fn watch(&self, keys: Range<String>, after: Version, within: Duration) -> Result<Box<dyn Watch>> {
         self.watches.fetch_add(1, Ordering::Relaxed);
-        self.kv.watch(keys, after, within).await
+        self.txn_store.watch(keys, after, within).await
     }
 }
 
 fn counting() -> Arc<Counting> {
     Arc::new(Counting {
-        kv: MemoryKv::new(Arc::new(SystemClock::new())),
+        txn_store: MemoryStore::new(Arc::new(SystemClock::new())),
         reads: AtomicUsize::new(0),
         transactions: AtomicUsize::new(0),
         watches: AtomicUsize::new(0),
     })
 }
 
-fn index_on(kv: &Arc<Counting>) -> KvIndex {
-    KvIndex::new(
-        Arc::clone(kv) as Arc<dyn Kv>,
+fn index_on(txn_store: &Arc<Counting>) -> TxnIndex {
+    TxnIndex::new(
+        Arc::clone(txn_store) as Arc<dyn TxnStore>,
         &StoreId::new("cost").expect("a name"),
         IndexConfig::default(),
         Arc::new(SystemClock::new()),
@@ -92,15 +92,15 @@ type Steps = [(&'static str, (usize, usize)); 5];
 
 /// Reads and transactions of each step in the life of `count` samples that go through it together.
 async fn costs(count: usize, budget: Option<u64>) -> Steps {
-    let kv = counting();
-    let index = index_on(&kv);
+    let txn_store = counting();
+    let index = index_on(&txn_store);
     if let Some(budget) = budget {
         index.set_budget(budget, WITHIN).await.expect("a budget");
     }
     let session = index.open_session(WITHIN).await.expect("a session");
     index.tick(WITHIN).await.expect("a clock");
     let group = GroupName::new("g").expect("a name");
-    kv.since();
+    txn_store.since();
 
     let wishes: Vec<Reserve> = (0..count)
         .map(|n| Reserve {
@@ -112,7 +112,7 @@ async fn costs(count: usize, budget: Option<u64>) -> Steps {
         })
         .collect();
     let generations = index.reserve(&session, &wishes, WITHIN).await;
-    let reserve = kv.since();
+    let reserve = txn_store.since();
     let commits: Vec<Commit> = wishes
         .iter()
         .zip(generations)
@@ -131,14 +131,14 @@ async fn costs(count: usize, budget: Option<u64>) -> Steps {
         .collect();
     let samples: Vec<SampleRef> = commits.iter().map(|commit| commit.sample.clone()).collect();
     assert!(index.commit(&session, &commits, WITHIN).await.iter().all(Result::is_ok));
-    let commit = kv.since();
+    let commit = txn_store.since();
     let held = index.lease(&session, &group, &samples, 10, WITHIN).await;
     let held: Vec<_> = held.into_iter().map(|held| held.expect("leased")).collect();
-    let lease = kv.since();
+    let lease = txn_store.since();
     assert!(index.ack(&session, &held, WITHIN).await.iter().all(Result::is_ok));
-    let ack = kv.since();
+    let ack = txn_store.since();
     assert!(index.freed(&session, &samples, WITHIN).await.iter().all(Result::is_ok));
-    let freed = kv.since();
+    let freed = txn_store.since();
     [
         ("reserve", reserve),
         ("commit", commit),
@@ -189,11 +189,11 @@ async fn with_credits_to_spare_only_the_first_reservation_looks() {
 /// reads are the lease's.
 #[tokio::test]
 async fn with_credits_that_everybody_waits_for_a_sample_costs_no_more_transactions() {
-    let kv = counting();
-    index_on(&kv).set_budget(10, WITHIN).await.expect("a budget");
+    let txn_store = counting();
+    index_on(&txn_store).set_budget(10, WITHIN).await.expect("a budget");
     let mut producers = Vec::new();
     for _ in 0..2 {
-        let index = index_on(&kv);
+        let index = index_on(&txn_store);
         let session = index.open_session(WITHIN).await.expect("a session");
         producers.push(Arc::new((index, session)));
     }
@@ -201,21 +201,30 @@ async fn with_credits_that_everybody_waits_for_a_sample_costs_no_more_transactio
     for round in 1..=6 {
         // Both have waited once by the third round; from then on it is the same every time.
         if round == 4 {
-            kv.since();
-            kv.watches.store(0, Ordering::Relaxed);
+            txn_store.since();
+            txn_store.watches.store(0, Ordering::Relaxed);
         }
         let next = Arc::clone(&producers[round % 2]);
         let wait = tokio::spawn(async move { first_wish(&next, round).await });
-        while !kv.kv.dump().iter().any(|entry| entry.key.contains("/b/w/")) {
+        while !txn_store
+            .txn_store
+            .dump()
+            .iter()
+            .any(|entry| entry.key.contains("/b/w/"))
+        {
             tokio::task::yield_now().await;
         }
         let (index, session) = &*producers[(round + 1) % 2];
         use_up(index, session, &turn).await;
         turn = wait.await.expect("no panic");
     }
-    assert_eq!(kv.since(), (3, 15), "three rounds of five transactions and one look");
     assert_eq!(
-        kv.watches.load(Ordering::Relaxed),
+        txn_store.since(),
+        (3, 15),
+        "three rounds of five transactions and one look"
+    );
+    assert_eq!(
+        txn_store.watches.load(Ordering::Relaxed),
         0,
         "the watch of before is still there"
     );
@@ -227,8 +236,8 @@ async fn with_credits_that_everybody_waits_for_a_sample_costs_no_more_transactio
 async fn with_credits_that_a_process_hands_to_its_own_a_sample_costs_a_transaction_less() {
     const PRODUCERS: usize = 8;
     const ROUNDS: usize = 40;
-    let kv = counting();
-    let index = Arc::new(index_on(&kv));
+    let txn_store = counting();
+    let index = Arc::new(index_on(&txn_store));
     index.set_budget(20, WITHIN).await.expect("a budget");
     let mut producers = Vec::new();
     for number in 0..PRODUCERS {
@@ -241,20 +250,20 @@ async fn with_credits_that_a_process_hands_to_its_own_a_sample_costs_a_transacti
             }
         }));
     }
-    kv.since();
+    txn_store.since();
     for producer in producers {
         producer.await.expect("no panic");
     }
-    let (_, transactions) = kv.since();
+    let (_, transactions) = txn_store.since();
     let per_sample = transactions as f64 / (PRODUCERS * ROUNDS) as f64;
     assert!(per_sample < 4.75, "{per_sample} transactions for a sample");
 }
 
-async fn first_wish((index, session): &(KvIndex, holdfast_index::Session), round: usize) -> SampleRef {
+async fn first_wish((index, session): &(TxnIndex, holdfast_index::Session), round: usize) -> SampleRef {
     one_wish(index, session, round).await
 }
 
-async fn one_wish(index: &KvIndex, session: &holdfast_index::Session, number: usize) -> SampleRef {
+async fn one_wish(index: &TxnIndex, session: &holdfast_index::Session, number: usize) -> SampleRef {
     let wish = Reserve {
         sample: SampleId::new(format!("s{number}")).expect("a name"),
         nonce: Nonce::from_u64(1),
@@ -272,7 +281,7 @@ async fn one_wish(index: &KvIndex, session: &holdfast_index::Session, number: us
     }
 }
 
-async fn use_up(index: &KvIndex, session: &holdfast_index::Session, sample: &SampleRef) {
+async fn use_up(index: &TxnIndex, session: &holdfast_index::Session, sample: &SampleRef) {
     let group = GroupName::new("g").expect("a name");
     let samples = std::slice::from_ref(sample);
     let commit = Commit {

@@ -7,33 +7,37 @@ use std::time::Duration;
 
 use holdfast_core::{ErrorKind, Generation, Nonce, Result, SampleId, StoreId, SystemClock, SystemRng};
 use holdfast_custody::{GroupName, Publication, Reason};
-use holdfast_index::kv::memory::MemoryKv;
-use holdfast_index::kv::{Kv, Transaction, Write};
-use holdfast_index::{Commit, Index, IndexConfig, KvIndex, Quarantined, Reserve, SampleRef, Session, Unreadable};
+use holdfast_index::store::memory::MemoryStore;
+use holdfast_index::store::{Transaction, TxnStore, Write};
+use holdfast_index::{Commit, Index, IndexConfig, Quarantined, Reserve, SampleRef, Session, TxnIndex, Unreadable};
 
 const CALL: Duration = Duration::from_secs(5);
 const SOON: Duration = Duration::from_millis(50);
 
 struct World {
-    kv: MemoryKv,
-    index: KvIndex,
+    txn_store: MemoryStore,
+    index: TxnIndex,
     session: Session,
 }
 
 impl World {
     async fn new() -> Self {
         let clock = Arc::new(SystemClock::new());
-        let kv = MemoryKv::new(clock.clone());
+        let txn_store = MemoryStore::new(clock.clone());
         let store = StoreId::new("s").expect("a name");
-        let index = KvIndex::new(
-            Arc::new(kv.client()),
+        let index = TxnIndex::new(
+            Arc::new(txn_store.client()),
             &store,
             IndexConfig::default(),
             clock.clone(),
             Arc::new(SystemRng),
         );
         let session = index.open_session(CALL).await.expect("a session");
-        Self { kv, index, session }
+        Self {
+            txn_store,
+            index,
+            session,
+        }
     }
 
     /// Writes what any client of the transactional store can write.
@@ -42,7 +46,7 @@ impl World {
             writes: vec![Write::put(format!("s/{key}"), value)],
             ..Transaction::default()
         };
-        self.kv.transact(&put, CALL).await.expect("a put");
+        self.txn_store.transact(&put, CALL).await.expect("a put");
     }
 
     async fn reserve(&self, name: &str) -> Result<SampleRef> {
@@ -198,7 +202,7 @@ async fn what_a_later_release_wrote_is_left_where_it_is() {
     let held = world.index.lease_next(&world.session, &group(), 1, 10, CALL).await;
     assert_eq!(one(held.expect("taken")).sample, sample);
     assert_eq!(world.quarantined().await, []);
-    let left: Vec<String> = world.kv.dump().into_iter().map(|entry| entry.key).collect();
+    let left: Vec<String> = world.txn_store.dump().into_iter().map(|entry| entry.key).collect();
     for (key, _) in later {
         assert!(left.contains(&format!("s/{key}")), "{key} is left");
     }
@@ -215,7 +219,7 @@ async fn a_take_looks_behind_what_only_a_later_release_can_take() {
         let sample = world.publish(&format!("later-{n}")).await;
         copies.push(sample);
     }
-    for entry in world.kv.dump() {
+    for entry in world.txn_store.dump() {
         if entry.key.starts_with("s/q/") || entry.key.starts_with("s/s/") {
             let text = String::from_utf8(entry.value).expect("text");
             let later = text.replacen('{', r#"{"v":2,"#, 1);
@@ -260,7 +264,7 @@ async fn notes_that_stay_do_not_keep_sweeps_from_those_behind_them() {
     assert_eq!(abandoned, 1);
     assert_eq!(world.quarantined().await, []);
     let notes = world
-        .kv
+        .txn_store
         .dump()
         .into_iter()
         .filter(|entry| entry.key.starts_with("s/h/"));
@@ -292,7 +296,7 @@ async fn lost_samples_of_a_later_release_do_not_keep_sweeps_from_those_behind_th
     let list = index.to_free(None, 100, CALL).await.expect("a list");
     assert_eq!(one(list.tasks).sample.sample, id("ours"));
     let kept = world
-        .kv
+        .txn_store
         .dump()
         .into_iter()
         .filter(|entry| entry.key.starts_with("s/l/"));
@@ -322,7 +326,7 @@ async fn the_list_of_quarantine_ends_whatever_lies_in_it() {
 async fn what_is_too_long_to_be_moved_is_marked_and_passed() {
     let world = World::new().await;
     let sample = world.publish("good").await;
-    let long = world.kv.limits().bytes - 40;
+    let long = world.txn_store.limits().bytes - 40;
     world.write("f/a/0000000000000001", vec![b'x'; long]).await;
     for _ in 0..2 {
         let list = world.index.to_free(None, 100, CALL).await.expect("a list");

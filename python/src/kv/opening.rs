@@ -6,12 +6,12 @@ use std::time::Duration;
 use holdfast_core::{Clock, Deadline, Error, Result, SystemClock};
 use holdfast_engine::{Engine, Pin, PutOptions};
 use holdfast_engine_mooncake::{MooncakeConfig, MooncakeEngine};
-use holdfast_kv::tier::{PageSeal, PageStore, StoreConfig};
+use holdfast_kvcache::tier::{PageSeal, PageStore, StoreConfig};
 use pyo3::prelude::*;
 use serde::Deserialize;
 
 use super::memory::Ranges;
-use crate::ledger::Keeper;
+use crate::loan_table::EngineReaper;
 use crate::opening::{master_listens, read_json};
 use crate::process;
 
@@ -98,7 +98,7 @@ impl Settings {
 pub(super) struct Opened {
     pub(super) ranges: Ranges,
     pub(super) store: Arc<PageStore>,
-    _keeper: Keeper,
+    _keeper: EngineReaper,
 }
 
 impl Opened {
@@ -128,7 +128,7 @@ pub(super) async fn open(settings: Settings, client: Option<Py<PyAny>>, within: 
             Some(client) => MooncakeEngine::adopt(client, engine)?,
             None => MooncakeEngine::connect(engine)?,
         });
-        let keeper = Keeper::new(Arc::clone(&engine));
+        let keeper = EngineReaper::new(Arc::clone(&engine));
         let mut config = pages.config();
         if seal.is_some() {
             // Other processes can read memory that the engine knows, so it must not hold plaintext.

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use holdfast_core::{Error, ObjectKey, Result, Retry, SystemClock};
 use holdfast_engine::RemoveOutcome;
-use holdfast_kv::tier::{self, CallOptions, Hint, Page, PageGot, PagePut};
+use holdfast_kvcache::tier::{self, CallOptions, Hint, Page, PageGot, PagePut};
 use parking_lot::Mutex;
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
@@ -24,13 +24,13 @@ use crate::convert::seconds;
 use crate::errors::{OrRaise, exception};
 use crate::keys::Secret;
 use crate::operation::Operation;
-use crate::process::AtHome;
+use crate::process::ProcessBound;
 
 const CLOSED: &str = "this page store is closed; open another";
 
 /// An open page store.
 #[pyclass(frozen, module = "holdfast._holdfast")]
-pub(crate) struct Pages(AtHome<Mutex<Option<Arc<Opened>>>>);
+pub(crate) struct Pages(ProcessBound<Mutex<Option<Arc<Opened>>>>);
 
 /// Starts to open a page store; the operation's result is a `Pages`.
 #[pyfunction]
@@ -46,14 +46,15 @@ pub(crate) fn open_pages(
     let settings = Settings::read(settings, seal).or_raise(py)?;
     let within = seconds(timeout).or_raise(py)?;
     let work = async move { open(settings, client, within).await };
-    let deliver =
-        |py: Python<'_>, opened: Opened, _late| Pages(AtHome::new(Mutex::new(Some(Arc::new(opened))))).into_py_any(py);
+    let deliver = |py: Python<'_>, opened: Opened, _late| {
+        Pages(ProcessBound::new(Mutex::new(Some(Arc::new(opened))))).into_py_any(py)
+    };
     Operation::begin(within, work, deliver).or_raise(py)
 }
 
 /// Whether the engine has released the memory of one call.
 #[pyclass(frozen, module = "holdfast._holdfast")]
-pub(crate) struct Settling(AtHome<tier::Settling>);
+pub(crate) struct Settling(ProcessBound<tier::Settling>);
 
 #[pymethods]
 impl Settling {
@@ -143,7 +144,7 @@ fn report<T>(
             errors.push((at, exception(py, error, false).into_value(py).into_any()));
         }
     }
-    (outcomes, errors, Settling(AtHome::new(settling.clone())))
+    (outcomes, errors, Settling(ProcessBound::new(settling.clone())))
 }
 
 #[pymethods]

@@ -1,7 +1,7 @@
 //! The values that planner and tier exchange with Python, as tuples: namespaces, operations, completions.
 
 use holdfast_core::{Error, Result};
-use holdfast_kv::plan::{
+use holdfast_kvcache::plan::{
     Completion, CopyAt, DevicePage, Failure, HostPage, HostPageAt, KeyAt, Namespace, Operation, OperationId, PageKey,
     Rank, Work,
 };

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use holdfast_kv::plan::{self, Applied, Ending, Event, PlannerConfig, RequestId, Ticket};
+use holdfast_kvcache::plan::{self, Applied, Ending, PlanEvent, PlannerConfig, RequestId, Ticket};
 use parking_lot::Mutex;
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
@@ -99,7 +99,7 @@ type TellPlan = (
 pub(crate) struct Planner(Mutex<plan::Planner>);
 
 impl Planner {
-    fn apply(&self, py: Python<'_>, event: Event) -> PyResult<bool> {
+    fn apply(&self, py: Python<'_>, event: PlanEvent) -> PyResult<bool> {
         let applied = py.detach(|| self.0.lock().on_event(event));
         Ok(matches!(applied.or_raise(py)?, Applied::Done))
     }
@@ -141,43 +141,43 @@ impl Planner {
 
     fn completed(&self, py: Python<'_>, ranks: Vec<PlainCompletion>) -> PyResult<bool> {
         let ranks: holdfast_core::Result<Vec<_>> = ranks.into_iter().map(PlainCompletion::read).collect();
-        self.apply(py, Event::Completed(ranks.or_raise(py)?))
+        self.apply(py, PlanEvent::Completed(ranks.or_raise(py)?))
     }
 
     fn prefill_done(&self, py: Python<'_>, of: PlainTicket) -> PyResult<bool> {
-        self.apply(py, Event::PrefillDone(ticket(of)))
+        self.apply(py, PlanEvent::PrefillDone(ticket(of)))
     }
 
     fn reserve(&self, py: Python<'_>, of: PlainTicket, tokens: u32) -> PyResult<bool> {
-        self.apply(py, Event::Reserve(ticket(of), tokens))
+        self.apply(py, PlanEvent::Reserve(ticket(of), tokens))
     }
 
     fn appended(&self, py: Python<'_>, of: PlainTicket, tokens: Vec<u32>) -> PyResult<bool> {
-        self.apply(py, Event::Appended(ticket(of), tokens))
+        self.apply(py, PlanEvent::Appended(ticket(of), tokens))
     }
 
     fn finish(&self, py: Python<'_>, of: PlainTicket) -> PyResult<bool> {
-        self.apply(py, Event::Finish(ticket(of)))
+        self.apply(py, PlanEvent::Finish(ticket(of)))
     }
 
     fn retract(&self, py: Python<'_>, of: PlainTicket) -> PyResult<bool> {
-        self.apply(py, Event::Retract(ticket(of)))
+        self.apply(py, PlanEvent::Retract(ticket(of)))
     }
 
     fn resume(&self, py: Python<'_>, of: PlainTicket) -> PyResult<bool> {
-        self.apply(py, Event::Resume(ticket(of)))
+        self.apply(py, PlanEvent::Resume(ticket(of)))
     }
 
     fn abort(&self, py: Python<'_>, of: PlainTicket) -> PyResult<bool> {
-        self.apply(py, Event::Abort(ticket(of)))
+        self.apply(py, PlanEvent::Abort(ticket(of)))
     }
 
     fn clear(&self, py: Python<'_>) -> PyResult<bool> {
-        self.apply(py, Event::Clear)
+        self.apply(py, PlanEvent::Clear)
     }
 
     fn new_weights(&self, py: Python<'_>, root: &[u8]) -> PyResult<bool> {
-        self.apply(py, Event::NewWeights(key(root).or_raise(py)?))
+        self.apply(py, PlanEvent::NewWeights(key(root).or_raise(py)?))
     }
 
     /// The plan at `tick`.

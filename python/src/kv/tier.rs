@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_core::{Error, ErrorKind};
-use holdfast_kv::plan::{CopyAt, OperationId, Work};
-use holdfast_kv::tier::{
-    self, Cancelled, Copied, DeviceCopier, Event, HostMemoryMap, LaneConfig, PartLayout, Submitted, TierConfig,
+use holdfast_kvcache::plan::{CopyAt, OperationId, Work};
+use holdfast_kvcache::tier::{
+    self, Cancelled, Copied, DeviceCopier, HostMemoryMap, LaneConfig, PartLayout, Submitted, TierConfig, TierEvent,
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
@@ -20,7 +20,7 @@ use super::pages::Pages;
 use super::plain::{PlainNamespace, PlainOperation, TellCompletion, tell_completion};
 use crate::convert::seconds;
 use crate::errors::OrRaise;
-use crate::process::AtHome;
+use crate::process::ProcessBound;
 
 const OPERATION: &str = "kv.tier";
 
@@ -61,7 +61,7 @@ struct Started {
 
 /// Carries out a planner's operations.
 #[pyclass(frozen, module = "holdfast._holdfast")]
-pub(crate) struct Tier(AtHome<Detached>);
+pub(crate) struct Tier(ProcessBound<Detached>);
 
 /// Dropping a tier waits for its threads, and these may need the interpreter's lock: so the lock is released first.
 struct Detached(Option<Started>);
@@ -123,7 +123,7 @@ impl Tier {
         };
         let store = Arc::clone(&opened.store);
         let started = py.detach(|| tier::Tier::start(store, names, host, Arc::new(NoDevice), config));
-        Ok(Self(AtHome::new(Detached(Some(Started {
+        Ok(Self(ProcessBound::new(Detached(Some(Started {
             tier: started.or_raise(py)?,
             _opened: opened,
         })))))
@@ -206,10 +206,10 @@ impl Tier {
     }
 }
 
-fn tell_events(events: &[Event]) -> Vec<(Option<TellCompletion>, Option<u64>)> {
-    let one = |event: &Event| match event {
-        Event::Done(completion) => (Some(tell_completion(completion)), None),
-        Event::TimedOut(id) => (None, Some(id.0)),
+fn tell_events(events: &[TierEvent]) -> Vec<(Option<TellCompletion>, Option<u64>)> {
+    let one = |event: &TierEvent| match event {
+        TierEvent::Done(completion) => (Some(tell_completion(completion)), None),
+        TierEvent::TimedOut(id) => (None, Some(id.0)),
     };
     events.iter().map(one).collect()
 }

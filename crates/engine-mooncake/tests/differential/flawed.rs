@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use holdfast_core::{ObjectKey, Result};
 use holdfast_engine::{
-    Capabilities, Engine, GetOutcome, HostMemory, MemoryEngine, Presence, PutOptions, PutOutcome, RaiseOutcome, Region,
-    Registrations, RemoveOutcome, Transfer, Usage,
+    Capabilities, Engine, GetOutcome, HostMemory, MemoryEngine, Presence, PromoteOutcome, PutOptions, PutOutcome,
+    Region, Registrations, RemoveOutcome, Transfer, Usage,
 };
 
 /// What is wrong.
@@ -142,8 +142,8 @@ impl Engine for FlawedEngine {
         Ok(found)
     }
 
-    fn raise(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<RaiseOutcome>> {
-        self.below.raise(keys, self.time(within))
+    fn promote(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<PromoteOutcome>> {
+        self.below.promote(keys, self.time(within))
     }
 
     fn usage(&self, within: Duration) -> Result<Usage> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use holdfast_core::{Error, ErrorKind, ObjectKey, Result, Retry};
 use holdfast_engine::testing::pattern;
 use holdfast_engine::{
-    Engine, EngineExt, GetOutcome, Presence, PutOptions, PutOutcome, RaiseOutcome, Region, RemoveOutcome, Span,
+    Engine, EngineExt, GetOutcome, Presence, PromoteOutcome, PutOptions, PutOutcome, Region, RemoveOutcome, Span,
     Transfer, Usage,
 };
 
@@ -114,12 +114,12 @@ fn probe(presence: Presence) -> Seen {
     }
 }
 
-fn raise(outcome: RaiseOutcome) -> Seen {
+fn raise(outcome: PromoteOutcome) -> Seen {
     match outcome {
-        RaiseOutcome::InDram => Seen::InDram,
-        RaiseOutcome::Asked => Seen::Asked,
-        RaiseOutcome::Absent => Seen::Absent,
-        RaiseOutcome::Failed(error) => failed(&error),
+        PromoteOutcome::InDram => Seen::InDram,
+        PromoteOutcome::Asked => Seen::Asked,
+        PromoteOutcome::Absent => Seen::Absent,
+        PromoteOutcome::Failed(error) => failed(&error),
     }
 }
 
@@ -198,7 +198,7 @@ impl Side {
             }
             Op::Remove { client, keys } => Answer::of(self.clients[*client].engine.remove(keys, WITHIN), remove),
             Op::Probe { client, keys } => Answer::of(self.clients[*client].engine.probe(keys, WITHIN), probe),
-            Op::Raise { client, keys } => Answer::of(self.clients[*client].engine.raise(keys, WITHIN), raise),
+            Op::Raise { client, keys } => Answer::of(self.clients[*client].engine.promote(keys, WITHIN), raise),
             Op::Usage { client } => usage(self.clients[*client].engine.usage(WITHIN)),
             Op::Odd {
                 client,
@@ -249,7 +249,7 @@ impl Side {
             Call::Get => Answer::of(engine.get(&batch, within), get),
             Call::Remove => Answer::of(engine.remove(&keys, within), remove),
             Call::Probe => Answer::of(engine.probe(&keys, within), probe),
-            Call::Raise => Answer::of(engine.raise(&keys, within), raise),
+            Call::Raise => Answer::of(engine.promote(&keys, within), raise),
             Call::Usage => usage(engine.usage(within)),
         }
     }

@@ -165,7 +165,7 @@ fn a_pin_does_not_come_back_from_ssd() {
 }
 
 /// A get of an object that is on SSD only reads it from there and brings it up to DRAM some heartbeats later.
-/// `batch_get_replica_desc` brings it up without reading: Holdfast's `raise` is made of that.
+/// `batch_get_replica_desc` brings it up without reading: Holdfast's `promote` is made of that.
 #[test]
 fn a_get_and_a_descriptor_bring_an_object_up() {
     let keys = keys(2);

@@ -11,7 +11,7 @@ use crate::Engine;
 use crate::batch::check_options;
 use crate::region::{HostMemory, Region};
 use crate::types::{
-    Capabilities, GetOutcome, Presence, PutOptions, PutOutcome, RaiseOutcome, Registrations, RemoveOutcome, Transfer,
+    Capabilities, GetOutcome, Presence, PromoteOutcome, PutOptions, PutOutcome, Registrations, RemoveOutcome, Transfer,
     Usage,
 };
 
@@ -81,13 +81,13 @@ impl<E: Engine + ?Sized> Engine for FaultEngine<E> {
         }
     }
 
-    fn raise(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<RaiseOutcome>> {
+    fn promote(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<PromoteOutcome>> {
         let Some(place) = self.begin(Operation::Raise, self.lawful(keys.len()), within) else {
-            return self.inner().raise(keys, within);
+            return self.inner().promote(keys, within);
         };
         let names: Vec<_> = keys.iter().collect();
-        self.batch(place, &names, within, RaiseOutcome::Failed, |items, within| {
-            self.inner().raise(&pick(keys, items), within)
+        self.batch(place, &names, within, PromoteOutcome::Failed, |items, within| {
+            self.inner().promote(&pick(keys, items), within)
         })
     }
 

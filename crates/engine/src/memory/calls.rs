@@ -5,7 +5,7 @@ use std::sync::Arc;
 use holdfast_core::{Error, ObjectKey};
 
 use super::state::{Entry, Held, Object, Replica, SegmentId, State, Tier};
-use crate::types::{Pin, Presence, PutOptions, PutOutcome, RaiseOutcome, RemoveOutcome, Usage};
+use crate::types::{Pin, Presence, PromoteOutcome, PutOptions, PutOutcome, RemoveOutcome, Usage};
 
 /// What a get finds.
 #[derive(Debug)]
@@ -153,15 +153,15 @@ impl State {
         }
     }
 
-    pub(super) fn raise(&mut self, key: &ObjectKey) -> RaiseOutcome {
+    pub(super) fn raise(&mut self, key: &ObjectKey) -> PromoteOutcome {
         let lease = self.now.after(self.config.lease_ttl);
         match self.object_mut(key) {
-            None => RaiseOutcome::Absent,
-            Some(object) if object.in_dram() => RaiseOutcome::InDram,
+            None => PromoteOutcome::Absent,
+            Some(object) if object.in_dram() => PromoteOutcome::InDram,
             Some(object) => {
                 object.lease_until = lease;
                 self.queue_promotion(key);
-                RaiseOutcome::Asked
+                PromoteOutcome::Asked
             }
         }
     }

@@ -13,7 +13,7 @@ use crate::Engine;
 use crate::batch::{check_count, check_options, check_time, check_transfers};
 use crate::region::{HostMemory, Region};
 use crate::types::{
-    Capabilities, GetOutcome, Presence, PutOptions, PutOutcome, RaiseOutcome, Registrations, RemoveOutcome, Transfer,
+    Capabilities, GetOutcome, Presence, PromoteOutcome, PutOptions, PutOutcome, Registrations, RemoveOutcome, Transfer,
     Usage,
 };
 
@@ -166,11 +166,11 @@ impl Engine for MemoryEngine {
         self.ask(PROBE, |state| keys.iter().map(|key| state.probe(key)).collect())
     }
 
-    fn raise(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<RaiseOutcome>> {
+    fn promote(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<PromoteOutcome>> {
         const RAISE: &str = "engine.raise";
         check_time(RAISE, within)?;
         check_count(RAISE, keys.len(), &self.capabilities)?;
-        Ok(self.each(RAISE, keys, RaiseOutcome::Failed, |state, key| state.raise(key)))
+        Ok(self.each(RAISE, keys, PromoteOutcome::Failed, |state, key| state.raise(key)))
     }
 
     fn usage(&self, within: Duration) -> Result<Usage> {

@@ -7,7 +7,7 @@ use holdfast_core::{ErrorKind, ObjectKey, Result};
 use super::Setup;
 use super::check::{CaseResult, pattern, same_bytes};
 use super::context::{CALL, Context};
-use crate::{GetOutcome, Presence, PutOptions, PutOutcome, RaiseOutcome, RemoveOutcome, Transfer};
+use crate::{GetOutcome, Presence, PromoteOutcome, PutOptions, PutOutcome, RemoveOutcome, Transfer};
 
 cases! { "batches"
     a_thousand_small_objects (Setup::default) "A call returns one outcome per object, in the order of the batch.";
@@ -101,10 +101,10 @@ fn present_and_absent_keys_keep_their_order(ctx: &Context) -> CaseResult {
             "object {i} was probed as {presence:?}"
         );
     }
-    for (i, outcome) in ctx.engine().raise(&keys, CALL)?.into_iter().enumerate() {
+    for (i, outcome) in ctx.engine().promote(&keys, CALL)?.into_iter().enumerate() {
         match outcome {
-            RaiseOutcome::InDram if is_there(i) => {}
-            RaiseOutcome::Absent if !is_there(i) => {}
+            PromoteOutcome::InDram if is_there(i) => {}
+            PromoteOutcome::Absent if !is_there(i) => {}
             other => ensure!(false, "object {i} of the batch was raised as {other:?}"),
         }
     }
@@ -127,7 +127,7 @@ fn empty_batches(ctx: &Context) -> CaseResult {
     ensure!(engine.get(&[], CALL)?.is_empty(), "an empty get had outcomes");
     ensure!(engine.remove(&[], CALL)?.is_empty(), "an empty remove had outcomes");
     ensure!(engine.probe(&[], CALL)?.is_empty(), "an empty probe had outcomes");
-    ensure!(engine.raise(&[], CALL)?.is_empty(), "an empty raise had outcomes");
+    ensure!(engine.promote(&[], CALL)?.is_empty(), "an empty raise had outcomes");
     Ok(())
 }
 
@@ -162,7 +162,7 @@ fn too_many_objects_in_other_calls(ctx: &Context) -> CaseResult {
     let engine = ctx.engine();
     invalid("a get of too many", engine.get(&ctx.rows(&keys, &into, 1)?, CALL))?;
     invalid("a probe of too many", engine.probe(&keys, CALL))?;
-    invalid("a raise of too many", engine.raise(&keys, CALL))?;
+    invalid("a raise of too many", engine.promote(&keys, CALL))?;
     invalid("a remove of too many", engine.remove(&keys, CALL))?;
     ctx.expect_bytes(&keys[0], 1, 1)
 }

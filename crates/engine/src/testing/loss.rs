@@ -9,7 +9,7 @@ use holdfast_core::{Error, ErrorKind, Result};
 use super::Setup;
 use super::check::CaseResult;
 use super::context::{CALL, Client, Context, MARGIN, MIB, RECOVERY};
-use crate::{EngineExt, GetOutcome, Presence, PutOptions, PutOutcome, RaiseOutcome, RemoveOutcome, Transfer};
+use crate::{EngineExt, GetOutcome, Presence, PromoteOutcome, PutOptions, PutOutcome, RemoveOutcome, Transfer};
 
 cases! { "loss"
     without_a_master_calls_are_unavailable_in_time (Setup::default) "Every call takes the time it may last and returns by then, whatever the engine does.";
@@ -96,9 +96,9 @@ fn without_a_master_calls_are_unavailable_in_time(ctx: &Context) -> CaseResult {
     unavailable(
         ctx,
         "raise",
-        || engine.raise(&keys, SHORT),
+        || engine.promote(&keys, SHORT),
         |outcome| match outcome {
-            RaiseOutcome::Failed(error) => Some(error),
+            PromoteOutcome::Failed(error) => Some(error),
             _ => None,
         },
     )?;

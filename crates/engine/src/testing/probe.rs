@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::Setup;
 use super::check::CaseResult;
 use super::context::{CALL, Context, MIB, SOON};
-use crate::{Pin, Presence, PutOutcome, RaiseOutcome};
+use crate::{Pin, Presence, PromoteOutcome, PutOutcome};
 
 cases! { "probe"
     absent_present_absent (Setup::default) "Absent: no readable object and no put in flight.";
@@ -121,10 +121,10 @@ fn probed_objects_stay_evictable(ctx: &Context) -> CaseResult {
 fn raise_of_what_is_in_dram_or_nowhere(ctx: &Context) -> CaseResult {
     let keys = ctx.keys("object", 2)?;
     ctx.store(&keys[0], 5000, 1)?;
-    let outcomes = ctx.engine().raise(&keys, CALL)?;
+    let outcomes = ctx.engine().promote(&keys, CALL)?;
     ensure_matches!(
         outcomes[..],
-        [RaiseOutcome::InDram, RaiseOutcome::Absent],
+        [PromoteOutcome::InDram, PromoteOutcome::Absent],
         "one is in DRAM, one is nowhere"
     );
     ctx.expect_bytes(&keys[0], 5000, 1)?;

@@ -12,7 +12,7 @@ use super::check::CaseResult;
 use super::context::{CALL, Context, MIB, SOON};
 use super::pressure::push;
 use super::{Failure, Setup};
-use crate::{EngineExt, GetOutcome, Pin, Presence, RaiseOutcome, RemoveOutcome};
+use crate::{EngineExt, GetOutcome, Pin, Presence, PromoteOutcome, RemoveOutcome};
 
 cases! { "ssd"
     evictable_objects_get_a_copy_on_ssd (with_ssd) "A probe tells the copies on SSD.";
@@ -172,15 +172,15 @@ fn a_probe_raises_nothing(ctx: &Context) -> CaseResult {
 fn a_raise_brings_it_up(ctx: &Context) -> CaseResult {
     let cold = on_ssd_only(ctx)?;
     let (key, seed) = first(&cold)?;
-    let asked = ctx.engine().raise(std::slice::from_ref(key), CALL)?;
-    ensure_matches!(asked[..], [RaiseOutcome::Asked], "{key} is on SSD only");
+    let asked = ctx.engine().promote(std::slice::from_ref(key), CALL)?;
+    ensure_matches!(asked[..], [PromoteOutcome::Asked], "{key} is on SSD only");
     // "The engine promotes it later, or not at all": the engine may drop a hint, so the case repeats it. But if a
     // cluster with room never promoted, a raise would be worth nothing.
     ctx.eventually(SOON, "an object that was asked for is in DRAM", || {
-        let outcomes = ctx.engine().raise(std::slice::from_ref(key), CALL)?;
+        let outcomes = ctx.engine().promote(std::slice::from_ref(key), CALL)?;
         match outcomes[..] {
-            [RaiseOutcome::InDram] => Ok(Some(())),
-            [RaiseOutcome::Asked] => Ok(None),
+            [PromoteOutcome::InDram] => Ok(Some(())),
+            [PromoteOutcome::Asked] => Ok(None),
             ref other => Err(Failure::new(format!("{key} is there, and its raise was {other:?}"))),
         }
     })?;
@@ -198,14 +198,14 @@ fn a_raise_of_a_herd_keeps_its_order(ctx: &Context) -> CaseResult {
     ctx.store(&warm, 5000, 1)?;
     let (cold, _) = first(&cold)?;
     let keys = [ctx.key("never-put")?, cold.clone(), warm, ctx.key("nor-this")?];
-    let outcomes = ctx.engine().raise(&keys, CALL)?;
+    let outcomes = ctx.engine().promote(&keys, CALL)?;
     ensure_matches!(
         outcomes[..],
         [
-            RaiseOutcome::Absent,
-            RaiseOutcome::Asked,
-            RaiseOutcome::InDram,
-            RaiseOutcome::Absent
+            PromoteOutcome::Absent,
+            PromoteOutcome::Asked,
+            PromoteOutcome::InDram,
+            PromoteOutcome::Absent
         ],
         "nowhere, on SSD, in DRAM, nowhere"
     );

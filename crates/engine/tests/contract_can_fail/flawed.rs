@@ -6,7 +6,7 @@ use std::time::Duration;
 use holdfast_core::{Clock, Error, ObjectKey, Result, Retry};
 use holdfast_engine::testing::{Backend, Harness, MemoryBackend, Setup};
 use holdfast_engine::{
-    Capabilities, Engine, GetOutcome, HostMemory, Pin, Presence, PutOptions, PutOutcome, RaiseOutcome, Region,
+    Capabilities, Engine, GetOutcome, HostMemory, Pin, Presence, PromoteOutcome, PutOptions, PutOutcome, Region,
     Registrations, RemoveOutcome, Span, Transfer, Usage,
 };
 use parking_lot::Mutex;
@@ -204,7 +204,7 @@ impl Engine for Flawed {
         let keys = self.keys(keys);
         let within = self.time(within);
         if self.is(ProbeHasSideEffects) {
-            self.inner.raise(&keys, within)?;
+            self.inner.promote(&keys, within)?;
             // A get, of any length, grants the lease.
             if let Ok(region) = self.inner.register(HostMemory::allocate(1)?, within) {
                 let reads: Vec<_> = keys
@@ -225,22 +225,22 @@ impl Engine for Flawed {
         Ok(self.turned(ProbeBackwards, seen))
     }
 
-    fn raise(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<RaiseOutcome>> {
+    fn promote(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<PromoteOutcome>> {
         let keys = self.keys(keys);
         match self.flaw {
-            EveryRaiseIsAsked => Ok(vec![RaiseOutcome::Asked; keys.len()]),
+            EveryRaiseIsAsked => Ok(vec![PromoteOutcome::Asked; keys.len()]),
             RaisesNothing => {
                 let seen = self.inner.probe(&keys, self.time(within))?;
                 Ok(seen
                     .into_iter()
                     .map(|presence| match presence {
-                        Presence::Present { dram: 0, .. } => RaiseOutcome::Asked,
-                        Presence::Present { .. } => RaiseOutcome::InDram,
-                        _ => RaiseOutcome::Absent,
+                        Presence::Present { dram: 0, .. } => PromoteOutcome::Asked,
+                        Presence::Present { .. } => PromoteOutcome::InDram,
+                        _ => PromoteOutcome::Absent,
                     })
                     .collect())
             }
-            _ => Ok(self.turned(RaiseBackwards, self.inner.raise(&keys, self.time(within))?)),
+            _ => Ok(self.turned(RaiseBackwards, self.inner.promote(&keys, self.time(within))?)),
         }
     }
 

@@ -113,11 +113,11 @@ impl Gone {
         for leased in self.store.lease(&trainers()?, one, WITHIN).await {
             tries.must_fail("lease by reference", leased);
         }
-        for read in self.store.read(one, WITHIN).await {
+        for read in self.store.lease_shared(one, WITHIN).await {
             tries.must_fail("read by reference", read);
         }
         let SampleRef { sample, generation } = reference;
-        let glimpse = self.store.glimpse(sample, Some(*generation), WITHIN).await;
+        let glimpse = self.store.find_live(sample, Some(*generation), WITHIN).await;
         tries.must_fail("get by reference", glimpse);
         let found = self.store.find(std::slice::from_ref(sample), WITHIN).await?;
         tries.tried += 1;

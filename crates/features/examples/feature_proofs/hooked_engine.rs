@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use holdfast_core::{ObjectKey, Result};
 use holdfast_engine::{
-    Capabilities, Engine, GetOutcome, HostMemory, Presence, PutOptions, PutOutcome, RaiseOutcome, Region,
+    Capabilities, Engine, GetOutcome, HostMemory, Presence, PromoteOutcome, PutOptions, PutOutcome, Region,
     Registrations, RemoveOutcome, Transfer, Usage,
 };
 
@@ -66,8 +66,8 @@ impl Engine for HookedEngine {
         self.inner.probe(keys, within)
     }
 
-    fn raise(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<RaiseOutcome>> {
-        self.inner.raise(keys, within)
+    fn promote(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<PromoteOutcome>> {
+        self.inner.promote(keys, within)
     }
 
     fn usage(&self, within: Duration) -> Result<Usage> {

@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use holdfast_core::{Clock, Generation, ObjectKey, Result, SampleId};
 use holdfast_custody::{GroupName, Reason, Tick, Version};
 use holdfast_index::{
-    Answered, Commit, FreeList, Held, Index, ListPlace, PassedOver, Quarantined, Reserve, SampleRef, Session,
-    SweepReport, Terms, Unreadable, View,
+    AckOutcome, Commit, FreeList, Index, LeaseGrant, ListPlace, LiveSample, PassedOver, Quarantined, Reserve,
+    SampleRef, Session, SweepReport, Terms, Unreadable,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -74,7 +74,7 @@ impl Index for HookedIndex {
         ticks: u64,
         terms: Terms<'_>,
         within: Duration,
-    ) -> Vec<Result<Held>> {
+    ) -> Vec<Result<LeaseGrant>> {
         self.inner.take(session, group, items, ticks, terms, within).await
     }
 
@@ -86,7 +86,7 @@ impl Index for HookedIndex {
         ticks: u64,
         terms: Terms<'_>,
         within: Duration,
-    ) -> Result<Vec<Held>> {
+    ) -> Result<Vec<LeaseGrant>> {
         let held = self.inner.take_next(session, group, count, ticks, terms, within).await;
         if held.as_ref().is_ok_and(|held| !held.is_empty()) {
             self.hooks.step(Point::AfterLease).await;
@@ -94,11 +94,17 @@ impl Index for HookedIndex {
         held
     }
 
-    async fn renew(&self, session: &Session, items: &[Held], ticks: u64, within: Duration) -> Vec<Result<Held>> {
+    async fn renew(
+        &self,
+        session: &Session,
+        items: &[LeaseGrant],
+        ticks: u64,
+        within: Duration,
+    ) -> Vec<Result<LeaseGrant>> {
         self.inner.renew(session, items, ticks, within).await
     }
 
-    async fn ack(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<Answered>> {
+    async fn ack(&self, session: &Session, items: &[LeaseGrant], within: Duration) -> Vec<Result<AckOutcome>> {
         let call = self.hooks.call(Point::MidAck);
         let results = self.inner.ack(session, items, within).await;
         if let Some(call) = call {
@@ -107,15 +113,15 @@ impl Index for HookedIndex {
         results
     }
 
-    async fn nack(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<Answered>> {
+    async fn nack(&self, session: &Session, items: &[LeaseGrant], within: Duration) -> Vec<Result<AckOutcome>> {
         self.inner.nack(session, items, within).await
     }
 
-    async fn release(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<()>> {
+    async fn release(&self, session: &Session, items: &[LeaseGrant], within: Duration) -> Vec<Result<()>> {
         self.inner.release(session, items, within).await
     }
 
-    async fn check(&self, session: &Session, items: &[Held], within: Duration) -> Result<Vec<bool>> {
+    async fn check(&self, session: &Session, items: &[LeaseGrant], within: Duration) -> Result<Vec<bool>> {
         self.inner.check(session, items, within).await
     }
 
@@ -125,7 +131,7 @@ impl Index for HookedIndex {
         items: &[SampleRef],
         reason: Reason,
         within: Duration,
-    ) -> Vec<Result<Answered>> {
+    ) -> Vec<Result<AckOutcome>> {
         self.inner.retire(session, items, reason, within).await
     }
 
@@ -133,7 +139,7 @@ impl Index for HookedIndex {
         self.inner.reopen(session, items, within).await
     }
 
-    async fn look(&self, samples: &[SampleId], within: Duration) -> Result<Vec<Option<View>>> {
+    async fn look(&self, samples: &[SampleId], within: Duration) -> Result<Vec<Option<LiveSample>>> {
         self.inner.look(samples, within).await
     }
 

@@ -12,8 +12,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use holdfast_core::{Clock, DType, Deadline, Digest, SampleId, SystemClock, TensorName, TensorSpec};
 use holdfast_features::{FeatureStore, PutItem, TensorIn, Wanted};
-use holdfast_index::kv::{Kv, Read, Transaction, Write};
-use holdfast_index_etcd::EtcdKv;
+use holdfast_index::store::{Read, Transaction, TxnStore, Write};
+use holdfast_index_etcd::EtcdStore;
 use holdfast_testkit::Cluster;
 
 use crate::pattern;
@@ -120,7 +120,7 @@ fn bad(n: usize, good: usize) -> Vec<Bad> {
     }
 }
 
-async fn write(kv: &EtcdKv, records: &[&Bad]) -> Result<()> {
+async fn write(txn_store: &EtcdStore, records: &[&Bad]) -> Result<()> {
     for chunk in records.chunks(20) {
         let small: usize = chunk.iter().map(|bad| bad.value.len()).sum();
         let parts: Vec<&[&Bad]> = if small < 1_000_000 {
@@ -134,7 +134,7 @@ async fn write(kv: &EtcdKv, records: &[&Bad]) -> Result<()> {
                 writes: part.iter().map(put).collect(),
                 ..Transaction::default()
             };
-            kv.transact(&transaction, WITHIN).await?;
+            txn_store.transact(&transaction, WITHIN).await?;
         }
     }
     Ok(())
@@ -227,10 +227,10 @@ pub(crate) fn run(quick: bool) -> Result<Report> {
     runtime()?.block_on(async move {
         let clock = Arc::new(SystemClock::new());
         let (begun, deadline) = (clock.now(), Deadline::after(&*clock, LONGEST));
-        let kv = settings.kv().await?;
+        let txn_store = settings.txn_store().await?;
         let bad: Vec<Bad> = (0..bad_ones).flat_map(|n| bad(n, good)).collect();
         let of = |later: bool| bad.iter().filter(move |bad| bad.later == later && !bad.kind.is_empty());
-        write(&kv, &bad.iter().collect::<Vec<_>>()).await?;
+        write(&txn_store, &bad.iter().collect::<Vec<_>>()).await?;
         eprintln!(
             "poison: {} bad records after {:.1?}",
             bad_ones,
@@ -275,7 +275,7 @@ pub(crate) fn run(quick: bool) -> Result<Report> {
         let took = clock.now().since(begun);
         let listed = in_quarantine(&store).await?;
         let expected: BTreeSet<String> = of(false).map(|bad| bad.key.clone()).collect();
-        let stayed = stayed(&kv, of(true)).await?;
+        let stayed = stayed(&txn_store, of(true)).await?;
         let health = store.health(WITHIN).await;
         let mut report = Report::new("poison");
         let kinds: BTreeSet<&str> = bad.iter().map(|bad| bad.kind).filter(|kind| !kind.is_empty()).collect();
@@ -330,11 +330,11 @@ pub(crate) fn run(quick: bool) -> Result<Report> {
 }
 
 /// How many of these are as they were written.
-async fn stayed<'a>(kv: &EtcdKv, later: impl Iterator<Item = &'a Bad>) -> Result<usize> {
+async fn stayed<'a>(txn_store: &EtcdStore, later: impl Iterator<Item = &'a Bad>) -> Result<usize> {
     let mut stayed = 0;
     for bad in later {
         let read = [Read::Key(format!("{STORE}/{}", bad.key))];
-        let snapshot = kv.read(&read, WITHIN).await?;
+        let snapshot = txn_store.read(&read, WITHIN).await?;
         let found = snapshot.entries.into_iter().flatten().next();
         stayed += usize::from(found.is_some_and(|entry| entry.value == bad.value));
     }

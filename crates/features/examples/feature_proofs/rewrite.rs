@@ -82,7 +82,7 @@ pub(crate) async fn read(worker: &Worker, sample: &SampleId) -> Result<()> {
     let mut held = false;
     while !worker.stopped() {
         held = !held;
-        let Ok(glimpse) = worker.store.glimpse(sample, None, WITHIN).await else {
+        let Ok(glimpse) = worker.store.find_live(sample, None, WITHIN).await else {
             tokio::time::sleep(Duration::from_millis(2)).await;
             continue;
         };
@@ -95,7 +95,7 @@ pub(crate) async fn read(worker: &Worker, sample: &SampleId) -> Result<()> {
             worker.store.release(&[lease], WITHIN).await;
             got
         } else {
-            worker.store.get_glimpsed(glimpse, Wanted::All, WITHIN).await
+            worker.store.get_unleased(glimpse, Wanted::All, WITHIN).await
         };
         let which = Which::from(&reference);
         match got {
@@ -111,7 +111,7 @@ pub(crate) async fn read(worker: &Worker, sample: &SampleId) -> Result<()> {
 
 /// A lease for reading, unless the sample was aborted or replaced since it was seen.
 async fn take(worker: &Worker, reference: &SampleRef) -> Option<Lease> {
-    let leases = worker.store.read(std::slice::from_ref(reference), WITHIN).await;
+    let leases = worker.store.lease_shared(std::slice::from_ref(reference), WITHIN).await;
     match leases.into_iter().next()? {
         Ok(lease) => Some(lease),
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Fenced) => None,

@@ -9,9 +9,9 @@ use holdfast_core::{Clock, DType, SampleId, SystemClock, SystemRng, TensorName, 
 use holdfast_engine::Engine;
 use holdfast_engine_mooncake::{MooncakeConfig, MooncakeEngine};
 use holdfast_features::{FeatureConfig, FeatureStore, GroupName, Publication, PutItem, Stored, TensorIn};
-use holdfast_index::kv::{Kv, Read, prefix};
-use holdfast_index::{Index, IndexConfig, KvIndex};
-use holdfast_index_etcd::{EtcdConfig, EtcdKv};
+use holdfast_index::store::{Read, TxnStore, prefix};
+use holdfast_index::{Index, IndexConfig, TxnIndex};
+use holdfast_index_etcd::{EtcdConfig, EtcdStore};
 use holdfast_testkit::Endpoints;
 use serde::{Deserialize, Serialize};
 
@@ -67,19 +67,19 @@ impl Settings {
     }
 
     /// A client of etcd.
-    pub(crate) async fn kv(&self) -> Result<Arc<EtcdKv>> {
+    pub(crate) async fn txn_store(&self) -> Result<Arc<EtcdStore>> {
         let config = EtcdConfig::new(self.endpoints.etcd.clone());
         Ok(Arc::new(
-            EtcdKv::open(config, Arc::new(SystemClock::new()), WITHIN).await?,
+            EtcdStore::open(config, Arc::new(SystemClock::new()), WITHIN).await?,
         ))
     }
 
     /// The index over it.
     pub(crate) async fn index(&self) -> Result<Arc<dyn Index>> {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-        let (kv, rng) = (self.kv().await?, Arc::new(SystemRng));
-        Ok(Arc::new(KvIndex::new(
-            kv,
+        let (txn_store, rng) = (self.txn_store().await?, Arc::new(SystemRng));
+        Ok(Arc::new(TxnIndex::new(
+            txn_store,
             &self.store.store,
             self.index.clone(),
             clock,
@@ -115,7 +115,7 @@ impl Settings {
             limit: 100_000,
             keys_only: false,
         };
-        let snapshot = self.kv().await?.read(&[everything], WITHIN).await?;
+        let snapshot = self.txn_store().await?.read(&[everything], WITHIN).await?;
         let entries = snapshot.entries.into_iter().flatten();
         Ok(entries
             .map(|entry| (entry.key.trim_start_matches(&root).to_owned(), entry.value))

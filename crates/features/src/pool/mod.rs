@@ -18,7 +18,7 @@
 //!
 //! In a sealed store the memory is private instead of registered (module `backing`); everything else is the same.
 //!
-//! A block is a guarded span (module `loan`): a call that ran out of time keeps a clone of its span until the engine
+//! A block is a guarded span (module `guarded_span`): a call that ran out of time keeps a clone of its span until the engine
 //! has returned. So a block that the engine may still write to is not free, whatever its reader has been told.
 //!
 //! Invariants: PL1 … PL3 of the module `space`, and
@@ -38,8 +38,8 @@ use tokio::sync::Notify;
 
 use self::space::{Block, GRAIN, Space, rounded};
 use crate::backing::Backing;
-use crate::calls::Calls;
-use crate::loan::lend;
+use crate::blocking::BlockingCalls;
+use crate::guarded_span::guard;
 
 const OPERATION: &str = "features.pool";
 /// The usual size of a slab. A larger block gets a slab of its own.
@@ -52,7 +52,7 @@ pub struct BufferPool(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     backing: Backing,
-    calls: Calls,
+    calls: BlockingCalls,
     clock: Arc<dyn Clock>,
     budget: usize,
     state: Mutex<State>,
@@ -160,7 +160,7 @@ enum Next<'a> {
 }
 
 impl BufferPool {
-    pub(crate) fn new(backing: Backing, calls: Calls, clock: Arc<dyn Clock>, budget: u64) -> Self {
+    pub(crate) fn new(backing: Backing, calls: BlockingCalls, clock: Arc<dyn Clock>, budget: u64) -> Self {
         Self(Arc::new(Shared {
             backing,
             calls,
@@ -281,7 +281,7 @@ impl BufferPool {
             .collect();
         let lend_one = |((slab, back), len): ((Span, Lent), &usize)| {
             let from = back.block.at + slab.address() - slab.region().address();
-            lend(slab.region().span(from..from + len)?, back)
+            guard(slab.region().span(from..from + len)?, back)
         };
         guarded.into_iter().zip(lens).map(lend_one).collect()
     }

@@ -12,7 +12,7 @@ const MIB: usize = 1 << 20;
 fn pool(budget: usize) -> (BufferPool, Arc<dyn Engine>) {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let engine: Arc<dyn Engine> = MemoryCluster::new(MemoryConfig::default(), Arc::clone(&clock)).connect();
-    let calls = Calls::new(4, Arc::clone(&clock));
+    let calls = BlockingCalls::new(4, Arc::clone(&clock));
     (
         BufferPool::new(Backing::Engine(Arc::clone(&engine)), calls, clock, budget as u64),
         engine,

@@ -42,13 +42,13 @@ impl From<&SampleKey> for Incarnation {
 
 /// A tensor of an incarnation, sealed with a key: the owner of a tensor key.
 #[derive(Clone, PartialEq, Eq)]
-struct Place {
+struct TensorIdentity {
     key_id: KeyId,
     incarnation: Incarnation,
     tensor: TensorName,
 }
 
-impl Place {
+impl TensorIdentity {
     fn encode(&self, label: &str) -> Encoder {
         Encoder::new(label)
             .sample(&self.key_id, &self.incarnation)
@@ -118,7 +118,7 @@ pub(super) fn key_check(scheme: Scheme, key: &StoreKey, salt: &[u8; 16]) -> Resu
     Ok(check)
 }
 
-fn tensor_key(scheme: Scheme, key: &StoreKey, header: &SealHeader, place: &Place) -> Result<Secret> {
+fn tensor_key(scheme: Scheme, key: &StoreKey, header: &SealHeader, place: &TensorIdentity) -> Result<Secret> {
     let mut tensor_key = Secret::default();
     let info = place.encode(&scheme.label("tensor key"));
     derive(key, header.salt(), &info, tensor_key.as_mut_slice())?;
@@ -128,7 +128,7 @@ fn tensor_key(scheme: Scheme, key: &StoreKey, header: &SealHeader, place: &Place
 /// Seals and opens the chunks of one tensor. It does not count: its owner must see to it that no chunk is sealed twice.
 pub(super) struct TensorCipher {
     key: LessSafeKey,
-    place: Place,
+    place: TensorIdentity,
     layout: Layout,
     /// The associated data of every chunk, up to the chunk's number.
     bound_to: Vec<u8>,
@@ -144,7 +144,7 @@ impl TensorCipher {
         plain_len: u64,
     ) -> Result<Self> {
         let layout = Layout::new(plain_len, header.chunk_bytes())?;
-        let place = Place {
+        let place = TensorIdentity {
             key_id: key.id().clone(),
             incarnation: incarnation.clone(),
             tensor: tensor.clone(),
@@ -272,7 +272,7 @@ pub(super) fn tensor_key_for_tests(
     incarnation: &Incarnation,
     tensor: &TensorName,
 ) -> Result<Secret> {
-    let place = Place {
+    let place = TensorIdentity {
         key_id: key.id().clone(),
         incarnation: incarnation.clone(),
         tensor: tensor.clone(),

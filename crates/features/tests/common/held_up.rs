@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use holdfast_core::{Error, ObjectKey, Result, Retry};
 use holdfast_engine::{
-    Capabilities, Engine, GetOutcome, HostMemory, Presence, PutOptions, PutOutcome, RaiseOutcome, Region,
+    Capabilities, Engine, GetOutcome, HostMemory, Presence, PromoteOutcome, PutOptions, PutOutcome, Region,
     Registrations, RemoveOutcome, Transfer, Usage,
 };
 use parking_lot::{Condvar, Mutex};
@@ -170,8 +170,8 @@ impl Engine for HeldUp {
         self.inner.probe(keys, within)
     }
 
-    fn raise(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<RaiseOutcome>> {
-        self.inner.raise(keys, within)
+    fn promote(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<PromoteOutcome>> {
+        self.inner.promote(keys, within)
     }
 
     fn usage(&self, within: Duration) -> Result<Usage> {

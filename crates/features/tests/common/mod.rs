@@ -16,11 +16,11 @@ use holdfast_core::{
 };
 use holdfast_engine::{Engine, HostMemory, MemoryCluster, MemoryConfig};
 use holdfast_features::{
-    Answered, FeatureConfig, FeatureStore, GroupName, Lease, Publication, PutItem, SampleRef, Stored, TensorIn,
+    AckOutcome, FeatureConfig, FeatureStore, GroupName, Lease, Publication, PutItem, SampleRef, Stored, TensorIn,
     TensorOut, Wanted,
 };
-use holdfast_index::kv::memory::MemoryKv;
-use holdfast_index::{Index, IndexConfig, KvIndex};
+use holdfast_index::store::memory::MemoryStore;
+use holdfast_index::{Index, IndexConfig, TxnIndex};
 
 /// Enough for anything on a machine that does other things too.
 pub const WITHIN: Duration = Duration::from_secs(20);
@@ -109,7 +109,7 @@ pub fn check_tensors(tensors: &[TensorOut], lens: &[usize], seed: u64) {
 pub struct World {
     pub clock: Arc<SystemClock>,
     pub cluster: Arc<MemoryCluster>,
-    pub kv: MemoryKv,
+    pub txn_store: MemoryStore,
     pub index_config: IndexConfig,
     store: StoreId,
 }
@@ -123,7 +123,7 @@ impl World {
         let clock = Arc::new(SystemClock::new());
         Self {
             cluster: MemoryCluster::new(config, clock.clone()),
-            kv: MemoryKv::new(clock.clone()),
+            txn_store: MemoryStore::new(clock.clone()),
             index_config: IndexConfig {
                 tick: Duration::from_millis(50),
                 lost_ticks: 2,
@@ -149,20 +149,31 @@ impl World {
         }
     }
 
-    pub fn index(&self, kv: MemoryKv) -> Arc<dyn Index> {
-        self.index_of(&self.store, kv)
+    pub fn index(&self, txn_store: MemoryStore) -> Arc<dyn Index> {
+        self.index_of(&self.store, txn_store)
     }
 
     /// The index of another store beside this one.
-    pub fn index_of(&self, store: &StoreId, kv: MemoryKv) -> Arc<dyn Index> {
+    pub fn index_of(&self, store: &StoreId, txn_store: MemoryStore) -> Arc<dyn Index> {
         let clock: Arc<dyn Clock> = self.clock.clone();
         let config = self.index_config.clone();
-        Arc::new(KvIndex::new(Arc::new(kv), store, config, clock, Arc::new(SystemRng)))
+        Arc::new(TxnIndex::new(
+            Arc::new(txn_store),
+            store,
+            config,
+            clock,
+            Arc::new(SystemRng),
+        ))
     }
 
     /// A process of its own on this engine and this client of the index.
-    pub async fn open_on(&self, engine: Arc<dyn Engine>, kv: MemoryKv, config: FeatureConfig) -> FeatureStore {
-        let index = self.index(kv);
+    pub async fn open_on(
+        &self,
+        engine: Arc<dyn Engine>,
+        txn_store: MemoryStore,
+        config: FeatureConfig,
+    ) -> FeatureStore {
+        let index = self.index(txn_store);
         FeatureStore::open(engine, index, config, self.clock.clone(), Arc::new(SystemRng))
             .await
             .expect("a store")
@@ -170,19 +181,19 @@ impl World {
 
     /// A process of its own.
     pub async fn open(&self) -> FeatureStore {
-        self.open_on(self.cluster.connect(), self.kv.client(), self.config())
+        self.open_on(self.cluster.connect(), self.txn_store.client(), self.config())
             .await
     }
 
     /// Ends a process's session, as silence would.
     pub async fn end_session(&self, store: &FeatureStore) {
         let session = store.health(WITHIN).await.session.expect("a session");
-        assert!(self.kv.expire(session));
+        assert!(self.txn_store.expire(session));
     }
 
     /// What is left of samples in the index: records of any kind.
     pub fn records(&self) -> Vec<String> {
-        let entries = self.kv.dump();
+        let entries = self.txn_store.dump();
         entries
             .into_iter()
             .map(|entry| entry.key)
@@ -221,14 +232,14 @@ pub async fn take(store: &FeatureStore, stored: &Stored) -> Lease {
 
 /// Takes one sample for reading.
 pub async fn read(store: &FeatureStore, reference: &SampleRef) -> Lease {
-    one(store.read(std::slice::from_ref(reference), WITHIN).await).expect("a lease")
+    one(store.lease_shared(std::slice::from_ref(reference), WITHIN).await).expect("a lease")
 }
 
 pub async fn get_all(store: &FeatureStore, lease: &Lease) -> Result<Vec<TensorOut>> {
     store.get(lease, Wanted::All, WITHIN).await
 }
 
-pub async fn ack(store: &FeatureStore, lease: &Lease) -> Result<Answered> {
+pub async fn ack(store: &FeatureStore, lease: &Lease) -> Result<AckOutcome> {
     one(store.ack(std::slice::from_ref(lease), WITHIN).await)
 }
 

@@ -9,8 +9,8 @@ use holdfast_engine::{Engine, Presence};
 use holdfast_engine_mooncake::{MooncakeConfig, MooncakeEngine};
 use holdfast_features::seal::Keyring;
 use holdfast_features::{FeatureConfig, FeatureStore, Stored};
-use holdfast_index::{IndexConfig, KvIndex};
-use holdfast_index_etcd::{EtcdConfig, EtcdKv};
+use holdfast_index::{IndexConfig, TxnIndex};
+use holdfast_index_etcd::{EtcdConfig, EtcdStore};
 use holdfast_testkit::{Cluster, Endpoints};
 use tokio::task::block_in_place;
 
@@ -60,7 +60,7 @@ pub async fn open_with(endpoints: &Endpoints, engine: Arc<dyn Engine>, keyring: 
 
 pub async fn open_as(endpoints: &Endpoints, engine: Arc<dyn Engine>, config: FeatureConfig) -> FeatureStore {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-    let kv = EtcdKv::open(EtcdConfig::new(endpoints.etcd.clone()), Arc::clone(&clock), WITHIN)
+    let txn_store = EtcdStore::open(EtcdConfig::new(endpoints.etcd.clone()), Arc::clone(&clock), WITHIN)
         .await
         .expect("etcd");
     let settings = IndexConfig {
@@ -70,8 +70,8 @@ pub async fn open_as(endpoints: &Endpoints, engine: Arc<dyn Engine>, config: Fea
         ..IndexConfig::default()
     };
     let (store, rng) = (config.store.clone(), Arc::new(SystemRng));
-    let index = KvIndex::new(
-        Arc::new(kv),
+    let index = TxnIndex::new(
+        Arc::new(txn_store),
         &store,
         settings,
         Arc::clone(&clock),

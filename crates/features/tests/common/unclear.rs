@@ -8,8 +8,8 @@ use async_trait::async_trait;
 use holdfast_core::{Error, Generation, ObjectKey, Result, Retry, SampleId};
 use holdfast_custody::{GroupName, Reason, Tick, Version};
 use holdfast_index::{
-    Answered, Commit, FreeList, Held, Index, ListPlace, PassedOver, Quarantined, Reserve, SampleRef, Session,
-    SweepReport, Terms, Unreadable, View,
+    AckOutcome, Commit, FreeList, Index, LeaseGrant, ListPlace, LiveSample, PassedOver, Quarantined, Reserve,
+    SampleRef, Session, SweepReport, Terms, Unreadable,
 };
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
@@ -137,7 +137,7 @@ impl Index for Unclear {
         ticks: u64,
         terms: Terms<'_>,
         within: Duration,
-    ) -> Vec<Result<Held>> {
+    ) -> Vec<Result<LeaseGrant>> {
         self.inner.take(session, group, items, ticks, terms, within).await
     }
 
@@ -149,27 +149,33 @@ impl Index for Unclear {
         ticks: u64,
         terms: Terms<'_>,
         within: Duration,
-    ) -> Result<Vec<Held>> {
+    ) -> Result<Vec<LeaseGrant>> {
         self.inner.take_next(session, group, count, ticks, terms, within).await
     }
 
-    async fn renew(&self, session: &Session, items: &[Held], ticks: u64, within: Duration) -> Vec<Result<Held>> {
+    async fn renew(
+        &self,
+        session: &Session,
+        items: &[LeaseGrant],
+        ticks: u64,
+        within: Duration,
+    ) -> Vec<Result<LeaseGrant>> {
         self.inner.renew(session, items, ticks, within).await
     }
 
-    async fn ack(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<Answered>> {
+    async fn ack(&self, session: &Session, items: &[LeaseGrant], within: Duration) -> Vec<Result<AckOutcome>> {
         self.inner.ack(session, items, within).await
     }
 
-    async fn nack(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<Answered>> {
+    async fn nack(&self, session: &Session, items: &[LeaseGrant], within: Duration) -> Vec<Result<AckOutcome>> {
         self.inner.nack(session, items, within).await
     }
 
-    async fn release(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<()>> {
+    async fn release(&self, session: &Session, items: &[LeaseGrant], within: Duration) -> Vec<Result<()>> {
         self.inner.release(session, items, within).await
     }
 
-    async fn check(&self, session: &Session, items: &[Held], within: Duration) -> Result<Vec<bool>> {
+    async fn check(&self, session: &Session, items: &[LeaseGrant], within: Duration) -> Result<Vec<bool>> {
         self.inner.check(session, items, within).await
     }
 
@@ -179,7 +185,7 @@ impl Index for Unclear {
         items: &[SampleRef],
         reason: Reason,
         within: Duration,
-    ) -> Vec<Result<Answered>> {
+    ) -> Vec<Result<AckOutcome>> {
         let answers = self.inner.retire(session, items, reason, within).await;
         if self.mode() == Mode::RetiredToldLate {
             tokio::time::sleep(within * 9 / 10).await;
@@ -191,7 +197,7 @@ impl Index for Unclear {
         self.inner.reopen(session, items, within).await
     }
 
-    async fn look(&self, samples: &[SampleId], within: Duration) -> Result<Vec<Option<View>>> {
+    async fn look(&self, samples: &[SampleId], within: Duration) -> Result<Vec<Option<LiveSample>>> {
         if !self.answers(within).await {
             return Err(silent());
         }

@@ -21,13 +21,13 @@ const PER_TRANSACTION: usize = 32;
 /// The most samples that one read of the list shows, as in ours.
 const MOST_AT_ONCE: usize = 256;
 /// Each worker has shards of the list to itself.
-const LANES: usize = 16;
+const SHARDS: usize = 16;
 
 /// The shard of a sample: as in ours, the samples of one shard are spread over all names. Of any 8,192 in a row, each
 /// shard has equally many.
-fn lane_of(n: usize) -> usize {
+fn shard_of(n: usize) -> usize {
     const STREWN: usize = 2_531;
-    (n * STREWN % 8_192) / (8_192 / LANES)
+    (n * STREWN % 8_192) / (8_192 / SHARDS)
 }
 
 pub(crate) struct Bare {
@@ -80,15 +80,15 @@ impl Bare {
     }
 
     fn queue_key(&self, n: usize) -> String {
-        format!("{}/q/trainers/{:02x}/{n:016x}/sample-{n:09}", self.root, lane_of(n))
+        format!("{}/q/trainers/{:02x}/{n:016x}/sample-{n:09}", self.root, shard_of(n))
     }
 
     pub(crate) async fn run(&mut self, workers: usize, batch: usize) -> Result<()> {
         let mut all = std::mem::take(&mut self.ready);
-        all.sort_by_key(|(n, _)| (lane_of(*n), *n));
+        all.sort_by_key(|(n, _)| (shard_of(*n), *n));
         let mut tasks = Vec::new();
         for worker in 0..workers {
-            let mine = |(n, _): &&(usize, i64)| lane_of(*n) % workers == worker;
+            let mine = |(n, _): &&(usize, i64)| shard_of(*n) % workers == worker;
             let share: Vec<(usize, i64)> = all.iter().filter(mine).copied().collect();
             let mut side = Self {
                 client: self.client.clone(),
@@ -121,11 +121,11 @@ impl Bare {
 
     /// Reads as many entries of the list as there are `samples`, with the records in them.
     async fn look(&mut self, samples: &[(usize, i64)]) -> Result<()> {
-        let lanes: BTreeSet<usize> = samples.iter().map(|(n, _)| lane_of(*n)).collect();
-        let each = i64::try_from(samples.len().div_ceil(lanes.len().max(1)))?;
-        for lane in lanes {
+        let shards: BTreeSet<usize> = samples.iter().map(|(n, _)| shard_of(*n)).collect();
+        let each = i64::try_from(samples.len().div_ceil(shards.len().max(1)))?;
+        for shard in shards {
             let options = GetOptions::new().with_prefix().with_limit(each);
-            let key = format!("{}/q/trainers/{lane:02x}/", self.root);
+            let key = format!("{}/q/trainers/{shard:02x}/", self.root);
             let answer = self.client.get(key, Some(options)).await?;
             ensure!(!answer.kvs().is_empty(), "a look showed nothing");
         }

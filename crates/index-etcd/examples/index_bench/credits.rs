@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::Result;
 use holdfast_core::{Clock, Deadline, Nonce, SampleId, SystemClock};
 use holdfast_custody::{GroupName, Publication};
-use holdfast_index::{Commit, Index, KvIndex, Reserve, SampleRef, Session};
+use holdfast_index::{Commit, Index, Reserve, SampleRef, Session, TxnIndex};
 
 use crate::ours::{DESCRIPTION, index_of};
 use crate::{WITHIN, connect, median, quantile, rounded};
@@ -24,7 +24,7 @@ const ROUNDS: usize = 4;
 const SIDES: usize = 4;
 
 struct Producer {
-    index: Arc<KvIndex>,
+    index: Arc<TxnIndex>,
     session: Session,
     made: usize,
 }
@@ -90,13 +90,13 @@ pub(crate) async fn measure(
 
 /// Producers of one process.
 async fn producers(endpoints: &[String], store: &str, count: usize, budgeted: bool) -> Result<Vec<Producer>> {
-    let kv = connect(endpoints, "credits").await?;
+    let txn_store = connect(endpoints, "credits").await?;
     if budgeted {
-        index_of(Arc::clone(&kv), store)?
+        index_of(Arc::clone(&txn_store), store)?
             .set_budget(BUDGET_FOR * BYTES, WITHIN)
             .await?;
     }
-    let index = Arc::new(index_of(kv, store)?);
+    let index = Arc::new(index_of(txn_store, store)?);
     let mut producers = Vec::new();
     for _ in 0..count {
         producers.push(Producer::on(Arc::clone(&index)).await?);
@@ -106,16 +106,16 @@ async fn producers(endpoints: &[String], store: &str, count: usize, budgeted: bo
 
 /// Producers with a budget, each with an index of its own. They share a connection all the same.
 async fn strangers(endpoints: &[String], store: &str) -> Result<Vec<Producer>> {
-    let kv = connect(endpoints, "credits").await?;
+    let txn_store = connect(endpoints, "credits").await?;
     let mut producers = producers(endpoints, store, 0, true).await?;
     for _ in 0..PRODUCERS {
-        producers.push(Producer::on(Arc::new(index_of(Arc::clone(&kv), store)?)).await?);
+        producers.push(Producer::on(Arc::new(index_of(Arc::clone(&txn_store), store)?)).await?);
     }
     Ok(producers)
 }
 
 impl Producer {
-    async fn on(index: Arc<KvIndex>) -> Result<Self> {
+    async fn on(index: Arc<TxnIndex>) -> Result<Self> {
         let session = index.open_session(WITHIN).await?;
         Ok(Self {
             index,

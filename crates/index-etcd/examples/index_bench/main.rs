@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use holdfast_core::{Clock, SystemClock};
-use holdfast_index_etcd::{EtcdConfig, EtcdKv};
+use holdfast_index_etcd::{EtcdConfig, EtcdStore};
 use holdfast_testkit::EtcdCluster;
 
 /// Enough for anything on a machine that does other things too.
@@ -165,11 +165,11 @@ fn cpu_us(other: u32) -> Result<[f64; 2]> {
 }
 
 /// A connection of its own to the bench's etcd, under a root of its own.
-pub(crate) async fn connect(endpoints: &[String], root: &str) -> Result<Arc<EtcdKv>> {
+pub(crate) async fn connect(endpoints: &[String], root: &str) -> Result<Arc<EtcdStore>> {
     let mut config = EtcdConfig::new(endpoints.iter().cloned());
     root.clone_into(&mut config.root);
     Ok(Arc::new(
-        EtcdKv::open(config, Arc::new(SystemClock::new()), WITHIN).await?,
+        EtcdStore::open(config, Arc::new(SystemClock::new()), WITHIN).await?,
     ))
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use holdfast_core::{Clock, Nonce, SampleId, StoreId, SystemClock, SystemRng};
 use holdfast_custody::{GroupName, Publication};
-use holdfast_index::{Commit, Index, IndexConfig, KvIndex, Reserve, SampleRef, Session};
+use holdfast_index::{Commit, Index, IndexConfig, Reserve, SampleRef, Session, TxnIndex};
 
 use crate::{WITHIN, connect};
 
@@ -15,16 +15,16 @@ pub(crate) const DESCRIPTION: [u8; 200] = [b'd'; 200];
 const TICKS: u64 = 600;
 
 pub(crate) struct Ours {
-    index: Arc<KvIndex>,
+    index: Arc<TxnIndex>,
     session: Arc<Session>,
     group: GroupName,
     made: usize,
 }
 
-pub(crate) fn index_of(kv: Arc<holdfast_index_etcd::EtcdKv>, store: &str) -> Result<KvIndex> {
+pub(crate) fn index_of(txn_store: Arc<holdfast_index_etcd::EtcdStore>, store: &str) -> Result<TxnIndex> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-    Ok(KvIndex::new(
-        kv,
+    Ok(TxnIndex::new(
+        txn_store,
         &StoreId::new(store)?,
         IndexConfig::default(),
         clock,
@@ -34,7 +34,7 @@ pub(crate) fn index_of(kv: Arc<holdfast_index_etcd::EtcdKv>, store: &str) -> Res
 
 /// Reserves and commits samples `from..to`.
 pub(crate) async fn publish(
-    index: &KvIndex,
+    index: &TxnIndex,
     session: &Session,
     group: &GroupName,
     from: usize,

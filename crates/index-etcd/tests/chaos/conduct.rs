@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use holdfast_core::{Clock, Deadline, SystemClock, poll_until};
-use holdfast_index::{Index, kv::Kv, kv::Read, kv::prefix};
+use holdfast_index::{Index, store::Read, store::TxnStore, store::prefix};
 use holdfast_testkit::{EtcdCluster, Process, ProcessSpec};
 
 use crate::history::{self, Event, Line, Step};
@@ -145,7 +145,7 @@ fn stop_while_it_holds(process: &Process, history: &Path, clock: &SystemClock) {
 }
 
 /// Samples left behind by dead workers are delivered once, to the workers of the last phase.
-fn drain(runtime: &tokio::runtime::Runtime, index: &holdfast_index::KvIndex, clock: &SystemClock) {
+fn drain(runtime: &tokio::runtime::Runtime, index: &holdfast_index::TxnIndex, clock: &SystemClock) {
     let within = Duration::from_secs(10);
     runtime.block_on(async {
         let session = index.open_session(within).await.expect("a session");
@@ -224,7 +224,7 @@ async fn nothing_is_left(endpoints: &[String]) {
     let mut config = holdfast_index_etcd::EtcdConfig::new(endpoints.iter().cloned());
     config.root = "chaos".to_owned();
     let clock: std::sync::Arc<dyn Clock> = std::sync::Arc::new(SystemClock::new());
-    let kv = holdfast_index_etcd::EtcdKv::open(config, clock, within)
+    let txn_store = holdfast_index_etcd::EtcdStore::open(config, clock, within)
         .await
         .expect("etcd");
     let everything = Read::Range {
@@ -232,7 +232,7 @@ async fn nothing_is_left(endpoints: &[String]) {
         limit: 10_000,
         keys_only: false,
     };
-    let snapshot = kv.read(&[everything], within).await.expect("a read");
+    let snapshot = txn_store.read(&[everything], within).await.expect("a read");
     let (mut free, mut purses) = (0, 0);
     let mut left = Vec::new();
     for entry in snapshot.entries.into_iter().flatten() {

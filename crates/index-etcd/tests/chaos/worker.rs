@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use holdfast_core::{Clock, Deadline, Error, ErrorKind, Nonce, Retry, SampleId, StoreId, SystemClock, SystemRng};
 use holdfast_custody::{GroupName, Publication};
-use holdfast_index::{Commit, Index, IndexConfig, KvIndex, Reserve, SampleRef, Session};
-use holdfast_index_etcd::{EtcdConfig, EtcdKv};
+use holdfast_index::{Commit, Index, IndexConfig, Reserve, SampleRef, Session, TxnIndex};
+use holdfast_index_etcd::{EtcdConfig, EtcdStore};
 use serde::{Deserialize, Serialize};
 
 use crate::history::{Ask, Recorder, Step};
@@ -42,16 +42,16 @@ pub fn group() -> GroupName {
     GroupName::new("trainers").expect("a name")
 }
 
-pub async fn index(endpoints: &[String]) -> Arc<KvIndex> {
+pub async fn index(endpoints: &[String]) -> Arc<TxnIndex> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let mut config = EtcdConfig::new(endpoints.iter().cloned());
     config.root = "chaos".to_owned();
-    let kv = EtcdKv::open(config, Arc::clone(&clock), Duration::from_secs(30))
+    let txn_store = EtcdStore::open(config, Arc::clone(&clock), Duration::from_secs(30))
         .await
         .expect("etcd");
     let store = StoreId::new(STORE).expect("a name");
-    Arc::new(KvIndex::new(
-        Arc::new(kv),
+    Arc::new(TxnIndex::new(
+        Arc::new(txn_store),
         &store,
         settings(),
         clock,
@@ -84,7 +84,7 @@ pub fn main(task: &str) {
     });
 }
 
-async fn open(index: &KvIndex) -> Session {
+async fn open(index: &TxnIndex) -> Session {
     loop {
         match index.open_session(WITHIN).await {
             Ok(session) => return session,
@@ -98,7 +98,7 @@ fn unclear(error: &Error) -> bool {
     error.retry() == Retry::Ambiguous
 }
 
-async fn work(index: Arc<KvIndex>, recorder: Recorder, worker: usize, clock: SystemClock, until: Deadline) {
+async fn work(index: Arc<TxnIndex>, recorder: Recorder, worker: usize, clock: SystemClock, until: Deadline) {
     let mut session = open(&index).await;
     let mut made = 0;
     while !until.passed(&clock) {
@@ -114,7 +114,7 @@ async fn work(index: Arc<KvIndex>, recorder: Recorder, worker: usize, clock: Sys
     }
 }
 
-async fn produce(index: &KvIndex, session: &Session, recorder: &Recorder, name: &str) {
+async fn produce(index: &TxnIndex, session: &Session, recorder: &Recorder, name: &str) {
     let sample = SampleId::new(name).expect("a name");
     let id = recorder.asked(Some(name), Ask::Reserve);
     let wish = Reserve {
@@ -174,7 +174,7 @@ async fn produce(index: &KvIndex, session: &Session, recorder: &Recorder, name: 
     }
 }
 
-async fn consume(index: &KvIndex, session: &Session, recorder: &Recorder) {
+async fn consume(index: &TxnIndex, session: &Session, recorder: &Recorder) {
     let id = recorder.asked(None, Ask::Lease);
     let held = match index.lease_next(session, &group(), 1, 20, Duration::from_secs(2)).await {
         Ok(held) => held,
@@ -201,7 +201,7 @@ async fn consume(index: &KvIndex, session: &Session, recorder: &Recorder) {
     }
 }
 
-async fn sweep(index: Arc<KvIndex>, clock: SystemClock, until: Deadline) {
+async fn sweep(index: Arc<TxnIndex>, clock: SystemClock, until: Deadline) {
     let mut session = open(&index).await;
     while !until.passed(&clock) {
         if !session.is_alive() {
@@ -213,7 +213,7 @@ async fn sweep(index: Arc<KvIndex>, clock: SystemClock, until: Deadline) {
 }
 
 /// One sweep, and the freeing of what is to be freed; there are no objects here, so that always works.
-pub async fn clear_up(index: &KvIndex, session: &Session) {
+pub async fn clear_up(index: &TxnIndex, session: &Session) {
     if let Err(error) = index.sweep(session, 1000, WITHIN).await {
         eprintln!("a sweep was cut short: {error}");
         return;

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use holdfast_core::{Clock, Nonce, SampleId, StoreId, SystemClock, SystemRng};
 use holdfast_custody::{GroupName, Publication, Version};
-use holdfast_index::kv::{Applied, Entry, Kv, Read, Transaction, Write};
-use holdfast_index::{Commit, IndexConfig, KvIndex, Reserve, SampleRef};
-use holdfast_index_etcd::{EtcdConfig, EtcdKv};
+use holdfast_index::store::{Entry, Read, Transaction, TxnOutcome, TxnStore, Write};
+use holdfast_index::{Commit, IndexConfig, Reserve, SampleRef, TxnIndex};
+use holdfast_index_etcd::{EtcdConfig, EtcdStore};
 
 /// How long a call may take while nodes die: what an index would give it.
 pub(crate) const CALL: Duration = Duration::from_secs(10);
@@ -28,8 +28,8 @@ pub(crate) fn config(endpoints: &[String], first: usize) -> EtcdConfig {
     config
 }
 
-pub(crate) async fn open(endpoints: &[String], first: usize) -> EtcdKv {
-    EtcdKv::open(config(endpoints, first), clock(), START)
+pub(crate) async fn open(endpoints: &[String], first: usize) -> EtcdStore {
+    EtcdStore::open(config(endpoints, first), clock(), START)
         .await
         .expect("a store")
 }
@@ -41,15 +41,18 @@ pub(crate) fn put(key: &str, value: &str) -> Transaction {
     }
 }
 
-pub(crate) async fn put_now(kv: &dyn Kv, key: &str, value: &str) -> Version {
-    match kv.transact(&put(key, value), CALL).await.expect("a put") {
-        Applied::Yes(version) => version,
-        Applied::No => panic!("no conditions, not applied"),
+pub(crate) async fn put_now(txn_store: &dyn TxnStore, key: &str, value: &str) -> Version {
+    match txn_store.transact(&put(key, value), CALL).await.expect("a put") {
+        TxnOutcome::Committed(version) => version,
+        TxnOutcome::Rejected => panic!("no conditions, not applied"),
     }
 }
 
-pub(crate) async fn get(kv: &dyn Kv, key: &str) -> Option<Entry> {
-    let snapshot = kv.read(&[Read::Key(key.to_owned())], CALL).await.expect("a read");
+pub(crate) async fn get(txn_store: &dyn TxnStore, key: &str) -> Option<Entry> {
+    let snapshot = txn_store
+        .read(&[Read::Key(key.to_owned())], CALL)
+        .await
+        .expect("a read");
     snapshot.entries.concat().into_iter().next()
 }
 
@@ -61,15 +64,15 @@ pub(crate) async fn raw(endpoint: &str) -> etcd_client::Client {
 }
 
 /// An index on a real etcd, as a process of its own has it.
-pub(crate) async fn index(endpoints: &[String], store: &str, session_ttl: Duration) -> Arc<KvIndex> {
-    let kv = Arc::new(open(endpoints, 0).await);
+pub(crate) async fn index(endpoints: &[String], store: &str, session_ttl: Duration) -> Arc<TxnIndex> {
+    let txn_store = Arc::new(open(endpoints, 0).await);
     let store = StoreId::new(store).expect("a name");
     let settings = IndexConfig {
         session_ttl,
         tick: Duration::from_millis(200),
         ..IndexConfig::default()
     };
-    Arc::new(KvIndex::new(kv, &store, settings, clock(), Arc::new(SystemRng)))
+    Arc::new(TxnIndex::new(txn_store, &store, settings, clock(), Arc::new(SystemRng)))
 }
 
 /// A sample to be reserved, with a plan of so many bytes.

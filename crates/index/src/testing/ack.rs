@@ -6,9 +6,9 @@ use holdfast_custody::{Progress, Publication, Reason};
 use super::check::{CaseResult, Failure, refused};
 use super::client::{CALL, LONG, a, b, group, published_for};
 use super::context::Context;
-use crate::Answered;
+use crate::AckOutcome;
 
-const CONSUMED: Answered = Answered::Retired {
+const CONSUMED: AckOutcome = AckOutcome::Retired {
     reason: Reason::Consumed,
     free: true,
 };
@@ -55,7 +55,7 @@ async fn before_the_last_group_it_stays(context: &Context) -> CaseResult {
     let sample = context.publish("s", &["a", "b", "c"]).await?;
     for name in ["c", "a"] {
         let held = context.lease_for(&group(name)?, &sample, LONG).await?;
-        ensure_eq!(context.ack(&held).await?, Answered::Live, "the answer to {name}");
+        ensure_eq!(context.ack(&held).await?, AckOutcome::Live, "the answer to {name}");
         ensure_eq!(context.free_list().await?, [], "to be freed after {name}");
     }
     let progress: Vec<_> = context.record(&sample).await?.groups;
@@ -163,7 +163,7 @@ async fn a_retained_sample_stays_for_the_next_epoch(context: &Context) -> CaseRe
             ensure_eq!(taken.len(), 1, "epoch {epoch}: what {group} gets");
             ensure_eq!(
                 context.ack(&taken[0]).await?,
-                Answered::Live,
+                AckOutcome::Live,
                 "epoch {epoch}: the answer to {group}"
             );
             ensure_eq!(context.attempts(&sample, &group).await?, 2, "epoch {epoch}: attempts");
@@ -203,7 +203,7 @@ async fn several_groups_of_one_sample_in_one_batch(context: &Context) -> CaseRes
         let answers: Vec<_> = results.into_iter().collect::<Result<_, _>>()?;
         ensure_eq!(
             answers,
-            [Answered::Live, Answered::Live, CONSUMED],
+            [AckOutcome::Live, AckOutcome::Live, CONSUMED],
             "{label}: the answers"
         );
     }

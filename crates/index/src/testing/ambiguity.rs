@@ -10,11 +10,11 @@ use tokio_util::sync::CancellationToken;
 use super::check::{CaseResult, refused};
 use super::client::{CALL, Client, LONG, a, only};
 use super::context::Context;
-use super::lossy::LossyKv;
+use super::lossy::LossyStore;
 use super::records::Records;
-use crate::kv::memory::Fate;
+use crate::store::memory::Fate;
 use crate::types::any_sample;
-use crate::{Answered, Terms};
+use crate::{AckOutcome, Terms};
 
 cases! {
     "ambiguity" Keys
@@ -51,33 +51,40 @@ cases! {
 }
 
 /// A process whose replies can be lost.
-async fn lossy(context: &Context) -> CaseResult<(Arc<LossyKv>, Client)> {
-    let kv = Arc::new(LossyKv::new(context.harness().kv().await?));
+async fn lossy(context: &Context) -> CaseResult<(Arc<LossyStore>, Client)> {
+    let txn_store = Arc::new(LossyStore::new(context.harness().txn_store().await?));
     let index = context
         .harness()
-        .index_over(Arc::clone(&kv) as Arc<dyn crate::kv::Kv>)?;
+        .index_over(Arc::clone(&txn_store) as Arc<dyn crate::store::TxnStore>)?;
     let client = Client::open(index).await?;
     // Makes the process know the shared clock, so that the next transaction it sends is the one that the case is about.
     client.tick().await?;
-    Ok((kv, client))
+    Ok((txn_store, client))
 }
 
 const FATES: [Fate; 3] = [Fate::Applied, Fate::NotApplied, Fate::Later];
 
 /// The lists follow from the records, whatever was lost; and a transaction that was in flight comes too late.
-async fn all_is_well(context: &Context, kv: &LossyKv, lost: usize) -> CaseResult {
-    ensure!(kv.is_done(), "not everything was sent that should have been lost");
-    ensure_eq!(kv.lost(), lost, "replies lost");
-    ensure_eq!(kv.land(CALL).await?, 0, "late transactions that were applied after all");
+async fn all_is_well(context: &Context, txn_store: &LossyStore, lost: usize) -> CaseResult {
+    ensure!(
+        txn_store.is_done(),
+        "not everything was sent that should have been lost"
+    );
+    ensure_eq!(txn_store.lost(), lost, "replies lost");
+    ensure_eq!(
+        txn_store.land(CALL).await?,
+        0,
+        "late transactions that were applied after all"
+    );
     Records::read(context).await?.are_consistent()
 }
 
 async fn a_reservation(context: &Context) -> CaseResult {
-    let (kv, client) = lossy(context).await?;
+    let (txn_store, client) = lossy(context).await?;
     for (at, fate) in FATES.into_iter().enumerate() {
-        kv.plan([Some(fate)]);
+        txn_store.plan([Some(fate)]);
         let sample = client.reserve(&format!("s-{at}")).await?;
-        all_is_well(context, &kv, at + 1).await?;
+        all_is_well(context, &txn_store, at + 1).await?;
         client.commit(&sample, &["a"]).await?;
     }
     ensure_eq!(context.free_list().await?, [], "to be freed");
@@ -85,43 +92,43 @@ async fn a_reservation(context: &Context) -> CaseResult {
 }
 
 async fn a_full_index_says_no_only_if_nothing_was_done(context: &Context) -> CaseResult {
-    let (kv, client) = lossy(context).await?;
-    kv.plan([Some(Fate::Full { applied: true })]);
+    let (txn_store, client) = lossy(context).await?;
+    txn_store.plan([Some(Fate::Full { applied: true })]);
     let sample = client.reserve("made").await?;
     client.commit(&sample, &["a"]).await?;
     for at in 0..3 {
-        kv.plan([Some(Fate::Full { applied: false })]);
+        txn_store.plan([Some(Fate::Full { applied: false })]);
         let answer = client.try_reserve("refused").await;
         let retry = answer.as_ref().err().map(holdfast_core::Error::retry);
         ensure_eq!(retry, Some(Retry::Safe), "{answer:?}, time {at}");
         refused(answer, ErrorKind::Capacity, "a reservation in a full index")?;
     }
     client.reserve("refused").await?;
-    all_is_well(context, &kv, 4).await
+    all_is_well(context, &txn_store, 4).await
 }
 
 async fn a_full_index_that_cannot_be_asked_stays_unclear_and_the_session_goes_on(context: &Context) -> CaseResult {
-    let (kv, client) = lossy(context).await?;
+    let (txn_store, client) = lossy(context).await?;
     // The reply is lost, and every fence meets a full index until the deadline.
     let mut fates = vec![Some(Fate::NotApplied)];
     fates.extend([Some(Fate::Full { applied: false }); 4]);
-    kv.plan(fates);
+    txn_store.plan(fates);
     client.reserve("resolved").await?;
-    ensure!(kv.is_done(), "the fence was tried until it went through");
-    kv.plan([Some(Fate::Later), Some(Fate::Full { applied: true })]);
+    ensure!(txn_store.is_done(), "the fence was tried until it went through");
+    txn_store.plan([Some(Fate::Later), Some(Fate::Full { applied: true })]);
     client.reserve("fenced").await?;
-    all_is_well(context, &kv, 7).await
+    all_is_well(context, &txn_store, 7).await
 }
 
 async fn a_commit(context: &Context) -> CaseResult {
-    let (kv, client) = lossy(context).await?;
+    let (txn_store, client) = lossy(context).await?;
     for (at, fate) in FATES.into_iter().enumerate() {
         let older = client.publish("s", &["a"]).await?;
         let sample = client.reserve("s").await?;
         // The first attempt assumes that nothing is live.
-        kv.plan([None, Some(fate)]);
+        txn_store.plan([None, Some(fate)]);
         client.commit(&sample, &["a"]).await?;
-        all_is_well(context, &kv, at + 1).await?;
+        all_is_well(context, &txn_store, at + 1).await?;
         let record = context.record(&sample).await?;
         ensure_eq!(record.generation, sample.generation, "{fate:?}: the generation");
         ensure!(
@@ -133,12 +140,12 @@ async fn a_commit(context: &Context) -> CaseResult {
 }
 
 async fn a_lease(context: &Context) -> CaseResult {
-    let (kv, client) = lossy(context).await?;
+    let (txn_store, client) = lossy(context).await?;
     for (at, fate) in FATES.into_iter().enumerate() {
         let sample = client.publish(&format!("s-{at}"), &["a"]).await?;
-        kv.plan([Some(fate)]);
+        txn_store.plan([Some(fate)]);
         let held = client.lease(&sample).await?;
-        all_is_well(context, &kv, at + 1).await?;
+        all_is_well(context, &txn_store, at + 1).await?;
         ensure_eq!(context.attempts(&sample, &a()?).await?, 1, "{fate:?}: attempts");
         ensure!(client.check(&held).await?, "{fate:?}: the token is good");
         client.ack(&held).await?;
@@ -148,7 +155,7 @@ async fn a_lease(context: &Context) -> CaseResult {
 
 async fn a_lease_told_of_after_its_deadline(context: &Context) -> CaseResult {
     const SHORT: Duration = Duration::from_millis(300);
-    let (kv, client) = lossy(context).await?;
+    let (txn_store, client) = lossy(context).await?;
     let sample = client.publish("s", &["a"]).await?;
     let terms = Terms {
         cancelled: &CancellationToken::new(),
@@ -156,7 +163,7 @@ async fn a_lease_told_of_after_its_deadline(context: &Context) -> CaseResult {
         settle: CALL,
     };
     for by_name in [false, true] {
-        kv.plan([Some(Fate::ToldAfter(2 * SHORT))]);
+        txn_store.plan([Some(Fate::ToldAfter(2 * SHORT))]);
         let (index, session) = (client.index(), client.session());
         let held = if by_name {
             let samples = std::slice::from_ref(&sample);
@@ -169,25 +176,25 @@ async fn a_lease_told_of_after_its_deadline(context: &Context) -> CaseResult {
         client.untake(&held).await?;
         ensure_eq!(context.attempts(&sample, &a()?).await?, 0, "attempts");
     }
-    all_is_well(context, &kv, 0).await
+    all_is_well(context, &txn_store, 0).await
 }
 
 async fn an_ack(context: &Context) -> CaseResult {
-    let (kv, client) = lossy(context).await?;
+    let (txn_store, client) = lossy(context).await?;
     for (at, fate) in FATES.into_iter().enumerate() {
         let sample = client.publish(&format!("s-{at}"), &["a"]).await?;
         let held = client.lease(&sample).await?;
-        kv.plan([Some(fate)]);
+        txn_store.plan([Some(fate)]);
         let answer = client.ack(&held).await?;
         ensure_eq!(
             answer,
-            Answered::Retired {
+            AckOutcome::Retired {
                 reason: Reason::Consumed,
                 free: true
             },
             "{fate:?}: the answer"
         );
-        all_is_well(context, &kv, at + 1).await?;
+        all_is_well(context, &txn_store, at + 1).await?;
         ensure_eq!(
             context.free_list().await?,
             std::slice::from_ref(&sample),
@@ -199,13 +206,13 @@ async fn an_ack(context: &Context) -> CaseResult {
 }
 
 async fn a_nack(context: &Context) -> CaseResult {
-    let (kv, client) = lossy(context).await?;
+    let (txn_store, client) = lossy(context).await?;
     for (at, fate) in FATES.into_iter().enumerate() {
         let sample = client.publish(&format!("s-{at}"), &["a"]).await?;
         let held = client.lease(&sample).await?;
-        kv.plan([Some(fate)]);
-        ensure_eq!(client.nack(&held).await?, Answered::Live, "{fate:?}: the answer");
-        all_is_well(context, &kv, at + 1).await?;
+        txn_store.plan([Some(fate)]);
+        ensure_eq!(client.nack(&held).await?, AckOutcome::Live, "{fate:?}: the answer");
+        all_is_well(context, &txn_store, at + 1).await?;
         ensure_eq!(context.attempts(&sample, &a()?).await?, 1, "{fate:?}: attempts");
         context.lease(&sample).await?;
         refused(client.nack(&held).await, ErrorKind::Fenced, "a second nack")?;
@@ -214,13 +221,13 @@ async fn a_nack(context: &Context) -> CaseResult {
 }
 
 async fn an_untake(context: &Context) -> CaseResult {
-    let (kv, client) = lossy(context).await?;
+    let (txn_store, client) = lossy(context).await?;
     for (at, fate) in FATES.into_iter().enumerate() {
         let sample = client.publish(&format!("s-{at}"), &["a"]).await?;
         let held = client.lease(&sample).await?;
-        kv.plan([Some(fate)]);
+        txn_store.plan([Some(fate)]);
         client.untake(&held).await?;
-        all_is_well(context, &kv, at + 1).await?;
+        all_is_well(context, &txn_store, at + 1).await?;
         ensure_eq!(context.attempts(&sample, &a()?).await?, 0, "{fate:?}: attempts");
         context.lease(&sample).await?;
         refused(client.untake(&held).await, ErrorKind::Fenced, "a second one")?;
@@ -229,41 +236,41 @@ async fn an_untake(context: &Context) -> CaseResult {
 }
 
 async fn a_free(context: &Context) -> CaseResult {
-    let (kv, client) = lossy(context).await?;
+    let (txn_store, client) = lossy(context).await?;
     for (at, fate) in FATES.into_iter().enumerate() {
         let sample = client.publish("s", &["a"]).await?;
         client.retire(&sample, Reason::Aborted).await?;
-        kv.plan([Some(fate)]);
+        txn_store.plan([Some(fate)]);
         client.freed(&sample).await?;
         ensure_eq!(context.free_list().await?, [], "{fate:?}: to be freed");
-        all_is_well(context, &kv, at + 1).await?;
+        all_is_well(context, &txn_store, at + 1).await?;
     }
     Ok(())
 }
 
 async fn a_sweep(context: &Context) -> CaseResult {
-    let (kv, client) = lossy(context).await?;
+    let (txn_store, client) = lossy(context).await?;
     for (at, fate) in FATES.into_iter().enumerate() {
         let other = context.join().await?;
         let sample = context.publish(&format!("s-{at}"), &["a"]).await?;
         other.lease(&sample).await?;
         context.harness().kill_session(other.session()).await?;
         // The transaction that takes the lease back.
-        kv.only("/s/");
-        kv.plan([Some(fate)]);
+        txn_store.only("/s/");
+        txn_store.plan([Some(fate)]);
         let report = client.sweep().await?;
         ensure_eq!(report.taken_back, 1, "{fate:?}: leases taken back");
-        all_is_well(context, &kv, 2 * at + 1).await?;
+        all_is_well(context, &txn_store, 2 * at + 1).await?;
         ensure_eq!(context.attempts(&sample, &a()?).await?, 1, "{fate:?}: attempts");
         // The transaction that advances the clock.
-        kv.only("/t");
+        txn_store.only("/t");
         let before = client.tick().await?;
         context.harness().pass(context.harness().settings().tick * 2).await;
-        kv.plan([Some(fate)]);
+        txn_store.plan([Some(fate)]);
         client.sweep().await?;
-        ensure_eq!(kv.lost(), 2 * at + 2, "replies lost");
+        ensure_eq!(txn_store.lost(), 2 * at + 2, "replies lost");
         // The clock has no slot: a write in flight may still advance it, by the one tick that was waited for.
-        kv.land(CALL).await?;
+        txn_store.land(CALL).await?;
         let now = context.join().await?.tick().await?;
         ensure!(
             now == before || now == before.after(1),
@@ -275,14 +282,14 @@ async fn a_sweep(context: &Context) -> CaseResult {
 
 async fn an_opening(context: &Context) -> CaseResult {
     for fate in FATES {
-        let kv = Arc::new(LossyKv::new(context.harness().kv().await?));
+        let txn_store = Arc::new(LossyStore::new(context.harness().txn_store().await?));
         let index = context
             .harness()
-            .index_over(Arc::clone(&kv) as Arc<dyn crate::kv::Kv>)?;
-        kv.plan([Some(fate)]);
+            .index_over(Arc::clone(&txn_store) as Arc<dyn crate::store::TxnStore>)?;
+        txn_store.plan([Some(fate)]);
         let client = Client::open(index).await?;
         let sample = client.publish("s", &["a"]).await?;
-        kv.land(CALL).await?;
+        txn_store.land(CALL).await?;
         client.lease(&sample).await?;
         context.harness().kill_session(client.session()).await?;
         let mut cleared = 0;
@@ -295,34 +302,42 @@ async fn an_opening(context: &Context) -> CaseResult {
 }
 
 async fn what_is_late_is_never_done_later(context: &Context) -> CaseResult {
-    let (kv, client) = lossy(context).await?;
+    let (txn_store, client) = lossy(context).await?;
     let sample = client.publish("s", &["a"]).await?;
-    kv.plan([Some(Fate::Later)]);
+    txn_store.plan([Some(Fate::Later)]);
     let held = client.lease(&sample).await?;
     client.nack(&held).await?;
     // The lease that was in flight would be granted now, were it not for its slot.
-    ensure_eq!(kv.land(CALL).await?, 0, "late transactions that were applied after all");
+    ensure_eq!(
+        txn_store.land(CALL).await?,
+        0,
+        "late transactions that were applied after all"
+    );
     ensure_eq!(context.attempts(&sample, &a()?).await?, 1, "attempts");
     let reserved = client.reserve("t").await?;
     client.abort(&reserved).await?;
-    kv.plan([Some(Fate::Later)]);
+    txn_store.plan([Some(Fate::Later)]);
     let reserved = client.reserve("t").await?;
     client.commit(&reserved, &["a"]).await?;
-    ensure_eq!(kv.land(CALL).await?, 0, "late transactions that were applied after all");
+    ensure_eq!(
+        txn_store.land(CALL).await?,
+        0,
+        "late transactions that were applied after all"
+    );
     client.reserve("t").await?;
     Records::read(context).await?.are_consistent()
 }
 
 async fn two_lost_replies_in_a_row(context: &Context) -> CaseResult {
-    let (kv, client) = lossy(context).await?;
+    let (txn_store, client) = lossy(context).await?;
     let mut lost = 0;
     for (at, first) in FATES.into_iter().enumerate() {
         for (and, second) in FATES.into_iter().enumerate() {
             let sample = client.publish(&format!("s-{at}-{and}"), &["a"]).await?;
-            kv.plan([Some(first), Some(second)]);
+            txn_store.plan([Some(first), Some(second)]);
             let held = client.lease(&sample).await?;
             lost += 2;
-            all_is_well(context, &kv, lost).await?;
+            all_is_well(context, &txn_store, lost).await?;
             ensure_eq!(
                 context.attempts(&sample, &a()?).await?,
                 1,
@@ -336,12 +351,14 @@ async fn two_lost_replies_in_a_row(context: &Context) -> CaseResult {
 }
 
 async fn when_the_session_ends_meanwhile_it_stays_open(context: &Context) -> CaseResult {
-    let (kv, client) = lossy(context).await?;
+    let (txn_store, client) = lossy(context).await?;
     let sample = client.publish("s", &["a"]).await?;
     let held = client.lease(&sample).await?;
-    kv.plan([Some(Fate::Applied)]);
-    let index = Arc::new(super::lossy::EndsAfterLoss::new(kv.clone()));
-    let over = context.harness().index_over(index.clone() as Arc<dyn crate::kv::Kv>)?;
+    txn_store.plan([Some(Fate::Applied)]);
+    let index = Arc::new(super::lossy::EndsAfterLoss::new(txn_store.clone()));
+    let over = context
+        .harness()
+        .index_over(index.clone() as Arc<dyn crate::store::TxnStore>)?;
     // The reply is lost, and the session has ended before the process can ask for the outcome.
     let answer = async {
         over.ack(client.session(), std::slice::from_ref(&held), CALL)

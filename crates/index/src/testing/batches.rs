@@ -8,7 +8,7 @@ use holdfast_custody::Reason;
 use super::check::CaseResult;
 use super::client::{CALL, LONG, a, published_for};
 use super::context::Context;
-use crate::{Answered, Commit};
+use crate::{AckOutcome, Commit};
 
 cases! {
     "batch" Nothing
@@ -66,7 +66,7 @@ async fn larger_than_a_transaction(context: &Context) -> CaseResult {
         result?;
     }
     for result in index.ack(session, &held, CALL).await {
-        ensure_eq!(result?, Answered::Live, "an answer");
+        ensure_eq!(result?, AckOutcome::Live, "an answer");
     }
     for result in index.retire(session, &samples, Reason::Aborted, CALL).await {
         result?;

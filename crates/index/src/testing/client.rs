@@ -8,7 +8,7 @@ use holdfast_core::{Error, Generation, Nonce, Result, SampleId};
 use holdfast_custody::{GroupName, Live, Publication, Reason, Tick, Version};
 
 use super::check::{CaseResult, Failure};
-use crate::{Answered, Commit, FreeTask, Held, Index, Reserve, SampleRef, Session, SweepReport, View};
+use crate::{AckOutcome, Commit, FreeTask, Index, LeaseGrant, LiveSample, Reserve, SampleRef, Session, SweepReport};
 
 /// How long a call of a healthy index may take. Generous: other tests compile and run beside this one.
 pub(super) const CALL: Duration = Duration::from_secs(10);
@@ -179,56 +179,56 @@ impl Client {
     }
 
     /// Leases a sample for a group.
-    pub async fn lease_for(&self, group: &GroupName, sample: &SampleRef, ticks: u64) -> Result<Held> {
+    pub async fn lease_for(&self, group: &GroupName, sample: &SampleRef, ticks: u64) -> Result<LeaseGrant> {
         let items = std::slice::from_ref(sample);
         only(self.index.lease(&self.session, group, items, ticks, CALL).await)
     }
 
     /// Leases a sample for group `a`, for long.
-    pub async fn lease(&self, sample: &SampleRef) -> CaseResult<Held> {
+    pub async fn lease(&self, sample: &SampleRef) -> CaseResult<LeaseGrant> {
         Ok(self.lease_for(&a()?, sample, LONG).await?)
     }
 
     /// Leases all samples that wait for a group now, in one call.
-    pub async fn next(&self, group: &GroupName, count: usize, within: Duration) -> Result<Vec<Held>> {
+    pub async fn next(&self, group: &GroupName, count: usize, within: Duration) -> Result<Vec<LeaseGrant>> {
         self.index.lease_next(&self.session, group, count, LONG, within).await
     }
 
     /// Takes a lease for reading.
-    pub async fn read(&self, sample: &SampleRef, ticks: u64) -> Result<Held> {
+    pub async fn read(&self, sample: &SampleRef, ticks: u64) -> Result<LeaseGrant> {
         let items = std::slice::from_ref(sample);
-        only(self.index.read(&self.session, items, ticks, CALL).await)
+        only(self.index.lease_shared(&self.session, items, ticks, CALL).await)
     }
 
     /// Extends a lease.
-    pub async fn renew(&self, held: &Held, ticks: u64) -> Result<Held> {
+    pub async fn renew(&self, held: &LeaseGrant, ticks: u64) -> Result<LeaseGrant> {
         let items = std::slice::from_ref(held);
         only(self.index.renew(&self.session, items, ticks, CALL).await)
     }
 
     /// Acknowledges that a sample was used.
-    pub async fn ack(&self, held: &Held) -> Result<Answered> {
+    pub async fn ack(&self, held: &LeaseGrant) -> Result<AckOutcome> {
         only(self.index.ack(&self.session, std::slice::from_ref(held), CALL).await)
     }
 
     /// Hands a sample back.
-    pub async fn nack(&self, held: &Held) -> Result<Answered> {
+    pub async fn nack(&self, held: &LeaseGrant) -> Result<AckOutcome> {
         only(self.index.nack(&self.session, std::slice::from_ref(held), CALL).await)
     }
 
     /// Releases a lease.
-    pub async fn release(&self, held: &Held) -> Result<()> {
+    pub async fn release(&self, held: &LeaseGrant) -> Result<()> {
         let items = std::slice::from_ref(held);
         only(self.index.release(&self.session, items, CALL).await)
     }
 
     /// Undoes a lease: releases it as one that served no caller.
-    pub async fn untake(&self, held: &Held) -> Result<()> {
+    pub async fn untake(&self, held: &LeaseGrant) -> Result<()> {
         self.release(&unserved(held)).await
     }
 
     /// Whether a lease is good.
-    pub async fn check(&self, held: &Held) -> CaseResult<bool> {
+    pub async fn check(&self, held: &LeaseGrant) -> CaseResult<bool> {
         let answers = self
             .index
             .check(&self.session, std::slice::from_ref(held), CALL)
@@ -238,7 +238,7 @@ impl Client {
     }
 
     /// Takes a sample out of circulation.
-    pub async fn retire(&self, sample: &SampleRef, reason: Reason) -> Result<Answered> {
+    pub async fn retire(&self, sample: &SampleRef, reason: Reason) -> Result<AckOutcome> {
         let items = std::slice::from_ref(sample);
         only(self.index.retire(&self.session, items, reason, CALL).await)
     }
@@ -250,7 +250,7 @@ impl Client {
     }
 
     /// The record of a sample, if it is live.
-    pub async fn look(&self, sample: &SampleId) -> CaseResult<Option<View>> {
+    pub async fn look(&self, sample: &SampleId) -> CaseResult<Option<LiveSample>> {
         let mut views = self.index.look(std::slice::from_ref(sample), CALL).await?;
         ensure_eq!(views.len(), 1, "the number of views of one sample");
         Ok(views.pop().flatten())
@@ -316,8 +316,8 @@ pub(super) fn description(sample: &SampleRef) -> Vec<u8> {
 }
 
 /// The same lease, as one that served no caller.
-pub(crate) fn unserved(held: &Held) -> Held {
-    Held {
+pub(crate) fn unserved(held: &LeaseGrant) -> LeaseGrant {
+    LeaseGrant {
         unserved: true,
         ..held.clone()
     }

@@ -6,7 +6,7 @@ use holdfast_custody::{GroupName, Progress, Publication, Reason};
 use super::check::{CaseResult, refused};
 use super::client::{CALL, LONG, a, b, description, group, only, published_for};
 use super::context::Context;
-use crate::{Answered, Commit, SampleRef};
+use crate::{AckOutcome, Commit, SampleRef};
 
 cases! {
     "commit" Nothing
@@ -202,7 +202,7 @@ async fn without_groups_it_stays(context: &Context) -> CaseResult {
     )?;
     ensure_eq!(context.record(&sample).await?.groups, [], "its groups");
     let answer = context.retire(&sample, Reason::Aborted).await?;
-    let expected = Answered::Retired {
+    let expected = AckOutcome::Retired {
         reason: Reason::Aborted,
         free: true,
     };

@@ -12,7 +12,7 @@ use super::check::{CaseResult, Failure};
 use super::client::{CALL, Client, LONG, a, b, published_for};
 use super::context::Context;
 use super::records::Records;
-use crate::{Answered, Commit, Reserve, SampleRef};
+use crate::{AckOutcome, Commit, Reserve, SampleRef};
 
 cases! {
     "concurrency" Keys
@@ -99,7 +99,7 @@ async fn one_of_many_acks_is_the_last(context: &Context) -> CaseResult {
         let answers = all(tasks).await?;
         let last = answers
             .iter()
-            .filter(|answer| matches!(answer, Answered::Retired { free: true, .. }))
+            .filter(|answer| matches!(answer, AckOutcome::Retired { free: true, .. }))
             .count();
         ensure_eq!(last, 1, "round {round}: last acks of {answers:?}");
         context.freed(&sample).await?;
@@ -190,7 +190,7 @@ async fn consume(client: Client, name: &'static str, total: usize, used: Used, s
             }
             let answer = client.ack(&held).await?;
             *used.lock().entry((held.sample.clone(), name)).or_default() += 1;
-            if let Answered::Retired { free: true, .. } = answer {
+            if let AckOutcome::Retired { free: true, .. } = answer {
                 client.freed(&held.sample).await?;
             }
         }
@@ -239,7 +239,7 @@ async fn deaths_lose_nothing_and_leave_nothing(context: &Context) -> CaseResult 
             if rng.chance(400) {
                 let answer = client.ack(held).await?;
                 *used.lock().entry((held.sample.clone(), name)).or_default() += 1;
-                if let Answered::Retired { free: true, .. } = answer {
+                if let AckOutcome::Retired { free: true, .. } = answer {
                     client.freed(&held.sample).await?;
                 }
             }

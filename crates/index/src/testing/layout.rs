@@ -7,7 +7,7 @@ use super::check::{CaseResult, Failure};
 use super::client::{Client, a, b, published_for};
 use super::context::Context;
 use super::records::Records;
-use crate::{Held, SampleRef};
+use crate::{LeaseGrant, SampleRef};
 
 cases! {
     "layout" Keys
@@ -38,7 +38,7 @@ async fn lists_follow_from_records_seed_3(context: &Context) -> CaseResult {
 struct Bag {
     reserved: Vec<SampleRef>,
     samples: Vec<SampleRef>,
-    held: Vec<Held>,
+    held: Vec<LeaseGrant>,
 }
 
 fn pick<T: Clone>(rng: &SeededRng, from: &[T]) -> Option<T> {
@@ -188,8 +188,8 @@ async fn a_store_next_door_is_not_touched(context: &Context) -> CaseResult {
     use std::sync::Arc;
     // Names of which one is a prefix of the other.
     let next_door = holdfast_core::StoreId::new(format!("{}x", context.harness().store()))?;
-    let index = crate::KvIndex::new(
-        context.harness().kv().await?,
+    let index = crate::TxnIndex::new(
+        context.harness().txn_store().await?,
         &next_door,
         context.harness().settings(),
         context.harness().clock(),

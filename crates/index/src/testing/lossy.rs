@@ -10,13 +10,13 @@ use holdfast_core::{Error, Result, Retry};
 use holdfast_custody::Version;
 use parking_lot::Mutex;
 
-use crate::kv::memory::Fate;
-use crate::kv::{Applied, History, Kv, KvSession, Limits, Read, Snapshot, Transaction, Watch};
+use crate::store::memory::Fate;
+use crate::store::{History, Limits, Read, Snapshot, StoreSession, Transaction, TxnOutcome, TxnStore, Watch};
 
 /// A transactional store whose replies to transactions can be lost, one by one, in the order in which they are sent.
 #[derive(Debug)]
-pub struct LossyKv {
-    inner: Arc<dyn Kv>,
+pub struct LossyStore {
+    inner: Arc<dyn TxnStore>,
     plan: Mutex<Plan>,
 }
 
@@ -28,9 +28,9 @@ struct Plan {
     only: &'static str,
 }
 
-impl LossyKv {
+impl LossyStore {
     /// A connection that loses nothing yet.
-    pub fn new(inner: Arc<dyn Kv>) -> Self {
+    pub fn new(inner: Arc<dyn TxnStore>) -> Self {
         Self {
             inner,
             plan: Mutex::default(),
@@ -64,7 +64,7 @@ impl LossyKv {
         for transaction in late {
             applied += usize::from(matches!(
                 self.inner.transact(&transaction, within).await?,
-                Applied::Yes(_)
+                TxnOutcome::Committed(_)
             ));
         }
         Ok(applied)
@@ -72,7 +72,7 @@ impl LossyKv {
 }
 
 #[async_trait]
-impl Kv for LossyKv {
+impl TxnStore for LossyStore {
     fn limits(&self) -> Limits {
         self.inner.limits()
     }
@@ -85,7 +85,7 @@ impl Kv for LossyKv {
         self.inner.read(reads, within).await
     }
 
-    async fn transact(&self, transaction: &Transaction, within: Duration) -> Result<Applied> {
+    async fn transact(&self, transaction: &Transaction, within: Duration) -> Result<TxnOutcome> {
         let fate = {
             let mut plan = self.plan.lock();
             let meant = transaction.writes.iter().any(|write| write.key().contains(plan.only));
@@ -120,7 +120,7 @@ impl Kv for LossyKv {
         )
     }
 
-    async fn open_session(&self, time_to_live: Duration, within: Duration) -> Result<Box<dyn KvSession>> {
+    async fn open_session(&self, time_to_live: Duration, within: Duration) -> Result<Box<dyn StoreSession>> {
         self.inner.open_session(time_to_live, within).await
     }
 
@@ -133,13 +133,13 @@ impl Kv for LossyKv {
 /// happen in between.
 #[derive(Debug)]
 pub(super) struct EndsAfterLoss {
-    inner: Arc<LossyKv>,
+    inner: Arc<LossyStore>,
     lost: tokio::sync::Semaphore,
     go_on: tokio::sync::Semaphore,
 }
 
 impl EndsAfterLoss {
-    pub(super) fn new(inner: Arc<LossyKv>) -> Self {
+    pub(super) fn new(inner: Arc<LossyStore>) -> Self {
         Self {
             inner,
             lost: tokio::sync::Semaphore::new(0),
@@ -159,7 +159,7 @@ impl EndsAfterLoss {
 }
 
 #[async_trait]
-impl Kv for EndsAfterLoss {
+impl TxnStore for EndsAfterLoss {
     fn limits(&self) -> Limits {
         self.inner.limits()
     }
@@ -172,7 +172,7 @@ impl Kv for EndsAfterLoss {
         self.inner.read(reads, within).await
     }
 
-    async fn transact(&self, transaction: &Transaction, within: Duration) -> Result<Applied> {
+    async fn transact(&self, transaction: &Transaction, within: Duration) -> Result<TxnOutcome> {
         let before = self.inner.lost();
         let outcome = self.inner.transact(transaction, within).await;
         if self.inner.lost() > before {
@@ -182,7 +182,7 @@ impl Kv for EndsAfterLoss {
         outcome
     }
 
-    async fn open_session(&self, time_to_live: Duration, within: Duration) -> Result<Box<dyn KvSession>> {
+    async fn open_session(&self, time_to_live: Duration, within: Duration) -> Result<Box<dyn StoreSession>> {
         self.inner.open_session(time_to_live, within).await
     }
 

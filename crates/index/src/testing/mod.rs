@@ -71,13 +71,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use holdfast_core::{Clock, Error, Result, StoreId, SystemRng};
 
-use crate::kv::Kv;
-use crate::{Index, IndexConfig, KvIndex, Session};
+use crate::store::TxnStore;
+use crate::{Index, IndexConfig, Session, TxnIndex};
 
 pub use check::{CaseResult, Failure};
 pub use client::Client;
 pub use context::Context;
-pub use lossy::LossyKv;
+pub use lossy::LossyStore;
 pub use on_memory::{MemoryBackend, MemoryHarness};
 
 /// How long a case may take, whatever it does.
@@ -89,7 +89,7 @@ pub trait Backend: Send + Sync {
     /// Starts an index that no other case uses.
     async fn start(&self) -> Result<Box<dyn Harness>>;
 
-    /// Whether the index is a [`KvIndex`], so that cases may look at its keys and lose its replies. Default: yes.
+    /// Whether the index is a [`TxnIndex`], so that cases may look at its keys and lose its replies. Default: yes.
     fn over_keys(&self) -> bool {
         true
     }
@@ -119,7 +119,7 @@ pub trait Harness: Send + Sync {
 
     /// The same store, as another process has it.
     async fn connect(&self) -> Result<Arc<dyn Index>> {
-        self.index_over(self.kv().await?)
+        self.index_over(self.txn_store().await?)
     }
 
     /// Ends a session without telling its holder, as a partition or a long pause would. Returns when the store has
@@ -136,11 +136,17 @@ pub trait Harness: Send + Sync {
     async fn declare(&self) -> Result<()>;
 
     /// Another connection to the transactional store under the index. Used only if [`Backend::over_keys`].
-    async fn kv(&self) -> Result<Arc<dyn Kv>>;
+    async fn txn_store(&self) -> Result<Arc<dyn TxnStore>>;
 
     /// The same store over a connection that the case supplies. Used only if [`Backend::over_keys`].
-    fn index_over(&self, kv: Arc<dyn Kv>) -> Result<Arc<dyn Index>> {
-        let index = KvIndex::new(kv, self.store(), self.settings(), self.clock(), Arc::new(SystemRng));
+    fn index_over(&self, txn_store: Arc<dyn TxnStore>) -> Result<Arc<dyn Index>> {
+        let index = TxnIndex::new(
+            txn_store,
+            self.store(),
+            self.settings(),
+            self.clock(),
+            Arc::new(SystemRng),
+        );
         Ok(Arc::new(index))
     }
 }
@@ -249,7 +255,7 @@ pub fn main(backend: impl Backend + 'static) {
 pub fn no_keys() -> Error {
     Error::new(
         holdfast_core::ErrorKind::Unsupported,
-        "testing.kv",
+        "testing.txn_store",
         "this index is not over a store of keys",
     )
 }

@@ -8,9 +8,9 @@ use holdfast_custody::{Progress, Publication, Reason};
 use super::check::{CaseResult, refused};
 use super::client::{LONG, a, b, published_for};
 use super::context::Context;
-use crate::Answered;
+use crate::AckOutcome;
 
-const DEAD: Answered = Answered::Retired {
+const DEAD: AckOutcome = AckOutcome::Retired {
     reason: Reason::DeadLetter,
     free: true,
 };
@@ -33,7 +33,7 @@ async fn it_costs_one_attempt(context: &Context) -> CaseResult {
     let other = context.join().await?;
     let sample = context.publish("s", &["a", "b"]).await?;
     let held = context.lease(&sample).await?;
-    ensure_eq!(context.nack(&held).await?, Answered::Live, "the answer");
+    ensure_eq!(context.nack(&held).await?, AckOutcome::Live, "the answer");
     let record = context.record(&sample).await?;
     ensure_eq!(record.groups[0].progress, Progress::Waiting, "a's progress");
     ensure_eq!(
@@ -43,7 +43,7 @@ async fn it_costs_one_attempt(context: &Context) -> CaseResult {
     );
     let held = other.lease(&sample).await?;
     ensure_eq!(context.attempts(&sample, &a()?).await?, 2, "attempts");
-    ensure_eq!(other.ack(&held).await?, Answered::Live, "the answer to the ack");
+    ensure_eq!(other.ack(&held).await?, AckOutcome::Live, "the answer to the ack");
     Ok(())
 }
 
@@ -58,7 +58,7 @@ async fn the_last_attempt_makes_a_dead_letter(context: &Context) -> CaseResult {
             let held = context.lease(&sample).await?;
             ensure_eq!(context.attempts(&sample, &a()?).await?, attempt, "attempts of {most}");
             let answer = context.nack(&held).await?;
-            let expected = if attempt == most { DEAD } else { Answered::Live };
+            let expected = if attempt == most { DEAD } else { AckOutcome::Live };
             ensure_eq!(answer, expected, "attempt {attempt} of {most}");
         }
         let nothing = context.next(&a()?, 1, Duration::from_millis(50)).await?;
@@ -78,7 +78,7 @@ async fn a_dead_group_waits_for_the_others(context: &Context) -> CaseResult {
     };
     let sample = context.publish_as("s", publication).await?;
     let held = context.lease(&sample).await?;
-    ensure_eq!(context.nack(&held).await?, Answered::Live, "a is given up on");
+    ensure_eq!(context.nack(&held).await?, AckOutcome::Live, "a is given up on");
     refused(
         context.lease_for(&a()?, &sample, LONG).await,
         ErrorKind::Conflict,

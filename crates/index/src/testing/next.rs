@@ -106,7 +106,9 @@ async fn a_commit_wakes_a_waiting_consumer(context: &Context) -> CaseResult {
     Ok(())
 }
 
-async fn woken(waiting: tokio::task::JoinHandle<CaseResult<Vec<crate::Held>>>) -> CaseResult<Vec<crate::Held>> {
+async fn woken(
+    waiting: tokio::task::JoinHandle<CaseResult<Vec<crate::LeaseGrant>>>,
+) -> CaseResult<Vec<crate::LeaseGrant>> {
     tokio::time::timeout(SOON, waiting)
         .await
         .map_err(|_| Failure::new(format!("it still waits after {SOON:?}")))?

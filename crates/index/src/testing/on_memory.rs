@@ -9,8 +9,8 @@ use holdfast_core::{Clock, Error, ManualClock, Result, StoreId};
 use parking_lot::Mutex;
 
 use super::{Backend, Harness};
-use crate::kv::Kv;
-use crate::kv::memory::{MemoryKv, Saved};
+use crate::store::TxnStore;
+use crate::store::memory::{MemoryStore, Saved};
 use crate::{IndexConfig, Session};
 
 /// An index in memory.
@@ -22,7 +22,7 @@ pub struct MemoryBackend;
 pub struct MemoryHarness {
     store: StoreId,
     clock: Arc<ManualClock>,
-    kv: MemoryKv,
+    txn_store: MemoryStore,
     saved: Mutex<Option<Saved>>,
 }
 
@@ -32,7 +32,7 @@ impl MemoryHarness {
         let clock = Arc::new(ManualClock::new());
         Ok(Self {
             store: StoreId::new("contract/memory")?,
-            kv: MemoryKv::new(Arc::clone(&clock) as Arc<dyn Clock>),
+            txn_store: MemoryStore::new(Arc::clone(&clock) as Arc<dyn Clock>),
             clock,
             saved: Mutex::default(),
         })
@@ -66,35 +66,35 @@ impl Harness for MemoryHarness {
 
     async fn pass(&self, time: Duration) {
         self.clock.advance(time);
-        self.kv.settle();
+        self.txn_store.settle();
         tokio::task::yield_now().await;
     }
 
     async fn kill_session(&self, session: &Session) -> Result<()> {
-        if !self.kv.expire(session.id()) {
+        if !self.txn_store.expire(session.id()) {
             return Err(Error::invalid("testing.kill_session", "there is no such session"));
         }
         Ok(())
     }
 
     async fn save(&self) -> Result<()> {
-        *self.saved.lock() = Some(self.kv.save());
+        *self.saved.lock() = Some(self.txn_store.save());
         Ok(())
     }
 
     async fn put_back(&self) -> Result<()> {
         let saved = self.saved.lock().clone();
         let nothing = || Error::invalid("testing.put_back", "nothing was saved");
-        self.kv.put_back(&saved.ok_or_else(nothing)?);
+        self.txn_store.put_back(&saved.ok_or_else(nothing)?);
         Ok(())
     }
 
     async fn declare(&self) -> Result<()> {
-        self.kv.declare();
+        self.txn_store.declare();
         Ok(())
     }
 
-    async fn kv(&self) -> Result<Arc<dyn Kv>> {
-        Ok(Arc::new(self.kv.client()))
+    async fn txn_store(&self) -> Result<Arc<dyn TxnStore>> {
+        Ok(Arc::new(self.txn_store.client()))
     }
 }

@@ -8,7 +8,7 @@ use holdfast_custody::Reason;
 use super::check::{CaseResult, refused};
 use super::client::{CALL, LONG, a};
 use super::context::Context;
-use crate::Answered;
+use crate::AckOutcome;
 
 cases! {
     "read" Nothing
@@ -146,7 +146,7 @@ async fn check_says_no_when_the_sample_is_retired(context: &Context) -> CaseResu
     let answer = context.ack(&held).await?;
     ensure_eq!(
         answer,
-        Answered::Retired {
+        AckOutcome::Retired {
             reason: Reason::Consumed,
             free: false
         },

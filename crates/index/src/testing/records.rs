@@ -9,11 +9,11 @@ use holdfast_custody::{Live, Reserved, Retired, SessionId, Tick, invariants};
 use super::check::{CaseResult, Failure};
 use super::client::CALL;
 use super::context::Context;
+use crate::grants::{GrantList, Holding};
 use crate::intents::owner;
-use crate::kv::{Entry, Read, prefix};
 use crate::layout::Layout;
-use crate::notes::{Holding, Note};
 use crate::record::decode_versioned;
+use crate::store::{Entry, Read, prefix};
 
 /// Every key of a store, read in one snapshot.
 #[derive(Debug)]
@@ -29,13 +29,13 @@ impl Records {
         let layout = Layout::new(context.harness().store());
         let clock = layout.clock();
         let root = clock.strip_suffix('t').unwrap_or(&clock).to_owned();
-        let kv = context.harness().kv().await?;
+        let txn_store = context.harness().txn_store().await?;
         let all = Read::Range {
             keys: prefix(root.as_str()),
             limit: 100_000,
             keys_only: false,
         };
-        let snapshot = kv.read(&[all], CALL).await?;
+        let snapshot = txn_store.read(&[all], CALL).await?;
         let entries = snapshot.entries.into_iter().flatten();
         Ok(Self {
             entries: entries.map(|entry| (entry.key.clone(), entry)).collect(),
@@ -144,9 +144,9 @@ impl Records {
 
     /// Asserts that every lease has a grant record under its session and its tick.
     fn is_noted(&self, session: SessionId, until: Tick, holding: &Holding) -> CaseResult {
-        let notes = self.layout.notes(session, until);
+        let notes = self.layout.grant_lists(session, until);
         for entry in self.of('h').filter(|entry| entry.key.starts_with(&notes)) {
-            if Note::read(entry)?.contains(holding) {
+            if GrantList::read(entry)?.contains(holding) {
                 return Ok(());
             }
         }

@@ -9,7 +9,7 @@ use super::check::{CaseResult, refused};
 use super::client::{CALL, LONG, a};
 use super::context::Context;
 use super::records::Records;
-use crate::{Answered, SampleRef};
+use crate::{AckOutcome, SampleRef};
 
 cases! {
     "retire" Nothing
@@ -42,7 +42,7 @@ async fn a_lost_one_is_kept_for_a_while(context: &Context) -> CaseResult {
         let answer = context.retire(sample, reason).await?;
         ensure_eq!(
             answer,
-            Answered::Retired { reason, free },
+            AckOutcome::Retired { reason, free },
             "whether its objects may be removed"
         );
         ensure_eq!(context.look(&sample.sample).await?, None, "a look");
@@ -81,7 +81,7 @@ async fn it_hides_a_sample_at_once(context: &Context) -> CaseResult {
     let answer = other.retire(&sample, Reason::Aborted).await?;
     ensure_eq!(
         answer,
-        Answered::Retired {
+        AckOutcome::Retired {
             reason: Reason::Aborted,
             free: true
         },
@@ -107,7 +107,7 @@ async fn readers_keep_the_objects_until_they_let_go(context: &Context) -> CaseRe
     let answer = context.retire(&sample, Reason::Aborted).await?;
     ensure_eq!(
         answer,
-        Answered::Retired {
+        AckOutcome::Retired {
             reason: Reason::Aborted,
             free: false
         },

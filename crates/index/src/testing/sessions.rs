@@ -9,7 +9,7 @@ use holdfast_custody::Reason;
 use super::check::{CaseResult, refused};
 use super::client::{ALL, CALL, Client, LONG, a, only, published_for};
 use super::context::Context;
-use crate::{Commit, Held, Reserve, SampleRef};
+use crate::{Commit, LeaseGrant, Reserve, SampleRef};
 
 cases! {
     "session" Nothing
@@ -33,8 +33,8 @@ cases! {
 struct Hands {
     reserved: SampleRef,
     live: SampleRef,
-    held: Held,
-    reader: Held,
+    held: LeaseGrant,
+    reader: LeaseGrant,
     to_free: SampleRef,
 }
 
@@ -95,7 +95,10 @@ async fn everything_is_fenced(client: &Client, hands: &Hands) -> CaseResult {
                 .await
                 .map(|_| ()),
         ),
-        ("read", nothing(index.read(session, one(&hands.live), LONG, CALL).await)),
+        (
+            "read",
+            nothing(index.lease_shared(session, one(&hands.live), LONG, CALL).await),
+        ),
         ("renew", nothing(index.renew(session, held, LONG * 2, CALL).await)),
         ("ack", nothing(index.ack(session, held, CALL).await)),
         ("nack", nothing(index.nack(session, held, CALL).await)),

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use super::check::{CaseResult, Failure, refused};
 use super::client::{CALL, Client, LONG, a, only};
 use super::context::Context;
-use crate::{Held, Reserve, SampleRef, Terms};
+use crate::{LeaseGrant, Reserve, SampleRef, Terms};
 
 cases! {
     "terms" Nothing
@@ -41,7 +41,7 @@ fn any(_: &SampleRef, _: &[u8]) -> Result<()> {
     Ok(())
 }
 
-async fn next(client: &Client, count: usize, terms: Terms<'_>, within: Duration) -> Result<Vec<Held>> {
+async fn next(client: &Client, count: usize, terms: Terms<'_>, within: Duration) -> Result<Vec<LeaseGrant>> {
     let group = a().map_err(|_| Error::internal("test", "a bad name"))?;
     client
         .index()
@@ -229,7 +229,8 @@ async fn what_cannot_be_used_is_refused_by_name_and_stays_as_it_is(context: &Con
             .index()
             .take(context.session(), group.as_ref(), &samples, LONG, terms, CALL)
             .await;
-        let [new, usable] = <[Result<Held>; 2]>::try_from(results).map_err(|_| Failure::new("not two results"))?;
+        let [new, usable] =
+            <[Result<LeaseGrant>; 2]>::try_from(results).map_err(|_| Failure::new("not two results"))?;
         refused(new, ErrorKind::Unsupported, "what cannot be used")?;
         context.untake(&usable?).await?;
         ensure_eq!(context.look(&samples[0].sample).await?, before, "its record");

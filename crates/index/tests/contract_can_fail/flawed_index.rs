@@ -8,8 +8,8 @@ use async_trait::async_trait;
 use holdfast_core::{Error, Generation, ObjectKey, Result, SampleId};
 use holdfast_custody::{GroupName, Reason, Tick, Version};
 use holdfast_index::{
-    Answered, Commit, FreeList, FreeTask, Held, Index, ListPlace, PassedOver, Quarantined, Reserve, SampleRef, Session,
-    SweepReport, Terms, Unreadable, View,
+    AckOutcome, Commit, FreeList, FreeTask, Index, LeaseGrant, ListPlace, LiveSample, PassedOver, Quarantined, Reserve,
+    SampleRef, Session, SweepReport, Terms, Unreadable,
 };
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
@@ -34,7 +34,7 @@ impl FlawedIndex {
         }
     }
 
-    fn cut(&self, mut held: Held) -> Held {
+    fn cut(&self, mut held: LeaseGrant) -> LeaseGrant {
         if self.flaw == Flaw::DescriptionIsCut {
             held.description = held.description.split_last().map_or(&[][..], |(_, rest)| rest).into();
         }
@@ -58,7 +58,7 @@ impl FlawedIndex {
     }
 
     /// The right token, whichever one the caller presents.
-    async fn forgiven(&self, held: &Held, within: Duration) -> Held {
+    async fn forgiven(&self, held: &LeaseGrant, within: Duration) -> LeaseGrant {
         let mut held = held.clone();
         if self.flaw == Flaw::AckIgnoresToken
             && let Ok(views) = self.inner.look(std::slice::from_ref(&held.sample.sample), within).await
@@ -107,7 +107,7 @@ impl Index for FlawedIndex {
         ticks: u64,
         terms: Terms<'_>,
         within: Duration,
-    ) -> Vec<Result<Held>> {
+    ) -> Vec<Result<LeaseGrant>> {
         let results = self.inner.take(session, group, items, ticks, terms, within).await;
         results
             .into_iter()
@@ -123,18 +123,24 @@ impl Index for FlawedIndex {
         ticks: u64,
         terms: Terms<'_>,
         within: Duration,
-    ) -> Result<Vec<Held>> {
+    ) -> Result<Vec<LeaseGrant>> {
         let more = usize::from(self.flaw == Flaw::TakesOneMore);
         self.inner
             .take_next(session, group, count + more, ticks, terms, within)
             .await
     }
 
-    async fn renew(&self, session: &Session, items: &[Held], ticks: u64, within: Duration) -> Vec<Result<Held>> {
+    async fn renew(
+        &self,
+        session: &Session,
+        items: &[LeaseGrant],
+        ticks: u64,
+        within: Duration,
+    ) -> Vec<Result<LeaseGrant>> {
         self.inner.renew(session, items, ticks, within).await
     }
 
-    async fn ack(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<Answered>> {
+    async fn ack(&self, session: &Session, items: &[LeaseGrant], within: Duration) -> Vec<Result<AckOutcome>> {
         let mut forgiven = Vec::with_capacity(items.len());
         for held in items {
             forgiven.push(self.forgiven(held, within).await);
@@ -142,11 +148,11 @@ impl Index for FlawedIndex {
         self.inner.ack(session, &forgiven, within).await
     }
 
-    async fn nack(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<Answered>> {
+    async fn nack(&self, session: &Session, items: &[LeaseGrant], within: Duration) -> Vec<Result<AckOutcome>> {
         self.inner.nack(session, items, within).await
     }
 
-    async fn release(&self, session: &Session, items: &[Held], within: Duration) -> Vec<Result<()>> {
+    async fn release(&self, session: &Session, items: &[LeaseGrant], within: Duration) -> Vec<Result<()>> {
         let mut items = items.to_vec();
         if self.flaw == Flaw::UntakeCounts {
             items.iter_mut().for_each(|held| held.unserved = false);
@@ -154,7 +160,7 @@ impl Index for FlawedIndex {
         self.inner.release(session, &items, within).await
     }
 
-    async fn check(&self, session: &Session, items: &[Held], within: Duration) -> Result<Vec<bool>> {
+    async fn check(&self, session: &Session, items: &[LeaseGrant], within: Duration) -> Result<Vec<bool>> {
         if self.flaw == Flaw::CheckSaysYes {
             return Ok(vec![true; items.len()]);
         }
@@ -167,7 +173,7 @@ impl Index for FlawedIndex {
         items: &[SampleRef],
         reason: Reason,
         within: Duration,
-    ) -> Vec<Result<Answered>> {
+    ) -> Vec<Result<AckOutcome>> {
         self.retired.lock().extend_from_slice(items);
         self.inner.retire(session, items, reason, within).await
     }
@@ -176,7 +182,7 @@ impl Index for FlawedIndex {
         self.inner.reopen(session, items, within).await
     }
 
-    async fn look(&self, samples: &[SampleId], within: Duration) -> Result<Vec<Option<View>>> {
+    async fn look(&self, samples: &[SampleId], within: Duration) -> Result<Vec<Option<LiveSample>>> {
         self.inner.look(samples, within).await
     }
 

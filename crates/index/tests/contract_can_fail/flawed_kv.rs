@@ -7,15 +7,15 @@ use std::time::Duration;
 use async_trait::async_trait;
 use holdfast_core::{Error, Result, Retry};
 use holdfast_custody::Version;
-use holdfast_index::kv::{
-    Applied, Change, Condition, Entry, Kv, KvSession, Limits, Read, Snapshot, Transaction, Watch, Write,
+use holdfast_index::store::{
+    Change, Condition, Entry, Limits, Read, Snapshot, StoreSession, Transaction, TxnOutcome, TxnStore, Watch, Write,
 };
 
 use crate::flaw::Flaw;
 
 #[derive(Debug)]
 pub(crate) struct FlawedKv {
-    pub(crate) inner: Arc<dyn Kv>,
+    pub(crate) inner: Arc<dyn TxnStore>,
     pub(crate) flaw: Flaw,
 }
 
@@ -50,7 +50,7 @@ impl FlawedKv {
 }
 
 #[async_trait]
-impl Kv for FlawedKv {
+impl TxnStore for FlawedKv {
     fn limits(&self) -> Limits {
         self.inner.limits()
     }
@@ -74,7 +74,7 @@ impl Kv for FlawedKv {
         Ok(snapshot)
     }
 
-    async fn transact(&self, transaction: &Transaction, within: Duration) -> Result<Applied> {
+    async fn transact(&self, transaction: &Transaction, within: Duration) -> Result<TxnOutcome> {
         let conditions = transaction.conditions.iter().filter(|condition| self.keeps(condition));
         let writes = transaction.writes.iter().cloned();
         let flawed = Transaction {
@@ -83,13 +83,13 @@ impl Kv for FlawedKv {
         };
         match self.inner.transact(&flawed, within).await {
             Err(error) if self.flaw == Flaw::TakesLostForRefused && error.retry() == Retry::Ambiguous => {
-                Ok(Applied::No)
+                Ok(TxnOutcome::Rejected)
             }
             outcome => outcome,
         }
     }
 
-    async fn open_session(&self, time_to_live: Duration, within: Duration) -> Result<Box<dyn KvSession>> {
+    async fn open_session(&self, time_to_live: Duration, within: Duration) -> Result<Box<dyn StoreSession>> {
         let session = self.inner.open_session(time_to_live, within).await?;
         if self.flaw == Flaw::IgnoresSessions {
             return Ok(Box::new(Immortal(session)));
@@ -107,10 +107,10 @@ impl Kv for FlawedKv {
 
 /// A session whose holder never learns that it has ended.
 #[derive(Debug)]
-struct Immortal(Box<dyn KvSession>);
+struct Immortal(Box<dyn StoreSession>);
 
 #[async_trait]
-impl KvSession for Immortal {
+impl StoreSession for Immortal {
     fn id(&self) -> holdfast_custody::SessionId {
         self.0.id()
     }

@@ -13,9 +13,9 @@ use flaw::{FLAWS, Flaw};
 use flawed_index::FlawedIndex;
 use flawed_kv::FlawedKv;
 use holdfast_core::{Clock, Result, StoreId, SystemRng};
-use holdfast_index::kv::Kv;
+use holdfast_index::store::TxnStore;
 use holdfast_index::testing::{Backend, Case, Harness, MemoryBackend, MemoryHarness, cases, run};
-use holdfast_index::{Index, IndexConfig, KvIndex, Session};
+use holdfast_index::{Index, IndexConfig, Session, TxnIndex};
 
 struct FlawedBackend(Flaw);
 
@@ -66,11 +66,11 @@ impl Harness for FlawedHarness {
         self.sound.declare().await
     }
 
-    async fn kv(&self) -> Result<Arc<dyn Kv>> {
-        self.sound.kv().await
+    async fn txn_store(&self) -> Result<Arc<dyn TxnStore>> {
+        self.sound.txn_store().await
     }
 
-    fn index_over(&self, inner: Arc<dyn Kv>) -> Result<Arc<dyn Index>> {
+    fn index_over(&self, inner: Arc<dyn TxnStore>) -> Result<Arc<dyn Index>> {
         let mut settings = self.settings();
         match self.flaw {
             Flaw::HasNoGrace => settings.grace_ticks = 0,
@@ -78,8 +78,8 @@ impl Harness for FlawedHarness {
             _ => {}
         }
         let flaw = self.flaw;
-        let kv = Arc::new(FlawedKv { inner, flaw });
-        let index = KvIndex::new(kv, self.store(), settings, self.clock(), Arc::new(SystemRng));
+        let txn_store = Arc::new(FlawedKv { inner, flaw });
+        let index = TxnIndex::new(txn_store, self.store(), settings, self.clock(), Arc::new(SystemRng));
         Ok(Arc::new(FlawedIndex::new(Arc::new(index), flaw)))
     }
 }

@@ -118,8 +118,8 @@ fn a_partial_batch_passes_on_some_and_at_least_one() {
         assert!(matches!(alone[..], [PutOutcome::Stored]), "one alone is not withheld");
         let removed = bench.engine.remove(&bench.keys(10), WITHIN).expect("answered");
         assert!(removed.iter().any(|o| matches!(o, RemoveOutcome::Failed(_))));
-        let raised = bench.engine.raise(&bench.keys(10), WITHIN).expect("answered");
-        assert!(raised.iter().any(|o| matches!(o, RaiseOutcome::Failed(_))));
+        let raised = bench.engine.promote(&bench.keys(10), WITHIN).expect("answered");
+        assert!(raised.iter().any(|o| matches!(o, PromoteOutcome::Failed(_))));
     }
 }
 
@@ -181,8 +181,8 @@ fn a_lost_master_fails_every_call_for_a_while() {
     assert!(matches!(dead.get(1).expect("outcomes")[..], [GetOutcome::Failed(_)]));
     let removed = dead.engine.remove(&dead.keys(1), WITHIN).expect("outcomes");
     assert!(matches!(removed[..], [RemoveOutcome::Failed(_)]));
-    let raised = dead.engine.raise(&dead.keys(1), WITHIN).expect("outcomes");
-    assert!(matches!(raised[..], [RaiseOutcome::Failed(_)]));
+    let raised = dead.engine.promote(&dead.keys(1), WITHIN).expect("outcomes");
+    assert!(matches!(raised[..], [PromoteOutcome::Failed(_)]));
     unavailable(
         &dead.engine.probe(&dead.keys(1), WITHIN).expect_err("dead"),
         Retry::Safe,

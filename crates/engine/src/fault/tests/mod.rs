@@ -10,8 +10,8 @@ use holdfast_core::{Error, ErrorKind, ManualClock, ObjectKey, Retry};
 
 use super::{Effect, FaultEngine, FaultKind, FaultPlan, InjectedFault, Operation};
 use crate::{
-    Engine, EngineExt, GetOutcome, MemoryCluster, MemoryConfig, MemoryEngine, Presence, PutOptions, PutOutcome,
-    RaiseOutcome, Region, RemoveOutcome, Transfer,
+    Engine, EngineExt, GetOutcome, MemoryCluster, MemoryConfig, MemoryEngine, Presence, PromoteOutcome, PutOptions,
+    PutOutcome, Region, RemoveOutcome, Transfer,
 };
 
 const WITHIN: Duration = Duration::from_secs(1);

@@ -16,7 +16,7 @@ fn drive(bench: &Bench, calls: u32) -> Vec<String> {
             1 | 2 => format!("{:?} {:?}", bench.get(n), bench.region.whole().to_vec()),
             3 => format!("{:?}", bench.engine.remove(&keys[..1], WITHIN)),
             4 => format!("{:?}", bench.engine.probe(&keys, WITHIN)),
-            5 => format!("{:?}", bench.engine.raise(&keys, WITHIN)),
+            5 => format!("{:?}", bench.engine.promote(&keys, WITHIN)),
             _ => format!("{:?}", bench.engine.usage(WITHIN)),
         });
     }
@@ -102,7 +102,7 @@ fn calls_that_no_engine_acts_on_are_neither_struck_nor_counted() {
     assert!(bench.engine.get(&[], WITHIN).expect("empty").is_empty());
     assert!(bench.engine.remove(&[], WITHIN).expect("empty").is_empty());
     assert!(bench.engine.probe(&[], WITHIN).expect("empty").is_empty());
-    assert!(bench.engine.raise(&[], WITHIN).expect("empty").is_empty());
+    assert!(bench.engine.promote(&[], WITHIN).expect("empty").is_empty());
     let twice = [bench.batch(1), bench.batch(1)].concat();
     let refused = bench.engine.put(&twice, &PutOptions::default(), WITHIN);
     assert_eq!(refused.expect_err("a key stands twice").kind(), ErrorKind::Invalid);

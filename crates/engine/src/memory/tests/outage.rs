@@ -99,8 +99,8 @@ fn without_a_master_nothing_answers() {
         outcome => panic!("{outcome:?}"),
     }
     assert!(matches!(bench.remove("a"), RemoveOutcome::Failed(_)));
-    let outcomes = bench.engine.raise(&[key("a")], WITHIN).expect("lawful");
-    assert!(matches!(outcomes[..], [crate::RaiseOutcome::Failed(_)]));
+    let outcomes = bench.engine.promote(&[key("a")], WITHIN).expect("lawful");
+    assert!(matches!(outcomes[..], [crate::PromoteOutcome::Failed(_)]));
     let probe = bench.engine.probe_one(&key("a"), WITHIN).expect_err("nobody there");
     assert_eq!(probe.kind(), ErrorKind::Unavailable);
     assert_eq!(

@@ -69,7 +69,7 @@ fn run(seed: u64, steps: u32) -> Vec<(ObjectKey, Presence)> {
             }
             35..55 => drop(bench.get(&name)),
             55..65 => drop(bench.remove(&name)),
-            65..70 => drop(bench.engine.raise(&[key(&name)], WITHIN)),
+            65..70 => drop(bench.engine.promote(&[key(&name)], WITHIN)),
             70..90 => bench.clock.advance(Duration::from_millis(rng.below(1500))),
             90..92 => bench.wait(rng.below(700)),
             92..94 => drop(bench.cluster.abandon_put(&key(&name), rng.below(2000))),

@@ -1,7 +1,7 @@
 //! Offload, SSD-only objects and promotion.
 
 use super::*;
-use crate::RaiseOutcome;
+use crate::PromoteOutcome;
 
 /// Ten unpinned objects on SSD only: a pinned object of all of DRAM pushed them out, and was removed.
 fn cold(promote_per_heartbeat: u32) -> Bench {
@@ -82,13 +82,13 @@ fn a_hit_promotes_at_a_later_heartbeat_and_only_so_many_at_once() {
 #[test]
 fn a_raise_promotes_too_and_a_probe_does_not() {
     let bench = cold(4);
-    let outcomes = bench.engine.raise(&[key("3"), key("none")], WITHIN).expect("lawful");
-    assert!(matches!(outcomes[..], [RaiseOutcome::Asked, RaiseOutcome::Absent]));
+    let outcomes = bench.engine.promote(&[key("3"), key("none")], WITHIN).expect("lawful");
+    assert!(matches!(outcomes[..], [PromoteOutcome::Asked, PromoteOutcome::Absent]));
     bench.probe("4");
     bench.wait(1);
     assert_eq!((bench.copies("3"), bench.copies("4")), ((1, 1), (0, 1)));
-    let outcomes = bench.engine.raise(&[key("3")], WITHIN).expect("lawful");
-    assert!(matches!(outcomes[..], [RaiseOutcome::InDram]));
+    let outcomes = bench.engine.promote(&[key("3")], WITHIN).expect("lawful");
+    assert!(matches!(outcomes[..], [PromoteOutcome::InDram]));
     bench.wait(60);
     assert_eq!(in_dram(&bench), 1);
 }
@@ -121,8 +121,8 @@ fn without_promotion_nothing_comes_up() {
     bench.wait(10);
     bench.cluster.restart_holder(0);
     bench.wait(10);
-    let outcomes = bench.engine.raise(&[key("a")], WITHIN).expect("lawful");
-    assert!(matches!(outcomes[..], [RaiseOutcome::Asked]));
+    let outcomes = bench.engine.promote(&[key("a")], WITHIN).expect("lawful");
+    assert!(matches!(outcomes[..], [PromoteOutcome::Asked]));
     bench.loads("a");
     bench.wait(600);
     assert_eq!(bench.copies("a"), (0, 1));

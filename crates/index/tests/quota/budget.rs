@@ -1,0 +1,225 @@
+//! The budget: what is spent, what comes back, and where it lies.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_core::{ErrorKind, Retry};
+use holdfast_custody::Reason;
+use holdfast_index::Index;
+
+use crate::world::{Books, Client, SOON, WITHIN, World, kind, wish};
+
+#[tokio::test]
+async fn a_budget_is_not_exceeded_and_comes_back() {
+    let world = World::with_budget(100).await;
+    let client = world.join().await;
+    let a = client.reserve("a", 60, WITHIN).await.expect("fits");
+    client.reserve("b", 40, WITHIN).await.expect("fits");
+    assert_eq!(kind(client.reserve("c", 1, SOON).await), ErrorKind::Capacity);
+    assert_eq!((world.books().free, world.books().paid), (0, 100));
+    assert!(world.keys_with("/b/w/").is_empty(), "nobody is left in line");
+    client.use_up(&a).await;
+    assert_eq!(world.books().paid, 40);
+    client.reserve("c", 60, WITHIN).await.expect("came back");
+    let never = client
+        .reserve("d", 101, WITHIN)
+        .await
+        .expect_err("larger than the budget");
+    assert_eq!((never.kind(), never.retry()), (ErrorKind::Capacity, Retry::Never));
+}
+
+#[tokio::test]
+async fn credits_that_lie_idle_elsewhere_are_used() {
+    let world = World::with_budget(10).await;
+    let (rich, poor) = (world.join().await, world.join().await);
+    let a = rich.reserve("a", 10, WITHIN).await.expect("fits");
+    rich.use_up(&a).await;
+    let idle = Books {
+        free: 0,
+        purses: 10,
+        paid: 0,
+    };
+    assert_eq!(world.books(), idle, "idle, and somebody else's");
+    poor.reserve("b", 7, WITHIN)
+        .await
+        .expect("taken from where it lay idle");
+    assert_eq!(world.books().paid, 7);
+    rich.reserve("c", 3, WITHIN).await.expect("what is left");
+    assert_eq!(kind(rich.reserve("d", 1, SOON).await), ErrorKind::Capacity);
+    world.books();
+}
+
+#[tokio::test]
+async fn small_change_in_many_purses_is_gathered() {
+    const OWNERS: u64 = 80;
+    let world = World::with_budget(OWNERS).await;
+    let mut owners = Vec::new();
+    for owner in 0..OWNERS {
+        let client = world.join().await;
+        let sample = client.reserve(&format!("{owner}"), 1, WITHIN).await.expect("fits");
+        owners.push((client, sample));
+    }
+    for (client, sample) in &owners {
+        client.use_up(sample).await;
+    }
+    assert_eq!(world.keys_with("/b/a/").len(), 80);
+    let poor = world.join().await;
+    poor.reserve("all", OWNERS, WITHIN).await.expect("all of it");
+    assert_eq!(world.books().paid, OWNERS);
+}
+
+#[tokio::test]
+async fn a_dead_session_gives_back_what_it_had_not_spent_and_then_the_rest() {
+    let world = World::with_budget(16).await;
+    let (dead, sweeper) = (world.join().await, world.join().await);
+    let a = dead.reserve("a", 4, WITHIN).await.expect("fits");
+    dead.reserve("b", 4, WITHIN).await.expect("fits");
+    dead.use_up(&a).await;
+    assert_eq!((world.books().purses, world.books().paid), (4, 4));
+    assert!(world.txn_store.expire(dead.session.id()));
+    assert_eq!(sweeper.sweep().await.abandoned, 1);
+    assert_eq!((world.books().free, world.books().purses), (12, 0));
+    let tasks = sweeper.index.to_free(None, 10, WITHIN).await.expect("a list").tasks;
+    assert_eq!(tasks.len(), 1);
+    assert_eq!(tasks[0].record.record.reason, Reason::Abandoned);
+    sweeper.freed(&tasks[0].sample).await.expect("freed");
+    sweeper
+        .freed(&tasks[0].sample)
+        .await
+        .expect("freed twice is freed once");
+    assert_eq!(
+        (world.books().purses, world.books().paid),
+        (4, 0),
+        "of the one who freed it"
+    );
+    sweeper.sweep().await;
+    assert!(world.keys_with(&format!("{:016x}", dead.session.id().0)).is_empty());
+}
+
+/// Others change a session's purse between its reservations. What it remembers of it must not come back.
+#[tokio::test]
+async fn what_was_taken_from_a_purse_is_not_written_back_by_its_owner() {
+    let world = World::with_budget(40).await;
+    let (owner, other) = (world.join().await, world.join().await);
+    let mut samples = Vec::new();
+    for name in ["a", "b", "c", "d"] {
+        samples.push(owner.reserve(name, 10, WITHIN).await.expect("fits"));
+    }
+    for sample in &samples[1..] {
+        owner.use_up(sample).await;
+    }
+    let e = owner.reserve("e", 10, WITHIN).await.expect("came back");
+    owner.use_up(&e).await;
+    other.reserve("f", 10, WITHIN).await.expect("lay idle with the owner");
+    for name in ["g", "h"] {
+        owner.reserve(name, 10, WITHIN).await.expect("still there");
+        world.books();
+    }
+    assert_eq!(world.books().paid, 40);
+}
+
+#[tokio::test]
+async fn a_batch_is_cut_and_each_item_has_its_own_result() {
+    let world = World::with_budget(40).await;
+    let (client, other) = (world.join().await, world.join().await);
+    other.reserve("taken", 1, WITHIN).await.expect("fits");
+    let mut wishes: Vec<_> = (0..12).map(|n| wish(&format!("s{n}"), 3)).collect();
+    wishes[3] = wish("taken", 3);
+    wishes[5] = wish("s4", 3);
+    let results = client.index.reserve(&client.session, &wishes, WITHIN).await;
+    for (at, result) in results.iter().enumerate() {
+        match at {
+            3 | 5 => assert_eq!(kind(result.clone()), ErrorKind::Conflict, "{at}"),
+            _ => assert!(result.is_ok(), "{at}: {result:?}"),
+        }
+    }
+    assert_eq!(world.books().paid, 31);
+}
+
+/// Sessions of before the budget neither pay nor get anything back for what they have not paid.
+#[tokio::test]
+async fn what_was_reserved_before_there_was_a_budget_gives_nothing_back() {
+    let world = World::with_budget(10).await;
+    let txn_store =
+        holdfast_index::store::memory::MemoryStore::new(std::sync::Arc::new(holdfast_core::SystemClock::new()));
+    let index = world.index(txn_store.clone(), std::sync::Arc::new(holdfast_core::SeededRng::new(1)));
+    let session = index.open_session(WITHIN).await.expect("a session");
+    let index = Arc::new(index);
+    let old = Client {
+        txn_store,
+        index,
+        session,
+    };
+    let before = old.reserve("before", 70, WITHIN).await.expect("no budget");
+    old.index.set_budget(10, WITHIN).await.expect("a budget");
+    let session = old.index.open_session(WITHIN).await.expect("a session");
+    let paid = old
+        .index
+        .reserve(&session, &[wish("after", 10)], WITHIN)
+        .await
+        .remove(0);
+    let after = crate::world::sample("after", paid.expect("fits"));
+    old.use_up(&before).await;
+    let later = old.index.reserve(&session, &[wish("later", 1)], SOON).await.remove(0);
+    assert_eq!(kind(later), ErrorKind::Capacity, "nothing came back");
+    let abort = old
+        .index
+        .abort(&session, std::slice::from_ref(&after), WITHIN)
+        .await
+        .remove(0);
+    abort.expect("aborted");
+    old.freed(&after).await.expect("freed by the old session");
+    let later = old
+        .index
+        .reserve(&session, &[wish("later", 10)], WITHIN)
+        .await
+        .remove(0);
+    later.expect("all of it came back");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_producers_on_a_small_budget_all_get_through() {
+    many_producers_all_get_through(24).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_producers_of_one_process_all_get_through() {
+    many_producers_all_get_through(1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_producers_of_a_few_processes_all_get_through() {
+    many_producers_all_get_through(4).await;
+}
+
+async fn many_producers_all_get_through(processes: usize) {
+    const PRODUCERS: u64 = 24;
+    const ROUNDS: usize = 10;
+    let world = World::with_budget(60).await;
+    let mut producers = Vec::new();
+    let mut houses: Vec<Arc<Client>> = Vec::new();
+    for producer in 0..PRODUCERS {
+        let client = match houses.len() < processes {
+            true => world.join_drawing(producer).await,
+            false => houses[houses.len() % processes].another().await,
+        };
+        houses.push(Arc::clone(&client));
+        producers.push(tokio::spawn(async move {
+            for round in 0..ROUNDS {
+                let name = format!("{producer}/{round}");
+                let sample = client.reserve(&name, 10, WITHIN).await.expect("in the end");
+                client.use_up(&sample).await;
+            }
+            client
+        }));
+    }
+    let mut clients = Vec::new();
+    for producer in producers {
+        let ended = tokio::time::timeout(Duration::from_secs(60), producer).await;
+        clients.push(ended.expect("in time").expect("no panic"));
+    }
+    assert_eq!(world.books().paid, 0);
+    assert!(world.keys_with("/b/w/").is_empty());
+    let notes = world.keys_with("/h/");
+    assert!(notes.is_empty(), "every note was struck out: {notes:?}");
+}

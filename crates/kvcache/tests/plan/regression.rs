@@ -1,0 +1,215 @@
+//! The bugs that reviews found in another planner, each by name, replayed step by step. Each test passes here, and
+//! fails with the bug put back.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use holdfast_kvcache::plan::flaw::Flaw;
+use holdfast_kvcache::plan::{Plan, PlanEvent, PlannerConfig, RequestId, Ticket, Work};
+
+use crate::world::{PAGE, World, root};
+
+fn world(flaw: Option<Flaw>, host_pages: u32) -> World {
+    let config = PlannerConfig {
+        prefetch_threshold: 1,
+        ..PlannerConfig::new(root(0), PAGE, host_pages, 32)
+    };
+    World::with_config(flaw, 1, config)
+}
+
+/// A prompt of whole pages that share their beginning, and a token behind them.
+fn prompt(pages: u32) -> Vec<u32> {
+    (0..pages * PAGE + 1).collect()
+}
+
+fn other(pages: u32, family: u32) -> Vec<u32> {
+    (0..pages * PAGE + 1).map(|at| 1_000 * family + at).collect()
+}
+
+/// Ends every operation that is in flight, completely.
+fn complete(world: &mut World) {
+    let ids: Vec<_> = world.flights.keys().copied().collect();
+    for id in ids {
+        world.perform(id, 0, None, false);
+        world.deliver(id);
+    }
+}
+
+/// Runs a request until it has been written back; the backup, too, if `backup`.
+fn serve(world: &mut World, id: u64, tokens: &[u32], backup: bool) -> Ticket {
+    let ticket = world.submit(id, tokens).unwrap();
+    for _ in 0..4 {
+        world.step(1);
+        if world.is_running(ticket.turn) {
+            break;
+        }
+        complete(world);
+    }
+    world.compute(ticket.turn);
+    world.tell(&PlanEvent::PrefillDone(ticket)).unwrap();
+    world.tell(&PlanEvent::Finish(ticket)).unwrap();
+    world.step(1);
+    complete(world);
+    world.step(1);
+    if backup {
+        complete(world);
+    }
+    ticket
+}
+
+/// Evicts all unpinned pages from the device and from the host.
+fn flush(world: &mut World, id: u64, family: u32, host_pages: u32) {
+    serve(world, id, &other(host_pages, family), true);
+}
+
+fn prefetched(plan: &Plan) -> Vec<u32> {
+    let pages = plan.operations.iter().find_map(|operation| match &operation.work {
+        Work::Prefetch(pages) => Some(pages.iter().map(|at| at.index).collect()),
+        _ => None,
+    });
+    pages.unwrap_or_default()
+}
+
+/// The host has the first pages, L3 has the next ones: the fetched pages belong after the ones that are there.
+fn partial_hit(flaw: Option<Flaw>) {
+    let mut world = world(flaw, 9);
+    serve(&mut world, 1, &prompt(6), true);
+    // A flush of seven pages leaves the first two in the host; the device is cleared by one of its own.
+    flush(&mut world, 2, 1, 7);
+    flush_device(&mut world);
+    let ticket = world.submit(3, &prompt(6)).unwrap();
+    world.step(1);
+    complete(&mut world);
+    let plan = world.step(1);
+    assert_eq!(prefetched(&plan), [2, 3, 4, 5]);
+    complete(&mut world);
+    world.step(1);
+    complete(&mut world);
+    world.step(1);
+    assert!(world.is_running(ticket.turn));
+    world.compute(ticket.turn);
+}
+
+/// Takes every device page once, so that nothing is left on the device.
+fn flush_device(world: &mut World) {
+    let ticket = world.submit(77, &other(31, 9)).unwrap();
+    world.step(100);
+    world.step(100);
+    assert!(world.is_running(ticket.turn), "the device is full");
+    world.tell(&PlanEvent::Abort(ticket)).unwrap();
+    world.step(1);
+    complete(world);
+}
+
+#[test]
+fn suffix_pages_are_published_behind_their_prefix() {
+    partial_hit(None);
+    fails(Flaw::SuffixUnderWrongPrefix, partial_hit);
+}
+
+/// The host match changes between the question to L3 and the prefetch.
+fn match_moves(flaw: Option<Flaw>) {
+    let mut world = world(flaw, 9);
+    serve(&mut world, 1, &prompt(6), true);
+    flush(&mut world, 2, 1, 7);
+    flush_device(&mut world);
+    // L3 is asked while the host has two pages …
+    let ticket = world.submit(3, &prompt(6)).unwrap();
+    let plan = world.step(1);
+    assert!(matches!(&plan.operations[0].work, Work::Query(keys) if keys[0].index == 2));
+    // … and when it answers, another request has pushed them out.
+    let query = plan.operations[0].id;
+    world.perform(query, 0, None, false);
+    evict_host(&mut world);
+    world.deliver(query);
+    let plan = world.step(1);
+    assert_eq!(prefetched(&plan), [0, 1, 2, 3, 4, 5]);
+    complete(&mut world);
+    world.step(1);
+    complete(&mut world);
+    world.step(1);
+    assert!(world.is_running(ticket.turn));
+    world.compute(ticket.turn);
+}
+
+fn evict_host(world: &mut World) {
+    world.tell(&PlanEvent::Clear).unwrap();
+}
+
+#[test]
+fn keys_and_places_of_a_prefetch_come_from_one_match() {
+    match_moves(None);
+    fails(Flaw::HashesOfAnotherMatch, match_moves);
+}
+
+/// Eviction pressure between the end of a write-back and the end of its backup.
+fn pressure_before_backup(flaw: Option<Flaw>) {
+    let mut world = world(flaw, 6);
+    serve(&mut world, 1, &prompt(5), false);
+    let backup = *world.flights.keys().next().unwrap();
+    assert!(matches!(world.flights[&backup].operation.work, Work::Backup(_)));
+    // Another request wants the host pages; it gets the one that is not being backed up.
+    let ticket = world.submit(2, &other(5, 1)).unwrap();
+    world.step(100);
+    world.step(100);
+    world.compute(ticket.turn);
+    world.tell(&PlanEvent::PrefillDone(ticket)).unwrap();
+    world.tell(&PlanEvent::Finish(ticket)).unwrap();
+    let plan = world.step(1);
+    assert!(
+        plan.operations
+            .iter()
+            .any(|operation| matches!(&operation.work, Work::WriteBack(pages) if pages.len() == 1))
+    );
+    // What is stored is what was to be stored.
+    world.perform(backup, 0, None, false);
+    world.deliver(backup);
+}
+
+#[test]
+fn a_backup_holds_its_pages_until_it_is_acknowledged() {
+    pressure_before_backup(None);
+    fails(Flaw::BackupNotPinned, pressure_before_backup);
+}
+
+fn fails(flaw: Flaw, story: fn(Option<Flaw>)) {
+    let result = catch_unwind(AssertUnwindSafe(|| story(Some(flaw))));
+    assert!(result.is_err(), "{flaw:?} was not caught");
+}
+
+#[test]
+fn a_request_whose_store_never_answers_goes_on_at_the_deadline() {
+    let mut world = world(None, 9);
+    serve(&mut world, 1, &prompt(6), true);
+    flush(&mut world, 2, 1, 9);
+    flush_device(&mut world);
+    let ticket = world.submit(3, &prompt(6)).unwrap();
+    world.step(1);
+    complete(&mut world);
+    let plan = world.step(1);
+    let prefetch = plan.operations[0].id;
+    let owned = world.planner().host_pages().1;
+    assert_eq!(owned, 6);
+    let plan = world.step(100);
+    assert_eq!(plan.cancel, [prefetch]);
+    assert!(world.is_running(ticket.turn), "it computes instead");
+    assert_eq!(world.planner().host_pages().1, 6, "its pages stay with the operation");
+    // The store wakes up: what it brings is published all the same.
+    world.perform(prefetch, 0, None, false);
+    world.deliver(prefetch);
+    assert_eq!(world.planner().host_pages().1, 0);
+    assert_eq!(world.planner().counters().orphaned, 1);
+}
+
+#[test]
+fn an_event_with_the_turn_of_another_request_leaves_that_request_alone() {
+    let mut world = world(None, 32);
+    let ticket = world.submit(1, &prompt(2)).unwrap();
+    let forged = Ticket {
+        request: RequestId(2),
+        turn: ticket.turn,
+    };
+    world.tell(&PlanEvent::Finish(forged)).unwrap_err();
+    world
+        .tell(&PlanEvent::Abort(ticket))
+        .expect("the request is still there");
+}
