@@ -10,7 +10,8 @@ use crate::lease::Lease;
 
 /// Why a generation was retired.
 ///
-/// A release that does not know a reason reads [`Reason::Other`]. No decision depends on the reason.
+/// A release that does not know a reason reads [`Reason::Other`]. Reading a record, no decision depends
+/// on its reason; writing one, a sample that is retired as lost is kept for a while ([`Retired::kept_until`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(from = "ReasonText")]
 pub enum Reason {

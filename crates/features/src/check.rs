@@ -1,8 +1,9 @@
 //! Asks the index whether fencing tokens are still valid, in one call for all gets that ask at the same time.
 //!
-//! Every get asks once, after its bytes have arrived. While one call is in flight, further questions gather; the first
+//! A get under a lease asks while its bytes move, and again if something is wrong with them; one whose bytes nothing
+//! vouches for asks after the last byte (module `get`). While one call is in flight, further questions gather; the first
 //! get among them to obtain the turn asks for all of them. A question never joins a call that was sent before it: what
-//! counts is whether the token was valid *after* the transfer.
+//! counts is whether the token was valid *after* the moment of asking.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -18,8 +18,8 @@
 //! ```
 //!
 //! # What it promises
-//! - FS1: a get returns exactly the committed bytes, or an error and no bytes. The lease held after the transfer; the
-//!   lengths and the checksums are those of the description.
+//! - FS1: a get returns exactly the committed bytes, or an error and no bytes. Lengths and checksums (or the
+//!   seal) are those of the description; without checksums and seal, the lease held after the last byte had moved.
 //! - FS2: a sample is visible as a whole or not at all. The description is written last, in one transaction with the
 //!   record.
 //! - FS3: no key is ever written twice. The plan is recorded before the first byte moves, so the sweeper that clears up
