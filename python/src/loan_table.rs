@@ -58,30 +58,30 @@ impl Drop for EngineReaper {
 #[derive(Debug)]
 pub(crate) struct Output {
     span: Span,
-    /// The ledger that lists it, if the engine knows it; memory that the pool had no room for is lent like any other
+    /// The table that lists it, if the engine knows it; memory that the pool had no room for is lent like any other
     /// memory.
-    ledger: Option<Arc<LoanTable>>,
+    loans: Option<Arc<LoanTable>>,
     /// Dropped after the span.
-    _keeper: Arc<EngineReaper>,
+    _reaper: Arc<EngineReaper>,
 }
 
 impl Output {
     /// `known`: whether the engine can put from this memory and get into it without registering it again.
-    pub(crate) fn new(span: Span, known: bool, ledger: &Arc<LoanTable>, keeper: &Arc<EngineReaper>) -> Arc<Self> {
+    pub(crate) fn new(span: Span, known: bool, loans: &Arc<LoanTable>, reaper: &Arc<EngineReaper>) -> Arc<Self> {
         let output = Arc::new(Self {
             span,
-            ledger: known.then(|| Arc::clone(ledger)),
-            _keeper: Arc::clone(keeper),
+            loans: known.then(|| Arc::clone(loans)),
+            _reaper: Arc::clone(reaper),
         });
         if known {
             let entry = (output.span.len(), Arc::downgrade(&output));
-            ledger.outputs.lock().insert(output.span.address(), entry);
+            loans.outputs.lock().insert(output.span.address(), entry);
         }
         output
     }
 
     pub(crate) fn is_known(&self) -> bool {
-        self.ledger.is_some()
+        self.loans.is_some()
     }
 
     pub(crate) fn span(&self) -> &Span {
@@ -91,8 +91,8 @@ impl Output {
 
 impl Drop for Output {
     fn drop(&mut self) {
-        if let Some(ledger) = &self.ledger {
-            ledger.outputs.lock().remove(&self.span.address());
+        if let Some(loans) = &self.loans {
+            loans.outputs.lock().remove(&self.span.address());
         }
     }
 }

@@ -87,8 +87,8 @@ fn without_values(message: &str) -> String {
 #[derive(Clone)]
 pub(crate) struct Parts {
     pub(crate) store: FeatureStore,
-    pub(crate) keeper: Arc<EngineReaper>,
-    pub(crate) ledger: Arc<LoanTable>,
+    pub(crate) reaper: Arc<EngineReaper>,
+    pub(crate) loans: Arc<LoanTable>,
     /// The budget in force, if one was requested.
     pub(crate) budget: Option<u64>,
 }
@@ -182,15 +182,15 @@ pub(crate) async fn open(settings: Settings, client: Option<Py<PyAny>>, within: 
     let engine: Arc<dyn Engine> = Arc::new(connected.await.map_err(|failure| {
         Error::internal(OPERATION, "the task that connects the engine panicked or was cancelled").caused_by(failure)
     })??);
-    let keeper = Arc::new(EngineReaper::new(Arc::clone(&engine)));
+    let reaper = Arc::new(EngineReaper::new(Arc::clone(&engine)));
     let opening = FeatureStore::open(engine, Arc::new(index), features, Arc::clone(&clock), rng);
     let store = tokio::time::timeout(left(), opening)
         .await
         .map_err(|_| Error::unavailable(OPERATION, "the store did not open within the timeout"))??;
     let parts = Parts {
         store,
-        keeper,
-        ledger: Arc::default(),
+        reaper,
+        loans: Arc::default(),
         budget: in_force,
     };
     Ok(Opened(Mutex::new(Some(parts))))

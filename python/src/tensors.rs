@@ -135,7 +135,7 @@ async fn registered(parts: &Parts, places: Vec<Place>, within: Duration) -> Resu
             }
         });
     }
-    let mut lent = parts.ledger.lend(&parts.store, pieces, within).await?.into_iter();
+    let mut lent = parts.loans.lend(&parts.store, pieces, within).await?.into_iter();
     let missing = || Error::internal("python.lend", "a tensor got no memory; this is a bug in Holdfast");
     spans
         .into_iter()
@@ -289,5 +289,5 @@ impl Got {
 /// Memory of the pool, or memory allocated outside it, as a Python object.
 pub(crate) fn memory(span: Span, parts: &Parts) -> Memory {
     let known = !parts.store.is_private(&span);
-    Memory::new(Output::new(span, known, &parts.ledger, &parts.keeper))
+    Memory::new(Output::new(span, known, &parts.loans, &parts.reaper))
 }

@@ -26,7 +26,8 @@
 //!   whole, and nothing of it has happened; each transaction is then sent alone.
 //! - *a caller leaves*: a transaction that still waits is taken out of the queue; one that was sent goes on, for the
 //!   others.
-//! - *the carrier is gone* (its runtime has shut down): each waiting caller gets an error at its own deadline.
+//! - *the flusher is gone* (its runtime has shut down): a caller whose transaction still waits gets an error at
+//!   its own deadline; one whose transaction was being sent learns at once that the outcome is unknown.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -59,26 +60,26 @@ const SMALL: usize = 24;
 /// The outcome of a transaction, and the results of its reads.
 pub(crate) type Answer = (TxnOutcome, Option<Snapshot>);
 
-/// Sends a process's transactions. Dropping it ends its carrier: no caller waits for it any more then.
+/// Sends a process's transactions. Dropping it ends its flusher: no caller waits for it any more then.
 #[derive(Debug)]
 pub(crate) struct GroupCommit {
-    desk: Arc<Shared>,
-    carrier: JoinHandle<()>,
+    shared: Arc<Shared>,
+    flusher: JoinHandle<()>,
 }
 
-/// The state that callers and the carrier share.
+/// The state that callers and the flusher share.
 #[derive(Debug)]
 struct Shared {
     pool: Arc<Pool>,
     names: Names,
     limits: Limits,
-    line: Mutex<Line>,
-    /// Wakes the carrier: a transaction waits, and a request has ended.
+    queue: Mutex<Queue>,
+    /// Wakes the flusher: a transaction waits, and a request has ended.
     ended: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Line {
+struct Queue {
     waiting: VecDeque<QueuedTxn>,
     under_way: usize,
     last_number: u64,
@@ -98,9 +99,9 @@ struct SendPermit<'a>(&'a Shared);
 
 impl Drop for SendPermit<'_> {
     fn drop(&mut self) {
-        let mut line = self.0.line.lock();
-        line.under_way -= 1;
-        if !line.waiting.is_empty() {
+        let mut queue = self.0.queue.lock();
+        queue.under_way -= 1;
+        if !queue.waiting.is_empty() {
             self.0.ended.notify_one();
         }
     }
@@ -108,16 +109,16 @@ impl Drop for SendPermit<'_> {
 
 /// A waiting transaction. Dropping it takes it out of the queue, if it is still there.
 struct Waiting<'a> {
-    desk: &'a Shared,
+    shared: &'a Shared,
     number: u64,
 }
 
 impl Waiting<'_> {
     /// Takes the transaction out of the queue. True if it was still there: it was not sent, and will not be.
     fn leave(&self) -> bool {
-        let mut line = self.desk.line.lock();
-        let place = line.waiting.iter().position(|job| job.number == self.number);
-        place.is_some_and(|place| line.waiting.remove(place).is_some())
+        let mut queue = self.shared.queue.lock();
+        let place = queue.waiting.iter().position(|job| job.number == self.number);
+        place.is_some_and(|place| queue.waiting.remove(place).is_some())
     }
 }
 
@@ -129,15 +130,15 @@ impl Drop for Waiting<'_> {
 
 impl GroupCommit {
     pub(crate) fn new(pool: Arc<Pool>, names: Names, limits: Limits) -> Self {
-        let desk = Arc::new(Shared {
+        let shared = Arc::new(Shared {
             pool,
             names,
             limits,
-            line: Mutex::default(),
+            queue: Mutex::default(),
             ended: Notify::new(),
         });
-        let carrier = tokio::spawn(flusher(Arc::clone(&desk)));
-        Self { desk, carrier }
+        let flusher = tokio::spawn(flusher(Arc::clone(&shared)));
+        Self { shared, flusher }
     }
 
     pub(crate) async fn transact(
@@ -146,15 +147,15 @@ impl GroupCommit {
         reads: &[Read],
         deadline: Deadline,
     ) -> Result<Answer> {
-        let desk = &*self.desk;
+        let shared = &*self.shared;
         if transaction.writes.len() > SMALL {
-            return desk.send_alone(transaction, reads, deadline).await;
+            return shared.send_alone(transaction, reads, deadline).await;
         }
-        let (waiting, answer) = match desk.begin(transaction, reads, deadline) {
-            Begun::Alone(_turn) => return desk.send_alone(transaction, reads, deadline).await,
+        let (waiting, answer) = match shared.begin(transaction, reads, deadline) {
+            Begun::Alone(_permit) => return shared.send_alone(transaction, reads, deadline).await,
             Begun::Waiting(waiting, answer) => (waiting, answer),
         };
-        let left = deadline.remaining(desk.pool.clock.as_ref());
+        let left = deadline.remaining(shared.pool.clock.as_ref());
         match tokio::time::timeout(left, answer).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(_gone)) => Err(unclear("the task that sends transactions ended without an answer")),
@@ -169,7 +170,7 @@ impl GroupCommit {
 
 impl Drop for GroupCommit {
     fn drop(&mut self) {
-        self.carrier.abort();
+        self.flusher.abort();
     }
 }
 
@@ -177,19 +178,19 @@ fn unclear(message: &str) -> Error {
     Error::unavailable(OPERATION, message).with_retry(Retry::Ambiguous)
 }
 
-/// The carrier: whenever a request has ended, sends the waiting transactions.
-async fn flusher(desk: Arc<Shared>) {
+/// The flusher: whenever a request has ended, sends the waiting transactions.
+async fn flusher(shared: Arc<Shared>) {
     let mut under_way = FuturesUnordered::new();
     loop {
-        while let Some(group) = desk.next_group() {
-            let desk = &*desk;
+        while let Some(group) = shared.next_group() {
+            let shared = &*shared;
             under_way.push(async move {
-                let _turn = SendPermit(desk);
-                desk.send_group(group).await;
+                let _permit = SendPermit(shared);
+                shared.send_group(group).await;
             });
         }
         tokio::select! {
-            () = desk.ended.notified() => {}
+            () = shared.ended.notified() => {}
             Some(()) = under_way.next(), if !under_way.is_empty() => {}
         }
     }
@@ -203,46 +204,46 @@ enum Begun<'a> {
 
 impl Shared {
     fn begin(&self, transaction: &Transaction, reads: &[Read], deadline: Deadline) -> Begun<'_> {
-        let mut line = self.line.lock();
-        if line.under_way < MOST_UNDER_WAY && line.waiting.is_empty() {
-            line.under_way += 1;
+        let mut queue = self.queue.lock();
+        if queue.under_way < MOST_UNDER_WAY && queue.waiting.is_empty() {
+            queue.under_way += 1;
             return Begun::Alone(SendPermit(self));
         }
-        line.last_number += 1;
-        let number = line.last_number;
+        queue.last_number += 1;
+        let number = queue.last_number;
         let (sender, answer) = oneshot::channel();
-        line.waiting.push_back(QueuedTxn {
+        queue.waiting.push_back(QueuedTxn {
             number,
             transaction: transaction.clone(),
             reads: reads.to_vec(),
             deadline,
             answer: sender,
         });
-        Begun::Waiting(Waiting { desk: self, number }, answer)
+        Begun::Waiting(Waiting { shared: self, number }, answer)
     }
 
     /// The transactions of the next request, if it is time to send one. It counts as in flight.
     fn next_group(&self) -> Option<Vec<QueuedTxn>> {
-        let mut line = self.line.lock();
-        if line.waiting.is_empty() || line.under_way >= MOST_UNDER_WAY {
+        let mut queue = self.queue.lock();
+        if queue.waiting.is_empty() || queue.under_way >= MOST_UNDER_WAY {
             return None;
         }
         let mut group = Group::new(self.limits);
-        let goes: Vec<bool> = line
+        let goes: Vec<bool> = queue
             .waiting
             .iter()
             .map(|job| group.take(&job.transaction, job.reads.len()))
             .collect();
         let (mut together, mut rest) = (Vec::new(), VecDeque::new());
-        for (job, goes) in line.waiting.drain(..).zip(goes) {
+        for (job, goes) in queue.waiting.drain(..).zip(goes) {
             if goes {
                 together.push(job);
             } else {
                 rest.push_back(job);
             }
         }
-        line.waiting = rest;
-        line.under_way += 1;
+        queue.waiting = rest;
+        queue.under_way += 1;
         Some(together)
     }
 

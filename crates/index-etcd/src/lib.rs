@@ -47,7 +47,7 @@
 //! - A version is given out once, even across a restore: see `epoch`. An etcd that went back to an earlier state, or
 //!   was replaced, is detected (`history`) and refused until its operator has run the [`restore_guard`].
 //! - Every wait is bounded by its caller's deadline, or by a setting of [`EtcdConfig`].
-//! - Every task has an owner: a session's keeper ends with the session, the carrier of transactions ends with the last
+//! - Every task has an owner: a session's keeper ends with the session, the flusher of transactions ends with the last
 //!   clone of its store; watches have no task.
 //!
 //! # What it needs of etcd

@@ -13,7 +13,7 @@ pub(crate) struct Decision<T> {
     pub(crate) writes: Vec<Write>,
     /// What the session holds from then on.
     pub(crate) gives: Option<Grant>,
-    /// What it holds no longer: the line of the grant record that names it.
+    /// What it holds no longer: the line of the grant list that names it.
     pub(crate) ends: Option<GrantLine>,
     /// Whether the session is likely to change the record of the last write next.
     pub(crate) remember: bool,
@@ -24,7 +24,7 @@ pub(crate) struct Decision<T> {
 pub(crate) struct Done {
     /// The version at which it was applied.
     pub(crate) version: Version,
-    /// The line of the grant record, if something was granted.
+    /// The line of the grant list, if something was granted.
     pub(crate) grant: Option<GrantLine>,
 }
 
@@ -95,7 +95,7 @@ impl<T> Decision<T> {
         conditions.chain(self.writes.iter().map(Write::bytes)).sum()
     }
 
-    /// How many operations of a transaction it takes, grant records aside.
+    /// How many operations of a transaction it takes, grant lists aside.
     pub(crate) fn operations(&self) -> usize {
         self.conditions.len().max(self.writes.len())
     }
@@ -105,7 +105,7 @@ impl<T> Decision<T> {
 pub(crate) struct TxnBudget {
     operations: usize,
     bytes: usize,
-    /// The grant records that it writes, and those that it may delete, each once.
+    /// The grant lists that it writes, and those that it may delete, each once.
     given: Vec<(SessionId, Tick)>,
     ended: Vec<Arc<OpenGrantList>>,
 }

@@ -116,7 +116,7 @@ pub(crate) fn stable<T: Serialize + DeserializeOwned + PartialEq + Debug>(bytes:
     assert_eq!(again, first);
 }
 
-/// Grant records, the shared clock, and what is written by and for sessions that wait for quota.
+/// Grant lists, the shared clock, and what is written by and for sessions that wait for quota.
 pub fn note(bytes: &[u8]) {
     stable::<GrantList>(bytes);
     stable::<Tick>(bytes);

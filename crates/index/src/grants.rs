@@ -1,6 +1,6 @@
-//! Grant records: how a sweep finds what a session holds.
+//! Grant lists: how a sweep finds what a session holds.
 //!
-//! Every transaction that grants leases or reservations to a session writes one grant record, under the session and the
+//! Every transaction that grants leases or reservations to a session writes one grant list, under the session and the
 //! tick until which they are granted, with the names of all samples in it. That is one write for a whole batch, and the
 //! list of what is due is as long as the number of such transactions, not of samples.
 //!
@@ -12,13 +12,13 @@
 //! ```
 //!
 //! # Invariants
-//! - For every lease and reservation there is a grant record of its session, with its tick, that names it. A renewal is
-//!   a new grant: it writes a grant record under the new tick.
-//! - A grant record may name leases that are over: their holder has answered only some of its samples, or died before
-//!   it deleted the grant record. That costs the sweep a read and nothing else, because a sweep decides by the samples'
+//! - For every lease and reservation there is a grant list of its session, with its tick, that names it. A renewal is
+//!   a new grant: it writes a grant list under the new tick.
+//! - A grant list may name leases that are over: their holder has answered only some of its samples, or died before
+//!   it deleted the grant list. That costs the sweep a read and nothing else, because a sweep decides by the samples'
 //!   records.
-//! - A sweep deletes a grant record only after every sample that it names has been looked at *after* it was due. Leases
-//!   that another transaction granted until a later tick have another grant record.
+//! - A sweep deletes a grant list only after every sample that it names has been looked at *after* it was due. Leases
+//!   that another transaction granted until a later tick have another grant list.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -48,7 +48,7 @@ pub(crate) struct Grant {
     pub(crate) what: Holding,
 }
 
-/// The value of a grant record.
+/// The value of a grant list.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct GrantList {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -79,7 +79,7 @@ impl GrantList {
     }
 }
 
-/// A grant record that this process has written, and which of its lines are not answered yet.
+/// A grant list that this process has written, and which of its lines are not answered yet.
 #[derive(Debug)]
 pub(crate) struct OpenGrantList {
     pub(crate) key: String,
@@ -95,16 +95,16 @@ impl PartialEq for OpenGrantList {
 impl Eq for OpenGrantList {}
 
 impl OpenGrantList {
-    /// A grant record with this many lines.
+    /// A grant list with this many lines.
     pub(crate) fn new(key: String, lines: usize) -> Arc<Self> {
         let open = Mutex::new(vec![true; lines]);
         Arc::new(Self { key, open })
     }
 
     /// Whether these lines are the last open ones: none is open once they are answered, and one was before. If none was
-    /// open before, the call that answered the last line has deleted the grant record, or will. If two callers that
+    /// open before, the call that answered the last line has deleted the grant list, or will. If two callers that
     /// answer the remaining lines ask at the same time, both may be told no. Then a later transaction of the session
-    /// deletes the grant record, or the sweep that finds it due.
+    /// deletes the grant list, or the sweep that finds it due.
     pub(crate) fn ends_with(&self, answered: &[usize]) -> bool {
         let mut open = self.open.lock().clone();
         let was_open = open.contains(&true);
@@ -113,7 +113,7 @@ impl OpenGrantList {
     }
 }
 
-/// One line of a grant record: one sample that is held.
+/// One line of a grant list: one sample that is held.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GrantLine {
     pub(crate) grant: Arc<OpenGrantList>,
@@ -121,14 +121,14 @@ pub(crate) struct GrantLine {
 }
 
 impl GrantLine {
-    /// Marks the line as answered. True if it was the last open one of its grant record.
+    /// Marks the line as answered. True if it was the last open one of its grant list.
     pub(crate) fn answered(&self) -> bool {
         let mut open = self.grant.open.lock();
         std::mem::replace(&mut open[self.line], false) && !open.contains(&true)
     }
 }
 
-/// The grant records of one session: the next number, and the keys of those that have no open line but are not deleted
+/// The grant lists of one session: the next number, and the keys of those that have no open line but are not deleted
 /// yet.
 #[derive(Debug, Default)]
 pub(crate) struct SessionGrants {
@@ -137,7 +137,7 @@ pub(crate) struct SessionGrants {
 }
 
 impl SessionGrants {
-    /// A number that no other grant record of the session has.
+    /// A number that no other grant list of the session has.
     pub(crate) fn next(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
@@ -148,7 +148,7 @@ impl SessionGrants {
         }
     }
 
-    /// Up to `count` keys of grant records that are over, for a transaction that has room to delete them.
+    /// Up to `count` keys of grant lists that are over, for a transaction that has room to delete them.
     pub(crate) fn take(&self, count: usize) -> Vec<String> {
         let mut over = self.over.lock();
         let keep = over.len().saturating_sub(count);

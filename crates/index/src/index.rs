@@ -61,7 +61,7 @@ pub struct TxnIndex {
     hints: Hints,
     local_queue: Arc<LocalQueue>,
     passed_over: PassedOver,
-    /// The grant record at which the last sweep of this process ended, if there was more.
+    /// The grant list at which the last sweep of this process ended, if there was more.
     pub(crate) swept_to: Mutex<Option<String>>,
     /// The record of a lost sample at which the last sweep of this process ended, if there was more.
     pub(crate) kept_to: Mutex<Option<String>>,
@@ -90,11 +90,11 @@ impl TxnIndex {
         clock: Arc<dyn Clock>,
         rng: Arc<dyn Rng>,
     ) -> Self {
-        let sender = SlotClient::new(txn_store, Layout::new(store), clock);
+        let slots = SlotClient::new(txn_store, Layout::new(store), clock);
         // Processes begin at different shards.
         let shard = rng.below(crate::layout::SHARDS);
         Self {
-            slots: sender,
+            slots,
             rng,
             config,
             seen: Mutex::default(),

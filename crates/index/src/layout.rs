@@ -21,7 +21,7 @@
 //! | `f/{sample}/{generation}` | [`Retired`] without readers: to be freed | as above, freed |
 //! | `l/{kept}/{sample}/{generation}` | [`Retired`] without readers, lost, and kept until a tick: then it moves to `f` | retire, sweep |
 //! | `q/{group}/{shard}/{order}/{sample}` | ready for a group | follows from `s` |
-//! | `h/{session}/{until}/{by}-{number}` | grant record: what one transaction granted a session until a tick | every grant, sweep |
+//! | `h/{session}/{until}/{by}-{number}` | grant list: what one transaction granted a session until a tick | every grant, sweep |
 //! | `k/{object key}` | which sample owns an object that another writer named; its generation is this entry's version | reserve, freed |
 //! | `x/i/{key}/{version}` | why a record is in quarantine | see [`crate::quarantine`] |
 //! | `x/o/{key}/{version}` | the original bytes of that record | as above |
@@ -258,7 +258,7 @@ impl Layout {
         prefix(self.key(format_args!("q/{group}/")))
     }
 
-    /// A session's grant records that end before `tick`; all of them if there is no `tick`.
+    /// A session's grant lists that end before `tick`; all of them if there is no `tick`.
     pub(crate) fn held(&self, session: SessionId, before: Option<Tick>) -> Range<String> {
         let all = prefix(self.key(format_args!("h/{:016x}/", session.0)));
         match before {
@@ -267,12 +267,12 @@ impl Layout {
         }
     }
 
-    /// The grant records of what a session was granted until a tick.
+    /// The grant lists of what a session was granted until a tick.
     pub(crate) fn grant_lists(&self, to: SessionId, until: Tick) -> String {
         self.key(format_args!("h/{:016x}/{:016x}/", to.0, until.0))
     }
 
-    /// The grant record with this number, written by session `by`.
+    /// The grant list with this number, written by session `by`.
     pub(crate) fn grant_list(&self, to: SessionId, until: Tick, by: SessionId, number: u64) -> String {
         format!("{}{:016x}-{number:x}", self.grant_lists(to, until), by.0)
     }

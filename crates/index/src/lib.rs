@@ -12,7 +12,7 @@
 //! | `layout`, `record` | where records are stored and how they are encoded, and which list entries follow from a record |
 //! | `session` | a process's membership; transactions whose outcome is always established |
 //! | `batch`, `decision`, `pack` | read, decide, write, for many samples at once |
-//! | `grants` | grant records: what was granted to which session, so that it can be taken back |
+//! | `grants` | grant lists: what was granted to which session, so that it can be taken back |
 //! | `record_cache` | records that a session has just written, so that it need not read them |
 //! | `shards` | what a process knows about the shards of the ready lists |
 //! | `quarantine`, `pages` | a record that cannot be decoded harms nothing else; lists are read in parts |

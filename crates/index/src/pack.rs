@@ -1,7 +1,7 @@
 //! One round of a batch: what was decided for each item, packed into as few transactions as the store's limits allow.
 //!
 //! Items in one transaction share what does not concern a single item: the session's slot, the condition on the clock,
-//! the grant record, the quota. The transactions of one round are about equally large and are sent at the same time:
+//! the grant list, the quota. The transactions of one round are about equally large and are sent at the same time:
 //! none depends on another, because no two items of a round write the same key. Only transactions that move quota are
 //! sent one after the other.
 
@@ -29,7 +29,7 @@ const OTHER_BYTES: usize = 64 * 1024;
 const MORE: usize = 8;
 
 impl TxnIndex {
-    /// How many operations of a transaction are left for items and grant records.
+    /// How many operations of a transaction are left for items and grant lists.
     fn room<Item, T>(&self, intent: &Intent<'_, Item, T>) -> usize {
         let for_credits = intent.credits.map_or(0, QuotaChange::operations);
         self.txn_store().limits().operations - SlotClient::OVERHEAD - 1 - for_credits
@@ -261,7 +261,7 @@ impl TxnIndex {
     }
 }
 
-/// The keys of the grant records that have no open line left.
+/// The keys of the grant lists that have no open line left.
 fn struck_out(ended: &[GrantLine]) -> Vec<String> {
     let mut grants: Vec<(&Arc<OpenGrantList>, Vec<usize>)> = Vec::new();
     for GrantLine { grant, line } in ended {
@@ -284,9 +284,9 @@ struct Prepared<T> {
 struct Finish<T> {
     items: Vec<Finished<T>>,
     ended: Vec<GrantLine>,
-    /// Grant records that this transaction ends and deletes.
+    /// Grant lists that this transaction ends and deletes.
     struck_out: Vec<String>,
-    /// Grant records that had ended before, and that this transaction deletes.
+    /// Grant lists that had ended before, and that this transaction deletes.
     struck_out_late: Vec<String>,
 }
 
@@ -301,7 +301,7 @@ struct Finished<T> {
 
 impl<T> Finish<T> {
     fn done(self, session: &Session, version: Version) -> Vec<(usize, Result<T>)> {
-        // Other calls answered the remaining lines at the same time: the next transaction deletes the grant record.
+        // Other calls answered the remaining lines at the same time: the next transaction deletes the grant list.
         let over = self.ended.iter().filter(|line| line.answered());
         let missed = over.map(|line| line.grant.key.clone());
         let missed = missed.filter(|key| !self.struck_out.contains(key)).collect();

@@ -17,7 +17,7 @@ use crate::grants::GrantLine;
 /// matter.
 const MOST: usize = 8192;
 
-/// A record as it was written, without its description, and the line of the grant record that names it.
+/// A record as it was written, without its description, and the line of the grant list that names it.
 #[derive(Clone, Debug)]
 pub(crate) struct CachedRecord {
     pub(crate) value: Vec<u8>,

@@ -50,11 +50,11 @@ use crate::store::{Condition, Read, Snapshot, StoreSession, Transaction, TxnOutc
 /// A process's membership of a store. A dropped session ends when its time to live runs out; [`Session::close`] ends it
 /// at once.
 pub struct Session {
-    txn_store: Box<dyn StoreSession>,
+    store_session: Box<dyn StoreSession>,
     free: Mutex<Vec<Slot>>,
     next: AtomicU64,
     pub(crate) grants: SessionGrants,
-    memory: RecordCache,
+    records: RecordCache,
     /// The store's budget, if it has one. Reservations then need quota.
     pub(crate) budget: Option<u64>,
     /// The turn of this session's reservations that need quota and do not wait in the local queue. Callers get it in
@@ -89,13 +89,13 @@ struct Slot {
 }
 
 impl Session {
-    pub(crate) fn new(txn_store: Box<dyn StoreSession>, budget: Option<u64>) -> Self {
+    pub(crate) fn new(store_session: Box<dyn StoreSession>, budget: Option<u64>) -> Self {
         Self {
-            txn_store,
+            store_session,
             free: Mutex::default(),
             next: AtomicU64::new(0),
             grants: SessionGrants::default(),
-            memory: RecordCache::default(),
+            records: RecordCache::default(),
             budget,
             turn: tokio::sync::Mutex::default(),
             balance: Balance::default(),
@@ -106,19 +106,19 @@ impl Session {
 
     /// The session's id.
     pub fn id(&self) -> SessionId {
-        self.txn_store.id()
+        self.store_session.id()
     }
 
     /// Whether the session is alive, as far as this process knows.
     pub fn is_alive(&self) -> bool {
-        self.txn_store.is_alive() && !*self.lost.borrow()
+        self.store_session.is_alive() && !*self.lost.borrow()
     }
 
     /// Pends until the session has ended. From then on every call in its name is refused.
     pub async fn ended(&self) {
         let mut lost = self.lost.subscribe();
         tokio::select! {
-            () = self.txn_store.ended() => {}
+            () = self.store_session.ended() => {}
             // The sender lives in `self`, so this cannot fail.
             _ = lost.wait_for(|lost| *lost) => {}
         }
@@ -126,15 +126,15 @@ impl Session {
 
     /// Ends the session now. The next sweep takes back the leases and reservations that it holds.
     pub async fn close(&self, within: Duration) -> Result<()> {
-        self.txn_store.close(within).await
+        self.store_session.close(within).await
     }
 
     pub(crate) fn remember(&self, key: Digest, record: CachedRecord) {
-        self.memory.put(key, record);
+        self.records.put(key, record);
     }
 
     pub(crate) fn recall(&self, key: &str) -> Option<CachedRecord> {
-        self.memory.take(key)
+        self.records.take(key)
     }
 
     fn take_slot(&self) -> Slot {

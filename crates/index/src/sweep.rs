@@ -1,7 +1,7 @@
 //! Sweeping: takes back what dead sessions and expired leases hold, and lists the samples whose objects are to be
 //! freed.
 //!
-//! A sweep reads the list of sessions. Of each session it reads only the grant records that are due: all of them if the
+//! A sweep reads the list of sessions. Of each session it reads only the grant lists that are due: all of them if the
 //! session is dead, and those past their tick and the grace period if it is alive. Its cost depends on the number of
 //! sessions and of due records, not on the number of samples. Any number of sweeps may run at once: each change
 //! requires that the record is still as it was read.
@@ -37,13 +37,13 @@ enum Swept {
 
 /// The due records that one sweep has read.
 struct Due {
-    /// Grant records, in key order.
+    /// Grant lists, in key order.
     notes: Vec<Entry>,
-    /// Ended sessions that have no grant record.
+    /// Ended sessions that have no grant list.
     cleared: Vec<SessionId>,
     quarantined: usize,
     later: usize,
-    /// The key of the last grant record read, if there are more after it.
+    /// The key of the last grant list read, if there are more after it.
     ended_at: Option<String>,
 }
 
@@ -73,7 +73,7 @@ impl TxnIndex {
                     report.retired += usize::from(retired);
                 }
                 Err(error) if is_about_one_record(&error) => {
-                    tracing::debug!(%error, "a record cannot be taken back now; its grant record stays");
+                    tracing::debug!(%error, "a record cannot be taken back now; its grant list stays");
                     report.later += usize::from(error.kind() == ErrorKind::Unsupported);
                     opened.keep(at);
                 }
@@ -86,19 +86,19 @@ impl TxnIndex {
             Some(at) => at.or(from),
             None => due.ended_at,
         };
-        // Last, so that if this process dies before, every record that was not looked at still has its grant record.
+        // Last, so that if this process dies before, every record that was not looked at still has its grant list.
         for chunk in opened
             .strike_out()?
             .chunks(self.txn_store().limits().operations - SlotClient::OVERHEAD)
         {
             let unchanged = chunk.iter().map(|(condition, _)| condition.clone()).collect();
             let writes = chunk.iter().map(|(_, write)| write.clone()).collect();
-            // If another process has changed one of these grant records, the whole chunk stays for the next sweep.
+            // If another process has changed one of these grant lists, the whole chunk stays for the next sweep.
             self.slots()
                 .transact("index.sweep", session, unchanged, writes, deadline)
                 .await?;
         }
-        // The next sweep starts behind the grant records that stay, so that they do not keep it from later ones.
+        // The next sweep starts behind the grant lists that stay, so that they do not keep it from later ones.
         *self.swept_to.lock() = ended_at;
         if has_budget {
             report.quarantined += self.tidy_credits(deadline).await?;
@@ -112,7 +112,7 @@ impl TxnIndex {
         Ok(report)
     }
 
-    /// The due grant records of all sessions, after the one at which the last sweep ended: at most `limit`.
+    /// The due grant lists of all sessions, after the one at which the last sweep ended: at most `limit`.
     async fn due(
         &self,
         all: &[SessionId],
@@ -376,26 +376,26 @@ pub(crate) fn is_about_one_record(error: &Error) -> bool {
     )
 }
 
-/// Deletes a grant record, or rewrites it without the samples that were looked at; on condition that it is as it was
+/// Deletes a grant list, or rewrites it without the samples that were looked at; on condition that it is as it was
 /// read.
 type StrikeOut = (Condition, Write);
 
-/// The samples that due grant records name, up to a limit.
+/// The samples that due grant lists name, up to a limit.
 struct OpenedNotes {
     due: Vec<Holding>,
     notes: Vec<OpenedNote>,
-    /// The first grant record that names more samples than were left of the limit.
+    /// The first grant list that names more samples than were left of the limit.
     cut: Option<usize>,
 }
 
 struct OpenedNote {
     key: String,
     unchanged: Condition,
-    /// Which of [`OpenedNotes::due`] this grant record names.
+    /// Which of [`OpenedNotes::due`] this grant list names.
     due: Range<usize>,
-    /// How many of those stay in the grant record.
+    /// How many of those stay in the grant list.
     kept: usize,
-    /// The samples that stay in the grant record.
+    /// The samples that stay in the grant list.
     rest: Vec<Holding>,
 }
 
@@ -425,7 +425,7 @@ impl OpenedNotes {
         Ok(opened)
     }
 
-    /// Keeps one item of [`OpenedNotes::due`] in its grant record.
+    /// Keeps one item of [`OpenedNotes::due`] in its grant list.
     fn keep(&mut self, at: usize) {
         let note = self.notes.iter_mut().find(|note| note.due.contains(&at));
         if let Some(note) = note {
@@ -434,8 +434,8 @@ impl OpenedNotes {
         }
     }
 
-    /// If a grant record was cut by the limit, the key after which the next sweep continues; `Some(None)` if the first
-    /// one was cut. A cut grant record of which nothing could be taken back is skipped, so that sweeps move on.
+    /// If a grant list was cut by the limit, the key after which the next sweep continues; `Some(None)` if the first
+    /// one was cut. A cut grant list of which nothing could be taken back is skipped, so that sweeps move on.
     fn ended_at(&self) -> Option<Option<String>> {
         let cut = self.cut?;
         let note = &self.notes[cut];

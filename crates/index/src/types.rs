@@ -79,7 +79,7 @@ pub struct LeaseGrant {
     pub unserved: bool,
     /// The record as of the lease, so that the first answer need not read it.
     pub(crate) seen: Versioned<Live>,
-    /// The line of the grant record that names this lease.
+    /// The line of the grant list that names this lease.
     pub(crate) grant: Option<GrantLine>,
 }
 

@@ -126,7 +126,7 @@ async fn what_cannot_be_read_is_set_aside_and_everything_else_goes_on() {
         ("h/00000000000000aa/0000000000000001/x", "[1]".to_owned()),
         ("q/g/00/0000000000000001/nobody", "{".to_owned()),
     ];
-    // A dead session, so that a sweep reads its grant records.
+    // A dead session, so that a sweep reads its grant lists.
     world.write("z/00000000000000aa", "").await;
     for (key, value) in &bad {
         world.write(key, value.as_bytes()).await;
@@ -238,7 +238,7 @@ async fn a_take_looks_behind_what_only_a_later_release_can_take() {
 async fn notes_that_stay_do_not_keep_sweeps_from_those_behind_them() {
     let world = World::new().await;
     let index = &world.index;
-    // Ten reservations of a later release, each with a grant record, and one of ours behind them, all of a dead
+    // Ten reservations of a later release, each with a grant list, and one of ours behind them, all of a dead
     // session.
     world.write("z/00000000000000aa", "").await;
     for n in 0..10 {

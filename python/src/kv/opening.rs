@@ -93,12 +93,12 @@ impl Settings {
     }
 }
 
-/// An open page store. Its fields are dropped in this order: everything that holds the engine before the keeper, which
+/// An open page store. Its fields are dropped in this order: everything that holds the engine before the reaper, which
 /// drops the engine on a thread that may wait.
 pub(super) struct Opened {
     pub(super) ranges: Ranges,
     pub(super) store: Arc<PageStore>,
-    _keeper: EngineReaper,
+    _reaper: EngineReaper,
 }
 
 impl Opened {
@@ -128,7 +128,7 @@ pub(super) async fn open(settings: Settings, client: Option<Py<PyAny>>, within: 
             Some(client) => MooncakeEngine::adopt(client, engine)?,
             None => MooncakeEngine::connect(engine)?,
         });
-        let keeper = EngineReaper::new(Arc::clone(&engine));
+        let reaper = EngineReaper::new(Arc::clone(&engine));
         let mut config = pages.config();
         if seal.is_some() {
             // Other processes can read memory that the engine knows, so it must not hold plaintext.
@@ -141,7 +141,7 @@ pub(super) async fn open(settings: Settings, client: Option<Py<PyAny>>, within: 
         Ok(Opened {
             ranges,
             store,
-            _keeper: keeper,
+            _reaper: reaper,
         })
     });
     making.await.map_err(|failure| {

@@ -153,7 +153,7 @@ impl State {
         }
     }
 
-    pub(super) fn raise(&mut self, key: &ObjectKey) -> PromoteOutcome {
+    pub(super) fn request_promotion(&mut self, key: &ObjectKey) -> PromoteOutcome {
         let lease = self.now.after(self.config.lease_ttl);
         match self.object_mut(key) {
             None => PromoteOutcome::Absent,

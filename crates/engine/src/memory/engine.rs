@@ -170,7 +170,9 @@ impl Engine for MemoryEngine {
         const RAISE: &str = "engine.raise";
         check_time(RAISE, within)?;
         check_count(RAISE, keys.len(), &self.capabilities)?;
-        Ok(self.each(RAISE, keys, PromoteOutcome::Failed, |state, key| state.raise(key)))
+        Ok(self.each(RAISE, keys, PromoteOutcome::Failed, |state, key| {
+            state.request_promotion(key)
+        }))
     }
 
     fn usage(&self, within: Duration) -> Result<Usage> {

@@ -34,7 +34,7 @@ pub(crate) struct End {
 /// How long the surviving processes may take to use up and clear up.
 const CLEAR_WITHIN: Duration = Duration::from_secs(120);
 
-/// The keys of samples, of grant records of sessions, and of the ready lists.
+/// The keys of samples, of grant lists of sessions, and of the ready lists.
 fn is_record(key: &str) -> bool {
     ["p/", "s/", "g/", "f/", "q/", "h/"]
         .iter()

@@ -1,8 +1,8 @@
 //! The baseline: the same reads and transactions, built by hand and sent with `etcd-client`, without any decisions.
 //!
 //! A lease is: a range read of the ready list, which holds the records, and a transaction with one condition and two
-//! writes per sample, and one write for the grant record of all of them. An acknowledgement is a transaction with one
-//! condition and two writes per sample, and one write for the grant record. Each transaction carries two more
+//! writes per sample, and one write for the grant list of all of them. An acknowledgement is a transaction with one
+//! condition and two writes per sample, and one write for the grant list. Each transaction carries two more
 //! conditions and one more write, for the session and its slot, and the lease carries one condition for the clock. A
 //! transaction holds as many samples as ours do, and one read of the list shows at most as many samples as ours does.
 //! Every sample is read from the list once.

@@ -247,21 +247,21 @@ impl TxnStore for MemoryStore {
             Error::unavailable("kv.transact", "the reply was lost (this fault was injected)")
                 .with_retry(Retry::Ambiguous)
         };
-        match self.faults.next_fate() {
-            None => self.shared.at_once(|state| {
+        let apply = || {
+            self.shared.at_once(|state| {
                 let applied = state.transact(transaction)?;
                 Ok((applied, Some(state.read(reads))))
-            }),
+            })
+        };
+        match self.faults.next_fate() {
+            None => apply(),
             Some(Fate::Applied) => {
                 // The outcome, good or bad, is what the lost reply would have said.
                 self.shared.at_once(|state| state.transact(transaction)).ok();
                 Err(lost())
             }
             Some(Fate::ToldAfter(delay)) => {
-                let outcome = self.shared.at_once(|state| {
-                    let applied = state.transact(transaction)?;
-                    Ok((applied, Some(state.read(reads))))
-                });
+                let outcome = apply();
                 tokio::time::sleep(delay.min(within)).await;
                 if delay < within { outcome } else { Err(lost()) }
             }

@@ -50,7 +50,7 @@ impl Records {
         self.entries.values().filter(move |entry| entry.key.starts_with(&start))
     }
 
-    /// The keys that do not concern sessions or the clock: none when everything was freed. A grant record belongs to
+    /// The keys that do not concern sessions or the clock: none when everything was freed. A grant list belongs to
     /// its session, and vanishes with it or when it is due.
     pub(super) fn left_over(&self) -> Vec<&str> {
         "psglfqk"
@@ -59,7 +59,7 @@ impl Records {
             .collect()
     }
 
-    /// The grant records.
+    /// The grant lists.
     pub(super) fn notes(&self) -> Vec<&str> {
         self.of('h').map(|entry| entry.key.as_str()).collect()
     }
@@ -75,7 +75,7 @@ impl Records {
         Ok(live.map(|live| Ok(live?.record)).collect::<Result<_>>()?)
     }
 
-    /// Asserts that the ready lists are exactly what follows from the records, and that every lease has a grant record.
+    /// Asserts that the ready lists are exactly what follows from the records, and that every lease has a grant list.
     pub(super) fn are_consistent(&self) -> CaseResult {
         let mut lists = BTreeSet::new();
         let mut held = Vec::new();
@@ -142,7 +142,7 @@ impl Records {
         Ok(())
     }
 
-    /// Asserts that every lease has a grant record under its session and its tick.
+    /// Asserts that every lease has a grant list under its session and its tick.
     fn is_noted(&self, session: SessionId, until: Tick, holding: &Holding) -> CaseResult {
         let notes = self.layout.grant_lists(session, until);
         for entry in self.of('h').filter(|entry| entry.key.starts_with(&notes)) {

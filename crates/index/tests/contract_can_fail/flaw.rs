@@ -23,7 +23,7 @@ pub(crate) enum Flaw {
     /// A failed free is not counted.
     ForgetsFailures,
     // In what is written.
-    /// No grant record is written.
+    /// No grant list is written.
     TakesNoNotes,
     /// Changes to live records do not require that they are as they were read.
     IgnoresVersions,

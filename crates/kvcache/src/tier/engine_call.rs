@@ -12,7 +12,7 @@ use std::sync::Arc;
 use holdfast_core::{Deadline, Error, Result};
 use holdfast_engine::{Access, Busy, Claim, GetOutcome, PutOutcome, Span, Transfer};
 
-use super::footer::{FOOTER_BYTES, PageDefect, flaw_of, footer_of, gather, scatter};
+use super::footer::{FOOTER_BYTES, PageDefect, defect_of, footer_of, gather, scatter};
 use super::inflight::{Loans, Settling};
 use super::page::{Page, PageGot, PagePut, Stop};
 use super::pipeline::{self, Then};
@@ -261,7 +261,7 @@ fn check(page: &Page, own: &Span, staged: bool, seal: Option<&PageSeal>) -> Page
     } else {
         let mut footer = [0; FOOTER_BYTES];
         own.read(0, &mut footer)
-            .and_then(|()| flaw_of(&page.key, &page.parts, &footer))
+            .and_then(|()| defect_of(&page.key, &page.parts, &footer))
     };
     match flaw {
         Ok(None) => PageGot::Loaded,

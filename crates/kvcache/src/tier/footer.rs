@@ -85,16 +85,16 @@ pub(super) fn footer_of(key: &ObjectKey, parts: &[Span]) -> Result<[u8; FOOTER_B
 }
 
 /// What is wrong with the page in `parts`, if anything, judged by the footer that came with it.
-pub(super) fn flaw_of(key: &ObjectKey, parts: &[Span], footer: &[u8; FOOTER_BYTES]) -> Result<Option<PageDefect>> {
+pub(super) fn defect_of(key: &ObjectKey, parts: &[Span], footer: &[u8; FOOTER_BYTES]) -> Result<Option<PageDefect>> {
     let head = head_of(key, parts);
-    if let Some(flaw) = flaw_of_head(footer, &head) {
-        return Ok(Some(flaw));
+    if let Some(defect) = defect_of_head(footer, &head) {
+        return Ok(Some(defect));
     }
     let checksum = checksum_of(&head[..CHECKSUM_AT], parts)?;
     Ok((footer[CHECKSUM_AT..56] != checksum).then_some(PageDefect::Bytes))
 }
 
-fn flaw_of_head(footer: &[u8; FOOTER_BYTES], head: &[u8; FOOTER_BYTES]) -> Option<PageDefect> {
+fn defect_of_head(footer: &[u8; FOOTER_BYTES], head: &[u8; FOOTER_BYTES]) -> Option<PageDefect> {
     if footer[..24] != head[..24] || footer[56..] != head[56..] {
         Some(PageDefect::NotAPage)
     } else if footer[24..CHECKSUM_AT] != head[24..CHECKSUM_AT] {
@@ -135,8 +135,8 @@ pub(super) fn scatter(key: &ObjectKey, object: &Span, parts: &[Span]) -> Result<
     let head = head_of(key, parts);
     let mut footer = [0; FOOTER_BYTES];
     object.read(object.len().saturating_sub(FOOTER_BYTES), &mut footer)?;
-    if let Some(flaw) = flaw_of_head(&footer, &head) {
-        return Ok(Some(flaw));
+    if let Some(defect) = defect_of_head(&footer, &head) {
+        return Ok(Some(defect));
     }
     let mut hasher = Hasher::new();
     hasher.update(&head[..CHECKSUM_AT]);
@@ -196,30 +196,30 @@ mod tests {
             digest.finish().as_u128().to_le_bytes(),
             "the table above"
         );
-        let flaw =
-            |key: &ObjectKey, parts: &[Span], footer: &[u8; FOOTER_BYTES]| flaw_of(key, parts, footer).expect("read");
+        let defect =
+            |key: &ObjectKey, parts: &[Span], footer: &[u8; FOOTER_BYTES]| defect_of(key, parts, footer).expect("read");
         assert_eq!(
-            flaw(&key, &parts(40_000), &footer),
+            defect(&key, &parts(40_000), &footer),
             None,
             "how it is cut does not matter"
         );
-        assert_eq!(flaw(&other, &parts(7), &footer), Some(PageDefect::OtherKey));
+        assert_eq!(defect(&other, &parts(7), &footer), Some(PageDefect::OtherKey));
         assert_eq!(
-            flaw(&key, &parts(7)[..1], &footer),
+            defect(&key, &parts(7)[..1], &footer),
             Some(PageDefect::NotAPage),
             "another length"
         );
         for at in 0..FOOTER_BYTES {
             let mut altered = footer;
             altered[at] ^= 1;
-            assert!(flaw(&key, &parts(7), &altered).is_some(), "byte {at} of the footer");
+            assert!(defect(&key, &parts(7), &altered).is_some(), "byte {at} of the footer");
         }
         for at in [0, 6, 7, 8, 32_767, 32_768, 89_999] {
             let whole = region.whole();
             whole.write(at, &[bytes[at] ^ 0x80]).expect("fits");
-            assert_eq!(flaw(&key, &parts(7), &footer), Some(PageDefect::Bytes), "byte {at}");
+            assert_eq!(defect(&key, &parts(7), &footer), Some(PageDefect::Bytes), "byte {at}");
             whole.write(at, &[bytes[at]]).expect("fits");
         }
-        assert_eq!(flaw(&key, &parts(7), &footer), None);
+        assert_eq!(defect(&key, &parts(7), &footer), None);
     }
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 use holdfast_core::{ObjectKey, SystemClock};
 use holdfast_engine::{EngineExt, MemoryCluster, MemoryConfig, MemoryEngine, Region, Span};
 
-use super::footer::{FOOTER_BYTES, PageDefect, flaw_of, footer_of, gather, scatter};
+use super::footer::{FOOTER_BYTES, PageDefect, defect_of, footer_of, gather, scatter};
 use super::page::Page;
 use super::seal::{PageSeal, TIER_KEY_BYTES};
 
@@ -69,16 +69,16 @@ fn gathered(key: &ObjectKey, parts: &[Span], length: usize) -> Vec<u8> {
 }
 
 /// The verdict of both ways of reading on an object.
-fn flaw(key: &ObjectKey, object: &[u8], length: usize) -> Option<PageDefect> {
+fn defect(key: &ObjectKey, object: &[u8], length: usize) -> Option<PageDefect> {
     let parts = parts(&memory().got, length);
     let piece = frame(object.len());
     piece.write(0, object).expect("it fits");
     let scattered = scatter(key, &piece, &parts).expect("the lengths fit");
-    if scattered.is_none_or(|flaw| flaw == PageDefect::Bytes) {
+    if scattered.is_none_or(|defect| defect == PageDefect::Bytes) {
         // Then its bytes are in the parts, as they are after a transfer without a copy.
         let mut footer = [0; FOOTER_BYTES];
         footer.copy_from_slice(&object[length..]);
-        assert_eq!(flaw_of(key, &parts, &footer).expect("readable"), scattered);
+        assert_eq!(defect_of(key, &parts, &footer).expect("readable"), scattered);
     }
     scattered
 }
@@ -103,9 +103,9 @@ pub fn sealed_page(bytes: &[u8]) {
         let piece = frame(object.len());
         piece.write(0, object).expect("it fits");
         let page = Page::new(name.clone(), parts(&memory().got, length));
-        let flaw = seal.open(&page, &piece).expect("the lengths fit");
-        assert!(flaw.is_none() || got().iter().all(|byte| *byte == UNTOUCHED));
-        (flaw, got())
+        let defect = seal.open(&page, &piece).expect("the lengths fit");
+        assert!(defect.is_none() || got().iter().all(|byte| *byte == UNTOUCHED));
+        (defect, got())
     };
     let ours = name("kv/page");
     if (FOOTER_BYTES..MOST).contains(&bytes.len()) {
@@ -139,7 +139,7 @@ pub fn page(bytes: &[u8]) {
     let key = ObjectKey::new("kv/page").expect("a key");
     if (FOOTER_BYTES..MOST).contains(&bytes.len()) {
         let length = bytes.len() - FOOTER_BYTES;
-        if flaw(&key, bytes, length).is_none() {
+        if defect(&key, bytes, length).is_none() {
             let again = gathered(&key, &parts(&memory().got, length), length);
             assert_eq!(again, bytes, "a good page is what would be put");
         }
@@ -151,13 +151,13 @@ pub fn page(bytes: &[u8]) {
     let put = parts(&memory().put, length);
     let object = gathered(&key, &put, length);
     assert_eq!(object[length..], footer_of(&key, &put).expect("readable"));
-    assert_eq!(flaw(&key, &object, length), None);
+    assert_eq!(defect(&key, &object, length), None);
     let other = ObjectKey::new("kv/other").expect("a key");
-    assert_eq!(flaw(&other, &object, length), Some(PageDefect::OtherKey));
+    assert_eq!(defect(&other, &object, length), Some(PageDefect::OtherKey));
     let mut changed = object.clone();
     for &[low, high, flip] in changes.as_chunks::<3>().0 {
         let at = usize::from(u16::from_le_bytes([low, high])) % changed.len();
         changed[at] ^= flip;
     }
-    assert_eq!(flaw(&key, &changed, length).is_some(), changed != object);
+    assert_eq!(defect(&key, &changed, length).is_some(), changed != object);
 }

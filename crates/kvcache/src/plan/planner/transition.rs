@@ -1,5 +1,7 @@
 //! Transitions of requests, and the start and end of operations.
 
+use std::collections::btree_map::Entry;
+
 use holdfast_core::{Error, ErrorKind, Result};
 
 use super::flight::{Flight, Holds};
@@ -18,18 +20,14 @@ impl Planner {
         ticket: Ticket,
         transition: impl FnOnce(&mut Self, &mut Request) -> Result<After>,
     ) -> Result<Applied> {
-        let is_its_own = |request: &Request| request.ticket == ticket;
-        let known = self.requests.get(&ticket.turn).is_some_and(is_its_own);
-        let request = if known {
-            self.requests.remove(&ticket.turn)
-        } else {
-            None
-        };
-        let Some(mut request) = request else {
-            let why = "there is no such request; it has ended, or its id is used by another one";
-            return Err(Error::new(ErrorKind::Conflict, "kv.event", why)
-                .with("request", ticket.request.0)
-                .with("turn", ticket.turn));
+        let mut request = match self.requests.entry(ticket.turn) {
+            Entry::Occupied(entry) if entry.get().ticket == ticket => entry.remove(),
+            _ => {
+                let why = "there is no such request; it has ended, or its id is used by another one";
+                return Err(Error::new(ErrorKind::Conflict, "kv.event", why)
+                    .with("request", ticket.request.0)
+                    .with("turn", ticket.turn));
+            }
         };
         match transition(self, &mut request) {
             Ok(After::Ends(ending)) => {
