@@ -1,8 +1,9 @@
 //! Taking samples: leases, and what becomes of those that no caller answers for.
 
+use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use holdfast_core::{Deadline, Error, Result, SampleId};
@@ -32,7 +33,8 @@ fn not_told(operation: &'static str) -> Error {
 /// [`FeatureStore::nack`] or [`FeatureStore::release`]. If the last clone is dropped without an answer, the lease is
 /// released in the background: a group's sample then waits for another attempt, as after a nack. A lease that its
 /// holder has not even looked at (asked for its sample, token or tensors, or used it) goes back as if it had never been
-/// taken, and costs the group no attempt. The same holds for a lease whose caller left before it was granted.
+/// taken, and costs the group no attempt. The same holds for a lease whose caller left before it was granted, and for
+/// one that its holder has not looked at when the store is closed.
 #[derive(Clone)]
 pub struct Lease(Arc<Taken>);
 
@@ -43,15 +45,55 @@ struct Taken {
     /// Whether its holder has looked at it. Until then no caller knows what was taken.
     seen: AtomicBool,
     answered: AtomicBool,
+    unseen: Arc<UnseenLeases>,
     frees: Arc<ReclaimQueue>,
+}
+
+impl Taken {
+    /// Marks it as seen. Returns whether it was not before.
+    fn see(&self) -> bool {
+        let first = !self.seen.load(Ordering::Acquire) && !self.seen.swap(true, Ordering::AcqRel);
+        if first {
+            self.unseen.0.lock().remove(&std::ptr::from_ref(self).addr());
+        }
+        first
+    }
+
+    fn release(&self, unserved: bool) {
+        if !self.answered.swap(true, Ordering::AcqRel) && self.session.is_alive() {
+            let mut held = self.held.lock().clone();
+            held.unserved |= unserved;
+            self.frees.release(Arc::clone(&self.session), held);
+        }
+    }
 }
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        if !*self.answered.get_mut() && self.session.is_alive() {
-            let mut held = self.held.get_mut().clone();
-            held.unserved |= !*self.seen.get_mut();
-            self.frees.release(Arc::clone(&self.session), held);
+        let unseen = self.see();
+        self.release(unseen);
+    }
+}
+
+/// The leases of this process that their holders have not looked at, by address.
+///
+/// A session that ends costs each group whose lease it held an attempt. A closing store can only tell here which leases
+/// no caller knows of: a result may be on its way to its caller, or lie in a task that nothing has let go of yet.
+#[derive(Debug, Default)]
+pub(crate) struct UnseenLeases(Mutex<HashMap<usize, Weak<Taken>>>);
+
+impl UnseenLeases {
+    fn add(&self, lease: &Arc<Taken>) {
+        self.0.lock().insert(Arc::as_ptr(lease).addr(), Arc::downgrade(lease));
+    }
+
+    /// Returns all of them, as if they had never been taken.
+    pub(crate) fn give_back(&self) {
+        let all = std::mem::take(&mut *self.0.lock());
+        for lease in all.into_values().filter_map(|lease| lease.upgrade()) {
+            if lease.see() {
+                lease.release(true);
+            }
         }
     }
 }
@@ -65,34 +107,34 @@ impl fmt::Debug for Lease {
 }
 
 impl Lease {
-    fn new(
-        mut held: LeaseGrant,
-        readable: &Readable<'_>,
-        session: &Arc<Session>,
-        frees: &Arc<ReclaimQueue>,
-    ) -> Result<Self> {
+    fn new(mut held: LeaseGrant, readable: &Readable<'_>, session: &Arc<Session>, inner: &Inner) -> Result<Self> {
         let description = readable.take(&held.sample, &std::mem::take(&mut held.description));
         let session = Arc::clone(session);
         match description {
-            Ok(description) => Ok(Self(Arc::new(Taken {
-                description,
-                held: Mutex::new(held),
-                session,
-                seen: AtomicBool::new(false),
-                answered: AtomicBool::new(false),
-                frees: Arc::clone(frees),
-            }))),
+            Ok(description) => {
+                let taken = Arc::new(Taken {
+                    description,
+                    held: Mutex::new(held),
+                    session,
+                    seen: AtomicBool::new(false),
+                    answered: AtomicBool::new(false),
+                    unseen: Arc::clone(&inner.unseen),
+                    frees: Arc::clone(&inner.reclaim),
+                });
+                inner.unseen.add(&taken);
+                Ok(Self(taken))
+            }
             // No release can read it: it is moved into quarantine, or refused.
             Err(error) => {
                 held.unserved = true;
-                frees.release(session, held);
+                inner.reclaim.release(session, held);
                 Err(error)
             }
         }
     }
 
     fn look(&self) {
-        self.0.seen.store(true, Ordering::Release);
+        self.0.see();
     }
 
     /// The sample's incarnation.
@@ -198,7 +240,7 @@ impl Inner {
             }
             return held
                 .into_iter()
-                .map(|held| Lease::new(held?, &readable, &session, &self.reclaim))
+                .map(|held| Lease::new(held?, &readable, &session, self))
                 .collect();
         }
         Vec::new()
@@ -243,7 +285,7 @@ impl Inner {
             let mut unreadable = Vec::new();
             for held in held {
                 let sample = held.sample.clone();
-                match Lease::new(held, &readable, &session, &self.reclaim) {
+                match Lease::new(held, &readable, &session, self) {
                     Ok(lease) => leases.push(lease),
                     Err(error) if is_unreadable(&error) => unreadable.push(Unreadable {
                         sample,

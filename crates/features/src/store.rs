@@ -19,6 +19,7 @@ use crate::config::FeatureConfig;
 use crate::free::ReclaimQueue;
 use crate::health::{Counting, Health};
 use crate::inflight_puts::InflightPuts;
+use crate::lease::UnseenLeases;
 use crate::loss::{self, Losses};
 use crate::pool::BufferPool;
 use crate::sealed::Seals;
@@ -74,6 +75,8 @@ pub(crate) struct Inner {
     pub(crate) checks: Checks,
     /// Shared with the leases and transfers that outlive an operation.
     pub(crate) reclaim: Arc<ReclaimQueue>,
+    /// Shared with the leases.
+    pub(crate) unseen: Arc<UnseenLeases>,
     /// One collect of this process runs at a time.
     pub(crate) walk: tokio::sync::Mutex<Walk>,
     pub(crate) inflight_puts: Arc<InflightPuts>,
@@ -126,6 +129,7 @@ impl FeatureStore {
             sessions: Sessions::new(Arc::clone(&index), Arc::clone(&clock)),
             checks: Checks::new(Arc::clone(&index), Arc::clone(&clock)),
             reclaim: Arc::new(ReclaimQueue::new(Arc::clone(&clock), config.free_queue)),
+            unseen: Arc::default(),
             walk: tokio::sync::Mutex::default(),
             inflight_puts: Arc::default(),
             unreadable: Unreadable::default(),
@@ -340,14 +344,15 @@ impl FeatureStore {
         self.inner().index.quarantined_bytes(which, within).await
     }
 
-    /// Ends this process's membership: accepts no more operations, waits for those in flight, frees the samples that
-    /// were retired here, stops the workers, and ends the session. The error says what was not done in time; the sweeps
-    /// of other processes will do it.
+    /// Ends this process's membership: accepts no more operations, waits for those in flight, returns the leases that
+    /// their holders have not looked at, frees the samples that were retired here, stops the workers, and ends the
+    /// session. The error says what was not done in time; the sweeps of other processes will do it.
     pub async fn close(&self, within: Duration) -> Result<()> {
         const OPERATION: &str = "features.close";
         let inner = self.inner();
         let deadline = inner.deadline(within);
         let left = inner.tasks.close(&*inner.clock, deadline).await;
+        inner.unseen.give_back();
         let drained = inner.reclaim.drain(deadline).await;
         // On a second close no worker listens any more.
         self.0.stop.send_replace(true);

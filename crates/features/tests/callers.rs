@@ -191,6 +191,31 @@ async fn closing_gives_back_what_a_cancelled_take_was_given() {
 }
 
 #[tokio::test]
+async fn closing_gives_back_a_lease_that_its_holder_has_not_looked_at() {
+    let world = World::new();
+    let producer = world.open().await;
+    for sample in ["run/1", "run/2"] {
+        put(&producer, item(sample, &[1000], 1)).await;
+    }
+    let consumer = world.open().await;
+    let leases = consumer.lease_next(&trainers(), 2, WITHIN).await.expect("taken");
+    let seen = leases[0].reference().sample;
+    consumer.close(WITHIN).await.expect("closed");
+    for sample in ["run/1", "run/2"] {
+        let counted = u32::from(seen == id(sample));
+        assert_eq!(attempts(&producer, sample).await, Some(counted), "{sample}");
+    }
+    assert!(leases[1].is_answered(), "its holder can see that it went back");
+    drop(leases);
+    let again = one(producer.lease_next(&trainers(), 2, WITHIN).await.expect("taken"));
+    assert_ne!(
+        again.reference().sample,
+        seen,
+        "the other one is still held by the ended session"
+    );
+}
+
+#[tokio::test]
 async fn an_older_consumer_leaves_what_a_newer_release_puts_to_others() {
     let world = World::new();
     let (old, watcher) = (world.open().await, world.index(world.txn_store.client()));
