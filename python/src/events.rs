@@ -126,15 +126,23 @@ const fn python_level(level: Level) -> u32 {
     }
 }
 
-/// `holdfast_index_etcd::session` is `holdfast.index_etcd.session`.
+/// `holdfast_index_etcd::session` is `holdfast.index_etcd.session`. A logger is named after the part that tells something,
+/// not after the room that its file is in: `holdfast_features::runtime::sessions` is `holdfast.features.sessions`.
 fn logger_of(target: &str) -> String {
     let rest = match target.strip_prefix("_holdfast") {
         Some(rest) => format!("python{rest}"),
         None => target.trim_start_matches("holdfast").trim_start_matches('_').to_owned(),
     };
-    match rest.is_empty() {
+    let name = match rest.split_once("::") {
+        Some((of @ ("features" | "index"), path)) => {
+            let part = path.rsplit("::").next().unwrap_or(path);
+            format!("{of}.{part}")
+        }
+        _ => rest.replace("::", "."),
+    };
+    match name.is_empty() {
         true => "holdfast".to_owned(),
-        false => format!("holdfast.{}", rest.replace("::", ".")),
+        false => format!("holdfast.{name}"),
     }
 }
 

@@ -14,8 +14,8 @@ use std::sync::OnceLock;
 use holdfast_core::{Generation, Nonce, SeededRng, StoreId};
 use holdfast_index::SampleRef;
 
-use crate::description::Description;
-use crate::plan::{Plan, SampleObjects};
+use crate::record::description::Description;
+use crate::record::plan::{Plan, SampleObjects};
 use crate::seal::{Incarnation, Keyring, Layout, MIN_CHUNK_BYTES, SealHeader, StoreKey};
 
 fn store() -> StoreId {

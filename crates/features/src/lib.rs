@@ -24,8 +24,8 @@
 //!   record.
 //! - FS3: no key is ever written twice. The plan is recorded before the first byte moves, so the sweeper that clears up
 //!   after a dead writer knows every key that the writer may have written.
-//! - FS4: objects are removed only when no reader is left and no commit can follow (FR1 in `free`). They stay recorded
-//!   as "to be removed" until every one of them is seen to be gone.
+//! - FS4: objects are removed only when no reader is left and no commit can follow (FR1 in `reclaim::queue`). They stay
+//!   recorded as "to be removed" until every one of them is seen to be gone.
 //! - FS5: memory is not reused while the engine may touch it, whatever the caller has been told (module `guarded_span`).
 //! - FS6: in a store that was opened with keys, all bytes that leave this process are sealed, and only bytes that were
 //!   sealed for this place are accepted (module `sealed`).
@@ -94,73 +94,44 @@
 //! # }
 //! ```
 //!
-//! | module | its job |
+//! The rooms, from the top. Each calls only those below it:
+//!
+//! | room | its job |
 //! |---|---|
-//! | [`config`], `tensors`, [`description`], `plan`, `limits` | settings; tensors in and out; the description of a sample and its limits; which objects a sample consists of |
-//! | `put`, `put_plan`, `inflight_puts`, `commit`, `get`, `unleased`, `lease`, `answer`, `adopt`, `abort` | the operations |
-//! | `loss` | when a sample whose bytes are missing is declared lost |
-//! | `transfer`, `fetch`, `get_plan`, `blocking`, `codec`, `checksum`, `spans` | moving bytes: batches, threads, deadlines, checks |
-//! | [`pool`], `backing`, `guarded_span` | reused memory: where it comes from, and when it may be reused |
-//! | `free`, `worker`, `collect`, `ownership` | freeing and sweeping, and the tasks that do it; which sample owns which object |
-//! | [`seal`], `sealed`, `send_sealed` | encryption and authentication of tensor bytes; how a store with keys uses them |
-//! | `sessions`, `tasks`, `check`, `unreadable` | membership; operations and their callers; checking whether fencing tokens hold; samples of later releases |
+//! | `ops` | the operations: put, get, take, answer, retire, adopt; each in a module with its states |
+//! | `store` | the open store: its parts, opening and closing, leases in the hands of callers |
+//! | `io` | moving bytes: batches, checksums, seals |
+//! | `reclaim` | freeing samples, sweeping, finding lost samples, and the workers that do it |
+//! | `memory` | memory that tensors lie in: the pool, registration, claims |
+//! | `record` | the description of a sample, the plan of its objects, their owners and limits |
+//! | `runtime` | peers, settings, the session, threads, tasks, counters |
+//! | [`seal`] | encryption and authentication of tensor bytes |
 
-mod abort;
-mod adopt;
-mod answer;
-mod backing;
-mod blocking;
-mod check;
-mod checksum;
-mod claims;
-mod codec;
-mod collect;
-mod commit;
-pub mod config;
-pub mod description;
-mod fetch;
-mod free;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
-mod get;
-mod get_plan;
-mod guarded_span;
-mod health;
-mod inflight_puts;
-mod lease;
-mod limits;
-mod loss;
-mod ownership;
-mod plan;
-pub mod pool;
-mod put;
-mod put_plan;
+mod io;
+mod memory;
+mod ops;
+mod reclaim;
+mod record;
+mod runtime;
 pub mod seal;
-mod sealed;
-mod send_sealed;
-mod sessions;
-mod spans;
 mod store;
-mod tasks;
-mod tensors;
-mod transfer;
-mod unleased;
-mod unreadable;
-mod worker;
 
-pub use adopt::{AdoptedTensor, Announced, Announcement};
-pub use codec::Encoding;
-pub use config::FeatureConfig;
-pub use description::{DescribedTensor, Description};
-pub use health::{Counters, Health};
-pub use lease::{Found, Lease};
-pub use pool::{BufferPool, PoolUse};
-pub use put::{PutItem, PutTurn, Stored};
+pub use memory::pool::{BufferPool, PoolUse};
+pub use memory::tensors::{Destination, Source, TensorIn, TensorOut, Wanted};
+pub use ops::adopt::{AdoptedTensor, Announced, Announcement};
+pub use ops::put::{PutItem, PutTurn, Stored};
+pub use ops::unleased::LiveRef;
+pub use reclaim::worker::Swept;
+pub use record::description::{DescribedTensor, Description};
+pub use record::encoding::Encoding;
+pub use runtime::config::FeatureConfig;
+pub use runtime::counters::Counters;
 pub use store::FeatureStore;
-pub use tensors::{Destination, Source, TensorIn, TensorOut, Wanted};
-pub use unleased::LiveRef;
-pub use worker::Swept;
+pub use store::health::Health;
+pub use store::lease::{Found, Lease};
 
 pub use holdfast_custody::{GroupName, Publication, Reason, Token};
 pub use holdfast_index::{AckOutcome, PassedOver, Quarantined, SampleRef, SweepReport};

@@ -16,12 +16,12 @@ use holdfast_custody::{GroupName, Live, Reason, Reserved, Retired, SessionId, Sw
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::grants::GrantList;
-use crate::layout::Layout;
-use crate::quarantine::Info;
-use crate::record::{Settle, decode, decode_versioned, encode, encode_described};
+use crate::record::codec::{Settle, decode, decode_versioned, encode, encode_described};
+use crate::record::grants::GrantList;
+use crate::record::layout::Layout;
+use crate::record::types::{Quarantined, SampleRef, Versioned};
 use crate::store::Entry;
-use crate::types::{Quarantined, SampleRef, Versioned};
+use crate::txn::quarantine::Info;
 
 fn entry(value: &[u8]) -> Entry {
     Entry {

@@ -6,46 +6,30 @@
 //! `holdfast-index-etcd`), or in memory for tests and simulation ([`store::memory`]). `holdfast-custody` decides what an
 //! intent may do. This crate reads, asks it, and writes on condition that nothing has changed in between.
 //!
-//! | module | its job |
+//! The rooms, from the top. Each calls only those below it:
+//!
+//! | room | its job |
 //! |---|---|
+//! | `ops` | the intents: what each reads, what custody decides, what is written |
+//! | `index` | the index: its parts, and opening sessions |
+//! | `ready` | which samples are ready for a group, and waiting for more |
+//! | `quota` | the store's budget: paying, waiting, giving back |
+//! | `txn` | batches of decisions as transactions; sessions, the shared clock, quarantine, lists in parts |
+//! | `record` | keys, records, grant lists, and what is refused because of them |
 //! | [`store`] | the transactional store that is needed, and one in memory |
-//! | `layout`, `record` | where records are stored and how they are encoded, and which list entries follow from a record |
-//! | `session` | a process's membership; transactions whose outcome is always established |
-//! | `batch`, `decision`, `pack` | read, decide, write, for many samples at once |
-//! | `grants` | grant lists: what was granted to which session, so that it can be taken back |
-//! | `record_cache` | records that a session has just written, so that it need not read them |
-//! | `shards` | what a process knows about the shards of the ready lists |
-//! | `quarantine`, `pages` | a record that cannot be decoded harms nothing else; lists are read in parts |
-//! | `intents`, `answers`, `ready`, `look`, `sweep` | the intents themselves |
 
-mod answers;
-mod batch;
-mod decision;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
-mod grants;
 mod index;
-mod intents;
-mod kept;
-mod layout;
-mod look;
-mod pack;
-mod pages;
-mod quarantine;
+mod ops;
 mod quota;
 mod ready;
 mod record;
-mod record_cache;
-pub mod schema;
-mod session;
-mod shards;
 pub mod store;
-mod sweep;
 #[cfg(feature = "testing")]
 pub mod testing;
-mod transitions;
-mod types;
+mod txn;
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -55,15 +39,17 @@ use holdfast_core::{Generation, ObjectKey, Result, SampleId};
 use holdfast_custody::{GroupName, Reason, Tick, Version};
 use tokio_util::sync::CancellationToken;
 
-pub use index::{IndexConfig, TxnIndex};
-pub use session::Session;
-use shards::ReadyEntry;
-pub use store::History;
-use types::any_sample;
-pub use types::{
+pub use index::TxnIndex;
+use ready::shards::ReadyEntry;
+pub use record::schema;
+use record::types::any_sample;
+pub use record::types::{
     AckOutcome, Commit, FreeList, FreeTask, LeaseGrant, ListPlace, LiveSample, MOST_CLAIMS, PassedOver, Quarantined,
     Reserve, SampleRef, SweepReport, Terms, Unreadable, Versioned,
 };
+pub use store::History;
+pub use txn::IndexConfig;
+pub use txn::session::Session;
 
 /// The custody records of one store, shared by all processes that use it.
 ///
@@ -315,7 +301,7 @@ impl Index for TxnIndex {
     }
 
     async fn set_budget(&self, bytes: u64, within: Duration) -> Result<()> {
-        self.do_set_budget(bytes, self.deadline(within)).await
+        self.quota.set_budget(bytes, self.core.deadline(within)).await
     }
 
     async fn reserve_unless(
@@ -325,15 +311,16 @@ impl Index for TxnIndex {
         cancelled: &CancellationToken,
         within: Duration,
     ) -> Vec<Result<Generation>> {
-        self.do_reserve(session, items, cancelled, self.deadline(within)).await
+        self.do_reserve(session, items, cancelled, self.core.deadline(within))
+            .await
     }
 
     async fn commit(&self, session: &Session, items: &[Commit], within: Duration) -> Vec<Result<Version>> {
-        self.do_commit(session, items, self.deadline(within)).await
+        self.do_commit(session, items, self.core.deadline(within)).await
     }
 
     async fn abort(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
-        self.do_abort(session, items, self.deadline(within)).await
+        self.do_abort(session, items, self.core.deadline(within)).await
     }
 
     async fn take(
@@ -346,7 +333,7 @@ impl Index for TxnIndex {
         within: Duration,
     ) -> Vec<Result<LeaseGrant>> {
         let items: Vec<ReadyEntry> = items.iter().map(ReadyEntry::from).collect();
-        let deadline = self.deadline(within);
+        let deadline = self.core.deadline(within);
         self.do_lease(session, &items, group, ticks, terms, deadline).await
     }
 
@@ -359,7 +346,7 @@ impl Index for TxnIndex {
         terms: Terms<'_>,
         within: Duration,
     ) -> Result<Vec<LeaseGrant>> {
-        self.do_lease_next(session, group, count, ticks, terms, self.deadline(within))
+        self.do_lease_next(session, group, count, ticks, terms, self.core.deadline(within))
             .await
     }
 
@@ -370,23 +357,23 @@ impl Index for TxnIndex {
         ticks: u64,
         within: Duration,
     ) -> Vec<Result<LeaseGrant>> {
-        self.do_renew(session, items, ticks, self.deadline(within)).await
+        self.do_renew(session, items, ticks, self.core.deadline(within)).await
     }
 
     async fn ack(&self, session: &Session, items: &[LeaseGrant], within: Duration) -> Vec<Result<AckOutcome>> {
-        self.do_ack(session, items, true, self.deadline(within)).await
+        self.do_ack(session, items, true, self.core.deadline(within)).await
     }
 
     async fn nack(&self, session: &Session, items: &[LeaseGrant], within: Duration) -> Vec<Result<AckOutcome>> {
-        self.do_ack(session, items, false, self.deadline(within)).await
+        self.do_ack(session, items, false, self.core.deadline(within)).await
     }
 
     async fn release(&self, session: &Session, items: &[LeaseGrant], within: Duration) -> Vec<Result<()>> {
-        self.do_release(session, items, self.deadline(within)).await
+        self.do_release(session, items, self.core.deadline(within)).await
     }
 
     async fn check(&self, session: &Session, items: &[LeaseGrant], within: Duration) -> Result<Vec<bool>> {
-        self.do_check(session, items, self.deadline(within)).await
+        self.do_check(session, items, self.core.deadline(within)).await
     }
 
     async fn retire(
@@ -396,47 +383,47 @@ impl Index for TxnIndex {
         reason: Reason,
         within: Duration,
     ) -> Vec<Result<AckOutcome>> {
-        self.do_retire(session, items, reason, self.deadline(within)).await
+        self.do_retire(session, items, reason, self.core.deadline(within)).await
     }
 
     async fn reopen(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
-        self.do_reopen(session, items, self.deadline(within)).await
+        self.do_reopen(session, items, self.core.deadline(within)).await
     }
 
     async fn look(&self, samples: &[SampleId], within: Duration) -> Result<Vec<Option<LiveSample>>> {
-        self.do_look(samples, self.deadline(within)).await
+        self.do_look(samples, self.core.deadline(within)).await
     }
 
     async fn owners(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<Option<SampleRef>>> {
-        self.do_owners(keys, self.deadline(within)).await
+        self.do_owners(keys, self.core.deadline(within)).await
     }
 
     async fn sweep(&self, session: &Session, limit: usize, within: Duration) -> Result<SweepReport> {
-        self.do_sweep(session, limit, self.deadline(within)).await
+        self.do_sweep(session, limit, self.core.deadline(within)).await
     }
 
     async fn tick(&self, within: Duration) -> Result<Tick> {
-        self.known_tick(self.deadline(within)).await
+        self.core.known_tick(self.core.deadline(within)).await
     }
 
     async fn to_free(&self, after: Option<&ListPlace>, limit: usize, within: Duration) -> Result<FreeList> {
-        self.do_to_free(after, limit, self.deadline(within)).await
+        self.do_to_free(after, limit, self.core.deadline(within)).await
     }
 
     async fn freed(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<bool>> {
-        self.do_freed(session, items, self.deadline(within)).await
+        self.do_freed(session, items, self.core.deadline(within)).await
     }
 
     async fn free_failed(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
-        self.do_free_failed(session, items, self.deadline(within)).await
+        self.do_free_failed(session, items, self.core.deadline(within)).await
     }
 
     fn history(&self) -> History {
-        self.txn_store().history()
+        self.core.txn_store().history()
     }
 
     async fn quarantine(&self, items: &[Unreadable], within: Duration) -> Vec<Result<bool>> {
-        self.do_quarantine(items, self.deadline(within)).await
+        self.do_quarantine(items, self.core.deadline(within)).await
     }
 
     async fn quarantined(
@@ -445,15 +432,15 @@ impl Index for TxnIndex {
         limit: usize,
         within: Duration,
     ) -> Result<Vec<Quarantined>> {
-        self.do_quarantined(after, limit, self.deadline(within)).await
+        self.do_quarantined(after, limit, self.core.deadline(within)).await
     }
 
     async fn quarantined_bytes(&self, which: &Quarantined, within: Duration) -> Result<Vec<u8>> {
-        self.do_quarantined_bytes(which, self.deadline(within)).await
+        self.do_quarantined_bytes(which, self.core.deadline(within)).await
     }
 
     fn passed_over(&self) -> PassedOver {
-        let (quarantined, later) = Self::passed_over(self).counts();
+        let (quarantined, later) = self.core.passed_over().counts();
         PassedOver { quarantined, later }
     }
 }

@@ -1,49 +1,11 @@
 //! Purses: what a session remembers of its own, and how bytes are found for a reservation. Nothing is read or sent here.
 
-use holdfast_core::Result;
-use holdfast_custody::Version;
-use parking_lot::Mutex;
-
-use crate::record::decode;
+use crate::record::codec::decode;
 use crate::store::{Condition, Entry, Write};
-
-/// What a session knows of its purse. It is a guess that saves a look: others may have taken what lay idle in it, so every
-/// change requires that the purse is as it is remembered here.
-#[derive(Debug, Default)]
-pub(crate) struct Balance(Mutex<Seen>);
-
-#[derive(Debug, Default)]
-struct Seen {
-    at: Version,
-    entry: Option<Entry>,
-}
-
-impl Balance {
-    pub(super) fn remembered(&self) -> Option<Entry> {
-        self.0.lock().entry.clone()
-    }
-
-    /// The purse was like this at a version. What is known of a later one stays.
-    pub(super) fn saw(&self, at: Version, entry: Option<Entry>) {
-        let mut seen = self.0.lock();
-        if seen.at <= at {
-            *seen = Seen { at, entry };
-        }
-    }
-
-    /// The purse was written.
-    pub(super) fn wrote(&self, key: &str, bytes: u64, version: Version) {
-        let entry = (bytes > 0).then(|| Entry {
-            key: key.to_owned(),
-            value: bytes.to_string().into_bytes(),
-            version,
-        });
-        self.saw(version, entry);
-    }
-}
+use holdfast_core::Result;
 
 /// The bytes under `b/free` or a purse's key; no key, no bytes.
-pub(super) fn bytes_in(entry: Option<&Entry>) -> Result<u64> {
+pub(crate) fn bytes_in(entry: Option<&Entry>) -> Result<u64> {
     entry.map_or(Ok(0), decode)
 }
 
@@ -143,15 +105,5 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn what_is_remembered_does_not_go_back() {
-        let purse = Balance::default();
-        purse.wrote("p", 7, Version(5));
-        purse.saw(Version(4), None);
-        assert_eq!(purse.remembered().map(|entry| entry.version), Some(Version(5)));
-        purse.wrote("p", 0, Version(6));
-        assert_eq!(purse.remembered(), None);
     }
 }

@@ -7,13 +7,13 @@ use holdfast_core::{Error, ErrorKind, Result};
 use holdfast_custody::Version;
 use parking_lot::Mutex;
 
+use super::Quota;
 use super::balance::{Taking, as_read, bytes_in, take, write_balance};
 use super::look::Look;
-use crate::batch::{Loaded, Moved, QuotaBudget, QuotaChange};
-use crate::index::TxnIndex;
-use crate::session::Session;
+use crate::record::types::Reserve;
 use crate::store::{Condition, Entry, Read, Write};
-use crate::types::Reserve;
+use crate::txn::batch::{Loaded, Moved, QuotaBudget, QuotaChange};
+use crate::txn::session::Session;
 
 /// How many purses of others are looked into: as many as a transaction can empty beside a reservation.
 const OTHERS: usize = 32;
@@ -26,13 +26,13 @@ const TRIES: u32 = 2;
 const MUST_WAIT: &str = "index.credits.spend";
 
 /// Whether an error says that there is too little, or that others are before us.
-pub(super) fn must_wait(error: &Error) -> bool {
+pub(crate) fn must_wait(error: &Error) -> bool {
     error.operation() == MUST_WAIT
 }
 
 /// Bytes on their way from the budget into reservations.
-pub(super) struct Debit<'a> {
-    pub(super) index: &'a TxnIndex,
+pub(crate) struct Debit<'a> {
+    pub(super) quota: &'a Quota,
     pub(super) session: &'a Session,
     /// What is in the purse when the last transaction that was prepared has been applied; none if it stays as it is.
     left: Mutex<Option<u64>>,
@@ -40,9 +40,9 @@ pub(super) struct Debit<'a> {
 }
 
 impl<'a> Debit<'a> {
-    pub(super) fn new(index: &'a TxnIndex, session: &'a Session) -> Self {
+    pub(crate) fn new(quota: &'a Quota, session: &'a Session) -> Self {
         Self {
-            index,
+            quota,
             session,
             left: Mutex::default(),
             looks: AtomicU32::new(0),
@@ -53,21 +53,21 @@ impl<'a> Debit<'a> {
 impl QuotaChange<Reserve> for Debit<'_> {
     fn reads(&self) -> Vec<Read> {
         let purses = Read::Range {
-            keys: self.index.layout().all_balances(),
+            keys: self.quota.core.layout().all_balances(),
             limit: OTHERS,
             keys_only: false,
         };
-        self.index.look_for(self.session, 1, [purses])
+        self.quota.look_for(self.session, 1, [purses])
     }
 
     fn move_for(&self, items: &[&Reserve], loaded: &Loaded, _: QuotaBudget) -> Result<Moved> {
         *self.left.lock() = None;
         let need = items.iter().map(|item| item.bytes).sum();
         let look = match &loaded.credits {
-            Some(snapshot) => Some(self.index.looked(self.session, snapshot)?),
+            Some(snapshot) => Some(self.quota.looked(self.session, snapshot)?),
             None => None,
         };
-        let own_key = self.index.layout().balance(self.session.id());
+        let own_key = self.quota.core.layout().balance(self.session.id());
         let own = self.session.balance.remembered();
         let tries = look.as_ref().map_or(0, |_| self.looks.fetch_add(1, Ordering::Relaxed));
         let (free, others) = match &look {
@@ -91,7 +91,7 @@ impl QuotaChange<Reserve> for Debit<'_> {
 
     fn moved(&self, version: Version) {
         if let Some(left) = *self.left.lock() {
-            let key = self.index.layout().balance(self.session.id());
+            let key = self.quota.core.layout().balance(self.session.id());
             self.session.balance.wrote(&key, left, version);
         }
     }
@@ -132,7 +132,7 @@ impl Debit<'_> {
         if taking.from_free > 0 || !taking.emptied.is_empty() {
             moved
                 .conditions
-                .push(Condition::NoneIn(self.index.layout().shared_queue()));
+                .push(Condition::NoneIn(self.quota.core.layout().shared_queue()));
         }
         Ok(moved)
     }

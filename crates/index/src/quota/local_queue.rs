@@ -349,7 +349,7 @@ impl Drop for LocalWait {
 /// One of the house who is in the line, or about to be. When the last one leaves it, whoever came last into the
 /// house goes there.
 #[derive(Debug)]
-pub(super) struct InLine(Arc<LocalQueue>);
+pub(crate) struct InLine(Arc<LocalQueue>);
 
 impl Drop for InLine {
     fn drop(&mut self) {
@@ -368,5 +368,5 @@ impl Drop for InLine {
 }
 
 #[cfg(test)]
-#[path = "house_tests.rs"]
+#[path = "local_queue_tests.rs"]
 mod tests;

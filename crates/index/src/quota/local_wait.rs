@@ -5,21 +5,22 @@ use holdfast_custody::{Reserved, Tick, Version};
 
 use tokio_util::sync::CancellationToken;
 
+use super::Quota;
 use super::balance::bytes_in;
 use super::local_queue::{Handed, InLine};
 use super::shared_queue::spent;
 use super::wait_request::WaitRequest;
-use super::{A_LITTLE_MORE, RESERVE, generation_of};
-use crate::grants::{GrantLine, OpenGrantList};
-use crate::index::TxnIndex;
-use crate::record::{decode, encode};
-use crate::record_cache::CachedRecord;
-use crate::session::Session;
+use super::{A_LITTLE_MORE, RESERVE};
+use crate::record::codec::{decode, encode};
+use crate::record::grants::{GrantLine, OpenGrantList};
+use crate::record::refusal::generation_of;
+use crate::record::types::Reserve;
 use crate::store::Read;
-use crate::types::Reserve;
+use crate::txn::record_cache::CachedRecord;
+use crate::txn::session::Session;
 
 /// How a stay in the house ended.
-pub(super) enum LocalOutcome {
+pub(crate) enum LocalOutcome {
     Reserved(Generation),
     /// It did not stay, or not to the end; it counts as one in the line, unless it has enough.
     Not(Option<InLine>),
@@ -31,9 +32,9 @@ fn unclear(error: Error) -> Error {
     error.with_retry(Retry::Ambiguous)
 }
 
-impl TxnIndex {
+impl Quota {
     /// Waits in the house, if what is freed there is likely to come soon.
-    pub(super) async fn wait_locally(
+    pub(crate) async fn wait_locally(
         &self,
         session: &Session,
         items: &[Reserve],
@@ -44,13 +45,13 @@ impl TxnIndex {
         if bytes_in(session.balance.remembered().as_ref())? >= want.bytes() {
             return Ok(LocalOutcome::Not(None));
         }
-        let stay = match self.local_queue().enter(session.id(), &want, self.clock()) {
+        let stay = match self.local_queue().enter(session.id(), &want, self.core.clock()) {
             Ok(stay) => stay,
             Err(in_line) => return Ok(LocalOutcome::Not(Some(in_line))),
         };
-        let within = deadline.remaining(self.clock());
+        let within = deadline.remaining(self.core.clock());
         let handed = tokio::select! {
-            handed = stay.handed(within, cancelled, self.clock()) => handed,
+            handed = stay.handed(within, cancelled, self.core.clock()) => handed,
             () = session.ended() => return Err(session.fenced(RESERVE)),
         };
         match handed {
@@ -65,7 +66,7 @@ impl TxnIndex {
     }
 
     /// Whoever was to serve one in the house may have done so after all: what is in the way then is the own reservation.
-    pub(super) async fn or_served_meanwhile(
+    pub(crate) async fn or_served_meanwhile(
         &self,
         session: &Session,
         items: &[Reserve],
@@ -75,7 +76,7 @@ impl TxnIndex {
             return reserved;
         }
         match self
-            .own_reservation(session, &WaitRequest::of(items), self.deadline(A_LITTLE_MORE))
+            .own_reservation(session, &WaitRequest::of(items), self.core.deadline(A_LITTLE_MORE))
             .await
         {
             Ok(Some(generation)) => items.iter().map(|_| Ok(generation)).collect(),
@@ -92,9 +93,13 @@ impl TxnIndex {
         want: &WaitRequest,
         deadline: Deadline,
     ) -> Result<Option<Generation>> {
-        let keys = want.samples.iter().map(|wish| self.layout().pending(&wish.sample));
+        let keys = want.samples.iter().map(|wish| self.core.layout().pending(&wish.sample));
         let reads: Vec<Read> = keys.map(Read::Key).collect();
-        let snapshot = self.txn_store().read(&reads, deadline.remaining(self.clock())).await?;
+        let snapshot = self
+            .core
+            .txn_store()
+            .read(&reads, deadline.remaining(self.core.clock()))
+            .await?;
         let mut found: Option<(Version, Tick)> = None;
         for (wish, entries) in want.samples.iter().zip(&snapshot.entries) {
             let Some(entry) = entries.first() else { return Ok(None) };
@@ -128,7 +133,7 @@ impl TxnIndex {
                 version,
                 grant: grant.clone().map(|grant| GrantLine { grant, line }),
             };
-            let key = self.layout().pending(&wish.sample);
+            let key = self.core.layout().pending(&wish.sample);
             session.remember(Digest::of(key.as_bytes()), record);
         }
         Ok(generation)

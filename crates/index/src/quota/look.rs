@@ -4,11 +4,11 @@ use holdfast_core::{Deadline, Error, Result};
 use holdfast_custody::Version;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::Quota;
 use super::balance::bytes_in;
 use super::wait_request::Waiter;
-use crate::index::TxnIndex;
-use crate::session::Session;
 use crate::store::{Entry, Read, Snapshot};
+use crate::txn::session::Session;
 
 /// What was seen.
 #[derive(Debug)]
@@ -82,14 +82,14 @@ impl Hints {
     }
 }
 
-impl TxnIndex {
+impl Quota {
     /// What a look asks for: the first `places` in line, and whatever else.
     pub(super) fn look_for(&self, session: &Session, places: usize, rest: impl IntoIterator<Item = Read>) -> Vec<Read> {
         let mut reads = vec![
-            Read::Key(self.layout().credits_free()),
-            Read::Key(self.layout().balance(session.id())),
+            Read::Key(self.core.layout().credits_free()),
+            Read::Key(self.core.layout().balance(session.id())),
             Read::Oldest {
-                keys: self.layout().shared_queue(),
+                keys: self.core.layout().shared_queue(),
                 limit: places,
             },
         ];
@@ -114,10 +114,14 @@ impl TxnIndex {
         deadline: Deadline,
     ) -> Result<Snapshot> {
         let mut reads = self.look_for(session, places, rest);
-        reads.push(Read::Key(self.layout().clock()));
-        let mut snapshot = self.txn_store().read(&reads, deadline.remaining(self.clock())).await?;
+        reads.push(Read::Key(self.core.layout().clock()));
+        let mut snapshot = self
+            .core
+            .txn_store()
+            .read(&reads, deadline.remaining(self.core.clock()))
+            .await?;
         if let Some(clock) = snapshot.entries.pop() {
-            self.note_tick(clock.first(), snapshot.version)?;
+            self.core.note_tick(clock.first(), snapshot.version)?;
         }
         Ok(snapshot)
     }

@@ -59,62 +59,64 @@ mod share;
 mod shared_queue;
 mod wait_request;
 
-use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Error, ErrorKind, Generation, Result, Retry, SampleId};
-use holdfast_custody::Version;
+use holdfast_core::{Deadline, Error, ErrorKind, Generation, Result, SampleId};
 
 use tokio_util::sync::CancellationToken;
 
-use self::balance::bytes_in;
-use self::debit::{Debit, must_wait};
-use self::local_wait::LocalOutcome;
 use self::shared_queue::Joined;
 use self::wait_request::{Ending, WaitRequest};
-use crate::batch::Loaded;
-use crate::index::TxnIndex;
-use crate::intents::being_written_or_owned;
-use crate::record::decode;
-use crate::session::Session;
+use crate::record::codec::decode;
+use crate::record::refusal::being_written_or_owned;
+use crate::record::types::Reserve;
 use crate::store::{Condition, Read, Transaction, TxnOutcome, Write};
-use crate::types::Reserve;
+use crate::txn::TxnCore;
+use crate::txn::session::Session;
 
-pub(crate) use self::balance::Balance;
-pub(crate) use self::local_queue::LocalQueue;
-pub(crate) use self::look::Hints;
-pub(crate) use self::peek::ReadAlong;
-pub(crate) use self::shared_queue::QueuePosition;
+pub(crate) use self::balance::bytes_in;
+pub(crate) use self::debit::{Debit, must_wait};
+pub(crate) use self::local_wait::LocalOutcome;
+pub(crate) use crate::txn::session_quota::QueuePosition;
+
+use self::local_queue::LocalQueue;
+use self::look::Hints;
+
+/// The store's quota, as this process sees it.
+#[derive(Debug)]
+pub(crate) struct Quota {
+    core: Arc<TxnCore>,
+    hints: Hints,
+    local_queue: Arc<LocalQueue>,
+}
 
 const RESERVE: &str = "index.reserve";
 
 /// After the deadline of one who waits: to leave the line in order, or to hear of a transaction that serves it.
 const A_LITTLE_MORE: Duration = Duration::from_secs(1);
 
-/// How many of the next items are reserved together. All of them must be had at once, so a good part of the budget would
-/// wait for everybody else to be done; and whoever serves them needs room for them in a transaction.
-fn how_many_together(items: &[Reserve], budget: u64) -> usize {
-    const MOST: usize = 48;
-    const MOST_TEXT: usize = 256 * 1024;
-    let (mut bytes, mut text) = (0_u64, 0);
-    let mut samples = HashSet::new();
-    let mut together = 0;
-    for item in items.iter().take(MOST) {
-        bytes = bytes.saturating_add(item.bytes);
-        text += item.plan.len();
-        if !samples.insert(&item.sample) || bytes > budget / 4 || text > MOST_TEXT {
-            break;
+impl Quota {
+    pub(crate) fn new(core: Arc<TxnCore>) -> Self {
+        Self {
+            core,
+            hints: Hints::default(),
+            local_queue: Arc::default(),
         }
-        together += 1;
     }
-    together.max(1)
-}
 
-impl TxnIndex {
+    fn hints(&self) -> &Hints {
+        &self.hints
+    }
+
+    fn local_queue(&self) -> &Arc<LocalQueue> {
+        &self.local_queue
+    }
+
     /// Sets the store's budget. Sessions opened from now on need credits to reserve.
-    pub(crate) async fn do_set_budget(&self, bytes: u64, deadline: Deadline) -> Result<()> {
+    pub(crate) async fn set_budget(&self, bytes: u64, deadline: Deadline) -> Result<()> {
         const OPERATION: &str = "index.set_budget";
-        let (budget, free) = (self.layout().budget(), self.layout().credits_free());
+        let (budget, free) = (self.core.layout().budget(), self.core.layout().credits_free());
         let transaction = Transaction {
             conditions: vec![Condition::Absent(budget.clone())],
             writes: vec![
@@ -123,14 +125,19 @@ impl TxnIndex {
             ],
         };
         match self
+            .core
             .txn_store()
-            .transact(&transaction, deadline.remaining(self.clock()))
+            .transact(&transaction, deadline.remaining(self.core.clock()))
             .await?
         {
             TxnOutcome::Committed(_) => Ok(()),
             TxnOutcome::Rejected => {
-                let read = [Read::Key(self.layout().budget())];
-                let snapshot = self.txn_store().read(&read, deadline.remaining(self.clock())).await?;
+                let read = [Read::Key(self.core.layout().budget())];
+                let snapshot = self
+                    .core
+                    .txn_store()
+                    .read(&read, deadline.remaining(self.core.clock()))
+                    .await?;
                 let in_force: Option<u64> = snapshot.entries.iter().flatten().next().map(decode).transpose()?;
                 let message = "this store has a budget already; the first one that was set counts";
                 let error = Error::new(ErrorKind::Conflict, OPERATION, message).with("asked_for", bytes);
@@ -139,130 +146,17 @@ impl TxnIndex {
         }
     }
 
-    /// Reserves with credits.
-    pub(crate) async fn reserve_with_credits(
-        &self,
-        session: &Session,
-        items: &[Reserve],
-        budget: u64,
-        cancelled: &CancellationToken,
-        deadline: Deadline,
-    ) -> Vec<Result<Generation>> {
-        let mut results = Vec::with_capacity(items.len());
-        let mut rest = items;
-        while let Some(first) = rest.first() {
-            let (now, later) = rest.split_at(how_many_together(rest, budget));
-            rest = later;
-            if first.bytes > budget {
-                let message = "this sample is larger than the store's whole budget";
-                let error = Error::new(ErrorKind::Capacity, RESERVE, message).with("sample", &first.sample);
-                results.push(Err(error.with_retry(Retry::Never)));
-                continue;
-            }
-            results.extend(match self.wait_locally(session, now, cancelled, deadline).await {
-                Ok(LocalOutcome::Reserved(generation)) => now.iter().map(|_| Ok(generation)).collect(),
-                Ok(LocalOutcome::Not(_in_line)) => self.take_a_turn(session, now, cancelled, deadline).await,
-                Ok(LocalOutcome::Unclear(_in_line)) => {
-                    let reserved = self.take_a_turn(session, now, cancelled, deadline).await;
-                    self.or_served_meanwhile(session, now, reserved).await
-                }
-                Err(error) => now.iter().map(|_| Err(error.clone())).collect(),
-            });
-        }
-        results
-    }
-
-    /// Those of one session take turns, in the order in which they came: they share a purse and a place in line.
-    async fn take_a_turn(
-        &self,
-        session: &Session,
-        items: &[Reserve],
-        cancelled: &CancellationToken,
-        deadline: Deadline,
-    ) -> Vec<Result<Generation>> {
-        let turn = tokio::select! {
-            biased;
-            () = cancelled.cancelled() => None,
-            turn = tokio::time::timeout(deadline.remaining(self.clock()), session.turn.lock()) => turn.ok(),
-        };
-        let Some(mut place) = turn else {
-            let message = "others of this process waited for credits until the deadline";
-            let error = Error::new(ErrorKind::Capacity, RESERVE, message);
-            return items.iter().map(|_| Err(error.clone())).collect();
-        };
-        self.pay_and_reserve(session, &mut place, items, cancelled, deadline)
-            .await
-    }
-
-    /// Reserves items that belong together, from what is there or after a wait.
-    async fn pay_and_reserve(
-        &self,
-        session: &Session,
-        place: &mut QueuePosition,
-        items: &[Reserve],
-        cancelled: &CancellationToken,
-        deadline: Deadline,
-    ) -> Vec<Result<Generation>> {
-        let mut results: Vec<Option<Result<Generation>>> = items.iter().map(|_| None).collect();
-        loop {
-            let open: Vec<usize> = (0..items.len()).filter(|at| results[*at].is_none()).collect();
-            let wanted: Vec<Reserve> = open.iter().map(|at| items[*at].clone()).collect();
-            if wanted.is_empty() {
-                break;
-            }
-            let need = wanted.iter().fold(0_u64, |need, item| need.saturating_add(item.bytes));
-            let purse = session.balance.remembered();
-            let has_enough = bytes_in(purse.as_ref()).is_ok_and(|bytes| bytes >= need);
-            if has_enough || !place.contended {
-                let reach = if has_enough { None } else { self.reach(deadline).await };
-                if !has_enough && reach.is_none() {
-                    place.contended = true;
-                    continue;
-                }
-                let spending = Debit::new(self, session);
-                let seen = has_enough.then(Loaded::default);
-                let reserved = self
-                    .reserve_now(session, &wanted, Some(&spending), seen, deadline)
-                    .await;
-                for (at, result) in open.into_iter().zip(reserved) {
-                    if !result.as_ref().is_err_and(must_wait) {
-                        results[at] = Some(result);
-                    }
-                }
-                drop(reach);
-                place.contended = results.iter().any(Option::is_none);
-                continue;
-            }
-            match self
-                .wait_and_reserve(session, place, &wanted, cancelled, deadline)
-                .await
-            {
-                Ok(reserved) => {
-                    for (at, result) in open.into_iter().zip(reserved) {
-                        results[at] = result;
-                    }
-                }
-                Err(error) => open.iter().for_each(|at| results[*at] = Some(Err(error.clone()))),
-            }
-        }
-        let missing = || Err(Error::internal(RESERVE, "an item was left without a result"));
-        results
-            .into_iter()
-            .map(|result| result.unwrap_or_else(missing))
-            .collect()
-    }
-
     /// Those of a process reach for what is free one after the other: if all did at once, all but one would in vain. None if
     /// somebody waits for it, or the time is up.
-    async fn reach(&self, deadline: Deadline) -> Option<tokio::sync::MutexGuard<'_, ()>> {
-        let reach = tokio::time::timeout(deadline.remaining(self.clock()), self.local_queue().reach.lock());
+    pub(crate) async fn reach(&self, deadline: Deadline) -> Option<tokio::sync::MutexGuard<'_, ()>> {
+        let reach = tokio::time::timeout(deadline.remaining(self.core.clock()), self.local_queue().reach.lock());
         let reach = reach.await.ok()?;
         (!self.hints().somebody_waits()).then_some(reach)
     }
 
     /// Waits in line until all items are reserved, or some turn out to be another's: those get their result, and the others
     /// none yet.
-    async fn wait_and_reserve(
+    pub(crate) async fn wait_and_reserve(
         &self,
         session: &Session,
         place: &mut QueuePosition,
@@ -297,11 +191,6 @@ impl TxnIndex {
             }
         }
     }
-}
-
-/// A reservation's generation is the version of the write that made it.
-pub(crate) fn generation_of(version: Version) -> Result<Generation> {
-    Generation::new(version.0).ok_or_else(|| Error::internal(RESERVE, "the index gave out version zero"))
 }
 
 /// What a process that waits writes, and what it is told: see [`crate::fuzzing`].

@@ -11,24 +11,22 @@ use holdfast_core::{Deadline, Error, Result};
 use holdfast_custody::{Retired, Version};
 use parking_lot::Mutex;
 
+use super::Quota;
 use super::balance::{as_read, bytes_in, write_balance};
 use super::local_queue::Taken;
 use super::look::Look;
 use super::serve::{Division, Giver, Sharing};
 use super::share::{HEAD_OF_THE_LINE, draw};
-use crate::batch::{Intent, Loaded, Moved, QuotaBudget, QuotaChange};
-use crate::decision::Decision;
-use crate::index::TxnIndex;
-use crate::record::decode;
-use crate::record_cache::CachedRecord;
-use crate::session::Session;
-use crate::store::{Condition, Entry, Read, Write};
-use crate::types::SampleRef;
+use crate::record::types::SampleRef;
+use crate::store::{Condition, Read, Snapshot};
+use crate::txn::batch::{Loaded, Moved, QuotaBudget, QuotaChange};
+use crate::txn::session::Session;
 
 /// Paid bytes on their way back.
-struct Refund<'a> {
-    index: &'a TxnIndex,
+pub(crate) struct Refund<'a> {
+    quota: &'a Quota,
     session: &'a Session,
+    somebody_waits: bool,
     /// Whether those in the house come first.
     to_the_house: bool,
     /// Those of them whom the last transaction that was prepared serves.
@@ -50,7 +48,7 @@ enum After {
 impl QuotaChange<SampleRef> for Refund<'_> {
     fn reads(&self) -> Vec<Read> {
         let reserving = self.reserving.lock().clone();
-        self.index
+        self.quota
             .look_for(self.session, HEAD_OF_THE_LINE, reserving.into_iter().map(Read::Key))
     }
 
@@ -58,7 +56,7 @@ impl QuotaChange<SampleRef> for Refund<'_> {
         *self.after.lock() = After::Nothing;
         let mut back = 0_u64;
         for item in items {
-            let retired = loaded.record::<Retired>(&self.index.free_key(item))?;
+            let retired = loaded.record::<Retired>(&self.quota.core.layout().free_key(item))?;
             back += retired.map_or(0, |retired| retired.record.paid);
         }
         let mut room = room;
@@ -70,12 +68,12 @@ impl QuotaChange<SampleRef> for Refund<'_> {
             return Ok(moved);
         }
         let look = match &loaded.credits {
-            Some(snapshot) => Some(self.index.looked(self.session, snapshot)?),
+            Some(snapshot) => Some(self.quota.looked(self.session, snapshot)?),
             None => None,
         };
         let rest = match look {
             // A purse would be in the way of those of this process who are about to join the line.
-            Some(look) if !look.line.is_empty() || self.index.local_queue().is_in_line() => {
+            Some(look) if !look.line.is_empty() || self.quota.local_queue().is_in_line() => {
                 self.to_the_line(back, &look, loaded, room)?
             }
             _ => self.to_the_purse(back)?,
@@ -95,7 +93,7 @@ impl QuotaChange<SampleRef> for Refund<'_> {
             After::InPurse { key, bytes } => self.session.balance.wrote(key, *bytes, version),
             After::Shared { free, left_in_line } => {
                 self.reserving.lock().clear();
-                self.index.hints().saw_line(*left_in_line);
+                self.quota.hints().saw_line(*left_in_line);
                 if *free > 0 {
                     self.look_again.store(true, Ordering::Relaxed);
                 }
@@ -124,18 +122,18 @@ impl Refund<'_> {
     fn giver(&self) -> Giver<'_> {
         Giver {
             session: self.session,
-            index: self.index,
+            quota: self.quota,
         }
     }
 
     fn to_the_purse(&self, back: u64) -> Result<Moved> {
-        let key = self.index.layout().balance(self.session.id());
+        let key = self.quota.core.layout().balance(self.session.id());
         // A look has been taken in; what was written since then is remembered too.
         let purse = self.session.balance.remembered();
         let bytes = bytes_in(purse.as_ref())?.saturating_add(back);
         let conditions = vec![
             as_read(&key, purse.as_ref()),
-            Condition::NoneIn(self.index.layout().shared_queue()),
+            Condition::NoneIn(self.quota.core.layout().shared_queue()),
         ];
         let writes = vec![write_balance(&key, bytes)];
         *self.after.lock() = After::InPurse { key, bytes };
@@ -155,7 +153,7 @@ impl Refund<'_> {
             look,
             &Sharing {
                 back,
-                draw: &|places| Some(draw(self.index.rng(), places)),
+                draw: &|places| Some(draw(self.quota.core.rng(), places)),
                 taken: &taken,
                 clock: (loaded.tick, clock),
                 room,
@@ -172,81 +170,46 @@ fn clock_of(loaded: &Loaded) -> Result<Version> {
     loaded.clock.ok_or_else(unknown)
 }
 
-impl TxnIndex {
-    /// The objects of retired samples are gone: so are their records. Freed twice is freed once.
-    pub(crate) async fn do_freed(
-        &self,
-        session: &Session,
-        items: &[SampleRef],
-        deadline: Deadline,
-    ) -> Vec<Result<bool>> {
-        const OPERATION: &str = "index.freed";
-        let keys = |item: &SampleRef| vec![self.free_key(item)];
-        let decide = |item: &SampleRef, loaded: &Loaded| {
-            let key = self.free_key(item);
-            match loaded.entry(&key) {
-                None if loaded.guess => Err(Error::internal(OPERATION, "this record is not remembered")),
-                None => Ok(Decision::nothing(false)),
-                Some(entry) => {
-                    let conditions = vec![Condition::Unchanged(key.clone(), entry.version)];
-                    // Its claims were written with its reservation, and nobody else's are in their place since.
-                    let claims = decode::<Retired>(entry)?.claims;
-                    let mut writes: Vec<Write> = claims
-                        .iter()
-                        .map(|key| Write::Delete(self.layout().claim(key)))
-                        .collect();
-                    writes.push(Write::Delete(key));
-                    Ok(Decision::new(conditions, writes, true))
-                }
-            }
-        };
+impl Quota {
+    /// Paid bytes of `count` samples that are about to be freed.
+    pub(crate) fn refund<'a>(&'a self, session: &'a Session, count: usize) -> Refund<'a> {
         let house = self.local_queue();
         let somebody_waits = self.hints().somebody_waits() || house.is_in_line();
         if somebody_waits {
-            house.frees(items.len(), self.clock());
+            house.frees(count, self.core.clock());
         }
-        let to_the_house = !house.serves_line(self.hints().in_line(), self.rng());
-        let returning = Refund {
-            index: self,
+        Refund {
+            quota: self,
             session,
-            to_the_house,
+            somebody_waits,
+            to_the_house: !house.serves_line(self.hints().in_line(), self.core.rng()),
             taken_along: Mutex::default(),
             reserving: Mutex::default(),
             after: Mutex::new(After::Nothing),
             look_again: AtomicBool::new(false),
-        };
-        let intent = Intent {
-            operation: OPERATION,
-            keys: &keys,
-            decide: &decide,
-            sets_deadlines: false,
-            credits: Some(&returning),
-        };
-        let remembered = items.iter().filter_map(|item| {
-            let key = self.free_key(item);
-            let CachedRecord { value, version, .. } = session.recall(&key)?;
-            Some(Entry { key, value, version })
-        });
-        let mut seen = Loaded::with_entries(remembered);
-        if somebody_waits && !to_the_house && !seen.is_empty() {
-            seen.credits = session.read_along.take(self.clock());
-            if seen.credits.is_none() {
-                match self.look_at_credits(session, HEAD_OF_THE_LINE, None, deadline).await {
-                    Ok(snapshot) => seen.credits = Some(snapshot),
-                    Err(error) => return items.iter().map(|_| Err(error.clone())).collect(),
-                }
-            }
         }
-        // Without anything remembered, the first try would be in vain.
-        let seen = (!seen.is_empty()).then_some(seen);
-        let results = self.batch(session, items, intent, seen, deadline).await;
-        if returning.look_again.into_inner() {
-            self.serve_or_leave_it(session, deadline).await;
+    }
+}
+
+impl Refund<'_> {
+    /// A look at the line, if what comes back is for those in it.
+    pub(crate) async fn look(&self, deadline: Deadline) -> Result<Option<Snapshot>> {
+        if !self.somebody_waits || self.to_the_house {
+            return Ok(None);
         }
-        results
+        if let Some(snapshot) = self.session.read_along.take(self.quota.core.clock()) {
+            return Ok(Some(snapshot));
+        }
+        let look = self
+            .quota
+            .look_at_credits(self.session, HEAD_OF_THE_LINE, None, deadline);
+        look.await.map(Some)
     }
 
-    pub(crate) fn free_key(&self, item: &SampleRef) -> String {
-        self.layout().to_free(&item.sample, item.generation)
+    /// Serves those who may have joined the line since, if something is left for them.
+    pub(crate) async fn finish(self, deadline: Deadline) {
+        if self.look_again.into_inner() {
+            self.quota.serve_or_leave_it(self.session, deadline).await;
+        }
     }
 }

@@ -18,19 +18,19 @@ use std::time::Duration;
 use holdfast_core::{Deadline, Error, Result, Retry};
 use holdfast_custody::{SessionId, Tick, Version};
 
+use super::Quota;
 use super::balance::{as_read, bytes_in};
 use super::local_queue::Taken;
 use super::look::Look;
 use super::share::{HEAD_OF_THE_LINE, share};
 use super::wait_request::{Ending, WaitRequest, WaitResult, Waiter};
-use crate::batch::{Moved, QuotaBudget};
-use crate::grants::{GrantList, Holding};
-use crate::index::TxnIndex;
-use crate::layout::Layout;
-use crate::pages::MOST_BYTES;
-use crate::record::{encode, unreadable};
-use crate::session::{Session, SlotClient};
+use crate::record::codec::{encode, unreadable};
+use crate::record::grants::{GrantList, Holding};
+use crate::record::layout::Layout;
 use crate::store::{Condition, Entry, Read, TxnOutcome, Write};
+use crate::txn::batch::{Moved, QuotaBudget};
+use crate::txn::pages::MOST_BYTES;
+use crate::txn::session::{Session, SlotClient};
 
 const OPERATION: &str = "index.credits";
 
@@ -62,12 +62,12 @@ pub(super) struct Division {
 /// One who gives, and the number of its next notes.
 pub(super) struct Giver<'a> {
     pub(super) session: &'a Session,
-    pub(super) index: &'a TxnIndex,
+    pub(super) quota: &'a Quota,
 }
 
 impl Giver<'_> {
     fn keys(&self, waiter: &Waiter) -> Vec<String> {
-        waiter.want.in_its_way(self.index.layout())
+        waiter.want.in_its_way(self.quota.core.layout())
     }
 
     /// The want goes, and its owner is told how the wait ended.
@@ -81,7 +81,7 @@ impl Giver<'_> {
             writes: vec![
                 Write::Delete(waiter.key.clone()),
                 Write::Put {
-                    key: self.index.layout().wait_result(waiter.session),
+                    key: self.quota.core.layout().wait_result(waiter.session),
                     value: encode(&told)?,
                     session: Some(waiter.session),
                 },
@@ -99,7 +99,7 @@ impl Giver<'_> {
 
     /// The reservations that a session wants, paid for, and the note that leads a sweep to them. Returns its key.
     pub(super) fn reserve_for(&self, session: SessionId, want: &WaitRequest, until: Tick) -> Result<(Moved, String)> {
-        let layout = self.index.layout();
+        let layout = self.quota.core.layout();
         let key = layout.grant_list(session, until, self.session.id(), self.session.grants.next());
         let (mut moved, mut note) = (Moved::default(), GrantList::default());
         for wish in &want.samples {
@@ -124,12 +124,12 @@ impl Giver<'_> {
         moved: &mut Moved,
         room: &mut QuotaBudget,
     ) -> Result<Vec<Taken>> {
-        let layout = self.index.layout();
-        let until = tick.after(self.index.config().reserve_ticks);
+        let layout = self.quota.core.layout();
+        let until = tick.after(self.quota.core.config().reserve_ticks);
         room.operations = room.operations.saturating_sub(1);
         // Two may want the same sample: the second finds out when the first has it.
         let mut reserving = BTreeSet::new();
-        let taken = self.index.local_queue().take_along(bytes, |session, want| {
+        let taken = self.quota.local_queue().take_along(bytes, |session, want| {
             let keys = want.in_its_way(layout);
             let (mut more, note) = self.reserve_for(session, want, until)?;
             more.conditions.push(Condition::Present(layout.alive(session)));
@@ -149,7 +149,7 @@ impl Giver<'_> {
     /// [`super`] for why; what nobody gets is free.
     pub(super) fn divide(&self, look: &Look, sharing: &Sharing<'_>) -> Result<Division> {
         let (tick, clock_version) = sharing.clock;
-        let until = tick.after(self.index.config().reserve_ticks);
+        let until = tick.after(self.quota.core.config().reserve_ticks);
         let mut moved = Moved::default();
         // What is free must be as it was seen, even if it is not touched: it decides who is served.
         let free = look.free()?;
@@ -166,7 +166,7 @@ impl Giver<'_> {
                 continue;
             }
             let wishes = waiter.want.samples.iter();
-            let samples = wishes.filter(|wish| wish.in_its_way(self.index.layout()).any(|key| taken(&key)));
+            let samples = wishes.filter(|wish| wish.in_its_way(self.quota.core.layout()).any(|key| taken(&key)));
             let samples = samples.map(|wish| wish.sample.clone()).collect();
             left_in_line += usize::from(!add(self.end(waiter, Ending::Taken { samples })?));
         }
@@ -184,7 +184,7 @@ impl Giver<'_> {
             Ok::<_, Error>(fits)
         })?;
         if !shared.served.is_empty() {
-            let clock = self.index.layout().clock();
+            let clock = self.quota.core.layout().clock();
             moved.conditions.push(Condition::Unchanged(clock, clock_version));
         }
         if shared.free != had {
@@ -199,20 +199,20 @@ impl Giver<'_> {
     }
 }
 
-impl TxnIndex {
+impl Quota {
     /// A random pause, longer from try to try: it keeps two who collide from doing so for ever.
     pub(super) async fn pause(&self, tries: u32) {
         let most = 200_u64 << tries.min(6);
-        tokio::time::sleep(Duration::from_micros(self.rng().below(most))).await;
+        tokio::time::sleep(Duration::from_micros(self.core.rng().below(most))).await;
     }
 
     /// Serves those in line from what is free, longest first, for as long as that does, and then those in the house.
     pub(crate) async fn serve_line(&self, session: &Session, deadline: Deadline) -> Result<()> {
-        let giver = Giver { session, index: self };
+        let giver = Giver { session, quota: self };
         let mut taken = BTreeSet::new();
         let mut reserving = Vec::new();
         let mut tries = 0;
-        while !deadline.passed(self.clock()) {
+        while !deadline.passed(self.core.clock()) {
             let rest = reserving.drain(..).map(Read::Key);
             let snapshot = self.look_at_credits(session, HEAD_OF_THE_LINE, rest, deadline).await?;
             let look = self.looked(session, &snapshot)?;
@@ -224,12 +224,12 @@ impl TxnIndex {
                     false => return Ok(()),
                 }
             }
-            let limits = self.txn_store().limits();
+            let limits = self.core.txn_store().limits();
             let sharing = Sharing {
                 back: 0,
                 draw: &|_| None,
                 taken: &taken,
-                clock: self.known_clock(deadline).await?,
+                clock: self.core.known_clock(deadline).await?,
                 room: QuotaBudget {
                     operations: limits.operations - SlotClient::OVERHEAD,
                     bytes: limits.bytes,
@@ -242,6 +242,7 @@ impl TxnIndex {
             }
             let Moved { conditions, writes } = division.moved;
             match self
+                .core
                 .slots()
                 .transact(OPERATION, session, conditions, writes, deadline)
                 .await?
@@ -265,8 +266,8 @@ impl TxnIndex {
         if self.local_queue().is_empty() {
             return Ok(false);
         }
-        let giver = Giver { session, index: self };
-        let limits = self.txn_store().limits();
+        let giver = Giver { session, quota: self };
+        let limits = self.core.txn_store().limits();
         let mut room = QuotaBudget {
             operations: limits.operations - SlotClient::OVERHEAD - 1,
             bytes: limits.bytes,
@@ -274,7 +275,7 @@ impl TxnIndex {
         let free = look.free()?;
         let had = bytes_in(Some(free))?;
         let mut moved = Moved::default();
-        let clock = self.known_clock(deadline).await?;
+        let clock = self.core.known_clock(deadline).await?;
         let taken = giver.serve_house(had, clock, &mut moved, &mut room)?;
         if taken.is_empty() {
             return Ok(false);
@@ -284,6 +285,7 @@ impl TxnIndex {
         moved.writes.push(Write::put(&*free.key, left.to_string()));
         let Moved { conditions, writes } = moved;
         let applied = self
+            .core
             .slots()
             .transact(OPERATION, session, conditions, writes, deadline)
             .await;
@@ -295,9 +297,9 @@ impl TxnIndex {
         Ok(matches!(applied?, TxnOutcome::Committed(_)))
     }
 
-    /// As [`TxnIndex::serve_line`], for those who have done what they were asked to: if it fails, others will do it.
+    /// As [`Quota::serve_line`], for those who have done what they were asked to: if it fails, others will do it.
     pub(super) async fn serve_or_leave_it(&self, session: &Session, deadline: Deadline) {
-        let left = deadline.remaining(self.clock());
+        let left = deadline.remaining(self.core.clock());
         let Some(pass) = self.local_queue().serving.pass(left).await else {
             return;
         };
@@ -327,6 +329,7 @@ impl TxnIndex {
         }
         writes.push(Write::put(&*free.key, total.to_string()));
         let applied = self
+            .core
             .slots()
             .transact(OPERATION, session, conditions, writes, deadline)
             .await?;
@@ -337,10 +340,10 @@ impl TxnIndex {
     /// many there were.
     pub(crate) async fn tidy_credits(&self, deadline: Deadline) -> Result<usize> {
         const MOST: usize = 10_000;
-        let ranges = [self.layout().all_balances(), self.layout().shared_queue()];
-        let keys = self.read_keys(ranges, MOST, deadline).await?.concat();
-        let (entries, _) = self.read_values(&keys, MOST_BYTES, deadline).await?;
-        let purses = self.layout().all_balances();
+        let ranges = [self.core.layout().all_balances(), self.core.layout().shared_queue()];
+        let keys = self.core.read_keys(ranges, MOST, deadline).await?.concat();
+        let (entries, _) = self.core.read_values(&keys, MOST_BYTES, deadline).await?;
+        let purses = self.core.layout().all_balances();
         let read = |entry: &Entry| {
             if purses.contains(&entry.key) {
                 let no_name = || unreadable(&entry.key, "this is no key of a session's purse");
@@ -350,7 +353,7 @@ impl TxnIndex {
                 Waiter::read(entry).map(|_| ())
             }
         };
-        Ok(self.sort_out(entries, read, deadline).await?.quarantined)
+        Ok(self.core.sort_out(entries, read, deadline).await?.quarantined)
     }
 
     /// Sessions have ended: what they had not spent is free.
@@ -360,8 +363,8 @@ impl TxnIndex {
         ended: &BTreeSet<SessionId>,
         deadline: Deadline,
     ) -> Result<()> {
-        let keys: Vec<String> = ended.iter().map(|id| self.layout().balance(*id)).collect();
-        for chunk in keys.chunks(self.txn_store().limits().operations - SlotClient::OVERHEAD - 4) {
+        let keys: Vec<String> = ended.iter().map(|id| self.core.layout().balance(*id)).collect();
+        for chunk in keys.chunks(self.core.txn_store().limits().operations - SlotClient::OVERHEAD - 4) {
             let mut tries = 0;
             loop {
                 let rest = chunk.iter().cloned().map(Read::Key);
@@ -373,7 +376,7 @@ impl TxnIndex {
                 }
                 self.pause(tries).await;
                 tries += 1;
-                if deadline.passed(self.clock()) {
+                if deadline.passed(self.core.clock()) {
                     let message = "others kept changing the purses of the dead until the deadline";
                     return Err(Error::unavailable(OPERATION, message));
                 }

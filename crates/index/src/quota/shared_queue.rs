@@ -28,26 +28,18 @@ use holdfast_custody::Version;
 use tokio_util::sync::CancellationToken;
 
 use super::A_LITTLE_MORE;
+use super::Quota;
 use super::balance::bytes_in;
 use super::wait_request::{WaitRequest, WaitResult};
-use crate::index::TxnIndex;
-use crate::record::{decode, encode};
-use crate::session::Session;
-use crate::store::{Change, Condition, Entry, Read, TxnOutcome, Watch, Write};
+use crate::record::codec::{decode, encode};
+use crate::store::{Change, Condition, Entry, Read, TxnOutcome, Write};
+use crate::txn::session::Session;
+use crate::txn::session_quota::QueuePosition;
 
 const OPERATION: &str = "index.reserve";
 
 /// How many purses are looked into by one who is about to wait, and emptied if there is something in them.
 const PURSES: usize = 64;
-
-/// A session's place among those who wait. Whoever has it is the one of its process whose turn it is.
-#[derive(Debug, Default)]
-pub(crate) struct QueuePosition {
-    /// Whether the last reservation had to wait: then the next one will have to, most likely.
-    pub(super) contended: bool,
-    /// Tells what is said to this session; opened when it first waits.
-    watch: Option<Box<dyn Watch>>,
-}
 
 /// What became of joining the line.
 pub(super) enum Joined {
@@ -60,7 +52,7 @@ pub(super) enum Joined {
     Taken(Vec<SampleId>),
 }
 
-impl TxnIndex {
+impl Quota {
     /// Joins the line, on condition that nothing lies idle. If what is free serves the first in line then, serves it.
     pub(super) async fn join_queue(
         &self,
@@ -70,7 +62,7 @@ impl TxnIndex {
         deadline: Deadline,
     ) -> Result<Joined> {
         let mut tries = 0;
-        while !deadline.passed(self.clock()) && !cancelled.is_cancelled() {
+        while !deadline.passed(self.core.clock()) && !cancelled.is_cancelled() {
             if let Some((since, free)) = self.try_to_join(session, want, deadline).await? {
                 self.hints().joined_line();
                 // If that served another who waited before, somebody else has seen to it.
@@ -80,18 +72,18 @@ impl TxnIndex {
                 }
                 return Ok(Joined::InLine { since, in_vain });
             }
-            let left = deadline.remaining(self.clock());
+            let left = deadline.remaining(self.core.clock());
             let Some(pass) = self.local_queue().gathering.pass(left).await else {
                 continue;
             };
-            let own_want = self.layout().wait_request(session.id());
+            let own_want = self.core.layout().wait_request(session.id());
             let purses = Read::Range {
-                keys: self.layout().all_balances(),
+                keys: self.core.layout().all_balances(),
                 limit: PURSES,
                 keys_only: false,
             };
-            let in_its_way = want.in_its_way(self.layout());
-            let keys = [own_want, self.layout().alive(session.id())]
+            let in_its_way = want.in_its_way(self.core.layout());
+            let keys = [own_want, self.core.layout().alive(session.id())]
                 .into_iter()
                 .chain(in_its_way);
             let rest = [purses].into_iter().chain(keys.map(Read::Key));
@@ -105,7 +97,7 @@ impl TxnIndex {
             }
             let there: HashSet<&String> = in_its_way.iter().flatten().map(|entry| &entry.key).collect();
             let taken = want.samples.iter();
-            let taken = taken.filter(|wish| wish.in_its_way(self.layout()).any(|key| there.contains(&key)));
+            let taken = taken.filter(|wish| wish.in_its_way(self.core.layout()).any(|key| there.contains(&key)));
             let taken: Vec<_> = taken.map(|wish| wish.sample.clone()).collect();
             if !taken.is_empty() {
                 return Ok(Joined::Taken(taken));
@@ -133,19 +125,20 @@ impl TxnIndex {
         want: &WaitRequest,
         deadline: Deadline,
     ) -> Result<Option<(Version, Option<u64>)>> {
-        let key = self.layout().wait_request(session.id());
+        let key = self.core.layout().wait_request(session.id());
         let mut conditions = vec![
-            Condition::NoneIn(self.layout().all_balances()),
+            Condition::NoneIn(self.core.layout().all_balances()),
             Condition::Absent(key.clone()),
         ];
-        conditions.extend(want.in_its_way(self.layout()).into_iter().map(Condition::Absent));
+        conditions.extend(want.in_its_way(self.core.layout()).into_iter().map(Condition::Absent));
         let writes = vec![Write::Put {
             key,
             value: encode(want)?,
             session: Some(session.id()),
         }];
-        let reads = [Read::Key(self.layout().credits_free())];
+        let reads = [Read::Key(self.core.layout().credits_free())];
         let (applied, snapshot) = self
+            .core
             .slots()
             .transact_and_read(OPERATION, session, conditions, writes, &reads, deadline)
             .await?;
@@ -172,8 +165,8 @@ impl TxnIndex {
         if let Some(told) = self.until_told(session, place, since, cancelled, deadline).await? {
             return Ok(told);
         }
-        let deadline = self.deadline(A_LITTLE_MORE);
-        while !deadline.passed(self.clock()) {
+        let deadline = self.core.deadline(A_LITTLE_MORE);
+        while !deadline.passed(self.core.clock()) {
             if self.leave_queue(session, since, deadline).await? {
                 // Whoever is next may be content with less.
                 self.serve_or_leave_it(session, deadline).await;
@@ -197,11 +190,11 @@ impl TxnIndex {
         cancelled: &CancellationToken,
         deadline: Deadline,
     ) -> Result<Option<(WaitResult, Version)>> {
-        let key = self.layout().wait_result(session.id());
+        let key = self.core.layout().wait_result(session.id());
         let mut after = since;
         let mut tries = 0;
         loop {
-            let left = deadline.remaining(self.clock());
+            let left = deadline.remaining(self.core.clock());
             if left.is_zero() {
                 return Ok(None);
             }
@@ -247,7 +240,7 @@ impl TxnIndex {
             Some(watch) => watch,
             none => {
                 let only = key.to_owned()..format!("{key}\u{0}");
-                none.insert(self.txn_store().watch(only, after, within).await?)
+                none.insert(self.core.txn_store().watch(only, after, within).await?)
             }
         };
         watch.next().await
@@ -261,11 +254,15 @@ impl TxnIndex {
         deadline: Deadline,
     ) -> Result<(Option<(WaitResult, Version)>, Version)> {
         let keys = [
-            self.layout().wait_result(session.id()),
-            self.layout().alive(session.id()),
+            self.core.layout().wait_result(session.id()),
+            self.core.layout().alive(session.id()),
         ];
         let reads = keys.map(Read::Key);
-        let snapshot = self.txn_store().read(&reads, deadline.remaining(self.clock())).await?;
+        let snapshot = self
+            .core
+            .txn_store()
+            .read(&reads, deadline.remaining(self.core.clock()))
+            .await?;
         let [told, alive] = snapshot.entries.as_slice() else {
             return Err(Error::internal(OPERATION, "the store answered another number of reads"));
         };
@@ -281,9 +278,10 @@ impl TxnIndex {
 
     /// Takes the session's want that was written at `since` out of the line. False if it was not there any more.
     async fn leave_queue(&self, session: &Session, since: Version, deadline: Deadline) -> Result<bool> {
-        let key = self.layout().wait_request(session.id());
+        let key = self.core.layout().wait_request(session.id());
         let conditions = vec![Condition::Unchanged(key.clone(), since)];
         let applied = self
+            .core
             .slots()
             .transact(OPERATION, session, conditions, vec![Write::Delete(key)], deadline)
             .await?;

@@ -4,10 +4,10 @@ use holdfast_core::{Nonce, ObjectKey, Result, SampleId};
 use holdfast_custody::{Reserved, SessionId, Tick, Version};
 use serde::{Deserialize, Serialize};
 
-use crate::layout::Layout;
-use crate::record::{decode, unreadable};
+use crate::record::codec::{decode, unreadable};
+use crate::record::layout::Layout;
+use crate::record::types::Reserve;
 use crate::store::Entry;
-use crate::types::Reserve;
 
 /// What a session waits for: all of it at once. Its place in line is the version at which this was written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -47,7 +47,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::Result;
+use holdfast_core::{Error, ErrorKind, Result, Retry};
 use holdfast_custody::{SessionId, Version};
 
 /// A key, its value and its version.
@@ -281,4 +281,9 @@ pub fn prefix(prefix: impl Into<String>) -> Range<String> {
         None => to.push(char::MAX),
     }
     from..to
+}
+
+/// Whether the store has answered that it is full. See the contract of [`TxnStore`].
+pub(crate) fn is_full(error: &Error) -> bool {
+    error.kind() == ErrorKind::Capacity && error.retry() == Retry::Ambiguous
 }

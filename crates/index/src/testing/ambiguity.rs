@@ -12,8 +12,8 @@ use super::client::{CALL, Client, LONG, a, only};
 use super::context::Context;
 use super::lossy::LossyStore;
 use super::records::Records;
+use crate::record::types::any_sample;
 use crate::store::memory::Fate;
-use crate::types::any_sample;
 use crate::{AckOutcome, Terms};
 
 cases! {

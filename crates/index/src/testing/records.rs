@@ -9,10 +9,10 @@ use holdfast_custody::{Live, Reserved, Retired, SessionId, Tick, invariants};
 use super::check::{CaseResult, Failure};
 use super::client::CALL;
 use super::context::Context;
-use crate::grants::{GrantList, Holding};
-use crate::intents::owner;
-use crate::layout::Layout;
-use crate::record::decode_versioned;
+use crate::record::codec::decode_versioned;
+use crate::record::grants::{GrantList, Holding};
+use crate::record::layout::Layout;
+use crate::record::refusal::owner;
 use crate::store::{Entry, Read, prefix};
 
 /// Every key of a store, read in one snapshot.

@@ -1,0 +1,56 @@
+//! Moving bytes between memory and the engine: batches, threads, deadlines, checks, seals.
+
+mod checksum;
+pub(crate) mod read;
+pub(crate) mod sealed;
+pub(crate) mod write;
+pub(crate) mod write_sealed;
+
+use std::sync::Arc;
+
+use holdfast_core::TensorSpec;
+
+use self::sealed::Seals;
+use crate::memory::pool::BufferPool;
+use crate::reclaim::queue::ReclaimQueue;
+use crate::runtime::Runtime;
+
+/// Reads and writes objects.
+#[derive(Debug)]
+pub(crate) struct Io {
+    runtime: Arc<Runtime>,
+    /// Told when the engine is full: there may be samples to be freed.
+    queue: Arc<ReclaimQueue>,
+    /// Stages that reads arrive in when they cannot arrive at their destination.
+    incoming: BufferPool,
+    /// The keys of a sealed store, and the state that sealing needs.
+    pub(crate) seals: Option<Seals>,
+}
+
+impl Io {
+    pub(crate) fn new(
+        runtime: Arc<Runtime>,
+        queue: Arc<ReclaimQueue>,
+        incoming: BufferPool,
+        seals: Option<Seals>,
+    ) -> Self {
+        Self {
+            runtime,
+            queue,
+            incoming,
+            seals,
+        }
+    }
+
+    /// How many bytes of a tensor are in one object.
+    pub(crate) fn object_bytes(&self) -> u64 {
+        let sealed = self.seals.as_ref().map(Seals::object_bytes);
+        sealed.unwrap_or(self.runtime.config.chunk_bytes)
+    }
+
+    /// The stored size of a tensor: the bytes of all its objects.
+    pub(crate) fn stored_bytes(&self, spec: &TensorSpec) -> u64 {
+        let sealed = self.seals.as_ref().map(|seals| seals.stored_bytes(spec));
+        sealed.unwrap_or(spec.bytes())
+    }
+}

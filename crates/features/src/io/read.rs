@@ -1,0 +1,319 @@
+//! Reading objects: one engine call at a time, with checks that run while the next bytes move.
+//!
+//! ```text
+//! calls    ── get 1 ──┬── get 2 ──┬── get 3 ──┐
+//! checks              └ check 1 ┐ └ check 2 ┐ └ check 3 ┐        on as many threads as `streams` says
+//!                                             └ all bytes are there: ask whether the lease still holds
+//! ```
+//! A call brings up to 256 MiB, which is all of most samples. More calls at once would not help: an engine already
+//! moves the objects of one call in parallel, and each call that waits for its bytes occupies a core. Small calls are
+//! checked by the thread that made them; handing them over would take longer.
+//!
+//! In a sealed store objects arrive in a stage, and the check is that they decrypt (module `sealed`). Objects of
+//! tensors in memory that the engine does not know (module `get_plan`) arrive in a stage too, and are checked on their
+//! way out of it.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_core::{Deadline, Digest, Error, ErrorKind, ObjectKey};
+use holdfast_engine::{Engine, GetOutcome, Span, Transfer};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use super::Io;
+use super::checksum::{verify, verify_copied};
+use crate::io::sealed::{Scratch, SealedRun};
+use crate::memory::pool::BufferPool;
+use crate::memory::spans::part;
+use crate::seal::TensorOpener;
+
+const OPERATION: &str = "features.get";
+/// The most bytes of one call that has more than one object.
+const UNIT_BYTES: u64 = 256 << 20;
+/// The same for objects that arrive in a stage. Smaller, because a get has two stages at a time.
+const STAGED_UNIT_BYTES: u64 = 64 << 20;
+/// Calls of up to so many bytes are checked by the thread that made them: handing them over would take longer.
+const CHECKED_AT_ONCE: u64 = 8 << 20;
+
+/// An object to be read.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    pub(crate) key: ObjectKey,
+    /// Where its part of a tensor goes.
+    pub(crate) parts: Vec<Span>,
+    pub(crate) check: Check,
+    /// Whether it arrives in a stage although it is plain.
+    pub(crate) staged: bool,
+}
+
+/// How an object is checked after it has arrived, besides its length.
+#[derive(Debug)]
+pub(crate) enum Check {
+    /// Not at all: it was put without a checksum.
+    Nothing,
+    /// It has this checksum.
+    Digest(Digest),
+    /// It arrives in a stage, and must decrypt.
+    Seal(SealedRun<TensorOpener>),
+}
+
+/// Why bytes were not read.
+#[derive(Debug)]
+pub(crate) enum Trouble {
+    /// There is no such object.
+    Missing(ObjectKey),
+    /// The object, or its bytes, are not what was committed.
+    Corrupt(Error),
+    /// The engine failed to read it.
+    Failed(Error),
+}
+
+type Result<T> = std::result::Result<T, Trouble>;
+
+impl From<Error> for Trouble {
+    fn from(error: Error) -> Self {
+        match error.kind() {
+            ErrorKind::Corrupt => Self::Corrupt(error),
+            _ => Self::Failed(error),
+        }
+    }
+}
+
+/// Held until the last bytes have moved; dropping it ends its receiver.
+pub(crate) type Moving = mpsc::Sender<Infallible>;
+
+/// An object that has arrived and is not checked yet.
+struct Arrived {
+    object: Incoming,
+    landing: Vec<Span>,
+}
+
+impl Io {
+    /// Reads objects into their memory and checks them. `moving` is dropped when the last bytes have moved.
+    pub(crate) async fn fetch(&self, objects: Vec<Incoming>, moving: Moving, deadline: Deadline) -> Result<()> {
+        let staged = objects.iter().any(|object| object.staged);
+        let most = match &self.seals {
+            Some(seals) => seals.unit_bytes(),
+            None if staged => STAGED_UNIT_BYTES.min(self.runtime.config.stage_bytes / 2),
+            None => UNIT_BYTES,
+        };
+        let mut units = split(objects, self.runtime.max_batch(), most).into_iter().peekable();
+        let mut moving = Some(moving);
+        let mut checking = JoinSet::new();
+        let mut outcome = Ok(());
+        while let Some(unit) = units.next() {
+            // Checks of the last call run beside this one; those before it have ended. So a few stages are enough, and
+            // a corrupt sample is not read to its end.
+            while outcome.is_ok() && checking.len() > self.runtime.config.streams {
+                outcome = next_of(&mut checking).await;
+            }
+            if outcome.is_err() {
+                break;
+            }
+            let last = units.peek().is_none();
+            let told = if last { moving.take() } else { None };
+            match self.bring(unit, told, deadline).await {
+                Ok(arrived) => {
+                    for share in shares(arrived, self.runtime.config.streams) {
+                        let calls = self.runtime.blocking.clone();
+                        let check = move |_| Ok(share.check());
+                        checking.spawn(async move { calls.run(OPERATION, deadline, check).await? });
+                    }
+                }
+                Err(trouble) => outcome = Err(trouble),
+            }
+        }
+        drop(moving);
+        while !checking.is_empty() {
+            // All checks end before this function does: the caller that clears the memory after a failure is then the
+            // only one that touches it.
+            let ended = next_of(&mut checking).await;
+            outcome = outcome.and(ended);
+        }
+        outcome
+    }
+
+    /// One call: gets some objects. Returns those that are not checked yet.
+    async fn bring(&self, unit: Vec<Incoming>, moving: Option<Moving>, deadline: Deadline) -> Result<Vec<Arrived>> {
+        let stage = stage_of(&unit, &self.incoming, deadline).await?;
+        let engine = Arc::clone(&self.runtime.engine);
+        let work = move |within| {
+            let bytes: u64 = unit.iter().map(Incoming::bytes).sum();
+            Ok(get(&*engine, unit, stage.as_ref(), moving, within).and_then(|arrived| {
+                if bytes > CHECKED_AT_ONCE {
+                    return Ok(arrived);
+                }
+                Share(arrived).check().map(|()| Vec::new())
+            }))
+        };
+        self.runtime.blocking.run(OPERATION, deadline, work).await?
+    }
+}
+
+/// The next check to end.
+async fn next_of(checking: &mut JoinSet<Result<()>>) -> Result<()> {
+    match checking.join_next().await {
+        None => Ok(()),
+        Some(Ok(checked)) => checked,
+        Some(Err(failure)) => Err(Error::internal(OPERATION, "a check panicked or was cancelled")
+            .caused_by(failure)
+            .into()),
+    }
+}
+
+impl Incoming {
+    /// The length of the object.
+    fn bytes(&self) -> u64 {
+        match &self.check {
+            Check::Seal(seal) => seal.run.sealed_len(),
+            Check::Nothing | Check::Digest(_) => self.parts.iter().map(|part| part.len() as u64).sum(),
+        }
+    }
+
+    /// How many bytes of a stage it needs, if it arrives in one.
+    fn staged_len(&self) -> Result<Option<usize>> {
+        match &self.check {
+            Check::Seal(seal) => Ok(Some(seal.sealed_len()?)),
+            Check::Nothing | Check::Digest(_) if self.staged => Ok(Some(self.parts.iter().map(Span::len).sum())),
+            Check::Nothing | Check::Digest(_) => Ok(None),
+        }
+    }
+}
+
+/// Divides objects into calls of at most `most` bytes.
+fn split(objects: Vec<Incoming>, max_batch: usize, most: u64) -> Vec<Vec<Incoming>> {
+    let mut units: Vec<Vec<Incoming>> = Vec::new();
+    let mut bytes = 0;
+    for object in objects {
+        let more = object.bytes();
+        match units.last_mut() {
+            Some(unit) if unit.len() < max_batch && bytes + more <= most => {
+                bytes += more;
+                unit.push(object);
+            }
+            _ => {
+                bytes = more;
+                units.push(vec![object]);
+            }
+        }
+    }
+    units
+}
+
+/// A stage for the objects that do not arrive at their destination.
+async fn stage_of(unit: &[Incoming], stages: &BufferPool, deadline: Deadline) -> Result<Option<Span>> {
+    let mut len = 0;
+    for object in unit {
+        len += object.staged_len()?.unwrap_or(0);
+    }
+    match len {
+        0 => Ok(None),
+        len => Ok(Some(stages.take(len, deadline).await?)),
+    }
+}
+
+/// Where objects arrive: in the stage, or at their destination.
+fn landings(unit: Vec<Incoming>, stage: Option<&Span>) -> Result<Vec<Arrived>> {
+    let mut at = 0;
+    let land = |object: Incoming| {
+        let landing = match (object.staged_len()?, stage) {
+            (Some(len), Some(stage)) => {
+                at += len;
+                vec![part(stage, at - len, len)?]
+            }
+            (Some(_), None) => return Err(Error::internal(OPERATION, "an object has no stage to arrive in").into()),
+            (None, _) => object.parts.clone(),
+        };
+        Ok(Arrived { object, landing })
+    };
+    unit.into_iter().map(land).collect()
+}
+
+fn get(
+    engine: &dyn Engine,
+    unit: Vec<Incoming>,
+    stage: Option<&Span>,
+    moving: Option<Moving>,
+    within: Duration,
+) -> Result<Vec<Arrived>> {
+    let arrived = landings(unit, stage)?;
+    let transfers: Vec<Transfer> = arrived
+        .iter()
+        .map(|Arrived { object, landing }| Transfer::scattered(object.key.clone(), landing.clone()))
+        .collect();
+    let outcomes = engine.get(&transfers, within);
+    drop(moving);
+    let outcomes = outcomes.map_err(Trouble::Failed)?;
+    if outcomes.len() != arrived.len() {
+        return Err(Error::internal(OPERATION, "the engine returned another number of outcomes than objects").into());
+    }
+    for (Arrived { object, .. }, outcome) in arrived.iter().zip(outcomes) {
+        match outcome {
+            GetOutcome::Loaded => {}
+            GetOutcome::Miss => return Err(Trouble::Missing(object.key.clone())),
+            GetOutcome::Unfinished => {
+                let error = Error::unavailable(
+                    OPERATION,
+                    "a committed object cannot be read yet: the engine has no whole copy of it now; try again",
+                );
+                return Err(Trouble::Failed(error.with("key", &object.key)));
+            }
+            GetOutcome::WrongLength { stored } => {
+                let error = Error::new(
+                    ErrorKind::Corrupt,
+                    OPERATION,
+                    "an object is not as long as it was when it was committed; nothing was handed out",
+                );
+                return Err(Trouble::Corrupt(
+                    error
+                        .with("key", &object.key)
+                        .with("committed", object.bytes())
+                        .with("stored", stored),
+                ));
+            }
+            GetOutcome::Failed(error) => return Err(Trouble::Failed(error.with("key", &object.key))),
+        }
+    }
+    Ok(arrived)
+}
+
+/// What one thread checks.
+struct Share(Vec<Arrived>);
+
+/// Divides objects among threads, so that each checks about as many bytes.
+fn shares(arrived: Vec<Arrived>, threads: usize) -> Vec<Share> {
+    let mut shares: Vec<(u64, Vec<Arrived>)> = (0..threads.max(1)).map(|_| (0, Vec::new())).collect();
+    for one in arrived {
+        if matches!(one.object.check, Check::Nothing) && !one.object.staged {
+            continue;
+        }
+        if let Some((bytes, share)) = shares.iter_mut().min_by_key(|(bytes, _)| *bytes) {
+            *bytes += one.object.bytes();
+            share.push(one);
+        }
+    }
+    let filled = shares.into_iter().filter(|(_, share)| !share.is_empty());
+    filled.map(|(_, share)| Share(share)).collect()
+}
+
+impl Share {
+    fn check(&self) -> Result<()> {
+        let mut scratch = Scratch::default();
+        for Arrived { object, landing } in &self.0 {
+            let checked = match (&object.check, landing.as_slice()) {
+                (Check::Nothing, [stage]) if object.staged => verify_copied(stage, &object.parts, None),
+                (Check::Digest(recorded), [stage]) if object.staged => {
+                    verify_copied(stage, &object.parts, Some(*recorded))
+                }
+                (Check::Nothing, _) => Ok(()),
+                (Check::Digest(recorded), parts) => verify(parts, *recorded),
+                (Check::Seal(seal), [stage]) => seal.open(stage, &object.parts, &mut scratch),
+                (Check::Seal(_), _) => Err(Error::internal(OPERATION, "a sealed object arrived in pieces")),
+            };
+            checked.map_err(|error| error.with("key", &object.key))?;
+        }
+        Ok(())
+    }
+}

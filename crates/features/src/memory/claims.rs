@@ -1,0 +1,15 @@
+//! Claims on memory that tasks wait for. [`holdfast_engine::busy`] says why there are claims.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+use holdfast_engine::Claim;
+use holdfast_engine::busy::Waiting;
+
+/// The claim, if it is granted at once; otherwise its place in the queue.
+pub(crate) fn at_once(mut waiting: Waiting) -> std::result::Result<Claim, Waiting> {
+    match Pin::new(&mut waiting).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(claim) => Ok(claim),
+        Poll::Pending => Err(waiting),
+    }
+}

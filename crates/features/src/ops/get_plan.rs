@@ -1,0 +1,277 @@
+//! The get plan: destination memory for each tensor that is wanted, and which part of it each object fills.
+//!
+//! ```text
+//! the caller's memory ─▶ claimed, all of it at once (it may be in use by a late call) ─┐
+//! memory of the pool  ─▶ taken, all of it at once, in turn                             ├─▶ objects
+//!        └ more than half of the pool, and not free: memory of its own, and a stage ───┘
+//! ```
+//! A get waits for the caller's memory first and holds none of the pool's while it does. The pool memory that it then
+//! waits for is held by gets that wait for nothing more. So no two gets wait for each other.
+//!
+//! A sample may be larger than the pool: its tensors then lie in private memory (module `backing`), and its objects
+//! arrive one after the other in a stage, are checked there and copied. Only if an object fits no stage (one of another
+//! program, or of a store with larger chunks) is its tensor's memory registered.
+
+use std::sync::Arc;
+
+use holdfast_core::{Deadline, Error, ErrorKind, Result, StoreId, TensorName};
+use holdfast_engine::{Access, Claim, HostMemory, Span};
+use holdfast_index::SampleRef;
+
+use crate::io::read::{Check, Incoming};
+use crate::io::sealed::{SealedRun, opener, run_of};
+use crate::memory::backing::Backing;
+use crate::memory::guarded_span::guard;
+use crate::memory::spans::{cut, wipe};
+use crate::memory::tensors::{Destination, Source, TensorOut, Wanted, check_length};
+use crate::record::description::{DescribedTensor, Description};
+use crate::record::plan::{SampleObjects, check_names};
+use crate::seal::SampleOpener;
+use crate::store::Inner;
+
+const OPERATION: &str = "features.get";
+
+/// The get plan of a sample: its tensors and their destination memory.
+pub(crate) struct GetPlan<'a> {
+    store: &'a StoreId,
+    reference: &'a SampleRef,
+    description: &'a Description,
+    opener: Option<SampleOpener>,
+    tensors: Vec<PlannedTensor<'a>>,
+    /// The claim on the caller's memory, until its bytes are handed out and no call can write there any more.
+    claim: Arc<Claim>,
+}
+
+/// A tensor and its destination memory.
+struct PlannedTensor<'a> {
+    tensor: &'a DescribedTensor,
+    parts: Vec<Span>,
+    /// Whether it is the caller's memory, which other operations may use too.
+    claimed: bool,
+    /// Whether plain bytes arrive in a stage, because the engine does not know this memory.
+    staged: bool,
+}
+
+impl GetPlan<'_> {
+    pub(crate) fn is_sealed(&self) -> bool {
+        self.opener.is_some()
+    }
+
+    /// Whether every byte that arrives is compared with the committed one.
+    pub(crate) fn is_checked(&self) -> bool {
+        let objects = |tensor: &DescribedTensor| tensor.chunks(self.description.chunk_bytes());
+        let summed = |landed: &PlannedTensor<'_>| landed.tensor.digests.len() as u64 == objects(landed.tensor);
+        self.is_sealed() || self.tensors.iter().all(summed)
+    }
+
+    /// The objects to fetch.
+    pub(crate) fn objects(&self) -> Result<Vec<Incoming>> {
+        let place = SampleObjects {
+            store: self.store,
+            sample: self.reference,
+        };
+        let mut objects = Vec::new();
+        for landed in &self.tensors {
+            let keys = self.description.keys_of(landed.tensor, place)?;
+            // Everything that may write there, the engine or the checking thread, holds the claim.
+            let held = |part: &Span| match landed.claimed {
+                true => guard(part.clone(), Arc::clone(&self.claim)),
+                false => Ok(part.clone()),
+            };
+            let parts: Result<Vec<Span>> = landed.parts.iter().map(held).collect();
+            let chunks = cut(&parts?, self.description.chunk_bytes())?;
+            let checks = checks(landed.tensor, self.description, self.opener.as_ref(), keys.len())?;
+            for ((key, parts), check) in keys.into_iter().zip(chunks).zip(checks) {
+                let staged = landed.staged;
+                objects.push(Incoming {
+                    key,
+                    parts,
+                    check,
+                    staged,
+                });
+            }
+        }
+        Ok(objects)
+    }
+
+    pub(crate) fn tensors(self) -> Vec<TensorOut> {
+        let out = |landed: PlannedTensor<'_>| TensorOut {
+            spec: landed.tensor.spec.clone(),
+            parts: landed.parts,
+        };
+        self.tensors.into_iter().map(out).collect()
+    }
+}
+
+impl Inner {
+    /// Plans a get: finds memory for the wanted tensors of a sample.
+    pub(crate) async fn plan_get<'a>(
+        &'a self,
+        reference: &'a SampleRef,
+        description: &'a Description,
+        wanted: Wanted,
+        deadline: Deadline,
+    ) -> Result<GetPlan<'a>> {
+        let store = &self.runtime.config.store;
+        let opener = opener(self.io.seals.as_ref(), store, reference, description).inspect_err(|error| {
+            if error.kind() == ErrorKind::Corrupt {
+                self.runtime.count.corrupt.one();
+            }
+        })?;
+        let mut tensors = Vec::new();
+        for (tensor, destination) in choose(description, wanted)? {
+            tensors.push((tensor, self.given(tensor, destination, deadline).await?));
+        }
+        let given = tensors.iter().filter_map(|(_, given)| given.as_ref());
+        let ranges: Vec<_> = given.flatten().map(Span::range).collect();
+        let claim = self.memory.claim(OPERATION, Access::Write, ranges, deadline).await?;
+        let wanting = tensors.iter().filter(|(_, given)| given.is_none());
+        let wanting: Vec<&DescribedTensor> = wanting.map(|(tensor, _)| *tensor).collect();
+        let mut made = self.memory_for(&wanting, description, deadline).await?.into_iter();
+        let land = |(tensor, given): (&'a DescribedTensor, Option<Vec<Span>>)| {
+            let claimed = given.is_some();
+            let parts = given.unwrap_or_else(|| made.next().into_iter().collect());
+            let private = parts.iter().any(|part| self.memory.private.keeps_private(part));
+            PlannedTensor {
+                tensor,
+                staged: private && opener.is_none(),
+                parts,
+                claimed,
+            }
+        };
+        let tensors = tensors.into_iter().map(land).collect();
+        Ok(GetPlan {
+            store,
+            reference,
+            description,
+            opener,
+            tensors,
+            claim,
+        })
+    }
+
+    /// Clears the memory of tensors that are not handed out (SS3 in module `sealed`). Nothing else writes there any
+    /// more: the engine may still write only to a stage.
+    pub(crate) async fn clear(&self, landing: &GetPlan<'_>) {
+        let parts: Vec<Span> = landing.tensors.iter().flat_map(|landed| landed.parts.clone()).collect();
+        let again = parts.clone();
+        let deadline = self.runtime.own_deadline();
+        let cleared = self
+            .runtime
+            .blocking
+            .run(OPERATION, deadline, move |_| wipe(&parts))
+            .await;
+        if cleared.is_err()
+            && let Err(error) = wipe(&again)
+        {
+            tracing::error!(%error, "memory of a failed get was not cleared");
+        }
+    }
+
+    /// The caller's memory; none if the store is to find some.
+    async fn given(
+        &self,
+        tensor: &DescribedTensor,
+        destination: Destination,
+        deadline: Deadline,
+    ) -> Result<Option<Vec<Span>>> {
+        let source = match destination {
+            Destination::Pool if tensor.spec.bytes() == 0 => return Ok(Some(Vec::new())),
+            Destination::Pool => return Ok(None),
+            Destination::Spans(spans) => Source::Spans(spans),
+            Destination::Lent(memory) => Source::Lent(memory),
+        };
+        check_length(OPERATION, &tensor.spec, source.bytes())?;
+        match source {
+            Source::Spans(spans) => Ok(Some(spans)),
+            lent @ Source::Lent(_) => self.memory.registered(lent, deadline).await.map(Some),
+        }
+    }
+
+    /// Memory for each of these tensors: from the pool, or allocated for it if together they are more than the pool can
+    /// spare.
+    async fn memory_for(
+        &self,
+        tensors: &[&DescribedTensor],
+        description: &Description,
+        deadline: Deadline,
+    ) -> Result<Vec<Span>> {
+        let length = |bytes: u64| {
+            usize::try_from(bytes).map_err(|_| Error::invalid(OPERATION, "this tensor is larger than an address space"))
+        };
+        let lens: Result<Vec<usize>> = tensors.iter().map(|tensor| length(tensor.spec.bytes())).collect();
+        let lens = lens?;
+        if lens.is_empty() {
+            return Ok(Vec::new());
+        }
+        if !self.memory.pool.is_large(&lens) {
+            return self.memory.pool.take_all(&lens, deadline).await;
+        }
+        // It would wait for all other gets, and they for it.
+        if let Some(spans) = self.memory.pool.take_free(&lens, deadline).await? {
+            return Ok(spans);
+        }
+        let chunk = description.chunk_bytes();
+        let passes = |tensor: &&DescribedTensor| {
+            let object = match tensor.key {
+                Some(_) => tensor.spec.bytes(),
+                None => tensor.spec.bytes().min(chunk),
+            };
+            self.io.seals.is_some() || usize::try_from(object).is_ok_and(|len| self.memory.incoming.ever_fits(len))
+        };
+        let backings = tensors.iter().map(|tensor| match passes(tensor) {
+            true => self.memory.private.clone(),
+            false => self.memory.backing.clone(),
+        });
+        let made: Vec<_> = lens.into_iter().zip(backings).collect();
+        let make = move |within| {
+            let one =
+                |(len, backing): (usize, Backing)| Ok(backing.region(HostMemory::allocate(len)?, within)?.whole());
+            made.into_iter().map(one).collect()
+        };
+        self.runtime.blocking.run(OPERATION, deadline, make).await
+    }
+}
+
+/// How each object of a tensor is checked.
+fn checks(
+    tensor: &DescribedTensor,
+    description: &Description,
+    opener: Option<&SampleOpener>,
+    objects: usize,
+) -> Result<Vec<Check>> {
+    let Some(opener) = opener else {
+        let recorded = |at| tensor.digests.get(at).copied().map_or(Check::Nothing, Check::Digest);
+        return Ok((0..objects).map(recorded).collect());
+    };
+    let with = Arc::new(opener.tensor(tensor.spec.name(), tensor.spec.bytes())?);
+    let sealed = |at| {
+        let run = run_of(with.layout(), description.chunk_bytes(), at)?;
+        let with = Arc::clone(&with);
+        Ok(Check::Seal(SealedRun { with, run }))
+    };
+    (0..objects).map(sealed).collect()
+}
+
+/// The tensors that are wanted, and where they go.
+fn choose(description: &Description, wanted: Wanted) -> Result<Vec<(&DescribedTensor, Destination)>> {
+    let named: Vec<(TensorName, Destination)> = match wanted {
+        Wanted::All => {
+            let all = description.tensors().iter();
+            return Ok(all.map(|tensor| (tensor, Destination::Pool)).collect());
+        }
+        Wanted::Names(names) => names.into_iter().map(|name| (name, Destination::Pool)).collect(),
+        Wanted::Into(named) => named,
+    };
+    check_names(OPERATION, named.iter().map(|(name, _)| name))?;
+    let find = |(name, destination): (TensorName, Destination)| {
+        let tensor = description.tensor(&name).ok_or_else(|| {
+            let there: Vec<&str> = description.tensors().iter().map(|t| t.spec.name().as_str()).collect();
+            Error::new(ErrorKind::NotFound, OPERATION, "the sample has no tensor of this name")
+                .with("tensor", &name)
+                .with("tensors", there.join(", "))
+        })?;
+        Ok((tensor, destination))
+    };
+    named.into_iter().map(find).collect()
+}

@@ -1,0 +1,12 @@
+//! The operations of a store. Each module has one: its states, the call that a user makes, and the steps below it.
+
+pub(crate) mod adopt;
+mod answer;
+mod commit;
+mod get;
+mod get_plan;
+pub(crate) mod put;
+mod put_plan;
+mod retire;
+mod take;
+pub(crate) mod unleased;

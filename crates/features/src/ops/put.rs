@@ -1,0 +1,564 @@
+//! Putting samples: reserve, move the bytes, commit. The crate's documentation has the overview.
+//!
+//! ```text
+//!            reserve             all objects stored           commit: yes
+//! prepared ──────────▶ reserved ────────────────────▶ stored ────────────────────────────▶ live
+//!    │ refused            │ full until the deadline,     │ no, for good        ▲ it is there
+//!    ▼                    │ failed, given up             │                     │
+//!  error                  ▼                              ▼                  unclear ──read back, or give up the
+//!                      undone ◀──────────────────────────┘                     │      reservation─▶ undone
+//!                      (the engine lets go of the memory ─▶ reservation        ▼ the index does not answer
+//!                       given up ─▶ objects removed)                        error `Ambiguous`; a sweep settles it
+//! ```
+//!
+//! The samples of a batch go this way together, with one call to the index and to the engine for all of them. A sample
+//! whose memory is busy when it is prepared (module `claims`) leaves the batch: it waits in a queue, holds nothing
+//! meanwhile, and then proceeds alone. So it delays no other sample, and no put waits for memory while it holds some.
+//!
+//! *Given up*, any time before the commit: the caller has left, the sample was aborted here, or a later call of this
+//! process puts the same sample (module `inflight_puts`). Waits end then.
+//!
+//! *Undone* is a job for the worker (module `reclaim::queue`). It starts when the last holder lets go of the memory (module
+//! `guarded_span`): a put call that outlived its deadline may still write, and the removal must find what it writes. Until then
+//! the sample stays reserved, so no other put can take its place either.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_core::{Deadline, Digest, Error, ErrorKind, Generation, ObjectKey, Result, Retry, SampleId};
+use holdfast_custody::{Publication, Version};
+use holdfast_engine::Transfer;
+use holdfast_engine::busy::Waiting;
+use holdfast_index::{Commit, Reserve, SampleRef, Session};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::io::sealed::Seals;
+use crate::io::write::{Digests, Outgoing};
+use crate::io::write_sealed::{SampleToSeal, ToSeal};
+use crate::memory::claims::at_once;
+use crate::memory::tensors::TensorIn;
+use crate::ops::commit::Committed;
+use crate::ops::put_plan::{PutPlan, Record};
+use crate::reclaim::queue::Job;
+use crate::record::description::Description;
+use crate::record::plan::SampleObjects;
+use crate::runtime::inflight_puts::Begun;
+use crate::runtime::tasks::Caller;
+use crate::store::{FeatureStore, Inner};
+
+pub use crate::runtime::inflight_puts::PutTurn;
+
+const OPERATION: &str = "features.put";
+
+/// A sample to be put.
+#[derive(Debug)]
+pub struct PutItem {
+    /// Its id. If a sample of this id is live, this one replaces it when it is committed.
+    pub sample: SampleId,
+    /// Its tensors, each name once, at least one.
+    pub tensors: Vec<TensorIn>,
+    /// Which groups it is for, and on which terms.
+    pub publication: Publication,
+}
+
+/// A sample that was put.
+#[derive(Clone, Debug)]
+pub struct Stored {
+    /// Its incarnation.
+    pub reference: SampleRef,
+    /// The index's version from which it is visible.
+    pub version: Version,
+    /// Its description.
+    pub description: Arc<Description>,
+}
+
+/// A sample that can be reserved.
+struct Ready {
+    /// Its position in the batch.
+    at: usize,
+    prepared: PutPlan,
+    begun: Arc<Begun>,
+}
+
+/// A sample that is reserved.
+struct Reserved {
+    /// Its position in the batch.
+    at: usize,
+    /// Its position among the samples that were put together.
+    order: usize,
+    prepared: PutPlan,
+    reference: SampleRef,
+    keys: Vec<ObjectKey>,
+    begun: Arc<Begun>,
+}
+
+/// The results of samples, by their positions in the batch.
+type Results = Vec<(usize, Result<Stored>)>;
+
+impl Inner {
+    pub(crate) async fn put_many(
+        self: &Arc<Self>,
+        items: Vec<PutItem>,
+        turn: PutTurn,
+        caller: &Caller,
+        deadline: Deadline,
+    ) -> Vec<Result<Stored>> {
+        let count = items.len();
+        let turn = Arc::new(turn);
+        let mut results = Results::with_capacity(count);
+        let mut prepared = Vec::with_capacity(count);
+        for (at, item) in items.into_iter().enumerate() {
+            match self.ready(at, item, &turn, caller, deadline).await {
+                Ok(ready) => prepared.push(ready),
+                Err(error) => results.push((at, Err(error))),
+            }
+        }
+        let mut free = Vec::with_capacity(prepared.len());
+        let mut in_line = JoinSet::new();
+        for ready in prepared {
+            match ready.prepared.claim().map(at_once) {
+                Ok(Ok(claim)) => {
+                    ready.prepared.keep(claim);
+                    free.push(ready);
+                }
+                Ok(Err(waiting)) => {
+                    let (inner, turn, caller) = (Arc::clone(self), Arc::clone(&turn), caller.clone());
+                    in_line.spawn(async move { inner.put_when_free(ready, waiting, &turn, &caller, deadline).await });
+                }
+                Err(error) => results.push((ready.at, Err(error))),
+            }
+        }
+        results.extend(self.put_claimed(free, &turn, caller, deadline).await);
+        let mut forgotten = Error::internal(OPERATION, "a sample of the batch got no result; this is a bug");
+        while let Some(ended) = in_line.join_next().await {
+            match ended {
+                Ok(more) => results.extend(more),
+                Err(failure) => forgotten = forgotten.caused_by(failure),
+            }
+        }
+        for (_, result) in &results {
+            match result {
+                Ok(stored) => {
+                    self.runtime.count.puts.one();
+                    self.runtime.count.bytes_put.add(stored.description.bytes());
+                }
+                Err(_) => self.runtime.count.failed_puts.one(),
+            }
+        }
+        // A commit does not say whether it replaced an earlier generation.
+        if results.iter().any(|(_, result)| result.is_ok()) {
+            self.reclaim.queue.collect_soon();
+        }
+        let mut in_order: Vec<Result<Stored>> = (0..count).map(|_| Err(forgotten.clone())).collect();
+        for (at, result) in results {
+            in_order[at] = result;
+        }
+        in_order
+    }
+
+    async fn ready(
+        &self,
+        at: usize,
+        item: PutItem,
+        turn: &PutTurn,
+        caller: &Caller,
+        deadline: Deadline,
+    ) -> Result<Ready> {
+        let begun = turn.put(&item.sample)?;
+        let prepared = tokio::select! {
+            biased;
+            () = nobody_wants(turn, caller, std::slice::from_ref(&begun)) => return Err(unwanted(&begun)),
+            prepared = self.plan_put(item, deadline) => prepared?,
+        };
+        Ok(Ready { at, prepared, begun })
+    }
+
+    /// Puts a sample by itself, as soon as its memory is free.
+    async fn put_when_free(
+        &self,
+        ready: Ready,
+        waiting: Waiting,
+        turn: &PutTurn,
+        caller: &Caller,
+        deadline: Deadline,
+    ) -> Results {
+        let granted = tokio::select! {
+            biased;
+            () = nobody_wants(turn, caller, std::slice::from_ref(&ready.begun)) => Err(unwanted(&ready.begun)),
+            granted = self.memory.granted(waiting, deadline) => granted,
+        };
+        match granted {
+            Ok(claim) => {
+                ready.prepared.keep(claim);
+                self.put_claimed(vec![ready], turn, caller, deadline).await
+            }
+            Err(error) => vec![(ready.at, Err(error))],
+        }
+    }
+
+    /// Puts samples whose memory is claimed.
+    async fn put_claimed(&self, samples: Vec<Ready>, turn: &PutTurn, caller: &Caller, deadline: Deadline) -> Results {
+        let mut results = Results::with_capacity(samples.len());
+        if samples.is_empty() {
+            return results;
+        }
+        // Started before the index has answered: the bytes are here already.
+        let digests = (self.runtime.config.checksum && self.io.seals.is_none()).then(|| {
+            self.io
+                .digests(samples.iter().map(|ready| ready.prepared.chunks()).collect(), deadline)
+        });
+        let (session, reserved) = match self.runtime.sessions.current(OPERATION, deadline).await {
+            Ok(session) => {
+                self.reserve(session, samples, turn, caller, &mut results, deadline)
+                    .await
+            }
+            Err(error) => return samples.iter().map(|ready| (ready.at, Err(error.clone()))).collect(),
+        };
+        let puts: Vec<Arc<Begun>> = reserved.iter().map(|sample| Arc::clone(&sample.begun)).collect();
+        let records = tokio::select! {
+            biased;
+            // Memory that the engine still reads is kept until it is done; nothing of it is committed.
+            () = nobody_wants(turn, caller, &puts) => puts.iter().map(|begun| Err(unwanted(begun))).collect(),
+            (sent, digests) = async { tokio::join!(self.write(&reserved, deadline), of_all(digests)) } => {
+                recorded(&reserved, sent, digests)
+            }
+        };
+        self.commit_all(&session, reserved, records, caller, &mut results, deadline)
+            .await;
+        results
+    }
+
+    /// Reserves the samples that are prepared and not given up. If one is given up meanwhile, the others proceed
+    /// without it.
+    async fn reserve(
+        &self,
+        mut session: Arc<Session>,
+        samples: Vec<Ready>,
+        turn: &PutTurn,
+        caller: &Caller,
+        results: &mut Results,
+        deadline: Deadline,
+    ) -> (Arc<Session>, Vec<Reserved>) {
+        let mut reserved = Vec::with_capacity(samples.len());
+        let mut open: Vec<(usize, Ready)> = samples.into_iter().enumerate().collect();
+        while !open.is_empty() {
+            let (wanted, given_up): (Vec<_>, Vec<_>) = open
+                .into_iter()
+                .partition(|(_, ready)| !caller.is_gone() && ready.begun.counts().is_ok());
+            results.extend(
+                given_up
+                    .into_iter()
+                    .map(|(_, ready)| (ready.at, Err(unwanted(&ready.begun)))),
+            );
+            let (interrupted, generations) = self
+                .reserve_unless_given_up(&mut session, &wanted, turn, caller, deadline)
+                .await;
+            open = Vec::new();
+            for ((order, ready), generation) in wanted.into_iter().zip(generations) {
+                let generation = match generation {
+                    Ok(generation) => generation,
+                    // Another sample of the batch was given up, and that ended the wait of all.
+                    Err(error)
+                        if interrupted && error.kind() == ErrorKind::Capacity && error.retry() != Retry::Ambiguous =>
+                    {
+                        open.push((order, ready));
+                        continue;
+                    }
+                    Err(error) => {
+                        results.push((ready.at, Err(error)));
+                        continue;
+                    }
+                };
+                let Ready { at, prepared, begun } = ready;
+                let reference = SampleRef {
+                    sample: prepared.sample.clone(),
+                    generation,
+                };
+                let keys = self.keys_of(&reference, &prepared);
+                let reservation = Reserved {
+                    at,
+                    order,
+                    prepared,
+                    reference,
+                    keys: keys.clone().unwrap_or_default(),
+                    begun,
+                };
+                match keys {
+                    Ok(_) => reserved.push(reservation),
+                    Err(error) => results.push((at, Err(self.undo(&session, reservation, error)))),
+                }
+            }
+        }
+        (session, reserved)
+    }
+
+    /// Reserves; once more in another session if the current one turns out to have ended. Waits end when one of the
+    /// puts is given up, or the caller has left. Returns whether they were interrupted that way.
+    async fn reserve_unless_given_up(
+        &self,
+        session: &mut Arc<Session>,
+        wanted: &[(usize, Ready)],
+        turn: &PutTurn,
+        caller: &Caller,
+        deadline: Deadline,
+    ) -> (bool, Vec<Result<Generation>>) {
+        let puts: Vec<Arc<Begun>> = wanted.iter().map(|(_, ready)| Arc::clone(&ready.begun)).collect();
+        let wishes: Vec<Reserve> = wanted
+            .iter()
+            .map(|(_, Ready { prepared, .. })| Reserve {
+                sample: prepared.sample.clone(),
+                nonce: prepared.nonce,
+                bytes: prepared.bytes,
+                plan: prepared.plan.clone(),
+                claims: Vec::new(),
+            })
+            .collect();
+        let interrupted = CancellationToken::new();
+        let act = async {
+            let left = self.runtime.left(deadline);
+            // A sample is reserved for one put at a time. If the time is up, the index says what became of an earlier
+            // put.
+            tokio::select! {
+                _ = tokio::time::timeout(left, self.inflight_puts.earlier_have_ended(&puts)) => {}
+                () = interrupted.cancelled() => {}
+            }
+            let mut generations = self.reserve_in(session, &wishes, &interrupted, deadline).await;
+            let ended = |result: &Result<Generation>| {
+                let refused = result
+                    .as_ref()
+                    .err()
+                    .map(|error| self.runtime.sessions.refused(session, error));
+                refused.unwrap_or(false)
+            };
+            if !generations.is_empty() && generations.iter().all(ended) {
+                match self.runtime.sessions.current(OPERATION, deadline).await {
+                    Ok(another) => *session = another,
+                    Err(error) => return wishes.iter().map(|_| Err(error.clone())).collect(),
+                }
+                generations = self.reserve_in(session, &wishes, &interrupted, deadline).await;
+            }
+            generations
+        };
+        let interrupt = async {
+            tokio::select! {
+                () = caller.left() => {}
+                () = turn.one_is_given_up(&puts) => {}
+            }
+            interrupted.cancel();
+            std::future::pending().await
+        };
+        // The reservation is never dropped half-way: it is told to end.
+        let generations = tokio::select! {
+            generations = act => generations,
+            never = interrupt => never,
+        };
+        (interrupted.is_cancelled(), generations)
+    }
+
+    async fn reserve_in(
+        &self,
+        session: &Session,
+        wishes: &[Reserve],
+        interrupted: &CancellationToken,
+        deadline: Deadline,
+    ) -> Vec<Result<Generation>> {
+        let left = self.runtime.left(deadline);
+        self.runtime
+            .index
+            .reserve_unless(session, wishes, interrupted, left)
+            .await
+    }
+
+    fn keys_of(&self, reference: &SampleRef, ready: &PutPlan) -> Result<Vec<ObjectKey>> {
+        let place = SampleObjects {
+            store: &self.runtime.config.store,
+            sample: reference,
+        };
+        let mut keys = Vec::new();
+        for (spec, chunks) in &ready.tensors {
+            keys.extend(place.keys(ready.nonce, spec.name(), chunks.len() as u64)?);
+        }
+        Ok(keys)
+    }
+
+    async fn commit_all(
+        &self,
+        session: &Arc<Session>,
+        reserved: Vec<Reserved>,
+        records: Vec<Result<Record>>,
+        caller: &Caller,
+        results: &mut Results,
+        deadline: Deadline,
+    ) {
+        let mut commits = Vec::new();
+        let mut ready = Vec::new();
+        for (sample, record) in reserved.into_iter().zip(records) {
+            let described = record.and_then(|record| sample.prepared.describe(self.io.object_bytes(), record));
+            let outcome = described.and_then(|description| {
+                let bytes = description.to_bytes()?;
+                if caller.is_gone() {
+                    return Err(unwanted(&sample.begun));
+                }
+                sample.begun.may_commit()?;
+                Ok((description, bytes))
+            });
+            match outcome {
+                Ok((description, bytes)) => {
+                    commits.push(Commit {
+                        sample: sample.reference.clone(),
+                        publication: sample.prepared.publication.clone(),
+                        description: bytes,
+                    });
+                    ready.push((sample, Arc::new(description)));
+                }
+                Err(error) => {
+                    let at = sample.at;
+                    results.push((at, Err(self.undo(session, sample, error))));
+                }
+            }
+        }
+        let committed = self.commit(session, &commits, deadline).await;
+        for ((sample, description), committed) in ready.into_iter().zip(committed) {
+            let (at, reference) = (sample.at, sample.reference.clone());
+            let result = match committed {
+                Committed::Yes(version) => Ok(Stored {
+                    reference,
+                    version,
+                    description,
+                }),
+                Committed::No(error) | Committed::GivenUp(error) => Err(self.undo(session, sample, error)),
+                Committed::Unknown(error) => Err(error),
+            };
+            results.push((at, result));
+        }
+    }
+
+    /// Moves all bytes: sealed, or unchanged. Returns for each sample what is to be recorded of it.
+    async fn write(&self, reserved: &[Reserved], deadline: Deadline) -> Vec<Result<Record>> {
+        if let Some(seals) = &self.io.seals {
+            return self.write_sealed(seals, reserved, deadline).await;
+        }
+        let mut objects = Vec::new();
+        for (sample, reservation) in reserved.iter().enumerate() {
+            let all = reservation.prepared.tensors.iter().flat_map(|(_, chunks)| chunks);
+            for (key, parts) in reservation.keys.iter().zip(all) {
+                objects.push(Outgoing {
+                    sample,
+                    transfer: Transfer::scattered(key.clone(), parts.clone()),
+                });
+            }
+        }
+        let sent = self.io.send(objects, reserved.len(), deadline).await;
+        sent.into_iter().map(|sent| sent.map(|()| Record::Nothing)).collect()
+    }
+
+    async fn write_sealed(&self, seals: &Seals, reserved: &[Reserved], deadline: Deadline) -> Vec<Result<Record>> {
+        let mut to_seal = ToSeal::default();
+        for reservation in reserved {
+            let sample = SampleToSeal {
+                reference: &reservation.reference,
+                nonce: reservation.prepared.nonce,
+                tensors: &reservation.prepared.tensors,
+                witness: &reservation.prepared.witness,
+                keys: &reservation.keys,
+            };
+            to_seal.add(&self.io, seals, &sample);
+        }
+        let sent = self.io.send_sealed(seals, to_seal, deadline).await.into_iter();
+        sent.map(|sent| sent.map(|(header, tag)| Record::Seal(header, tag)))
+            .collect()
+    }
+
+    /// Hands the cleanup after a failed put to the worker, as soon as the engine has let go of the memory.
+    fn undo(&self, session: &Arc<Session>, sample: Reserved, error: Error) -> Error {
+        sample.prepared.witness.undo(Job {
+            sample: sample.reference.clone(),
+            keys: sample.keys,
+            abort: Some(Arc::clone(session)),
+            put: Some(sample.begun),
+        });
+        error
+            .with("sample", &sample.reference.sample)
+            .with("generation", sample.reference.generation)
+    }
+}
+
+/// The checksums of all samples, when they are ready; none if none are computed.
+async fn of_all(digests: Option<Digests>) -> Result<Option<Vec<Vec<Digest>>>> {
+    match digests {
+        Some(digests) => digests.ready().await.map(Some),
+        None => Ok(None),
+    }
+}
+
+/// The records of samples that were written: their checksums in addition to what is already known of them.
+fn recorded(
+    reserved: &[Reserved],
+    written: Vec<Result<Record>>,
+    digests: Result<Option<Vec<Vec<Digest>>>>,
+) -> Vec<Result<Record>> {
+    let mut digests = match digests {
+        Ok(None) => return written,
+        Ok(Some(digests)) => digests,
+        Err(error) => return written.into_iter().map(|_| Err(error.clone())).collect(),
+    };
+    let with_digests = |(sample, written): (&Reserved, Result<Record>)| {
+        let own = digests.get_mut(sample.order).map(std::mem::take);
+        written.map(|_| Record::Digests(own.unwrap_or_default()))
+    };
+    reserved.iter().zip(written).map(with_digests).collect()
+}
+
+/// Pends until none of these puts is wanted any more: their caller has left, or every one of them is given up.
+async fn nobody_wants(turn: &PutTurn, caller: &Caller, puts: &[Arc<Begun>]) {
+    tokio::select! {
+        () = caller.left() => {}
+        () = turn.all_are_given_up(puts) => {}
+    }
+}
+
+/// Why a put is not made.
+fn unwanted(begun: &Begun) -> Error {
+    match begun.counts() {
+        Err(error) => error,
+        Ok(()) => Error::unavailable(OPERATION, "the caller left; the sample was not committed"),
+    }
+}
+
+impl FeatureStore {
+    /// Puts a sample. When this returns, the sample is visible to all its groups, as a whole. On an error it is not,
+    /// except with [`holdfast_core::Retry::Ambiguous`]: then it may be, so look it up. A put that finds the engine full
+    /// waits for room within its time.
+    ///
+    /// If the caller leaves before the commit, the put is undone. Of several puts of a sample by this process the
+    /// latest call counts; the earlier ones end with `Conflict`.
+    pub async fn put(&self, item: PutItem, within: Duration) -> Result<Stored> {
+        let mut results = self.put_many(vec![item], within).await;
+        results
+            .pop()
+            .unwrap_or_else(|| Err(Error::internal(OPERATION, "the sample got no result; this is a bug")))
+    }
+
+    /// Puts several samples, each independently: one may fail while another succeeds. They share calls to the index and
+    /// to the engine.
+    pub async fn put_many(&self, items: Vec<PutItem>, within: Duration) -> Vec<Result<Stored>> {
+        let turn = self.begin_put(items.iter().map(|item| &item.sample));
+        self.put_begun(turn, items, within).await
+    }
+
+    /// Announces that a put of these samples begins, for callers that have to wait for something before they can make
+    /// it. From now on it takes precedence over earlier puts of this process, and an abort gives it up. Dropping the
+    /// turn takes that back.
+    pub fn begin_put<'a>(&self, samples: impl IntoIterator<Item = &'a SampleId>) -> PutTurn {
+        self.inner().inflight_puts.call(samples)
+    }
+
+    /// As [`FeatureStore::put_many`], for samples whose put has begun.
+    pub async fn put_begun(&self, turn: PutTurn, items: Vec<PutItem>, within: Duration) -> Vec<Result<Stored>> {
+        self.run_batch_for(OPERATION, items.len(), |inner, caller| async move {
+            inner.put_many(items, turn, &caller, inner.deadline(within)).await
+        })
+        .await
+    }
+}

@@ -1,0 +1,173 @@
+//! A sample before it is put: checked, its memory registered, guarded and cut into objects.
+
+use std::sync::{Arc, OnceLock};
+
+use holdfast_core::{Deadline, Digest, Error, Nonce, Result, SampleId, TensorName, TensorSpec};
+use holdfast_custody::Publication;
+use holdfast_engine::busy::Waiting;
+use holdfast_engine::{Access, Busy, Claim, Span};
+
+use crate::memory::guarded_span::guard;
+use crate::memory::spans::cut;
+use crate::memory::tensors::TensorIn;
+use crate::ops::put::PutItem;
+use crate::reclaim::undo::UndoGuard;
+use crate::record::description::{DescribedTensor, Description, chunks_of};
+use crate::record::encoding::Encoding;
+use crate::record::limits::{MOST_PUT_BYTES, check_length, check_objects};
+use crate::record::plan::{Plan, check_names};
+use crate::seal::{RecordTag, SealHeader};
+use crate::store::Inner;
+
+const OPERATION: &str = "features.put";
+
+/// A sample that can be reserved: its memory is registered and cut.
+pub(crate) struct PutPlan {
+    pub(crate) sample: SampleId,
+    pub(crate) publication: Publication,
+    pub(crate) nonce: Nonce,
+    pub(crate) tensors: Vec<(TensorSpec, Vec<Vec<Span>>)>,
+    pub(crate) plan: String,
+    pub(crate) bytes: u64,
+    pub(crate) witness: Arc<UndoGuard>,
+    source: Arc<InUse>,
+}
+
+/// Held by the memory that a sample is put from, and so by the engine for as long as it may read that memory.
+struct InUse {
+    _witness: Arc<UndoGuard>,
+    /// While it is held, no other operation writes to the memory.
+    claim: OnceLock<Claim>,
+}
+
+/// What was learned about a sample while it was written.
+pub(crate) enum Record {
+    /// Nothing.
+    Nothing,
+    /// The checksums of all its objects.
+    Digests(Vec<Digest>),
+    /// How it is sealed, and the tag over its description.
+    Seal(SealHeader, RecordTag),
+}
+
+impl PutPlan {
+    /// The memory of its objects.
+    pub(crate) fn chunks(&self) -> Vec<Vec<Span>> {
+        self.tensors.iter().flat_map(|(_, chunks)| chunks.clone()).collect()
+    }
+
+    /// Asks for a claim on its memory.
+    pub(crate) fn claim(&self) -> Result<Waiting> {
+        let spans = self.tensors.iter().flat_map(|(_, chunks)| chunks).flatten();
+        Busy::process().claim(OPERATION, Access::Read, spans.map(Span::range))
+    }
+
+    /// Keeps the claim that was granted: from here on neither another operation nor a late call writes to the memory,
+    /// until the put has ended and the engine has let go of it.
+    pub(crate) fn keep(&self, claim: Claim) {
+        self.source.claim.get_or_init(|| claim);
+    }
+
+    /// The sample's description, with what was learned while it was written.
+    pub(crate) fn describe(&self, chunk_bytes: u64, record: Record) -> Result<Description> {
+        let (encoding, record_tag, checksums) = match record {
+            Record::Nothing => (Encoding::Plain, None, None),
+            Record::Digests(digests) => (Encoding::Plain, None, Some(digests)),
+            Record::Seal(header, tag) => (Encoding::Sealed(header), Some(tag), None),
+        };
+        let mut checksums = checksums.map(IntoIterator::into_iter);
+        let mut tensors = Vec::with_capacity(self.tensors.len());
+        for (spec, chunks) in &self.tensors {
+            let digests: Vec<Digest> = match &mut checksums {
+                Some(checksums) => checksums.take(chunks.len()).collect(),
+                None => Vec::new(),
+            };
+            if checksums.is_some() && digests.len() != chunks.len() {
+                return Err(Error::internal(OPERATION, "a chunk got no checksum; this is a bug").with("tensor", spec));
+            }
+            tensors.push(DescribedTensor {
+                spec: spec.clone(),
+                key: None,
+                digests,
+            });
+        }
+        let mut description = Description::own(self.nonce, chunk_bytes, encoding, tensors);
+        description.record_tag = record_tag;
+        Ok(description)
+    }
+}
+
+impl Inner {
+    /// Checks a sample, registers memory that was lent, and cuts it into objects.
+    pub(crate) async fn plan_put(&self, item: PutItem, deadline: Deadline) -> Result<PutPlan> {
+        check_names(OPERATION, item.tensors.iter().map(|tensor| tensor.spec.name()))?;
+        item.tensors.iter().try_for_each(TensorIn::check)?;
+        if item.publication.max_attempts == 0 {
+            return Err(Error::invalid(
+                OPERATION,
+                "a sample needs at least one attempt per group; set max_attempts",
+            ));
+        }
+        let witness = Arc::new(UndoGuard::new(Arc::clone(&self.reclaim.queue)));
+        let source = Arc::new(InUse {
+            _witness: Arc::clone(&witness),
+            claim: OnceLock::new(),
+        });
+        let chunk = self.io.object_bytes();
+        self.check_size(&item, chunk)?;
+        let mut tensors = Vec::with_capacity(item.tensors.len());
+        let mut planned: Vec<(TensorName, u64)> = Vec::with_capacity(item.tensors.len());
+        let mut bytes = 0_u64;
+        for TensorIn { spec, bytes: from } in item.tensors {
+            let spans = self.memory.registered(from, deadline).await?;
+            let lent: Result<Vec<Span>> = spans.into_iter().map(|span| guard(span, Arc::clone(&source))).collect();
+            let chunks = cut(&lent?, chunk)?;
+            planned.push((spec.name().clone(), chunks_of(spec.bytes(), chunk)));
+            bytes = bytes.saturating_add(self.io.stored_bytes(&spec));
+            tensors.push((spec, chunks));
+        }
+        Ok(PutPlan {
+            sample: item.sample,
+            publication: item.publication,
+            nonce: Nonce::draw(&*self.runtime.rng),
+            plan: Plan::of_tensors(planned).to_text()?,
+            tensors,
+            bytes,
+            witness,
+            source,
+        })
+    }
+
+    /// Refuses a sample whose record would be too large, before anything is registered, reserved or moved.
+    fn check_size(&self, item: &PutItem, chunk: u64) -> Result<()> {
+        /// A generous estimate of a tensor's entry in the description, without its name, its shape and its checksums.
+        const ENTRY: usize = 96;
+        const DIGEST: usize = 48;
+        /// The space for the part about the sample as a whole, a seal's header included.
+        const REST: usize = 4096;
+        let chunks = |tensor: &TensorIn| chunks_of(tensor.spec.bytes(), chunk);
+        check_objects(OPERATION, item.tensors.iter().map(chunks))?;
+        let digests = self.runtime.config.checksum && self.io.seals.is_none();
+        let count = |tensor: &TensorIn| usize::try_from(chunks(tensor)).unwrap_or(usize::MAX);
+        let digests_of = |tensor: &TensorIn| if digests { count(tensor) } else { 0 };
+        let about = item.tensors.iter().map(|tensor| {
+            // A character of a name takes at most six bytes in JSON.
+            let text = 6 * tensor.spec.name().as_str().len() + 21 * tensor.spec.shape().len();
+            ENTRY + text + DIGEST * digests_of(tensor)
+        });
+        if about.sum::<usize>() + REST <= MOST_PUT_BYTES {
+            return Ok(());
+        }
+        let described = |tensor: &TensorIn| DescribedTensor {
+            spec: tensor.spec.clone(),
+            key: None,
+            digests: vec![Digest::from_u128(0); digests_of(tensor)],
+        };
+        let tensors = item.tensors.iter().map(described).collect();
+        let as_written = Description::own(Nonce::from_u64(u64::MAX), chunk, Encoding::Plain, tensors).to_bytes();
+        let refused = |error: Error| error.with("tensors", item.tensors.len()).with("moved", "nothing");
+        as_written
+            .and_then(|bytes| check_length(OPERATION, bytes.len() + REST))
+            .map_err(refused)
+    }
+}

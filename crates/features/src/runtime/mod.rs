@@ -1,0 +1,78 @@
+//! What every part of an open store needs: its peers, its settings, its session, its threads, its tasks and its
+//! counters. Nothing here knows what a sample is made of.
+
+pub(crate) mod blocking;
+pub(crate) mod config;
+pub(crate) mod counters;
+pub(crate) mod inflight_puts;
+pub(crate) mod sessions;
+pub(crate) mod tasks;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_core::{Clock, Deadline, Rng};
+use holdfast_engine::Engine;
+use holdfast_index::Index;
+use tokio::runtime::Handle;
+
+use self::blocking::BlockingCalls;
+use self::config::FeatureConfig;
+use self::counters::Counting;
+use self::sessions::Sessions;
+use self::tasks::Tasks;
+
+/// Shared by all rooms above.
+#[derive(Debug)]
+pub(crate) struct Runtime {
+    pub(crate) engine: Arc<dyn Engine>,
+    pub(crate) index: Arc<dyn Index>,
+    pub(crate) config: FeatureConfig,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) rng: Arc<dyn Rng>,
+    pub(crate) sessions: Sessions,
+    pub(crate) blocking: BlockingCalls,
+    pub(crate) tasks: Tasks,
+    pub(crate) count: Counting,
+}
+
+impl Runtime {
+    pub(crate) fn new(
+        engine: Arc<dyn Engine>,
+        index: Arc<dyn Index>,
+        config: FeatureConfig,
+        clock: Arc<dyn Clock>,
+        rng: Arc<dyn Rng>,
+        handle: Handle,
+    ) -> Self {
+        Self {
+            sessions: Sessions::new(Arc::clone(&index), Arc::clone(&clock)),
+            blocking: BlockingCalls::new(config.max_in_flight, Arc::clone(&clock)),
+            tasks: Tasks::new(handle),
+            count: Counting::default(),
+            engine,
+            index,
+            config,
+            clock,
+            rng,
+        }
+    }
+
+    pub(crate) fn deadline(&self, within: Duration) -> Deadline {
+        Deadline::after(&*self.clock, within)
+    }
+
+    /// The deadline of a call that no caller waits for.
+    pub(crate) fn own_deadline(&self) -> Deadline {
+        self.deadline(self.config.call_within)
+    }
+
+    pub(crate) fn left(&self, deadline: Deadline) -> Duration {
+        deadline.remaining(&*self.clock)
+    }
+
+    /// How many objects one call to the engine may name.
+    pub(crate) fn max_batch(&self) -> usize {
+        self.engine.capabilities().max_batch.max(1)
+    }
+}

@@ -1,0 +1,169 @@
+//! Operations run as tasks of the store, not of their callers.
+//!
+//! An operation that stopped half-way would leave a sample half put, or a lease that no caller knows of. So each
+//! operation is a task that runs to its own end, and closing the store waits for all of them. But it knows whether its
+//! caller is still there ([`Caller`]). A caller leaves by a dropped future, a cancelled request, or a `select!` that
+//! took another branch.
+//!
+//! ```text
+//!  called ──▶ under way ──────────────────────────▶ done ──the caller takes the result──▶ (its own)
+//!                │ the caller left                    │ the caller left
+//!                ▼                                    ▼
+//!              waits end at once; an uncommitted      the result is dropped: a lease or an announcement that no caller
+//!              put is undone                          has looked at is given back, memory goes back to the pool
+//! ```
+//!
+//! Results undo themselves when they are dropped (modules `lease` and `adopt`), wherever that is: at every moment a
+//! result either belongs to the caller or is undone.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use holdfast_core::{Clock, Deadline, Error, Result, Retry};
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+/// The caller of an operation, as the operation sees it.
+#[derive(Clone, Debug)]
+pub(crate) struct Caller(CancellationToken);
+
+impl Caller {
+    /// Whether the caller has stopped waiting for the result.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.0.is_cancelled()
+    }
+
+    /// Pends until the caller has left.
+    pub(crate) async fn left(&self) {
+        self.0.cancelled().await;
+    }
+
+    /// The cancellation token, for calls to the index that wait.
+    pub(crate) fn token(&self) -> &CancellationToken {
+        &self.0
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Tasks {
+    runtime: Handle,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    running: AtomicUsize,
+    closed: AtomicBool,
+    ended: Notify,
+}
+
+/// Decrements the count when a task ends, however it ends.
+struct Running(Arc<Shared>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.0.running.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.ended.notify_waiters();
+        }
+    }
+}
+
+impl Tasks {
+    pub(crate) fn new(runtime: Handle) -> Self {
+        Self {
+            runtime,
+            shared: Arc::default(),
+        }
+    }
+
+    /// Runs a worker of the store. Its owner ends it.
+    pub(crate) fn spawn(&self, worker: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
+        self.runtime.spawn(worker)
+    }
+
+    /// How many operations run now.
+    pub(crate) fn running(&self) -> usize {
+        self.shared.running.load(Ordering::Acquire)
+    }
+
+    /// Runs an operation to its end and returns its result. A caller that drops this future has left.
+    pub(crate) async fn run<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
+        &self,
+        operation: &'static str,
+        act: impl FnOnce(Caller) -> F,
+    ) -> Result<T> {
+        self.shared.running.fetch_add(1, Ordering::AcqRel);
+        let running = Running(Arc::clone(&self.shared));
+        if self.shared.closed.load(Ordering::Acquire) {
+            return Err(Error::unavailable(operation, "this store is closed; open another").with_retry(Retry::Never));
+        }
+        let caller = CancellationToken::new();
+        let _here = caller.clone().drop_guard();
+        let future = act(Caller(caller));
+        // A result that the caller does not take is dropped before the task counts as ended: closing waits for what
+        // that undoes.
+        let task = self.runtime.spawn(async move { (future.await, running) });
+        let ended = task.await;
+        let (result, _running) = ended.map_err(|failure| {
+            Error::internal(operation, "the operation panicked or was cancelled").caused_by(failure)
+        })?;
+        Ok(result)
+    }
+
+    /// Accepts no more operations, and waits until the deadline for those that run. Returns how many are left.
+    pub(crate) async fn close(&self, clock: &dyn Clock, deadline: Deadline) -> usize {
+        self.shared.closed.store(true, Ordering::Release);
+        loop {
+            let mut ended = std::pin::pin!(self.shared.ended.notified());
+            ended.as_mut().enable();
+            let left = deadline.remaining(clock);
+            let running = self.running();
+            if running == 0 || left.is_zero() || tokio::time::timeout(left, ended).await.is_err() {
+                return self.running();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    use holdfast_core::{ErrorKind, SystemClock};
+    use tokio::sync::oneshot;
+
+    #[tokio::test]
+    async fn an_operation_ends_although_nobody_waits_for_it_and_knows() {
+        let tasks = Arc::new(Tasks::new(Handle::current()));
+        let (begin, begun) = oneshot::channel::<()>();
+        let (tell, told) = oneshot::channel();
+        let caller = tokio::spawn({
+            let tasks = Arc::clone(&tasks);
+            async move {
+                tasks
+                    .run("test", |caller| async move {
+                        let went_on = begun.await.is_ok();
+                        tell.send(went_on && caller.is_gone())
+                    })
+                    .await
+            }
+        });
+        while tasks.running() == 0 {
+            tokio::task::yield_now().await;
+        }
+        caller.abort();
+        assert!(caller.await.is_err(), "the caller is gone");
+        let clock = SystemClock::new();
+        let soon = Deadline::after(&clock, Duration::from_millis(20));
+        assert_eq!(tasks.close(&clock, soon).await, 1, "it still runs");
+        begin.send(()).expect("it waits");
+        assert!(told.await.expect("it ends"));
+        let later = Deadline::after(&clock, Duration::from_secs(10));
+        assert_eq!(tasks.close(&clock, later).await, 0);
+        let error = tasks.run("test", |_| async {}).await.expect_err("closed");
+        assert_eq!((error.kind(), error.retry()), (ErrorKind::Unavailable, Retry::Never));
+    }
+}

@@ -1,0 +1,37 @@
+//! How a store is doing in this process.
+
+use holdfast_custody::SessionId;
+use holdfast_engine::{Registrations, Usage};
+use holdfast_index::{History, PassedOver};
+
+use crate::memory::pool::PoolUse;
+use crate::runtime::counters::Counters;
+
+/// How a store is doing in this process.
+#[derive(Clone, Debug)]
+pub struct Health {
+    /// The current session; none if it has ended and nothing new was done since.
+    pub session: Option<SessionId>,
+    /// How many sessions were opened; more than one means that this process was cut off.
+    pub sessions_opened: u64,
+    /// Whether the index was restored to an earlier state or replaced while this process ran, and what is to be done.
+    pub index: History,
+    /// Operations in flight.
+    pub operations: usize,
+    /// Engine calls and checksum computations in flight.
+    pub calls: usize,
+    /// The pool.
+    pub pool: PoolUse,
+    /// Samples whose objects are still to be removed by this process.
+    pub pending_frees: usize,
+    /// Samples that the engine does not have now and that may be lost.
+    pub suspected: usize,
+    /// Records that this process has met and could not read, because they are broken or of a later release.
+    pub passed_over: PassedOver,
+    /// Memory that is registered with the engine.
+    pub registrations: Registrations,
+    /// Capacity and use of the engine; none if it did not report them.
+    pub usage: Option<Usage>,
+    /// What was done so far.
+    pub counters: Counters,
+}

@@ -1,0 +1,322 @@
+//! The store itself: its parts, and how it opens and closes. Its operations are in [`crate::ops`].
+
+pub(crate) mod check;
+pub(crate) mod health;
+pub(crate) mod lease;
+pub(crate) mod unreadable;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result, Rng, TensorSpec};
+use holdfast_engine::{Engine, HostMemory, Region, Span};
+use holdfast_index::{Index, Quarantined};
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use self::check::Checks;
+use self::health::Health;
+use self::lease::UnseenLeases;
+use self::unreadable::Unreadable;
+use crate::io::Io;
+use crate::io::sealed::Seals;
+use crate::memory::pool::BufferPool;
+use crate::memory::{self, Memory};
+use crate::reclaim::Reclaim;
+use crate::reclaim::worker::Swept;
+use crate::runtime::Runtime;
+use crate::runtime::config::FeatureConfig;
+use crate::runtime::inflight_puts::InflightPuts;
+use crate::runtime::tasks::Caller;
+
+/// A feature store, as this process sees it. A clone is the same store.
+///
+/// [`FeatureStore::close`] it when it is no longer needed. If the last clone is dropped without that, its workers stop
+/// where they are, and its session ends when its time to live runs out. That is the same as if the process had died:
+/// nothing is lost, but other processes have to clear up.
+#[derive(Clone, Debug)]
+pub struct FeatureStore(Arc<Opened>);
+
+/// The part of a store that its workers do not hold, so that dropping the last clone ends them.
+#[derive(Debug)]
+struct Opened {
+    inner: Arc<Inner>,
+    stop: watch::Sender<bool>,
+    workers: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        for worker in self.workers.lock().drain(..) {
+            worker.abort();
+        }
+    }
+}
+
+/// The state that all operations share.
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(crate) runtime: Arc<Runtime>,
+    pub(crate) memory: Memory,
+    pub(crate) io: Io,
+    pub(crate) reclaim: Arc<Reclaim>,
+    pub(crate) checks: Checks,
+    /// Shared with the leases.
+    pub(crate) unseen: Arc<UnseenLeases>,
+    pub(crate) inflight_puts: Arc<InflightPuts>,
+    pub(crate) unreadable: Unreadable,
+}
+
+impl Inner {
+    pub(crate) fn deadline(&self, within: Duration) -> Deadline {
+        self.runtime.deadline(within)
+    }
+}
+
+impl FeatureStore {
+    /// Opens a store: opens a session with the index, and starts the workers. Call it inside a tokio runtime whose
+    /// timers are enabled; the store's tasks run there.
+    pub async fn open(
+        engine: Arc<dyn Engine>,
+        index: Arc<dyn Index>,
+        config: FeatureConfig,
+        clock: Arc<dyn Clock>,
+        rng: Arc<dyn Rng>,
+    ) -> Result<Self> {
+        const OPERATION: &str = "features.open";
+        config.validate()?;
+        let handle = Handle::try_current().map_err(|error| {
+            Error::invalid(OPERATION, "open the store inside a tokio runtime; its tasks run there").caused_by(error)
+        })?;
+        let runtime = Arc::new(Runtime::new(engine, index, config, clock, rng, handle));
+        let config = &runtime.config;
+        let memory = Memory::new(&runtime);
+        let seals = config
+            .keyring
+            .clone()
+            .map(|keyring| Seals::new(keyring, config, memory::stage(&runtime)));
+        let reclaim = Arc::new(Reclaim::new(Arc::clone(&runtime)));
+        let io = Io::new(
+            Arc::clone(&runtime),
+            Arc::clone(&reclaim.queue),
+            memory.incoming.clone(),
+            seals,
+        );
+        runtime.sessions.current(OPERATION, runtime.own_deadline()).await?;
+        if config.warm_bytes > 0 {
+            memory.pool.warm(config.warm_bytes, config.call_within).await?;
+        }
+        let (stop, stopped) = watch::channel(false);
+        let workers = reclaim.start(&stopped);
+        let inner = Arc::new(Inner {
+            checks: Checks::new(Arc::clone(&runtime.index), Arc::clone(&runtime.clock)),
+            unseen: Arc::default(),
+            inflight_puts: Arc::default(),
+            unreadable: Unreadable::default(),
+            runtime,
+            memory,
+            io,
+            reclaim,
+        });
+        Ok(Self(Arc::new(Opened {
+            inner,
+            stop,
+            workers: Mutex::new(workers),
+        })))
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<Inner> {
+        &self.0.inner
+    }
+
+    /// Runs an operation as a task of the store.
+    pub(crate) async fn run<T, F>(&self, operation: &'static str, act: impl FnOnce(Arc<Inner>) -> F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        self.run_for(operation, |inner, _| act(inner)).await
+    }
+
+    /// As [`FeatureStore::run`], for an operation that needs to know whether its caller is still there.
+    pub(crate) async fn run_for<T, F>(
+        &self,
+        operation: &'static str,
+        act: impl FnOnce(Arc<Inner>, Caller) -> F,
+    ) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        let inner = Arc::clone(self.inner());
+        self.inner()
+            .runtime
+            .tasks
+            .run(operation, |caller| act(inner, caller))
+            .await?
+    }
+
+    /// As [`FeatureStore::run`], for a batch of `count` items.
+    pub(crate) async fn run_batch<T, F>(
+        &self,
+        operation: &'static str,
+        count: usize,
+        act: impl FnOnce(Arc<Inner>) -> F,
+    ) -> Vec<Result<T>>
+    where
+        T: Send + 'static,
+        F: Future<Output = Vec<Result<T>>> + Send + 'static,
+    {
+        self.run_batch_for(operation, count, |inner, _| act(inner)).await
+    }
+
+    /// As [`FeatureStore::run_batch`], for an operation that needs to know whether its caller is still there.
+    pub(crate) async fn run_batch_for<T, F>(
+        &self,
+        operation: &'static str,
+        count: usize,
+        act: impl FnOnce(Arc<Inner>, Caller) -> F,
+    ) -> Vec<Result<T>>
+    where
+        T: Send + 'static,
+        F: Future<Output = Vec<Result<T>>> + Send + 'static,
+    {
+        let inner = Arc::clone(self.inner());
+        match self
+            .inner()
+            .runtime
+            .tasks
+            .run(operation, |caller| act(inner, caller))
+            .await
+        {
+            Ok(results) => results,
+            Err(error) => (0..count).map(|_| Err(error.clone())).collect(),
+        }
+    }
+
+    /// The settings.
+    pub fn config(&self) -> &FeatureConfig {
+        &self.inner().runtime.config
+    }
+
+    /// The memory that gets receive into. A producer may write there too, and put without another copy. In a sealed
+    /// store this memory is not registered with the engine.
+    pub fn pool(&self) -> &BufferPool {
+        &self.inner().memory.pool
+    }
+
+    /// Whether the bytes of a tensor that was got lie in memory that the store allocated for this tensor alone, because
+    /// the pool had no room. Registered memory can be put from at any time by many puts at once; private memory is
+    /// registered for each put, one at a time.
+    pub fn is_private(&self, span: &Span) -> bool {
+        self.inner().memory.is_private(span)
+    }
+
+    /// Registers memory of the caller for many transfers. It stays registered until the region and all its spans are
+    /// dropped. In a sealed store it is not registered with the engine, since it holds plaintext.
+    pub async fn register(&self, memory: HostMemory, within: Duration) -> Result<Region> {
+        let inner = self.inner();
+        inner.memory.register(memory, inner.deadline(within)).await
+    }
+
+    /// How many bytes a sample of these tensors counts against the store's budget.
+    pub fn estimate_bytes(&self, tensors: &[TensorSpec]) -> u64 {
+        let inner = self.inner();
+        tensors
+            .iter()
+            .fold(0, |sum, spec| sum.saturating_add(inner.io.stored_bytes(spec)))
+    }
+
+    /// Takes back expired leases, reservations and sessions, and frees the samples that are to be freed. Any process
+    /// may call it at any time, several at once.
+    pub async fn sweep(&self, within: Duration) -> Result<Swept> {
+        self.run("features.sweep", |inner| async move {
+            inner.reclaim.sweep(inner.deadline(within)).await
+        })
+        .await
+    }
+
+    /// Waits until every sample that was retired here is freed. The error (kind `Timeout`) says which are left.
+    pub async fn drain(&self, within: Duration) -> Result<()> {
+        let inner = self.inner();
+        inner.reclaim.queue.drain(inner.deadline(within)).await
+    }
+
+    /// How the store is doing in this process. Values that the engine does not report within the time are left out.
+    pub async fn health(&self, within: Duration) -> Health {
+        let inner = self.inner();
+        let engine = Arc::clone(&inner.runtime.engine);
+        let call = move |within| engine.usage(within);
+        let usage = inner
+            .runtime
+            .blocking
+            .run("features.health", inner.deadline(within), call)
+            .await;
+        Health {
+            session: inner.runtime.sessions.known().map(|session| session.id()),
+            sessions_opened: inner.runtime.sessions.opened(),
+            index: inner.runtime.index.history(),
+            operations: inner.runtime.tasks.running(),
+            calls: inner.runtime.blocking.under_way(),
+            pool: inner.memory.pool.usage(),
+            pending_frees: inner.reclaim.queue.pending(),
+            suspected: inner.reclaim.losses.suspected(),
+            registrations: inner.runtime.engine.registrations(),
+            usage: usage.ok(),
+            passed_over: inner.runtime.index.passed_over(),
+            counters: inner.runtime.count.read(),
+        }
+    }
+
+    /// Records of this store that no process could read, up to `limit`, in the order of their keys: after this one, or
+    /// from the start. They harm nothing. The operator looks at them ([`FeatureStore::quarantined_bytes`]), and deletes
+    /// them or puts them back where they were.
+    pub async fn quarantined(
+        &self,
+        after: Option<&Quarantined>,
+        limit: usize,
+        within: Duration,
+    ) -> Result<Vec<Quarantined>> {
+        self.inner().runtime.index.quarantined(after, limit, within).await
+    }
+
+    /// The bytes of a record in quarantine, unchanged.
+    pub async fn quarantined_bytes(&self, which: &Quarantined, within: Duration) -> Result<Vec<u8>> {
+        self.inner().runtime.index.quarantined_bytes(which, within).await
+    }
+
+    /// Ends this process's membership: accepts no more operations, waits for those in flight, returns the leases that
+    /// their holders have not looked at, frees the samples that were retired here, stops the workers, and ends the
+    /// session. The error says what was not done in time; the sweeps of other processes will do it.
+    pub async fn close(&self, within: Duration) -> Result<()> {
+        const OPERATION: &str = "features.close";
+        let inner = self.inner();
+        let deadline = inner.deadline(within);
+        let left = inner.runtime.tasks.close(&*inner.runtime.clock, deadline).await;
+        inner.unseen.give_back();
+        let drained = inner.reclaim.queue.drain(deadline).await;
+        // On a second close no worker listens any more.
+        self.0.stop.send_replace(true);
+        let workers = std::mem::take(&mut *self.0.workers.lock());
+        for mut worker in workers {
+            let time = inner.runtime.left(deadline).max(Duration::from_millis(100));
+            if tokio::time::timeout(time, &mut worker).await.is_err() {
+                worker.abort();
+            }
+        }
+        let closed = inner.runtime.sessions.close(deadline).await;
+        drained?;
+        closed?;
+        if left > 0 {
+            return Err(Error::new(
+                ErrorKind::Timeout,
+                OPERATION,
+                "operations were still in flight at the deadline; they end by themselves, without a session",
+            )
+            .with("operations", left));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,230 @@
+//! Answers to leases, and taking samples out of circulation or back into it: what each reads, what custody decides,
+//! what is written.
+
+use std::borrow::Cow;
+
+use holdfast_core::{Deadline, Error, ErrorKind, Result};
+use holdfast_custody::{Acknowledged, GroupName, Live, Reason, Retired};
+
+use crate::index::TxnIndex;
+use crate::record::grants::held_until;
+use crate::record::layout::Layout;
+use crate::record::refusal::superseded;
+use crate::record::types::{AckOutcome, LeaseGrant, SampleRef, Versioned};
+use crate::txn::batch::live_of;
+use crate::txn::batch::{Intent, Loaded, QuotaChange};
+use crate::txn::decision::Decision;
+use crate::txn::session::Session;
+
+/// As [`live_of`], for a caller that presents a token: if the sample is gone, the token is no longer good.
+fn held_of<'a>(
+    operation: &'static str,
+    layout: &Layout,
+    loaded: &Loaded,
+    held: &'a LeaseGrant,
+) -> Result<Cow<'a, Versioned<Live>>> {
+    live_of(operation, layout, loaded, &held.sample, Some(&held.seen)).map_err(|error| {
+        if error.kind() == ErrorKind::NotFound {
+            superseded(operation, &held.sample)
+        } else {
+            error
+        }
+    })
+}
+
+/// A nack; it costs no attempt if the lease served no caller.
+fn hand_back(record: Live, group: &GroupName, item: &LeaseGrant) -> Result<Acknowledged> {
+    if item.unserved {
+        record.give_back(group, item.token).map(Acknowledged::Live)
+    } else {
+        record.nack(group, item.token)
+    }
+}
+
+/// Decides an answer to a lease on a live sample.
+type DecideAnswer<'a, T> = dyn Fn(&LeaseGrant, &Versioned<Live>, &Loaded) -> Result<Decision<T>> + Sync + 'a;
+
+impl TxnIndex {
+    /// One kind of answer to a lease on a live sample. The first attempt uses the record as its holder saw it last.
+    #[expect(clippy::too_many_arguments, reason = "one kind of answer")]
+    pub(crate) async fn answer<T: Send>(
+        &self,
+        operation: &'static str,
+        session: &Session,
+        items: &[LeaseGrant],
+        decide: &DecideAnswer<'_, T>,
+        sets_deadlines: bool,
+        credits: Option<&dyn QuotaChange<LeaseGrant>>,
+        deadline: Deadline,
+    ) -> Vec<Result<T>> {
+        let keys = |item: &LeaseGrant| vec![self.core.layout().live(&item.sample.sample)];
+        let decide = |item: &LeaseGrant, loaded: &Loaded| {
+            let live = held_of(operation, self.core.layout(), loaded, item)?;
+            decide(item, &live, loaded)
+        };
+        let intent = Intent {
+            operation,
+            keys: &keys,
+            decide: &decide,
+            sets_deadlines,
+            credits,
+        };
+        self.core
+            .batch(session, items, intent, Some(Loaded::default()), deadline)
+            .await
+    }
+
+    pub(crate) async fn do_ack(
+        &self,
+        session: &Session,
+        items: &[LeaseGrant],
+        ack: bool,
+        deadline: Deadline,
+    ) -> Vec<Result<AckOutcome>> {
+        let operation = if ack { "index.ack" } else { "index.nack" };
+        let decide = |item: &LeaseGrant, live: &Versioned<Live>, _: &Loaded| {
+            let group = item.group.as_ref().ok_or_else(|| {
+                Error::invalid(operation, "a plain read is released, not acknowledged")
+                    .with("sample", &item.sample.sample)
+            })?;
+            let record = live.record.clone();
+            let after = if ack {
+                record.ack(group, item.token)?
+            } else {
+                hand_back(record, group, item)?
+            };
+            let decision = self.core.conclude(&item.sample.sample, live, after, |answer| answer)?;
+            Ok(decision.ending(item.grant.clone()))
+        };
+        // A consumer that acknowledges is likely to free next, and then needs the queue of waiting sessions: read it in
+        // the same transaction.
+        let peek = self.quota.peek(session);
+        let credits = peek.as_ref().map(|peek| peek as &dyn QuotaChange<LeaseGrant>);
+        self.answer(operation, session, items, &decide, false, credits, deadline)
+            .await
+    }
+
+    pub(crate) async fn do_renew(
+        &self,
+        session: &Session,
+        items: &[LeaseGrant],
+        ticks: u64,
+        deadline: Deadline,
+    ) -> Vec<Result<LeaseGrant>> {
+        let decide = |item: &LeaseGrant, live: &Versioned<Live>, loaded: &Loaded| {
+            let after = live.record.clone().renew(item.token, loaded.tick.after(ticks))?;
+            // The lease may already run longer than that.
+            let lease = after.leases().find(|lease| lease.has(item.token)).copied();
+            let (to, until) = lease.map_or((session.id(), loaded.tick), |lease| (lease.session, lease.until));
+            let decision = self.core.rewrite(&item.sample.sample, live, after, |seen| LeaseGrant {
+                seen,
+                ..item.clone()
+            })?;
+            Ok(decision
+                .settling(LeaseGrant::settle)
+                .giving(held_until(&item.sample, to, until))
+                .ending(item.grant.clone()))
+        };
+        self.answer("index.renew", session, items, &decide, true, None, deadline)
+            .await
+    }
+
+    /// Releases a lease of either kind, on a live sample or on one that has been retired meanwhile.
+    pub(crate) async fn do_release(
+        &self,
+        session: &Session,
+        items: &[LeaseGrant],
+        deadline: Deadline,
+    ) -> Vec<Result<()>> {
+        const OPERATION: &str = "index.release";
+        let keys = |item: &LeaseGrant| {
+            vec![
+                self.core.layout().live(&item.sample.sample),
+                self.core
+                    .layout()
+                    .retired_with_readers(&item.sample.sample, item.sample.generation),
+            ]
+        };
+        let decide = |item: &LeaseGrant, loaded: &Loaded| {
+            let SampleRef { sample, generation } = &item.sample;
+            let retired: Option<Versioned<Retired>> =
+                loaded.record(&self.core.layout().retired_with_readers(sample, *generation))?;
+            if let Some(retired) = retired {
+                let after = retired.record.clone().release(item.token)?;
+                let decision = self.core.drain(sample, &retired, &after, ())?;
+                return Ok(decision.ending(item.grant.clone()));
+            }
+            let live = held_of(OPERATION, self.core.layout(), loaded, item)?;
+            let decision = match &item.group {
+                None => {
+                    let after = live.record.clone().release(item.token)?;
+                    self.core.rewrite(sample, &live, after, |_| ())?
+                }
+                Some(group) => {
+                    let after = hand_back(live.record.clone(), group, item)?;
+                    self.core.conclude(sample, &live, after, |_| ())?
+                }
+            };
+            Ok(decision.ending(item.grant.clone()))
+        };
+        let intent = Intent {
+            operation: OPERATION,
+            keys: &keys,
+            decide: &decide,
+            sets_deadlines: false,
+            credits: None,
+        };
+        self.core.batch(session, items, intent, None, deadline).await
+    }
+
+    pub(crate) async fn do_retire(
+        &self,
+        session: &Session,
+        items: &[SampleRef],
+        reason: Reason,
+        deadline: Deadline,
+    ) -> Vec<Result<AckOutcome>> {
+        const OPERATION: &str = "index.retire";
+        let keys = |item: &SampleRef| vec![self.core.layout().live(&item.sample)];
+        let decide = |item: &SampleRef, loaded: &Loaded| {
+            let live = live_of(OPERATION, self.core.layout(), loaded, item, None)?;
+            let mut retired = live.record.clone().retire(reason);
+            if reason == Reason::Lost {
+                retired = retired.kept_until(loaded.tick.after(self.core.config().lost_ticks));
+            }
+            self.core
+                .conclude(&item.sample, &live, Acknowledged::Retired(retired), |answer| answer)
+        };
+        let intent = Intent {
+            operation: OPERATION,
+            keys: &keys,
+            decide: &decide,
+            sets_deadlines: reason == Reason::Lost,
+            credits: None,
+        };
+        self.core.batch(session, items, intent, None, deadline).await
+    }
+
+    pub(crate) async fn do_reopen(
+        &self,
+        session: &Session,
+        items: &[SampleRef],
+        deadline: Deadline,
+    ) -> Vec<Result<()>> {
+        const OPERATION: &str = "index.reopen";
+        let keys = |item: &SampleRef| vec![self.core.layout().live(&item.sample)];
+        let decide = |item: &SampleRef, loaded: &Loaded| {
+            let live = live_of(OPERATION, self.core.layout(), loaded, item, None)?;
+            let after = live.record.clone().reopen();
+            self.core.rewrite(&item.sample, &live, after, |_| ())
+        };
+        let intent = Intent {
+            operation: OPERATION,
+            keys: &keys,
+            decide: &decide,
+            sets_deadlines: false,
+            credits: None,
+        };
+        self.core.batch(session, items, intent, None, deadline).await
+    }
+}

@@ -1,0 +1,214 @@
+//! How a record is encoded and decoded: JSON, and behind it the producer's description of the sample, unchanged.
+
+use std::sync::Arc;
+
+use holdfast_core::{Error, ErrorKind, Result};
+use holdfast_custody::{Live, Reserved, Retired, Version};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::record::types::Versioned;
+use crate::store::Entry;
+
+/// The producer's description of a sample: opaque to the index. None if it has not committed.
+pub(crate) type Description = Option<Arc<[u8]>>;
+
+/// The byte between a record and the description behind it. JSON has no such byte.
+const BEHIND: u8 = 0;
+
+/// Capacity hint: hardly any record without its description is longer.
+const USUAL_RECORD: usize = 384;
+
+/// Encodes a record with its description behind it.
+pub(crate) fn encode_described(record: &impl Serialize, description: &Description) -> Result<Vec<u8>> {
+    let described = description.as_ref().map_or(0, |description| 1 + description.len());
+    let mut value = Vec::with_capacity(USUAL_RECORD + described);
+    encode_into(&mut value, record)?;
+    if let Some(description) = description {
+        value.push(BEHIND);
+        value.extend_from_slice(description);
+    }
+    Ok(value)
+}
+
+/// A record's own bytes, and the description behind them.
+fn cut(value: &[u8]) -> (&[u8], Option<&[u8]>) {
+    match value.iter().position(|byte| *byte == BEHIND) {
+        Some(at) => (&value[..at], Some(&value[at + 1..])),
+        None => (value, None),
+    }
+}
+
+/// A record's value without the description.
+pub(crate) fn without_description(value: &[u8]) -> &[u8] {
+    cut(value).0
+}
+
+pub(crate) fn encode(record: &impl Serialize) -> Result<Vec<u8>> {
+    let mut value = Vec::with_capacity(USUAL_RECORD);
+    encode_into(&mut value, record)?;
+    Ok(value)
+}
+
+fn encode_into(value: &mut Vec<u8>, record: &impl Serialize) -> Result<()> {
+    serde_json::to_writer(value, record)
+        .map_err(|error| Error::internal("index.encode", "a record cannot be written as JSON").caused_by(error))
+}
+
+/// The latest record form that this release decodes. A record states its form as `"v"`; without it, the form is the
+/// first. A field that an older release may ignore is added without a new form. A change that it must not touch raises
+/// the form.
+pub(crate) const RECORD_VERSION: u64 = 1;
+
+/// The longest record that is decoded, whatever the store can hold. etcd accepts 1.5 MiB per request unless configured
+/// otherwise, and the plan of the largest sample is far below that.
+pub(crate) const MOST_RECORD: usize = 2 << 20;
+
+const DECODE: &str = "index.decode";
+
+/// The error for a value that cannot be a record. Such a value is quarantined ([`crate::txn::quarantine`]).
+pub(crate) fn unreadable(key: &str, why: &str) -> Error {
+    Error::new(ErrorKind::Corrupt, DECODE, why).with("key", key)
+}
+
+/// The key of the record that cannot be decoded, if that is what this error says.
+pub(crate) fn unreadable_key(error: &Error) -> Option<&str> {
+    let is_ours = error.kind() == ErrorKind::Corrupt && error.operation() == DECODE;
+    error.fact("key").filter(|_| is_ours)
+}
+
+/// Decodes a record. Fields that a later release added are ignored, so that releases can work side by side.
+///
+/// # Errors
+/// `Corrupt` if it is not a record, `Unsupported` if it states a later form: see [`crate::txn::quarantine`].
+pub(crate) fn decode<T: DeserializeOwned>(entry: &Entry) -> Result<T> {
+    decode_record(&entry.key, cut(&entry.value).0)
+}
+
+fn decode_record<T: DeserializeOwned>(key: &str, record: &[u8]) -> Result<T> {
+    if record.len() > MOST_RECORD {
+        return Err(unreadable(key, "this value is longer than any record may be"));
+    }
+    let read = serde_json::from_slice(record);
+    if read.is_ok() && !says_its_form(record) {
+        return read.map_err(|error| unreadable(key, "this value is not a record").caused_by(error));
+    }
+    if let Some(form) = form_of(record).filter(|form| *form > RECORD_VERSION) {
+        let message = "this record was written by a later release; upgrade this process";
+        let error = Error::new(ErrorKind::Unsupported, DECODE, message);
+        return Err(error.with("key", key).with("form", form));
+    }
+    read.map_err(|error| unreadable(key, "this value is not a record: did another program write it?").caused_by(error))
+}
+
+/// Whether the record may state its form. A quote inside a string is escaped, so a match is a field name, perhaps of a
+/// nested object.
+fn says_its_form(record: &[u8]) -> bool {
+    record.windows(4).any(|window| window == br#""v":"#)
+}
+
+/// The form that a record states.
+fn form_of(record: &[u8]) -> Option<u64> {
+    #[derive(Deserialize)]
+    struct Head {
+        v: Option<u64>,
+    }
+    let head: Head = serde_json::from_slice(record).ok()?;
+    head.v
+}
+
+/// A record with versions that were not known when it was written.
+pub(crate) trait Settle: DeserializeOwned {
+    /// Fills in the version of the write that it was part of.
+    fn settle(&mut self, version: Version);
+}
+
+macro_rules! settle {
+    ($($record:ty),*) => {$(
+        impl Settle for $record {
+            fn settle(&mut self, version: Version) {
+                <$record>::settle(self, version);
+            }
+        }
+    )*};
+}
+
+settle!(Reserved, Live, Retired);
+
+/// Decodes a record with its description, and fills in the versions that were not known when it was written.
+pub(crate) fn decode_versioned<T: Settle>(entry: &Entry) -> Result<Versioned<T>> {
+    let (record, description) = cut(&entry.value);
+    let mut record: T = decode_record(&entry.key, record)?;
+    record.settle(entry.version);
+    Ok(Versioned {
+        record,
+        version: entry.version,
+        description: description.map(Arc::from),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use holdfast_custody::Reason;
+
+    const RETIRED: &str = r#""generation":3,"nonce":5,"producer":1,"bytes":1,"readers":[],"failed_frees":0"#;
+
+    fn read(record: &str) -> Result<Versioned<Retired>> {
+        decode_versioned(&Entry {
+            key: "s/f/a/3".to_owned(),
+            value: record.as_bytes().to_vec(),
+            version: Version(9),
+        })
+    }
+
+    #[test]
+    fn what_a_later_release_adds_is_passed_over() {
+        let reason = |text: &str| read(text).map(|read| read.record.reason);
+        let known = format!(r#"{{{RETIRED},"reason":"Aborted","new":{{"v":7}},"v":1}}"#);
+        assert_eq!(reason(&known).expect("a record"), Reason::Aborted);
+        for unknown in [r#""SomethingNew""#, r#"{"SomethingNew":{"since":7}}"#] {
+            let text = format!(r#"{{{RETIRED},"reason":{unknown}}}"#);
+            assert_eq!(reason(&text).expect("a record"), Reason::Other, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_of_a_later_form_is_not_taken_for_garbage() {
+        for text in [
+            format!(r#"{{{RETIRED},"reason":"Aborted","v":2}}"#),
+            r#"{"v":2,"all":"new"}"#.to_owned(),
+        ] {
+            let error = read(&text).expect_err("of a later release");
+            assert_eq!(
+                (error.kind(), unreadable_key(&error)),
+                (ErrorKind::Unsupported, None),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_no_record_says_which_it_is() {
+        let plan = r#"{\"v\":2}"#;
+        let planned = read(&format!(r#"{{{RETIRED},"reason":"Aborted","plan":"{plan}"}}"#));
+        assert!(planned.is_ok(), "the plan's version is not the record's: {planned:?}");
+        let long = format!(
+            r#"{{{RETIRED},"reason":"Aborted","plan":"{}"}}"#,
+            "x".repeat(MOST_RECORD)
+        );
+        for text in [
+            "",
+            "7",
+            "[]",
+            "{",
+            r#"{"generation":0}"#,
+            r#"{"v":1}"#,
+            r#"{"v":"2"}"#,
+            &long,
+        ] {
+            let error = read(text).expect_err("no record");
+            assert_eq!(unreadable_key(&error), Some("s/f/a/3"), "{error}");
+        }
+    }
+}

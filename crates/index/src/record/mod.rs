@@ -1,0 +1,9 @@
+//! What the index keeps: its keys, the records under them, and what is refused because of them. Nothing is read or sent
+//! here.
+
+pub(crate) mod codec;
+pub(crate) mod grants;
+pub(crate) mod layout;
+pub(crate) mod refusal;
+pub mod schema;
+pub(crate) mod types;

@@ -1,0 +1,220 @@
+//! The arguments and results of intents.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_core::{Generation, Nonce, ObjectKey, Result, SampleId};
+use holdfast_custody::{GroupName, Live, Publication, Reason, Retired, Token, Version};
+
+use tokio_util::sync::CancellationToken;
+
+use crate::record::codec::Description;
+use crate::record::grants::GrantLine;
+
+/// One physical incarnation of a sample.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SampleRef {
+    /// The sample.
+    pub sample: SampleId,
+    /// Which incarnation.
+    pub generation: Generation,
+}
+
+/// A request to write a sample.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reserve {
+    /// The sample.
+    pub sample: SampleId,
+    /// Random part of its objects' keys.
+    pub nonce: Nonce,
+    /// How many bytes it will have at most.
+    pub bytes: u64,
+    /// What is about to be written. Opaque to the index; handed to the reclaimer if the sample never commits.
+    pub plan: String,
+    /// Objects that another writer names and that belong to this sample from now until it is freed. `Conflict` while
+    /// another sample, or another generation, owns one of them. At most [`MOST_CLAIMS`].
+    pub claims: Vec<ObjectKey>,
+}
+
+/// The most objects that one reservation may claim. Bounded so that all claims and the reservation fit into one
+/// transaction.
+pub const MOST_CLAIMS: usize = 64;
+
+/// What a producer has written and wants to publish.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Commit {
+    /// The reservation.
+    pub sample: SampleRef,
+    /// The groups that it is for.
+    pub publication: Publication,
+    /// Physical keys, tensor specs, checksums. Opaque to the index; handed to every reader unchanged.
+    pub description: Vec<u8>,
+}
+
+/// A record as it was read, and the version at which it was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Versioned<T> {
+    /// The record.
+    pub record: T,
+    /// The version at which it was last written.
+    pub version: Version,
+    /// The description that is stored behind the record.
+    pub(crate) description: Description,
+}
+
+/// A lease on a sample, as its holder knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaseGrant {
+    /// The sample.
+    pub sample: SampleRef,
+    /// The group for which it was taken; none for a plain read.
+    pub group: Option<GroupName>,
+    /// The token to present when answering.
+    pub token: Token,
+    /// The producer's description.
+    pub description: Arc<[u8]>,
+    /// Whether the lease served no caller, because the sample did not reach its caller or the engine did not have its
+    /// bytes. Then a nack or a release costs the group no attempt.
+    pub unserved: bool,
+    /// The record as of the lease, so that the first answer need not read it.
+    pub(crate) seen: Versioned<Live>,
+    /// The line of the grant list that names this lease.
+    pub(crate) grant: Option<GrantLine>,
+}
+
+/// The terms on which a process takes samples.
+#[derive(Clone, Copy)]
+pub struct Terms<'a> {
+    /// Cancelled when the caller has left. A wait for the next sample then ends as at the deadline.
+    pub cancelled: &'a CancellationToken,
+    /// Whether the process can use a sample, judging by the producer's description. A sample that it cannot use is not
+    /// taken; it stays as it is, for other processes.
+    pub usable: &'a (dyn Fn(&SampleRef, &[u8]) -> Result<()> + Send + Sync),
+    /// How long after the deadline the call may still wait for the outcome of a lease transaction that was sent before
+    /// it. A lease that no caller learns of costs its group an attempt when it expires; one that is learned of late can
+    /// be released as unserved. Nothing new is begun in this time.
+    pub settle: Duration,
+}
+
+impl fmt::Debug for Terms<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Terms")
+            .field("cancelled", self.cancelled)
+            .field("settle", &self.settle)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Accepts any sample.
+pub(crate) fn any_sample(_: &SampleRef, _: &[u8]) -> Result<()> {
+    Ok(())
+}
+
+/// The result of an ack or a nack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AckOutcome {
+    /// The sample stays live: other groups still need it, or it is retained.
+    Live,
+    /// It was the last answer: the sample is retired, for this reason. If `free`, it has no reader left, and the caller
+    /// may remove its objects now.
+    Retired {
+        /// Why.
+        reason: Reason,
+        /// Whether its objects may be removed at once.
+        free: bool,
+    },
+}
+
+/// A retired sample whose objects are to be removed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FreeTask {
+    /// The sample.
+    pub sample: SampleRef,
+    /// The producer's description; none if the sample never committed.
+    pub description: Option<Vec<u8>>,
+    /// The record.
+    pub record: Versioned<Retired>,
+}
+
+/// A part of the list of samples to be freed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FreeList {
+    /// The samples to be freed.
+    pub tasks: Vec<FreeTask>,
+    /// Where the list continues; none at its end.
+    pub next: Option<ListPlace>,
+    /// Records that could not be decoded and were moved into quarantine.
+    pub quarantined: usize,
+    /// Records of later releases, which were skipped.
+    pub later: usize,
+}
+
+/// A place in a list: after the last record that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListPlace(pub(crate) String);
+
+/// A sample whose record can be decoded while its description cannot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unreadable {
+    /// The sample.
+    pub sample: SampleRef,
+    /// What is wrong with it, for the operator.
+    pub why: String,
+}
+
+/// A record in quarantine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Quarantined {
+    /// The key that it had.
+    pub key: String,
+    /// The version at which it had been written there.
+    pub version: Version,
+    /// What is wrong with it.
+    pub why: String,
+    /// Its length in bytes.
+    pub bytes: u64,
+    /// Whether it is too long to be moved and stays under its key.
+    pub in_place: bool,
+}
+
+/// How many records a process has skipped since it opened the index.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PassedOver {
+    /// Records that could not be decoded and that it has moved into quarantine.
+    pub quarantined: u64,
+    /// Records of later releases that it has met.
+    pub later: u64,
+}
+
+/// The result of a sweep.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SweepReport {
+    /// Records that were due and looked at.
+    pub looked_at: usize,
+    /// Reservations that were given up.
+    pub abandoned: usize,
+    /// Leases that were taken back.
+    pub taken_back: usize,
+    /// Samples that were retired because of that.
+    pub retired: usize,
+    /// Ended sessions that were cleared.
+    pub sessions_cleared: usize,
+    /// Records that could not be decoded and were moved into quarantine.
+    pub quarantined: usize,
+    /// Records that only a later release can take back: they were skipped.
+    pub later: usize,
+    /// Whether there is more to do than the limit allowed.
+    pub more: bool,
+}
+
+/// What the index knows about one sample.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LiveSample {
+    /// The sample.
+    pub sample: SampleRef,
+    /// Its record.
+    pub record: Versioned<Live>,
+    /// The producer's description.
+    pub description: Vec<u8>,
+}

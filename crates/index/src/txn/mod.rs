@@ -1,0 +1,115 @@
+//! Changes as transactions: batches of decisions, sessions and their slots, the shared clock, lists in parts, and records
+//! that cannot be decoded.
+
+pub(crate) mod batch;
+mod clock;
+pub(crate) mod decision;
+mod pack;
+pub(crate) mod pages;
+pub(crate) mod quarantine;
+pub(crate) mod record_cache;
+pub(crate) mod session;
+pub(crate) mod session_quota;
+mod transitions;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_core::{Clock, Deadline, Rng, StoreId};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use self::clock::SeenClock;
+use self::quarantine::PassedOver;
+use self::session::SlotClient;
+use crate::record::layout::Layout;
+use crate::store::TxnStore;
+
+/// The settings of a store's index. All processes that use a store must use the same settings.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct IndexConfig {
+    /// How long a process may be silent before its session ends. Default: 10 s.
+    pub session_ttl: Duration,
+    /// The length of one tick of the shared clock. Default: 1 s.
+    pub tick: Duration,
+    /// How many ticks after its end a lease still counts, for transfers in flight. Default: 2.
+    pub grace_ticks: u64,
+    /// How many ticks a reservation lasts. Default: 600.
+    pub reserve_ticks: u64,
+    /// How many ticks the record of a lost sample is kept, so that its objects are removed again if a process that held
+    /// them and was away has brought them back. Default: 60.
+    pub lost_ticks: u64,
+}
+
+impl Default for IndexConfig {
+    fn default() -> Self {
+        Self {
+            session_ttl: Duration::from_secs(10),
+            tick: Duration::from_secs(1),
+            grace_ticks: 2,
+            reserve_ticks: 600,
+            lost_ticks: 60,
+        }
+    }
+}
+
+/// What every operation needs: the transactional store, and what this process knows of it.
+#[derive(Debug)]
+pub(crate) struct TxnCore {
+    slots: SlotClient,
+    rng: Arc<dyn Rng>,
+    config: IndexConfig,
+    seen: Mutex<SeenClock>,
+    passed_over: PassedOver,
+}
+
+impl TxnCore {
+    pub(crate) fn new(
+        txn_store: Arc<dyn TxnStore>,
+        store: &StoreId,
+        config: IndexConfig,
+        clock: Arc<dyn Clock>,
+        rng: Arc<dyn Rng>,
+    ) -> Self {
+        Self {
+            slots: SlotClient::new(txn_store, Layout::new(store), clock),
+            rng,
+            config,
+            seen: Mutex::default(),
+            passed_over: PassedOver::default(),
+        }
+    }
+
+    pub(crate) fn config(&self) -> &IndexConfig {
+        &self.config
+    }
+
+    pub(crate) fn txn_store(&self) -> &dyn TxnStore {
+        &*self.slots.txn_store
+    }
+
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.slots.layout
+    }
+
+    pub(crate) fn clock(&self) -> &dyn Clock {
+        &*self.slots.clock
+    }
+
+    pub(crate) fn rng(&self) -> &dyn Rng {
+        &*self.rng
+    }
+
+    pub(crate) fn passed_over(&self) -> &PassedOver {
+        &self.passed_over
+    }
+
+    pub(crate) fn slots(&self) -> &SlotClient {
+        &self.slots
+    }
+
+    pub(crate) fn deadline(&self, within: Duration) -> Deadline {
+        Deadline::after(self.clock(), within)
+    }
+}

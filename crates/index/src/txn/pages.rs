@@ -1,0 +1,66 @@
+//! Reading lists in parts: no reply of the store is larger than one message, however long the records are.
+//!
+//! A list's keys, which are short, are read first; then its values, a few at first and more as long as they are short.
+//! So a list of records of any length costs as many bytes as are asked for, and about one more read.
+
+use std::ops::Range;
+
+use holdfast_core::{Deadline, Result};
+
+use crate::store::{Entry, Read};
+use crate::txn::TxnCore;
+
+/// How many bytes of values one call reads before it stops. Bounds the memory and time of one step of a list.
+pub(crate) const MOST_BYTES: usize = 8 << 20;
+/// How many values the first read takes.
+const FIRST: usize = 8;
+/// If a read returns fewer bytes than this, the next one takes four times as many values; if more than [`LARGE_READ`],
+/// half as many.
+const SMALL_READ: usize = 256 << 10;
+const LARGE_READ: usize = 4 << 20;
+
+impl TxnCore {
+    /// The first keys of each range, in one snapshot.
+    pub(crate) async fn read_keys(
+        &self,
+        ranges: impl IntoIterator<Item = Range<String>>,
+        limit: usize,
+        deadline: Deadline,
+    ) -> Result<Vec<Vec<String>>> {
+        let range = |keys| Read::Range {
+            keys,
+            limit,
+            keys_only: true,
+        };
+        let reads: Vec<Read> = ranges.into_iter().map(range).collect();
+        let snapshot = self.txn_store().read(&reads, deadline.remaining(self.clock())).await?;
+        let keys = |entries: Vec<Entry>| entries.into_iter().map(|entry| entry.key).collect();
+        Ok(snapshot.entries.into_iter().map(keys).collect())
+    }
+
+    /// The values of keys, in order, until `most_bytes` were read. Absent keys are left out. Also returns how many of
+    /// the keys were looked at.
+    pub(crate) async fn read_values(
+        &self,
+        keys: &[String],
+        most_bytes: usize,
+        deadline: Deadline,
+    ) -> Result<(Vec<Entry>, usize)> {
+        let (mut entries, mut at, mut bytes, mut step) = (Vec::new(), 0, 0, FIRST);
+        while at < keys.len() && bytes < most_bytes {
+            let chunk = &keys[at..keys.len().min(at + step)];
+            let reads: Vec<Read> = chunk.iter().cloned().map(Read::Key).collect();
+            let snapshot = self.txn_store().read(&reads, deadline.remaining(self.clock())).await?;
+            let read: Vec<Entry> = snapshot.entries.into_iter().flatten().collect();
+            let this: usize = read.iter().map(|entry| entry.value.len()).sum();
+            entries.extend(read);
+            (at, bytes) = (at + chunk.len(), bytes + this);
+            if this < SMALL_READ {
+                step = (4 * step).min(self.txn_store().limits().operations);
+            } else if this > LARGE_READ {
+                step = (step / 2).max(1);
+            }
+        }
+        Ok((entries, at))
+    }
+}
