@@ -69,7 +69,8 @@ class Settings:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that Mooncake's library reads when it is loaded (``MC_...``)."""
     engine: Mapping[str, Any] = field(default_factory=dict)
-    """Further settings of the engine: ``devices``, ``buffer_bytes``, ``tenant``, ``max_calls``, ..."""
+    """Further settings of the engine: ``devices``, ``buffer_bytes``, ``tenant``, ``max_calls``, ``idle_waits`` (``"auto"``
+    or ``"off"``), ..."""
     features: Mapping[str, Any] = field(default_factory=dict)
     """Further settings of the store: ``chunk_bytes``, ``replicas``, ``streams``, ``max_in_flight``, ``adopt_prefixes``,
     ``loss_grace``, ..."""
@@ -127,7 +128,6 @@ class Settings:
             "pool_bytes": self.pool_bytes,
             "warm_bytes": self.warm_bytes,
             "lease_ticks": max(1, round(self.lease_seconds / tick)),
-            "tick": tick,
             "sweep_every": self.sweep_every,
             **self.features,
         }

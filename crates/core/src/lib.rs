@@ -10,11 +10,14 @@
 //! | [`id`] | [`StoreId`], [`SampleId`], [`TensorName`], [`Generation`], [`Nonce`] |
 //! | [`key`] | [`ObjectKey`] (the key that an engine sees) and [`SampleKey`] (the parts of Holdfast's own keys) |
 //! | [`tensor`] | [`DType`], [`TensorSpec`] |
+//! | [`batch`] | [`BatchResults`]: one place for each item of a batch |
 //! | [`digest`] | [`Digest`]: the checksum of committed bytes |
 //! | [`time`] | [`Clock`], [`Deadline`], [`poll_until`] |
 //! | [`rng`] | [`Rng`], seeded or from the system |
+//! | `testing` | what the contract suites have in common, behind the feature of that name |
 //! | [`invariant`] | named [`Invariant`]s and the [`Recorder`] that counts their violations |
 
+pub mod batch;
 pub mod digest;
 pub mod error;
 pub mod id;
@@ -22,8 +25,11 @@ pub mod invariant;
 pub mod key;
 pub mod rng;
 pub mod tensor;
+#[cfg(feature = "testing")]
+pub mod testing;
 pub mod time;
 
+pub use batch::BatchResults;
 pub use digest::Digest;
 pub use error::{Error, ErrorKind, Result, Retry};
 pub use id::{Generation, Nonce, SampleId, StoreId, TensorName};

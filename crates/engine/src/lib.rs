@@ -3,14 +3,15 @@
 //! [`Engine`] is the small trait that a back end implements. Its `# Contract` is written once, here, and the contract
 //! suite (`testing`, behind the feature of that name) checks it on every back end. [`EngineExt`] adds convenience
 //! methods for callers. The back ends are Mooncake Store (crate `holdfast-engine-mooncake`) and, in this crate,
-//! [`memory`], an engine that behaves like Mooncake where it matters and needs no server. [`fault`] wraps any engine
-//! and injects faults by a seeded plan.
+//! [`memory`], an engine that behaves like Mooncake where it matters and needs no server. `fault`, behind the feature
+//! `testing` too, wraps any engine and injects faults by a seeded plan.
 //!
 //! The trait is blocking and takes batches, because the engines below do. An async caller runs it on threads of its
 //! own.
 
 pub mod batch;
 pub mod busy;
+#[cfg(feature = "testing")]
 pub mod fault;
 pub mod memory;
 pub mod region;
@@ -24,6 +25,7 @@ use std::time::Duration;
 use holdfast_core::{Error, ObjectKey, Result};
 
 pub use busy::{Access, Busy, Claim};
+#[cfg(feature = "testing")]
 pub use fault::{FaultEngine, FaultKind, FaultPlan, InjectedFault};
 pub use memory::{MemoryCluster, MemoryConfig, MemoryEngine, SsdConfig};
 pub use region::{EngineId, HostMemory, Region, Registrar, Span};

@@ -43,8 +43,8 @@ fn index_on(txn_store: EtcdStore, tick: Duration) -> Arc<dyn Index> {
     ))
 }
 
-async fn open_as(endpoints: &Endpoints, config: FeatureConfig) -> FeatureStore {
-    let index = index_on(etcd(endpoints).await, config.tick);
+async fn open_as(endpoints: &Endpoints, config: FeatureConfig, tick: Duration) -> FeatureStore {
+    let index = index_on(etcd(endpoints).await, tick);
     let (clock, rng) = (Arc::new(SystemClock::new()), Arc::new(SystemRng));
     FeatureStore::open(connect(endpoints), index, config, clock, rng)
         .await
@@ -80,7 +80,7 @@ fn retired(generation: u64, reason: &str, plan: &str) -> String {
 async fn records_that_cannot_be_removed_do_not_hold_up_those_behind_them() {
     let cluster = start();
     let endpoints = cluster.endpoints();
-    let index = index_on(etcd(&endpoints).await, config().tick);
+    let index = index_on(etcd(&endpoints).await, TICK);
     let session = index.open_session(WITHIN).await.expect("a session");
     // Ten retired samples that only a later release can remove, early in the order of names.
     for n in 0..10 {
@@ -99,7 +99,7 @@ async fn records_that_cannot_be_removed_do_not_hold_up_those_behind_them() {
         sweep_limit: 10,
         ..config()
     };
-    let producer = open_as(&endpoints, few.clone()).await;
+    let producer = open_as(&endpoints, few.clone(), TICK).await;
     let stored = put(&producer, item("run/1", &[5000], 1)).await;
     // The process that retires it dies before the objects are removed.
     one(index
@@ -112,7 +112,7 @@ async fn records_that_cannot_be_removed_do_not_hold_up_those_behind_them() {
         .await)
     .expect("retired");
     let engine = connect(&endpoints);
-    let sweeper = open_as(&endpoints, few).await;
+    let sweeper = open_as(&endpoints, few, TICK).await;
     for _ in 0..3 {
         let swept = sweeper.sweep(WITHIN).await.expect("swept");
         eprintln!("freed {}, failed {}, later {}", swept.freed, swept.failed, swept.later);
@@ -268,12 +268,11 @@ async fn a_master_that_hangs_does_not_stop_the_clock() {
     let endpoints = cluster.endpoints();
     let txn_store = etcd(&endpoints).await;
     let ticking = FeatureConfig {
-        tick: Duration::from_secs(1),
         // More often than the clock ticks, so that it is its tick that is seen.
         sweep_every: Some(Duration::from_millis(250)),
         ..config()
     };
-    let store = open_as(&endpoints, ticking).await;
+    let store = open_as(&endpoints, ticking, Duration::from_secs(1)).await;
     let engine = connect(&endpoints);
     let mut stored = Vec::new();
     for n in 0..3 {

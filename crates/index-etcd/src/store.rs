@@ -34,7 +34,7 @@ const LIMITS: Limits = Limits {
 pub struct EtcdStore {
     pool: Arc<Pool>,
     names: Names,
-    together: Arc<GroupCommit>,
+    group_commit: Arc<GroupCommit>,
 }
 
 impl EtcdStore {
@@ -134,8 +134,12 @@ impl EtcdStore {
     ) -> Result<Self> {
         let names = Names::new(&config.root);
         let pool = Arc::new(Pool::new(config, Arc::clone(&clock), names.full(epoch::KEY))?);
-        let together = Arc::new(GroupCommit::new(Arc::clone(&pool), names.clone(), LIMITS));
-        let txn_store = Self { pool, names, together };
+        let group_commit = Arc::new(GroupCommit::new(Arc::clone(&pool), names.clone(), LIMITS));
+        let txn_store = Self {
+            pool,
+            names,
+            group_commit,
+        };
         schema::check(&txn_store, clock.as_ref(), within).await?;
         Ok(txn_store)
     }
@@ -210,7 +214,7 @@ impl TxnStore for EtcdStore {
     ) -> Result<(TxnOutcome, Option<Snapshot>)> {
         check::transaction_and_reads(transaction, reads, LIMITS)?;
         let deadline = Deadline::after(self.pool.clock.as_ref(), within);
-        self.together.transact(transaction, reads, deadline).await
+        self.group_commit.transact(transaction, reads, deadline).await
     }
 
     async fn open_session(&self, time_to_live: Duration, within: Duration) -> Result<Box<dyn StoreSession>> {

@@ -256,6 +256,9 @@ pub trait Index: Send + Sync + Debug {
     /// index ended if there was more.
     async fn sweep(&self, session: &Session, limit: usize, within: Duration) -> Result<SweepReport>;
 
+    /// The length of one tick of the shared clock.
+    fn tick_length(&self) -> Duration;
+
     /// The shared clock, as last seen by this index.
     async fn tick(&self, within: Duration) -> Result<Tick>;
 
@@ -400,6 +403,10 @@ impl Index for TxnIndex {
 
     async fn sweep(&self, session: &Session, limit: usize, within: Duration) -> Result<SweepReport> {
         self.do_sweep(session, limit, self.core.deadline(within)).await
+    }
+
+    fn tick_length(&self) -> Duration {
+        self.core.config().tick
     }
 
     async fn tick(&self, within: Duration) -> Result<Tick> {

@@ -2,10 +2,11 @@
 
 use std::fmt::Debug;
 
+use holdfast_core::testing::{CaseResult, ensure, ensure_matches};
 use holdfast_core::{ErrorKind, ObjectKey, Result};
 
 use super::Setup;
-use super::check::{CaseResult, pattern, same_bytes};
+use super::check::{pattern, same_bytes};
 use super::context::{CALL, Context};
 use crate::{GetOutcome, Presence, PromoteOutcome, PutOptions, PutOutcome, RemoveOutcome, Transfer};
 

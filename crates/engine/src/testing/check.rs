@@ -1,30 +1,8 @@
-//! The checks of a case: macros that return instead of panicking, and recognisable bytes.
+//! How a file lists its cases, and recognisable bytes.
 
 use std::fmt;
 
-use holdfast_core::Error;
-
-/// Fails the case unless a condition holds. The format string says what was seen.
-macro_rules! ensure {
-    ($condition:expr, $($why:tt)+) => {
-        if !$condition {
-            return Err($crate::testing::Failure::new(format!($($why)+)));
-        }
-    };
-}
-
-/// Fails the case unless a value matches a pattern; the message shows the value.
-macro_rules! ensure_matches {
-    ($value:expr, $pattern:pat $(if $guard:expr)?, $($why:tt)+) => {
-        match $value {
-            $pattern $(if $guard)? => {}
-            ref other => {
-                let why = format!($($why)+);
-                return Err($crate::testing::Failure::new(format!("{why}; it was {other:?}")));
-            }
-        }
-    };
-}
+use holdfast_core::testing::{CaseResult, Failure, ensure};
 
 /// The list of a file's cases: `name (setup) "the sentence of the contract";`.
 macro_rules! cases {
@@ -39,32 +17,6 @@ macro_rules! cases {
         )*];
     };
 }
-
-/// Why a case failed, as a message.
-#[derive(Clone, Debug)]
-pub struct Failure(String);
-
-impl Failure {
-    /// What was seen and what was expected.
-    pub fn new(why: impl Into<String>) -> Self {
-        Self(why.into())
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl From<Error> for Failure {
-    fn from(error: Error) -> Self {
-        Self(format!("an error that the case did not expect: {error:?}"))
-    }
-}
-
-/// What a case returns.
-pub type CaseResult<T = ()> = Result<T, Failure>;
 
 /// Bytes that follow from `seed` alone, differ between seeds, and differ between any two places of one pattern.
 pub fn pattern(len: usize, seed: u64) -> Vec<u8> {

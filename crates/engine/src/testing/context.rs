@@ -5,9 +5,10 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
+use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_matches};
 use holdfast_core::{Clock, ErrorKind, ObjectKey, poll_until};
 
-use super::check::{CaseResult, Failure, pattern, same_bytes};
+use super::check::{pattern, same_bytes};
 use super::{Backend, Harness, Setup};
 use crate::{Engine, EngineExt, GetOutcome, Pin, Presence, PutOptions, PutOutcome, Region, RemoveOutcome, Transfer};
 

@@ -3,10 +3,10 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
+use holdfast_core::testing::{CaseResult, ensure, ensure_matches};
 use holdfast_core::{ErrorKind, Result, Retry};
 
 use super::Setup;
-use super::check::CaseResult;
 use super::context::{CALL, Client, Context, MARGIN, MIB, SOON};
 use crate::{GetOutcome, HostMemory, Presence, PutOptions, PutOutcome, RemoveOutcome, Transfer};
 

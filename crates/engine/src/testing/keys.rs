@@ -2,9 +2,9 @@
 
 use holdfast_core::ObjectKey;
 use holdfast_core::key::MAX_KEY_BYTES;
+use holdfast_core::testing::{CaseResult, ensure, ensure_matches};
 
 use super::Setup;
-use super::check::CaseResult;
 use super::context::{CALL, Context};
 use crate::{Presence, RemoveOutcome};
 

@@ -1,9 +1,10 @@
 //! A get whose buffers are not exactly as long as the object says so, and returns no bytes that a caller could trust.
 
 use super::Setup;
-use super::check::{CaseResult, pattern, same_bytes};
+use super::check::{pattern, same_bytes};
 use super::context::{CALL, Context, MIB};
 use crate::{EngineExt, GetOutcome, Transfer};
+use holdfast_core::testing::{CaseResult, ensure, ensure_matches};
 
 cases! { "lengths"
     a_buffer_too_small (Setup::default) "`Loaded` means that the object has exactly as many bytes as its buffers.";

@@ -4,10 +4,10 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
+use holdfast_core::testing::{CaseResult, ensure, ensure_matches};
 use holdfast_core::{Error, ErrorKind, Result};
 
 use super::Setup;
-use super::check::CaseResult;
 use super::context::{CALL, Client, Context, MARGIN, MIB, RECOVERY};
 use crate::{EngineExt, GetOutcome, Presence, PromoteOutcome, PutOptions, PutOutcome, RemoveOutcome, Transfer};
 

@@ -56,8 +56,9 @@ use holdfast_core::{Clock, ObjectKey, Result};
 
 use crate::Engine;
 
-pub use check::{CaseResult, Failure, pattern};
+pub use check::pattern;
 pub use context::{Client, Context};
+pub use holdfast_core::testing::{CaseResult, Failure};
 pub use on_memory::MemoryBackend;
 
 /// The cluster that a case needs.
@@ -165,34 +166,22 @@ pub fn run(backend: &dyn Backend, case: &Case) -> Result<(), String> {
 /// The `main` of a back end's test file: every case is one test, named after it. Takes libtest's arguments, and exits
 /// the process with libtest's exit code if a case failed.
 pub fn main(backend: impl Backend + 'static) {
-    let mut arguments = libtest_mimic::Arguments::from_args();
-    if !backend.parallel() && arguments.test_threads.is_none() {
-        arguments.test_threads = Some(1);
-    }
+    let parallel = backend.parallel();
     let backend: Arc<dyn Backend> = Arc::new(backend);
-    let trials = cases()
-        .into_iter()
-        .map(|case| {
+    holdfast_core::testing::main(
+        parallel,
+        cases().into_iter().map(|case| {
             let backend = Arc::clone(&backend);
-            libtest_mimic::Trial::test(case.name, move || run(backend.as_ref(), &case).map_err(Into::into))
-        })
-        .collect();
-    libtest_mimic::run(&arguments, trials).exit_if_failed();
+            (case.name, move || run(backend.as_ref(), &case))
+        }),
+    );
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use std::collections::BTreeSet;
-
     #[test]
     fn every_case_has_a_name_of_its_own_and_a_sentence() {
-        let cases = cases();
-        let names: BTreeSet<_> = cases.iter().map(|case| case.name).collect();
-        assert_eq!(names.len(), cases.len(), "a name stands twice");
-        assert!(cases.len() >= 50, "only {} cases", cases.len());
-        for case in cases {
-            assert!(case.about.ends_with('.'), "{} is about {:?}", case.name, case.about);
-        }
+        let cases = super::cases();
+        holdfast_core::testing::check_list(50, cases.iter().map(|case| (case.name, case.about)));
     }
 }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use holdfast_core::ObjectKey;
+use holdfast_core::testing::{CaseResult, ensure, ensure_matches};
 
-use super::check::CaseResult;
 use super::context::{CALL, Context, MIB, SOON};
 use super::{Failure, Setup};
 use crate::{EngineExt, GetOutcome, Pin, Presence, PutOptions, PutOutcome};

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::Setup;
-use super::check::CaseResult;
 use super::context::{CALL, Context, MIB, SOON};
 use crate::{Pin, Presence, PromoteOutcome, PutOutcome};
+use holdfast_core::testing::{CaseResult, ensure, ensure_matches};
 
 cases! { "probe"
     absent_present_absent (Setup::default) "Absent: no readable object and no put in flight.";

@@ -1,9 +1,10 @@
 //! Objects are written and read back whole, wherever their bytes lie.
 
 use super::Setup;
-use super::check::{CaseResult, pattern, same_bytes};
+use super::check::{pattern, same_bytes};
 use super::context::{CALL, Client, Context, MIB};
 use crate::{EngineExt, GetOutcome, Pin, PutOptions, PutOutcome, Region, Span, Transfer};
+use holdfast_core::testing::{CaseResult, ensure, ensure_matches};
 use std::time::Duration;
 
 cases! { "put_get"

@@ -3,10 +3,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use holdfast_core::testing::{CaseResult, ensure, ensure_matches};
 use holdfast_core::{ErrorKind, Result};
 
 use super::Setup;
-use super::check::CaseResult;
 use super::context::{CALL, Client, Context, MIB, SOON};
 use crate::{EngineExt, GetOutcome, HostMemory, Registrations, Transfer};
 

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use super::Setup;
-use super::check::{CaseResult, pattern};
+use super::check::pattern;
 use super::context::{CALL, Context, MIB};
 use super::pressure::fill_pinned;
 use crate::{EngineExt, GetOutcome, Pin, RemoveOutcome};
+use holdfast_core::testing::{CaseResult, ensure, ensure_matches};
 
 cases! { "remove"
     removed_then_absent (Setup::default) "An object that is not there is an outcome, not a failure.";

@@ -45,7 +45,7 @@ pub(crate) fn run(quick: bool) -> Result<Report> {
         .start()?;
     let mut settings = Settings::new(cluster.endpoints())?;
     settings.store.pool_bytes = 128 << 20;
-    settings.store.sweep_every = Some(settings.store.tick);
+    settings.store.sweep_every = Some(settings.index.tick);
     let runtime = runtime()?;
     let index = runtime.block_on(settings.index())?;
     runtime.block_on(index.set_budget(budget, WITHIN))?;

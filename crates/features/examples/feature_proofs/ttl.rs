@@ -43,7 +43,7 @@ pub(crate) fn run(quick: bool) -> Result<Report> {
     let mut settings = Settings::new(cluster.endpoints())?;
     settings.store.max_in_flight = 8;
     settings.store.pool_bytes = 64 << 20;
-    settings.store.sweep_every = Some(settings.store.tick);
+    settings.store.sweep_every = Some(settings.index.tick);
     let runtime = runtime()?;
     let index = runtime.block_on(settings.index())?;
     runtime.block_on(index.set_budget(IN_FLIGHT * SAMPLE as u64, WITHIN))?;

@@ -46,7 +46,7 @@ impl Settings {
 
     /// Other times than the defaults: a tick, and how many of them a session and a lease last.
     pub(crate) fn with_times(mut self, tick: Duration, session: u32, lease: u32) -> Self {
-        (self.index.tick, self.store.tick) = (tick, tick);
+        self.index.tick = tick;
         self.index.session_ttl = tick * session;
         self.store.lease_ticks = u64::from(lease);
         self

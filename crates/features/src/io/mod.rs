@@ -54,3 +54,23 @@ impl Io {
         sealed.unwrap_or(spec.bytes())
     }
 }
+
+/// Divides objects into calls of at most `most` bytes: large ones by themselves, small ones together.
+fn split<T>(objects: Vec<T>, max_batch: usize, most: u64, bytes_of: impl Fn(&T) -> u64) -> Vec<Vec<T>> {
+    let mut units: Vec<Vec<T>> = Vec::new();
+    let mut bytes = 0;
+    for object in objects {
+        let more = bytes_of(&object);
+        match units.last_mut() {
+            Some(unit) if unit.len() < max_batch && bytes + more <= most => {
+                bytes += more;
+                unit.push(object);
+            }
+            _ => {
+                bytes = more;
+                units.push(vec![object]);
+            }
+        }
+    }
+    units
+}

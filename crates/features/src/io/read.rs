@@ -22,8 +22,8 @@ use holdfast_engine::{Engine, GetOutcome, Span, Transfer};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::Io;
 use super::checksum::{verify, verify_copied};
+use super::{Io, split};
 use crate::io::sealed::{Scratch, SealedRun};
 use crate::memory::pool::BufferPool;
 use crate::memory::spans::part;
@@ -99,7 +99,9 @@ impl Io {
             None if staged => STAGED_UNIT_BYTES.min(self.runtime.config.stage_bytes / 2),
             None => UNIT_BYTES,
         };
-        let mut units = split(objects, self.runtime.max_batch(), most).into_iter().peekable();
+        let mut units = split(objects, self.runtime.max_batch(), most, Incoming::bytes)
+            .into_iter()
+            .peekable();
         let mut moving = Some(moving);
         let mut checking = JoinSet::new();
         let mut outcome = Ok(());
@@ -180,26 +182,6 @@ impl Incoming {
             Check::Nothing | Check::Digest(_) => Ok(None),
         }
     }
-}
-
-/// Divides objects into calls of at most `most` bytes.
-fn split(objects: Vec<Incoming>, max_batch: usize, most: u64) -> Vec<Vec<Incoming>> {
-    let mut units: Vec<Vec<Incoming>> = Vec::new();
-    let mut bytes = 0;
-    for object in objects {
-        let more = object.bytes();
-        match units.last_mut() {
-            Some(unit) if unit.len() < max_batch && bytes + more <= most => {
-                bytes += more;
-                unit.push(object);
-            }
-            _ => {
-                bytes = more;
-                units.push(vec![object]);
-            }
-        }
-    }
-    units
 }
 
 /// A stage for the objects that do not arrive at their destination.

@@ -17,7 +17,7 @@ use holdfast_core::{Deadline, Error, Nonce, ObjectKey, Result, TensorSpec};
 use holdfast_engine::{Span, Transfer};
 use holdfast_index::SampleRef;
 
-use super::Io;
+use super::{Io, split};
 use crate::io::sealed::{Scratch, SealedRun, Seals, run_of};
 use crate::io::write::Outgoing;
 use crate::memory::guarded_span::guard;
@@ -104,7 +104,10 @@ impl Io {
             seals: mut results,
         } = to_seal;
         let samples = results.len();
-        let mut units = split(objects, self.runtime.max_batch(), seals.unit_bytes()).into_iter();
+        let mut units = split(objects, self.runtime.max_batch(), seals.unit_bytes(), |object| {
+            object.seal.run.sealed_len()
+        })
+        .into_iter();
         let mut ready = None;
         loop {
             // Nothing more is sealed of a sample that has failed.
@@ -206,24 +209,4 @@ fn note(results: &mut [Result<Seal>], more: Vec<Result<()>>) {
             *all = Err(error);
         }
     }
-}
-
-/// Divides objects into calls of at most `most` bytes: large ones by themselves, small ones together.
-fn split(objects: Vec<Unsealed>, max_batch: usize, most: u64) -> Vec<Vec<Unsealed>> {
-    let mut units: Vec<Vec<Unsealed>> = Vec::new();
-    let mut bytes = 0;
-    for object in objects {
-        let more = object.seal.run.sealed_len();
-        match units.last_mut() {
-            Some(unit) if unit.len() < max_batch && bytes + more <= most => {
-                bytes += more;
-                unit.push(object);
-            }
-            _ => {
-                bytes = more;
-                units.push(vec![object]);
-            }
-        }
-    }
-    units
 }

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Error, ErrorKind, Result};
+use holdfast_core::{BatchResults, Deadline, Error, ErrorKind, Result};
 use holdfast_index::{AckOutcome, LeaseGrant, Session};
 
 use crate::reclaim::queue::by_session;
@@ -66,7 +66,7 @@ impl Inner {
     where
         F: Future<Output = Vec<Result<T>>>,
     {
-        let mut results: Vec<Option<Result<T>>> = leases.iter().map(|_| None).collect();
+        let mut results = BatchResults::new(leases.len());
         let with_session = leases
             .iter()
             .enumerate()
@@ -74,14 +74,11 @@ impl Inner {
         for (session, places) in by_session(with_session).into_values() {
             let held = places.iter().map(|at| leases[*at].held()).collect();
             for (at, result) in places.into_iter().zip(act(session, held).await) {
-                results[at] = Some(result);
+                results.set(at, result);
             }
         }
         let unanswered = || Err(Error::internal("features.answer", "the index returned too few answers"));
-        results
-            .into_iter()
-            .map(|result| result.unwrap_or_else(unanswered))
-            .collect()
+        results.finish(unanswered)
     }
 
     pub(crate) async fn renew(&self, leases: &[Lease], deadline: Deadline) -> Vec<Result<()>> {

@@ -16,7 +16,7 @@
 
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Error, ErrorKind, Retry, SampleId};
+use holdfast_core::{BatchResults, Deadline, Error, ErrorKind, Retry, SampleId};
 use holdfast_custody::Version;
 use holdfast_index::{Commit, SampleRef, Session};
 
@@ -45,8 +45,8 @@ impl Inner {
         if commits.is_empty() {
             return Vec::new();
         }
-        let mut results: Vec<Option<Committed>> = commits.iter().map(|_| None).collect();
-        let mut open: Vec<usize> = (0..commits.len()).collect();
+        let mut results = BatchResults::new(commits.len());
+        let mut open = results.open();
         let mut unclear: Vec<(usize, Error)> = Vec::new();
         for attempt in 1..=TRIES {
             let these: Vec<Commit> = open.iter().map(|at| commits[*at].clone()).collect();
@@ -59,10 +59,10 @@ impl Inner {
             for (at, answer) in open.into_iter().zip(answers) {
                 let last = attempt == TRIES || self.runtime.left(deadline) <= PAUSE;
                 match answer {
-                    Ok(version) => results[at] = Some(Committed::Yes(version)),
+                    Ok(version) => results.set(at, Committed::Yes(version)),
                     Err(error) if error.retry() == Retry::Ambiguous => unclear.push((at, error)),
                     Err(error) if !last && error.kind() == ErrorKind::Unavailable => again.push(at),
-                    Err(error) => results[at] = Some(Committed::No(error)),
+                    Err(error) => results.set(at, Committed::No(error)),
                 }
             }
             if again.is_empty() {
@@ -72,13 +72,10 @@ impl Inner {
             tokio::time::sleep(PAUSE).await;
         }
         for (at, settled) in self.settle(session, commits, unclear).await {
-            results[at] = Some(settled);
+            results.set(at, settled);
         }
         let forgotten = || Committed::Unknown(Error::internal("features.commit", "a commit got no answer (a bug)"));
-        results
-            .into_iter()
-            .map(|result| result.unwrap_or_else(forgotten))
-            .collect()
+        results.finish(forgotten)
     }
 
     /// Finds out whether commits were applied whose answers were lost, by giving up the reservations. If that succeeds,

@@ -110,7 +110,7 @@ impl Inner {
         moved: &mut mpsc::Receiver<std::convert::Infallible>,
         deadline: Deadline,
     ) {
-        let half = self.runtime.config.lease_time() / 2;
+        let half = self.runtime.lease_time() / 2;
         while let Err(_elapsed) = tokio::time::timeout(half, moved.recv()).await {
             for renewed in self.renew(std::slice::from_ref(lease), deadline).await {
                 if let Err(error) = renewed {

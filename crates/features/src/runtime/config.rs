@@ -39,10 +39,6 @@ pub struct FeatureConfig {
     /// How many ticks of the shared clock a lease lasts. Default: 60.
     #[serde(default = "default_lease_ticks")]
     pub lease_ticks: u64,
-    /// The length of a tick. It must equal the setting of the index; it is repeated here because a long transfer renews
-    /// its lease by it. Default: 1 s.
-    #[serde(default = "default_tick")]
-    pub tick: Duration,
     /// How often this process sweeps; none if other processes do. At least one process must sweep: nothing expires by
     /// itself. Default: 1 s, a tick of the shared clock. The clock moves with sweeps, so with fewer of them leases last
     /// longer than they say.
@@ -119,9 +115,6 @@ fn default_pool_bytes() -> u64 {
 fn default_lease_ticks() -> u64 {
     60
 }
-fn default_tick() -> Duration {
-    Duration::from_secs(1)
-}
 #[expect(clippy::unnecessary_wraps, reason = "the type of the setting")]
 fn default_sweep_every() -> Option<Duration> {
     Some(Duration::from_secs(1))
@@ -159,7 +152,6 @@ impl FeatureConfig {
             pool_bytes: default_pool_bytes(),
             warm_bytes: 0,
             lease_ticks: default_lease_ticks(),
-            tick: default_tick(),
             sweep_every: default_sweep_every(),
             sweep_limit: default_sweep_limit(),
             free_queue: default_free_queue(),
@@ -190,9 +182,6 @@ impl FeatureConfig {
         }
         if self.lease_ticks == 0 {
             return refuse("lease_ticks", "a lease lasts at least one tick");
-        }
-        if self.tick.is_zero() {
-            return refuse("tick", "a tick cannot be zero; set it to the tick of the index");
         }
         if self.sweep_every.is_some_and(|every| every.is_zero()) {
             return refuse("sweep_every", "give the time between two sweeps, or none for no sweeps");
@@ -228,12 +217,6 @@ impl FeatureConfig {
         }
         Ok(())
     }
-
-    /// The shortest time that a lease lasts.
-    pub(crate) fn lease_time(&self) -> Duration {
-        self.tick
-            .saturating_mul(u32::try_from(self.lease_ticks).unwrap_or(u32::MAX))
-    }
 }
 
 #[cfg(test)]
@@ -249,7 +232,6 @@ mod tests {
             ..FeatureConfig::new(store)
         };
         assert_eq!(config, expected);
-        assert_eq!(config.lease_time(), Duration::from_secs(5));
         config.validate().expect("lawful");
         assert!(serde_json::from_str::<FeatureConfig>(r#"{"store": "eagle", "lease_tics": 5}"#).is_err());
         assert!(

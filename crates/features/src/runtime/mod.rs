@@ -71,6 +71,12 @@ impl Runtime {
         deadline.remaining(&*self.clock)
     }
 
+    /// The shortest time that a lease lasts.
+    pub(crate) fn lease_time(&self) -> Duration {
+        let ticks = u32::try_from(self.config.lease_ticks).unwrap_or(u32::MAX);
+        self.index.tick_length().saturating_mul(ticks)
+    }
+
     /// How many objects one call to the engine may name.
     pub(crate) fn max_batch(&self) -> usize {
         self.engine.capabilities().max_batch.max(1)

@@ -87,6 +87,12 @@ impl FeatureStore {
     ) -> Result<Self> {
         const OPERATION: &str = "features.open";
         config.validate()?;
+        if index.tick_length().is_zero() {
+            return Err(Error::invalid(
+                OPERATION,
+                "a tick cannot be zero; give the index a longer one",
+            ));
+        }
         let handle = Handle::try_current().map_err(|error| {
             Error::invalid(OPERATION, "open the store inside a tokio runtime; its tasks run there").caused_by(error)
         })?;

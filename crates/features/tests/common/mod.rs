@@ -139,7 +139,6 @@ impl World {
         FeatureConfig {
             sweep_every: None,
             chunk_bytes: 4096,
-            tick: self.index_config.tick,
             lease_ticks: 1200,
             pool_bytes: 8 << 20,
             call_within: Duration::from_secs(5),

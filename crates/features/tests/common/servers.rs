@@ -17,6 +17,8 @@ use tokio::task::block_in_place;
 use super::WITHIN;
 
 pub const MIB: usize = 1 << 20;
+
+pub const TICK: Duration = Duration::from_millis(200);
 /// Several chunks, less than a chunk, nothing.
 pub const LENS: [usize; 4] = [9 * MIB + 7, 3 * MIB, 1000, 0];
 
@@ -42,7 +44,6 @@ pub fn config() -> FeatureConfig {
     FeatureConfig {
         chunk_bytes: 4 << 20,
         sweep_every: None,
-        tick: Duration::from_millis(200),
         lease_ticks: 300,
         pool_bytes: 128 << 20,
         loss_grace: Duration::from_secs(12),
@@ -65,7 +66,7 @@ pub async fn open_as(endpoints: &Endpoints, engine: Arc<dyn Engine>, config: Fea
         .expect("etcd");
     let settings = IndexConfig {
         session_ttl: Duration::from_secs(3),
-        tick: config.tick,
+        tick: TICK,
         lost_ticks: 20,
         ..IndexConfig::default()
     };

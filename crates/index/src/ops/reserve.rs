@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use holdfast_core::{Deadline, Error, ErrorKind, Generation, Result, Retry};
+use holdfast_core::{BatchResults, Deadline, Error, ErrorKind, Generation, Result, Retry};
 use holdfast_custody::{Reserved, Version};
 use tokio_util::sync::CancellationToken;
 
@@ -185,9 +185,9 @@ impl TxnIndex {
         cancelled: &CancellationToken,
         deadline: Deadline,
     ) -> Vec<Result<Generation>> {
-        let mut results: Vec<Option<Result<Generation>>> = items.iter().map(|_| None).collect();
+        let mut results = BatchResults::new(items.len());
         loop {
-            let open: Vec<usize> = (0..items.len()).filter(|at| results[*at].is_none()).collect();
+            let open = results.open();
             let wanted: Vec<Reserve> = open.iter().map(|at| items[*at].clone()).collect();
             if wanted.is_empty() {
                 break;
@@ -212,11 +212,11 @@ impl TxnIndex {
                     .await;
                 for (at, result) in open.into_iter().zip(reserved) {
                     if !result.as_ref().is_err_and(must_wait) {
-                        results[at] = Some(result);
+                        results.set(at, result);
                     }
                 }
                 drop(reach);
-                place.contended = results.iter().any(Option::is_none);
+                place.contended = !results.open().is_empty();
                 continue;
             }
             match self
@@ -226,16 +226,15 @@ impl TxnIndex {
             {
                 Ok(reserved) => {
                     for (at, result) in open.into_iter().zip(reserved) {
-                        results[at] = result;
+                        if let Some(result) = result {
+                            results.set(at, result);
+                        }
                     }
                 }
-                Err(error) => open.iter().for_each(|at| results[*at] = Some(Err(error.clone()))),
+                Err(error) => open.into_iter().for_each(|at| results.set(at, Err(error.clone()))),
             }
         }
         let missing = || Err(Error::internal(RESERVE, "an item was left without a result"));
-        results
-            .into_iter()
-            .map(|result| result.unwrap_or_else(missing))
-            .collect()
+        results.finish(missing)
     }
 }

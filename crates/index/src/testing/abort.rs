@@ -1,9 +1,10 @@
 //! Giving reservations up.
 
+use holdfast_core::testing::{CaseResult, ensure, ensure_eq};
 use holdfast_core::{ErrorKind, Generation};
 use holdfast_custody::Reason;
 
-use super::check::{CaseResult, refused};
+use super::check::refused;
 use super::client::published_for;
 use super::context::Context;
 use crate::SampleRef;

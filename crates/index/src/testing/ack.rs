@@ -1,9 +1,10 @@
 //! Answering that samples were used.
 
 use holdfast_core::ErrorKind;
+use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq, ensure_matches};
 use holdfast_custody::{Progress, Publication, Reason};
 
-use super::check::{CaseResult, Failure, refused};
+use super::check::refused;
 use super::client::{CALL, LONG, a, b, group, published_for};
 use super::context::Context;
 use crate::AckOutcome;

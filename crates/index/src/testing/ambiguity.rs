@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use holdfast_core::testing::{CaseResult, ensure, ensure_eq};
 use holdfast_core::{ErrorKind, Retry};
 use holdfast_custody::Reason;
 use tokio_util::sync::CancellationToken;
 
-use super::check::{CaseResult, refused};
+use super::check::refused;
 use super::client::{CALL, Client, LONG, a, only};
 use super::context::Context;
 use super::lossy::LossyStore;

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use holdfast_core::testing::{CaseResult, ensure, ensure_eq};
 use holdfast_core::{ErrorKind, Retry};
 use holdfast_custody::Reason;
 
-use super::check::CaseResult;
 use super::client::{CALL, LONG, a, published_for};
 use super::context::Context;
 use crate::{AckOutcome, Commit};

@@ -4,10 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use holdfast_core::testing::{CaseResult, Failure, ensure_eq};
 use holdfast_core::{Error, Generation, Nonce, Result, SampleId};
 use holdfast_custody::{GroupName, Live, Publication, Reason, Tick, Version};
 
-use super::check::{CaseResult, Failure};
 use crate::{AckOutcome, Commit, FreeTask, Index, LeaseGrant, LiveSample, Reserve, SampleRef, Session, SweepReport};
 
 /// How long a call of a healthy index may take. Generous: other tests compile and run beside this one.

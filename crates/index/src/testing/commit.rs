@@ -1,9 +1,10 @@
 //! Making samples visible.
 
+use holdfast_core::testing::{CaseResult, ensure, ensure_eq};
 use holdfast_core::{ErrorKind, Generation};
 use holdfast_custody::{GroupName, Progress, Publication, Reason};
 
-use super::check::{CaseResult, refused};
+use super::check::refused;
 use super::client::{CALL, LONG, a, b, description, group, only, published_for};
 use super::context::Context;
 use crate::{AckOutcome, Commit, SampleRef};

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
 use holdfast_core::{ErrorKind, Nonce, Rng as _, SampleId, SeededRng};
 use holdfast_custody::Publication;
 use parking_lot::Mutex;
 
-use super::check::{CaseResult, Failure};
 use super::client::{CALL, Client, LONG, a, b, published_for};
 use super::context::Context;
 use super::records::Records;

@@ -2,9 +2,9 @@
 
 use std::ops::Deref;
 
+use holdfast_core::testing::{CaseResult, Failure};
 use holdfast_custody::Tick;
 
-use super::check::{CaseResult, Failure};
 use super::client::Client;
 use super::{Backend, Harness};
 use crate::SweepReport;

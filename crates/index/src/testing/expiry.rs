@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
 use holdfast_custody::{Progress, Publication, Reason};
 
-use super::check::{CaseResult, Failure};
 use super::client::{LONG, a, b, published_for};
 use super::context::Context;
 

@@ -1,8 +1,8 @@
 //! From retired to forgotten.
 
+use holdfast_core::testing::{CaseResult, ensure, ensure_eq};
 use holdfast_custody::Reason;
 
-use super::check::CaseResult;
 use super::client::{CALL, LONG, description, only};
 use super::context::Context;
 

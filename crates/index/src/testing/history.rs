@@ -1,8 +1,9 @@
 //! An index that is restored to an earlier state under its processes.
 
 use holdfast_core::ErrorKind;
+use holdfast_core::testing::{CaseResult, ensure, ensure_eq};
 
-use super::check::{CaseResult, refused};
+use super::check::refused;
 use super::client::{CALL, Client};
 use super::context::Context;
 

@@ -1,9 +1,9 @@
 //! Whatever is done in whatever order: the lists follow from the records.
 
+use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
 use holdfast_core::{ErrorKind, Rng as _, SeededRng};
 use holdfast_custody::{Progress, Publication, Reason, invariants};
 
-use super::check::{CaseResult, Failure};
 use super::client::{Client, a, b, published_for};
 use super::context::Context;
 use super::records::Records;

@@ -1,9 +1,10 @@
 //! Taking given samples.
 
+use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
 use holdfast_core::{ErrorKind, Generation, SampleId};
 use holdfast_custody::{Progress, Token};
 
-use super::check::{CaseResult, Failure, refused};
+use super::check::refused;
 use super::client::{CALL, LONG, a, b, description};
 use super::context::Context;
 use crate::SampleRef;

@@ -74,9 +74,9 @@ use holdfast_core::{Clock, Error, Result, StoreId, SystemRng};
 use crate::store::TxnStore;
 use crate::{Index, IndexConfig, Session, TxnIndex};
 
-pub use check::{CaseResult, Failure};
 pub use client::Client;
 pub use context::Context;
+pub use holdfast_core::testing::{CaseResult, Failure};
 pub use lossy::LossyStore;
 pub use on_memory::{MemoryBackend, MemoryHarness};
 
@@ -234,21 +234,18 @@ pub fn run(backend: &dyn Backend, case: &Case) -> Result<(), String> {
 /// The `main` of a back end's test file: every case is one test, named after it. Takes libtest's arguments, and ends
 /// the process with its exit code if a case failed.
 pub fn main(backend: impl Backend + 'static) {
-    let mut arguments = libtest_mimic::Arguments::from_args();
-    if !backend.parallel() && arguments.test_threads.is_none() {
-        arguments.test_threads = Some(1);
-    }
-    let over_keys = backend.over_keys();
+    let (parallel, over_keys) = (backend.parallel(), backend.over_keys());
     let backend: Arc<dyn Backend> = Arc::new(backend);
-    let trials = cases()
+    let cases = cases()
         .into_iter()
-        .filter(|case| over_keys || case.needs == Needs::Nothing)
-        .map(|case| {
+        .filter(|case| over_keys || case.needs == Needs::Nothing);
+    holdfast_core::testing::main(
+        parallel,
+        cases.map(|case| {
             let backend = Arc::clone(&backend);
-            libtest_mimic::Trial::test(case.name, move || run(backend.as_ref(), &case).map_err(Into::into))
-        })
-        .collect();
-    libtest_mimic::run(&arguments, trials).exit_if_failed();
+            (case.name, move || run(backend.as_ref(), &case))
+        }),
+    );
 }
 
 /// The error of a back end that has no keys and is asked for them.
@@ -262,17 +259,9 @@ pub fn no_keys() -> Error {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use std::collections::BTreeSet;
-
     #[test]
     fn every_case_has_a_name_of_its_own_and_a_sentence() {
-        let cases = cases();
-        let names: BTreeSet<_> = cases.iter().map(|case| case.name).collect();
-        assert_eq!(names.len(), cases.len(), "a name stands twice");
-        assert!(cases.len() >= 60, "only {} cases", cases.len());
-        for case in cases {
-            assert!(case.about.ends_with('.'), "{} is about {:?}", case.name, case.about);
-        }
+        let cases = super::cases();
+        holdfast_core::testing::check_list(60, cases.iter().map(|case| (case.name, case.about)));
     }
 }

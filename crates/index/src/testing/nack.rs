@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use holdfast_core::ErrorKind;
+use holdfast_core::testing::{CaseResult, ensure, ensure_eq};
 use holdfast_custody::{Progress, Publication, Reason};
 
-use super::check::{CaseResult, refused};
+use super::check::refused;
 use super::client::{LONG, a, b, published_for};
 use super::context::Context;
 use crate::AckOutcome;

@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use holdfast_core::ErrorKind;
+use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
 
-use super::check::{CaseResult, Failure, refused};
+use super::check::refused;
 use super::client::{CALL, LONG, a, b};
 use super::context::Context;
 

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use holdfast_core::key::unescape;
+use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
 use holdfast_core::{Result, SampleId};
 use holdfast_custody::{Live, Reserved, Retired, SessionId, Tick, invariants};
 
-use super::check::{CaseResult, Failure};
 use super::client::CALL;
 use super::context::Context;
 use crate::record::codec::decode_versioned;

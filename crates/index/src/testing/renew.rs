@@ -1,9 +1,10 @@
 //! Asking for more time.
 
 use holdfast_core::ErrorKind;
+use holdfast_core::testing::{CaseResult, ensure, ensure_eq};
 use holdfast_custody::Reason;
 
-use super::check::{CaseResult, refused};
+use super::check::refused;
 use super::client::{CALL, LONG, a};
 use super::context::Context;
 

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
 use holdfast_core::{ErrorKind, Nonce, ObjectKey, SampleId};
 use holdfast_custody::Reason;
 
-use super::check::{CaseResult, Failure, refused};
+use super::check::refused;
 use super::client::{CALL, Client, LONG, a};
 use super::context::Context;
 use super::records::Records;

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use holdfast_core::testing::{CaseResult, ensure, ensure_eq};
 use holdfast_core::{ErrorKind, Generation, SampleId};
 use holdfast_custody::Reason;
 
-use super::check::{CaseResult, refused};
+use super::check::refused;
 use super::client::{CALL, LONG, a};
 use super::context::Context;
 use super::records::Records;

@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use holdfast_core::testing::{CaseResult, ensure, ensure_eq};
 use holdfast_core::{ErrorKind, Nonce, Result, SampleId};
 use holdfast_custody::Reason;
 
-use super::check::{CaseResult, refused};
+use super::check::refused;
 use super::client::{ALL, CALL, Client, LONG, a, only, published_for};
 use super::context::Context;
 use crate::{Commit, LeaseGrant, Reserve, SampleRef};

@@ -1,8 +1,8 @@
 //! Taking back what has ended.
 
+use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
 use holdfast_custody::Progress;
 
-use super::check::{CaseResult, Failure};
 use super::client::{ALL, CALL, LONG, a};
 use super::context::Context;
 use crate::SweepReport;

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
 use holdfast_core::{Error, ErrorKind, Nonce, Result, SampleId};
 use tokio_util::sync::CancellationToken;
 
-use super::check::{CaseResult, Failure, refused};
+use super::check::refused;
 use super::client::{CALL, Client, LONG, a, only};
 use super::context::Context;
 use crate::{LeaseGrant, Reserve, SampleRef, Terms};

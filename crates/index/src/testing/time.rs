@@ -1,8 +1,8 @@
 //! The clock that all processes share.
 
+use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
 use holdfast_custody::{Progress, Tick};
 
-use super::check::{CaseResult, Failure};
 use super::client::a;
 use super::context::Context;
 

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use holdfast_core::ErrorKind;
+use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
 use holdfast_custody::{Progress, Publication, Reason};
 
-use super::check::{CaseResult, Failure, refused};
+use super::check::refused;
 use super::client::{CALL, LONG, a, b, published_for, unserved};
 use super::context::Context;
 

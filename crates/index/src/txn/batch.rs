@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Error, Result};
+use holdfast_core::{BatchResults, Deadline, Error, Result};
 use holdfast_custody::{Live, Tick, Version};
 
 use crate::record::codec::{Settle, decode_versioned, unreadable_key};
@@ -187,11 +187,11 @@ impl TxnCore {
         deadline: Deadline,
         told_by: Deadline,
     ) -> Vec<Result<T>> {
-        let mut results: Vec<Option<Result<T>>> = items.iter().map(|_| None).collect();
+        let mut results = BatchResults::new(items.len());
         let mut seen = seen;
         let mut tries = 0_u32;
         loop {
-            let open: Vec<usize> = (0..items.len()).filter(|at| results[*at].is_none()).collect();
+            let open = results.open();
             if open.is_empty() {
                 break;
             }
@@ -200,7 +200,7 @@ impl TxnCore {
                     intent.operation,
                     "other changes to the same samples kept coming first until the deadline",
                 );
-                open.iter().for_each(|at| results[*at] = Some(Err(error.clone())));
+                open.into_iter().for_each(|at| results.set(at, Err(error.clone())));
                 break;
             }
             if tries > 0 {
@@ -212,7 +212,7 @@ impl TxnCore {
             let loaded = match self.load(session, items, &open, &intent, seen.take(), deadline).await {
                 Ok(loaded) => loaded,
                 Err(error) => {
-                    open.iter().for_each(|at| results[*at] = Some(Err(error.clone())));
+                    open.into_iter().for_each(|at| results.set(at, Err(error.clone())));
                     break;
                 }
             };
@@ -222,10 +222,7 @@ impl TxnCore {
             self.set_refused_aside(refused, &loaded, &mut results, deadline).await;
         }
         let missing = || Err(Error::internal(intent.operation, "an item has no result: a bug"));
-        results
-            .into_iter()
-            .map(|result| result.unwrap_or_else(missing))
-            .collect()
+        results.finish(missing)
     }
 
     /// Quarantines the undecodable records that block these items, so that the items are decided again.
@@ -233,7 +230,7 @@ impl TxnCore {
         &self,
         refused: Vec<(usize, Error)>,
         loaded: &Loaded,
-        results: &mut [Option<Result<T>>],
+        results: &mut BatchResults<Result<T>>,
         deadline: Deadline,
     ) {
         for (at, error) in refused {
@@ -245,8 +242,8 @@ impl TxnCore {
             match aside {
                 // Another item of the batch may have met the same record, which was then moved by that item.
                 Ok(SetAside::Moved | SetAside::Changed) => {}
-                Ok(SetAside::InPlace) => results[at] = Some(Err(error)),
-                Err(failed) => results[at] = Some(Err(failed)),
+                Ok(SetAside::InPlace) => results.set(at, Err(error)),
+                Err(failed) => results.set(at, Err(failed)),
             }
         }
     }

@@ -10,7 +10,7 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use holdfast_core::{Deadline, Digest, Error, Result, Retry};
+use holdfast_core::{BatchResults, Deadline, Digest, Error, Result, Retry};
 use holdfast_custody::{SessionId, Tick, Version};
 
 use crate::record::codec::{encode, unreadable_key, without_description};
@@ -45,7 +45,7 @@ impl TxnCore {
         open: &[usize],
         intent: &Intent<'_, Item, T>,
         loaded: &Loaded,
-        results: &mut [Option<Result<T>>],
+        results: &mut BatchResults<Result<T>>,
         deadline: Deadline,
     ) -> Vec<(usize, Error)> {
         let mut refused = Vec::new();
@@ -61,27 +61,33 @@ impl TxnCore {
                 // Decided from what the caller believed: the records have yet to be read.
                 Err(_) if loaded.guess => {}
                 Err(error) if unreadable_key(&error).is_some() => refused.push((*at, error)),
-                Err(error) => results[*at] = Some(Err(error)),
+                Err(error) => results.set(*at, Err(error)),
                 Ok(decision) if decision.bytes() > most_bytes => {
-                    results[*at] = Some(Err(Error::invalid(
-                        intent.operation,
-                        "one sample has more bytes than a transaction holds; shorten its description",
-                    )
-                    .with("bytes", decision.bytes())
-                    .with("limit", most_bytes)));
+                    results.set(
+                        *at,
+                        Err(Error::invalid(
+                            intent.operation,
+                            "one sample has more bytes than a transaction holds; shorten its description",
+                        )
+                        .with("bytes", decision.bytes())
+                        .with("limit", most_bytes)),
+                    );
                 }
                 Ok(decision) if decision.operations() + 2 > most => {
-                    results[*at] = Some(Err(Error::invalid(
-                        intent.operation,
-                        "one sample needs more operations than a transaction holds; use fewer groups",
-                    )));
+                    results.set(
+                        *at,
+                        Err(Error::invalid(
+                            intent.operation,
+                            "one sample needs more operations than a transaction holds; use fewer groups",
+                        )),
+                    );
                 }
                 Ok(decision) if decision.is_nothing() => {
                     let done = Done {
                         version: Version::default(),
                         grant: None,
                     };
-                    results[*at] = Some(Ok(decision.outcome.settled(done)));
+                    results.set(*at, Ok(decision.outcome.settled(done)));
                 }
                 // Two items of one batch concern the same record: the second is decided again after the first is
                 // applied.
@@ -117,12 +123,12 @@ impl TxnCore {
             // Each transaction starts from the balance that the one before has left.
             for together in transactions {
                 for (at, result) in send(together).await {
-                    results[at] = Some(result);
+                    results.set(at, result);
                 }
             }
         } else {
             for (at, result) in join_all(transactions.into_iter().map(send)).await.into_iter().flatten() {
-                results[at] = Some(result);
+                results.set(at, result);
             }
         }
         refused

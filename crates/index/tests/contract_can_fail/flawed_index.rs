@@ -256,6 +256,10 @@ impl Index for FlawedIndex {
         self.inner.quarantined_bytes(which, within).await
     }
 
+    fn tick_length(&self) -> Duration {
+        self.inner.tick_length()
+    }
+
     fn passed_over(&self) -> PassedOver {
         self.inner.passed_over()
     }

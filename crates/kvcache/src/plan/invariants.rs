@@ -10,7 +10,7 @@
 //! | KV16, KV17 | [`crate::tier`]: a page that is not exactly right is a miss; here a miss is a smaller count |
 //! | KV18 | here, and [`grant_is_filled`] with an observer of the device |
 //! | KV21 | equal plans from equal events: a test over four planners; nothing here has a clock, an address or a seed |
-//! | KV22 | [`crate::tier`]: each rank joins in submit order |
+//! | KV22 | the planner's host, which joins the ranks: [`crate::plan::PlanEvent::Completed`] takes one completion from each |
 //! | KV25 | nothing in here can block: there is no I/O |
 //! | all others | here |
 

@@ -57,7 +57,11 @@
 //! ```
 
 pub mod event;
+#[cfg(feature = "testing")]
 pub mod flaw;
+#[cfg(not(feature = "testing"))]
+#[expect(unreachable_pub, reason = "it is public with the feature `testing`")]
+mod flaw;
 mod index;
 pub mod invariants;
 pub mod key;

@@ -56,8 +56,9 @@
 //!
 //! # Ranks
 //!
-//! Every rank has its own tier and its own shard of each page. The smallest count is published ([`agree`], KV15), and
-//! every rank joins for every operation, in submit order, also if it failed (`ranks`, KV22).
+//! Every rank has its own tier and its own shard of each page. The planner's host brings the ranks' completions together,
+//! one from each for every operation, also if it failed there (KV22); the smallest count is published (KV15, by
+//! [`Completion::agree`](crate::plan::Completion::agree)).
 
 mod copier;
 mod engine_call;
@@ -71,7 +72,6 @@ mod inflight;
 mod page;
 mod pipeline;
 mod quarantine;
-mod ranks;
 mod run;
 mod seal;
 mod slab;
@@ -86,7 +86,6 @@ pub use footer::{FOOTER_BYTES, PageDefect};
 pub use host::{HostMemoryMap, PartLayout};
 pub use inflight::Settling;
 pub use page::{CallOptions, GetReport, Hint, Page, PageGot, PagePut, PutReport, Stop, StoreConfig};
-pub use ranks::{JoinOrder, RankBarrier, agree};
 pub use seal::{PageSeal, TIER_KEY_BYTES};
 pub use stats::StoreStats;
 pub use store::PageStore;

@@ -1,9 +1,9 @@
 //! Conditions, alone and together.
 
 use holdfast_core::ErrorKind;
+use holdfast_core::testing::{CaseResult, ensure, ensure_eq};
 use holdfast_custody::Version;
 
-use super::check::CaseResult;
 use super::context::{Context, is_kind};
 use crate::store::{Condition, TxnOutcome, Write};
 

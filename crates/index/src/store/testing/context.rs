@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
 use holdfast_core::{Error, ErrorKind};
 use holdfast_custody::{SessionId, Version};
 
-use super::check::{CaseResult, Failure};
 use super::{Backend, Harness};
 use crate::store::{
     Change, Condition, Entry, Read, StoreSession, Transaction, TxnOutcome, TxnStore, Watch, Write, prefix,

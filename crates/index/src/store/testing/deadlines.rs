@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
 use holdfast_core::{ErrorKind, Result, Retry};
 use holdfast_custody::Version;
 
-use super::check::{CaseResult, Failure};
 use super::context::{Context, SOON, is_kind};
 use crate::store::{Read, Transaction, TxnOutcome, Write, prefix};
 

@@ -1,9 +1,9 @@
 //! A store that is restored to an earlier state under its clients.
 
 use holdfast_core::ErrorKind;
+use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
 use holdfast_custody::Version;
 
-use super::check::{CaseResult, Failure};
 use super::context::{CALL, Context, SOON, changes, in_short, is_kind};
 use crate::store::{Condition, Read, TxnOutcome, Write};
 

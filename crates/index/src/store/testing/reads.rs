@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use holdfast_core::ErrorKind;
+use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
 
-use super::check::{CaseResult, Failure};
 use super::context::{CALL, Context, is_kind};
 use crate::store::{Entry, Read, Transaction, Write, prefix};
 

@@ -1,8 +1,8 @@
 //! Transactions: versions, atomicity, sizes.
 
 use holdfast_core::ErrorKind;
+use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
 
-use super::check::{CaseResult, Failure};
 use super::context::{CALL, Context, is_kind};
 use crate::store::{Condition, Read, Snapshot, Transaction, TxnOutcome, Write, prefix};
 

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use holdfast_core::ErrorKind;
+use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
 use holdfast_custody::Version;
 
-use super::check::{CaseResult, Failure};
 use super::context::{CALL, Context, SOON, changes, in_short, is_kind, with_session};
 use crate::store::{Condition, Read, TxnOutcome, Write, prefix};
 
