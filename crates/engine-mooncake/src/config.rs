@@ -46,12 +46,27 @@ pub struct MooncakeConfig {
     /// Also open the engine with a release of Mooncake that was never tested with this release of Holdfast. The
     /// environment variable `HOLDFAST_UNTESTED_MOONCAKE=1` does the same. Default: no.
     pub untested_release: bool,
+    /// Whether a thread that waits for a transfer does so at idle priority, behind the threads that move the bytes.
+    /// Default: `auto`.
+    pub idle_waits: IdleWaits,
     /// The most calls in flight at once, including calls that hang. Default: 128.
     pub max_calls: usize,
     /// How long connecting may take. Default: 30 s.
     pub connect_within: Duration,
     /// How long the drop of the engine value waits for calls in flight. Default: 10 s.
     pub close_within: Duration,
+}
+
+/// Whether threads that wait for a transfer do so at idle priority.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum IdleWaits {
+    /// If the process may return its threads to normal priority: the kernel wants `CAP_SYS_NICE`, or a limit
+    /// (`RLIMIT_NICE`) that allows it. Otherwise as `Off`.
+    #[default]
+    Auto,
+    /// Never: for a program that manages the scheduling of its threads itself, or to compare.
+    Off,
 }
 
 impl Default for MooncakeConfig {
@@ -70,6 +85,7 @@ impl Default for MooncakeConfig {
             client_http_port: None,
             environment: BTreeMap::new(),
             untested_release: false,
+            idle_waits: IdleWaits::Auto,
             max_calls: 128,
             connect_within: Duration::from_secs(30),
             close_within: Duration::from_secs(10),
@@ -125,6 +141,9 @@ mod tests {
             "a slip is not a default"
         );
         config.validate().expect("lawful");
+        assert_eq!(config.idle_waits, IdleWaits::Auto);
+        let off: MooncakeConfig = serde_json::from_str(r#"{"idle_waits": "off"}"#).expect("reads");
+        assert_eq!(off.idle_waits, IdleWaits::Off);
     }
 
     #[test]

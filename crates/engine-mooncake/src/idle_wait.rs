@@ -28,8 +28,8 @@
 //! - CY2: a thread at idle priority goes without a processor for no longer than two check intervals. The interval is a
 //!   quarter of the time that its call has taken so far, between 1 and 8 ms: an answer is noticed at most that much
 //!   later.
-//! - CY3: a process that may not return its threads to normal priority (the kernel wants `CAP_SYS_NICE`) sends none to
-//!   idle priority.
+//! - CY3: a process that may not return its threads to normal priority (the kernel wants `CAP_SYS_NICE`), or that does
+//!   not want this ([`IdleWaits::Off`](crate::IdleWaits::Off)), sends none to idle priority.
 
 use std::sync::OnceLock;
 use std::time::Duration;

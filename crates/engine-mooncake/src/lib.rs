@@ -68,7 +68,7 @@ use pyo3::prelude::*;
 
 use admin::Admin;
 use calls::{CallPool, Effect};
-pub use config::MooncakeConfig;
+pub use config::{IdleWaits, MooncakeConfig};
 use idle_wait::IdleWait;
 use regions::Regions;
 use store::Store;
@@ -125,7 +125,7 @@ impl MooncakeEngine {
 
     /// Uses a `MooncakeDistributedStore` that a Python caller has connected. The Python caller keeps the ownership: it
     /// closes the store, after this engine and its regions are gone. Only these settings of `config` are used: admin
-    /// addresses, metadata, tenant and limits.
+    /// addresses, metadata, tenant, idle waits and limits.
     pub fn adopt(store: Py<PyAny>, config: MooncakeConfig) -> Result<Self> {
         config.validate()?;
         let calls = CallPool::new(config.max_calls);
@@ -166,6 +166,14 @@ impl Client {
             // way.
             ssd: true,
             probe: self.can_probe().is_ok(),
+        }
+    }
+
+    /// When the thread of a transfer goes to idle priority, if the settings allow that.
+    fn idle_wait(&self, when: IdleWait) -> IdleWait {
+        match self.config.idle_waits {
+            IdleWaits::Auto => when,
+            IdleWaits::Off => IdleWait::Never,
         }
     }
 
@@ -312,10 +320,13 @@ impl Engine for MooncakeEngine {
         }
         let (store, owned, options) = (Arc::clone(&self.0.store), batch.to_vec(), options.clone());
         let put = move || store.put(&owned, &options);
-        let codes = self
-            .0
-            .calls
-            .run_transfer(OPERATION, Effect::Changes, within, IdleWait::AfterAWhile, put)??;
+        let codes = self.0.calls.run_transfer(
+            OPERATION,
+            Effect::Changes,
+            within,
+            self.0.idle_wait(IdleWait::AfterAWhile),
+            put,
+        )??;
         Ok(batch
             .iter()
             .zip(codes)
@@ -335,10 +346,13 @@ impl Engine for MooncakeEngine {
         let deadline = Deadline::after(&clock, within);
         let (store, owned) = (Arc::clone(&self.0.store), batch.to_vec());
         let get = move || store.get(&owned);
-        let codes = self
-            .0
-            .calls
-            .run_transfer(OPERATION, Effect::Repeatable, within, IdleWait::AtOnce, get)??;
+        let codes = self.0.calls.run_transfer(
+            OPERATION,
+            Effect::Repeatable,
+            within,
+            self.0.idle_wait(IdleWait::AtOnce),
+            get,
+        )??;
         let mut outcomes: Vec<_> = batch
             .iter()
             .zip(codes)
