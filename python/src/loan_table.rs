@@ -29,27 +29,43 @@ use holdfast_engine::{Access, Busy, Claim, Engine, HostMemory, Span};
 use holdfast_features::FeatureStore;
 use parking_lot::Mutex;
 use pyo3::prelude::*;
+use tokio::sync::watch;
 
 use crate::process;
 
 /// Drops the engine on a thread that may wait: dropping the last reference waits for calls in flight, and these need
 /// the interpreter's lock, which the thread that drops a tensor holds.
 #[derive(Debug)]
-pub(crate) struct EngineReaper(Option<Arc<dyn Engine>>);
+pub(crate) struct EngineReaper {
+    engine: Option<Arc<dyn Engine>>,
+    gone: watch::Sender<bool>,
+}
 
 impl EngineReaper {
     pub(crate) fn new(engine: Arc<dyn Engine>) -> Self {
-        Self(Some(engine))
+        Self {
+            engine: Some(engine),
+            gone: watch::Sender::new(false),
+        }
+    }
+
+    /// Becomes true when the engine has been dropped.
+    pub(crate) fn gone(&self) -> watch::Receiver<bool> {
+        self.gone.subscribe()
     }
 }
 
 impl Drop for EngineReaper {
     fn drop(&mut self) {
-        let engine = self.0.take();
+        let (engine, gone) = (self.engine.take(), self.gone.clone());
+        let end = move || {
+            drop(engine);
+            gone.send_replace(true);
+        };
         match process::runtime() {
-            Ok(runtime) => drop(runtime.spawn_blocking(move || drop(engine))),
+            Ok(runtime) => drop(runtime.spawn_blocking(end)),
             // If no thread can be started, the engine is leaked: not closing it is better than never returning.
-            Err(_) => std::mem::forget(engine),
+            Err(_) => std::mem::forget(end),
         }
     }
 }

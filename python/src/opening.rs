@@ -130,9 +130,19 @@ impl Drop for Opened {
 
 async fn close(parts: Parts, within: Duration) -> Result<()> {
     let closed = parts.store.close(within).await;
-    // The engine waits for its calls when it is dropped, so that must not happen on a thread that others need.
-    let gone = tokio::task::spawn_blocking(move || drop(parts));
-    if tokio::time::timeout(CLOSE_WITHIN, gone).await.is_err() {
+    // The engine waits for its calls when it is dropped, so that must not happen on a thread that others need. A caller
+    // that brought its own client may close it as soon as this returns, so nothing may call into it any more: unless
+    // tensors in memory of the pool are left, in which case the engine goes with the last of them.
+    let mut gone = parts.reaper.gone();
+    let is_last = Arc::strong_count(&parts.reaper) == 1;
+    let ended = async move {
+        let dropped = tokio::task::spawn_blocking(move || drop(parts)).await;
+        if dropped.is_ok() && is_last {
+            // It cannot fail before it is true: the engine's drop holds the sender.
+            drop(gone.wait_for(|gone| *gone).await);
+        }
+    };
+    if tokio::time::timeout(CLOSE_WITHIN, ended).await.is_err() {
         tracing::warn!("the engine's client is still closing, in the background");
     }
     closed
