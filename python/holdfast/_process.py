@@ -64,7 +64,8 @@ def _at_end_of_worker() -> None:
 def _at_exit() -> None:
     _close_all()
     _events.stop()
-    _holdfast.finish()
+    if not _holdfast.finish(CLOSE_AT_EXIT_WITHIN_S):
+        log.warning("a call of the engine's has not returned; this process may abort while it ends")
 
 
 def _in_child() -> None:
@@ -72,6 +73,7 @@ def _in_child() -> None:
     lock = threading.RLock()
     _knows_worker = False
     _open.clear()
+    _holdfast.after_fork()
     _events.in_child()
 
 

@@ -17,6 +17,7 @@ use std::ffi::{CStr, c_void};
 use std::ptr;
 
 use holdfast_core::Error;
+use holdfast_engine_mooncake::interpreter;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -83,7 +84,7 @@ struct Context {
 impl Drop for Context {
     fn drop(&mut self) {
         let mut owner = self.owner.take();
-        if Python::try_attach(|_| drop(owner.take())).is_none() {
+        if interpreter::attach(|_| drop(owner.take())).is_none() {
             std::mem::forget(owner);
         }
     }

@@ -48,13 +48,14 @@ mod operation;
 mod process;
 mod tensors;
 
+use holdfast_engine_mooncake::interpreter;
 use pyo3::prelude::*;
 
 /// The compiled module of the package `holdfast`.
 #[pymodule]
 mod _holdfast {
     #[pymodule_export]
-    use super::{finish, spec_bytes, version};
+    use super::{after_fork, finish, spec_bytes, version};
     #[pymodule_export]
     use crate::core::{Core, open_store, restore_guard};
     #[pymodule_export]
@@ -88,10 +89,19 @@ fn version() -> &'static str {
     env!("CARGO_PKG_VERSION")
 }
 
-/// Call it when the interpreter ends and every store is closed: nothing calls into Python from then on.
+/// Call it when the interpreter ends and every store is closed: no thread of Holdfast's calls into Python from then on.
+/// Waits for those that are inside, and returns whether all have left.
 #[pyfunction]
-fn finish() {
-    process::finish();
+fn finish(py: Python<'_>, within: f64) -> PyResult<bool> {
+    use errors::OrRaise as _;
+    let within = convert::seconds(within).or_raise(py)?;
+    Ok(py.detach(|| interpreter::end(within)))
+}
+
+/// Call it in a forked child.
+#[pyfunction]
+fn after_fork() {
+    interpreter::after_fork();
 }
 
 /// The number of bytes of a tensor of this element type and shape.

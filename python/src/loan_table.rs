@@ -26,6 +26,7 @@ use std::time::Duration;
 
 use holdfast_core::{Deadline, Error, Result, SystemClock};
 use holdfast_engine::{Access, Busy, Claim, Engine, HostMemory, Span};
+use holdfast_engine_mooncake::interpreter;
 use holdfast_features::FeatureStore;
 use parking_lot::Mutex;
 use pyo3::prelude::*;
@@ -148,7 +149,7 @@ impl Drop for Lent {
         drop(self.claim.take());
         let mut owners = self.owners.take();
         // At the end of the interpreter they can no longer be dropped, and need not be.
-        if Python::try_attach(|_| drop(owners.take())).is_none() {
+        if interpreter::attach(|_| drop(owners.take())).is_none() {
             std::mem::forget(owners);
         }
     }
@@ -281,7 +282,7 @@ fn drop_attached(owners: Vec<Option<Py<PyAny>>>) {
     if left.as_ref().is_some_and(Vec::is_empty) {
         return;
     }
-    if Python::try_attach(|_| drop(left.take())).is_none() {
+    if interpreter::attach(|_| drop(left.take())).is_none() {
         std::mem::forget(left);
     }
 }

@@ -24,6 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_core::{Deadline, Error, Result, SystemClock};
+use holdfast_engine_mooncake::interpreter;
 use parking_lot::{Condvar, Mutex};
 use pyo3::prelude::*;
 use tokio::task::AbortHandle;
@@ -155,7 +156,7 @@ impl Shared {
 }
 
 fn tell(listener: Py<PyAny>) {
-    let told = Python::try_attach(|py| {
+    let told = interpreter::attach(|py| {
         if let Err(error) = listener.call0(py) {
             error.write_unraisable(py, Some(listener.bind(py)));
         }

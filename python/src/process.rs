@@ -10,8 +10,8 @@
 //!
 //! Nothing here takes a lock, since another thread may have held it at the fork.
 //!
-//! When the interpreter ends, threads can no longer call into Python. [`finish`] records that: from then on, values
-//! whose drop might call Python are leaked; the kernel frees everything a moment later.
+//! When the interpreter ends, threads can no longer call into Python (`holdfast_engine_mooncake::interpreter`): from
+//! then on, values whose drop might call Python are leaked; the kernel frees everything a moment later.
 
 #![expect(
     unsafe_code,
@@ -21,9 +21,10 @@
 use std::mem::ManuallyDrop;
 use std::process;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use holdfast_core::{Error, ErrorKind, Result};
+use holdfast_engine_mooncake::interpreter;
 use tokio::runtime::{Builder, Runtime};
 
 const THREADS: usize = 2;
@@ -35,7 +36,6 @@ struct Home {
 
 static HOME: AtomicPtr<Home> = AtomicPtr::new(ptr::null_mut());
 static ENGINE_USED_BY: AtomicU32 = AtomicU32::new(0);
-static ENDING: AtomicBool = AtomicBool::new(false);
 
 /// The runtime of this process; created when it is first needed.
 pub(crate) fn runtime() -> Result<&'static Runtime> {
@@ -83,11 +83,6 @@ pub(crate) fn claim_engine() -> Result<()> {
     }
 }
 
-/// Records that the interpreter ends.
-pub(crate) fn finish() {
-    ENDING.store(true, Ordering::Release);
-}
-
 /// A value that can be used and dropped only in the process that made it.
 #[derive(Debug)]
 pub(crate) struct ProcessBound<T> {
@@ -119,7 +114,7 @@ impl<T> ProcessBound<T> {
 
 impl<T> Drop for ProcessBound<T> {
     fn drop(&mut self) {
-        if self.pid == process::id() && !ENDING.load(Ordering::Acquire) {
+        if self.pid == process::id() && !interpreter::is_ending() {
             // SAFETY: the value is dropped only here, and not touched after it.
             unsafe {
                 ManuallyDrop::drop(&mut self.value);

@@ -170,6 +170,47 @@ print("done", flush=True)
     assert said == "done\n" and time.monotonic() - begun < 40
 
 
+def test_a_process_ends_well_while_a_callback_is_on_its_way(cluster: Cluster, store_name: str) -> None:
+    # CPython ends threads that ask for its lock while it ends, and the C library aborts if that happens below Rust.
+    said = run(
+        """
+import asyncio, time
+import holdfast.aio
+
+class Output:
+    # Takes its time when the interpreter flushes it for the last time.
+    def __init__(self, to):
+        self.write, self._flush = to.write, to.flush
+
+    def flush(self):
+        self._flush()
+        if sys.is_finalizing():
+            time.sleep(1.0)
+
+sys.stdout = Output(sys.stdout)
+
+async def main():
+    loop = asyncio.get_running_loop()
+    wake = loop.call_soon_threadsafe
+
+    def slowly(*arguments, **more):
+        handle = wake(*arguments, **more)
+        time.sleep(0.5)
+        print("woken", flush=True)
+        return handle
+
+    async with await holdfast.aio.open(sys.argv[1], **settings):
+        loop.call_soon_threadsafe = slowly
+
+asyncio.run(main())
+print("done", flush=True)
+""",
+        cluster,
+        store_name,
+    )
+    assert said == "done\nwoken\n"
+
+
 def test_a_worker_of_multiprocessing_closes_its_store(cluster: Cluster, store_name: str, store: FeatureStore) -> None:
     store.put("a", {"x": b"1"}, groups=["g"])
     worker = multiprocessing.get_context("spawn").Process(target=takes, args=(store_name, cluster.settings()))

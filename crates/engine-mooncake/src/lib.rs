@@ -50,6 +50,7 @@ mod config;
 #[cfg(feature = "embed")]
 mod embed;
 mod idle_wait;
+pub mod interpreter;
 mod priority;
 mod regions;
 mod release;

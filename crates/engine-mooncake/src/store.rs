@@ -11,6 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
 
 use crate::config::MooncakeConfig;
+use crate::interpreter;
 
 const MODULE: &str = "mooncake.store";
 
@@ -25,6 +26,14 @@ pub(crate) struct Store {
 /// Turns a Python exception into a Holdfast error.
 fn raised(operation: &'static str, message: &'static str) -> impl Fn(PyErr) -> Error {
     move |exception| Error::internal(operation, message).with("exception", exception)
+}
+
+/// Calls `work` with the interpreter's lock held.
+fn attached<R>(operation: &'static str, work: impl for<'py> FnOnce(Python<'py>) -> Result<R>) -> Result<R> {
+    interpreter::attach(work).unwrap_or_else(|| {
+        let message = "the Python interpreter is ending; close stores before the program ends";
+        Err(Error::unavailable(operation, message).with_retry(holdfast_core::Retry::Never))
+    })
 }
 
 fn module(py: Python<'_>, untested_release: bool) -> Result<Bound<'_, PyModule>> {
@@ -47,7 +56,7 @@ impl Store {
     pub(crate) fn connect(config: &MooncakeConfig) -> Result<Self> {
         const OPERATION: &str = "mooncake.connect";
         let odd = raised(OPERATION, "setting up the engine's client raised an exception");
-        Python::attach(|py| {
+        attached(OPERATION, |py| {
             set_environment(py, config).map_err(&odd)?;
             let module = module(py, config.untested_release)?;
             let object = module
@@ -71,7 +80,7 @@ impl Store {
 
     /// Uses a store that the caller has connected, without taking its ownership.
     pub(crate) fn adopt(object: Py<PyAny>, untested_release: bool) -> Result<Self> {
-        Python::attach(|py| {
+        attached("mooncake.adopt", |py| {
             Self::new(&module(py, untested_release)?, object)
                 .map_err(raised("mooncake.adopt", "the engine's module lacks a class"))
         })
@@ -141,7 +150,7 @@ impl Store {
 
     /// Asks for replica descriptors and discards them: the question counts as a hit on each object.
     pub(crate) fn touch(&self, keys: &[ObjectKey]) -> Result<()> {
-        Python::attach(|py| {
+        attached("engine.raise", |py| {
             names(py, keys)
                 .and_then(|keys| {
                     self.object
@@ -180,7 +189,7 @@ impl Store {
         operation: &'static str,
         call: impl for<'py> FnOnce(Python<'py>, &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>>,
     ) -> Result<i64> {
-        Python::attach(|py| {
+        attached(operation, |py| {
             call(py, self.object.bind(py))
                 .and_then(|code| code.extract())
                 .map_err(raised(operation, "the engine's module raised an exception"))
@@ -193,7 +202,7 @@ impl Store {
         expected: usize,
         call: impl for<'py> FnOnce(Python<'py>, &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>>,
     ) -> Result<Vec<i64>> {
-        let codes: Vec<i64> = Python::attach(|py| {
+        let codes: Vec<i64> = attached(operation, |py| {
             call(py, self.object.bind(py))
                 .and_then(|codes| codes.extract())
                 .map_err(raised(operation, "the engine's module raised an exception"))

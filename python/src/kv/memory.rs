@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use holdfast_core::{Error, ErrorKind, Result};
 use holdfast_engine::{Engine, EngineId, HostMemory, Region, Registrar, Span};
+use holdfast_engine_mooncake::interpreter;
 use parking_lot::RwLock;
 use pyo3::prelude::*;
 
@@ -30,7 +31,7 @@ impl Drop for Owner {
     fn drop(&mut self) {
         let mut owner = self.0.take();
         // At the end of the interpreter it can no longer be dropped, and need not be.
-        if Python::try_attach(|_| drop(owner.take())).is_none() {
+        if interpreter::attach(|_| drop(owner.take())).is_none() {
             std::mem::forget(owner);
         }
     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_core::{Error, ErrorKind};
+use holdfast_engine_mooncake::interpreter;
 use holdfast_kvcache::plan::{CopyAt, OperationId, Work};
 use holdfast_kvcache::tier::{
     self, Cancelled, Copied, DeviceCopier, HostMemoryMap, LaneConfig, PartLayout, Submitted, TierConfig, TierEvent,
@@ -69,7 +70,7 @@ struct Detached(Option<Started>);
 impl Drop for Detached {
     fn drop(&mut self) {
         let started = self.0.take();
-        Python::try_attach(|py| py.detach(|| drop(started)));
+        interpreter::attach(|py| py.detach(|| drop(started)));
     }
 }
 
