@@ -1,18 +1,12 @@
-"""A producer and a consumer in a few lines. Needs a Mooncake master with a holder, and an etcd.
-
-    python quickstart.py [master, 127.0.0.1:50051] [etcd, http://127.0.0.1:2379]
+"""A producer and a consumer in a few lines. Needs a Mooncake master with a holder, and an etcd: those of the environment
+(HOLDFAST_MASTER, HOLDFAST_ADMIN, HOLDFAST_ETCD), or those on this host (127.0.0.1:50051, http://127.0.0.1:2379).
 """
-
-import sys
 
 import torch
 
 import holdfast
 
-master = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:50051"
-etcd = sys.argv[2] if len(sys.argv) > 2 else "http://127.0.0.1:2379"
-
-with holdfast.open("quickstart", master=master, etcd=etcd) as store:
+with holdfast.open("quickstart") as store:
     # A producer: any number of tensors, of any kind, form one sample, visible as a whole or not at all.
     hidden = torch.randn(4, 1024, dtype=torch.bfloat16)
     for n in range(3):

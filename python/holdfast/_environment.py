@@ -1,9 +1,11 @@
-"""The settings of a store in the environment, for programs whose own launchers build it: SpecForge's and TorchSpec's.
+"""The settings of a store in the environment: its addresses for :func:`holdfast.open`, and all of them for programs whose
+own launchers build the store, SpecForge's and TorchSpec's.
 
 | variable | setting |
 |---|---|
-| ``HOLDFAST_ETCD`` | ``etcd``: the index's addresses, separated by commas |
+| ``HOLDFAST_MASTER``, ``HOLDFAST_METADATA`` | ``master``, ``metadata``; the launchers have these in their own configuration |
 | ``HOLDFAST_ADMIN`` | ``admin``: the masters' HTTP addresses, separated by commas |
+| ``HOLDFAST_ETCD`` | ``etcd``: the index's addresses, separated by commas |
 | ``HOLDFAST_KEY``, ``HOLDFAST_KEY_ID`` | ``key``, ``key_id`` of a sealed store |
 | ``HOLDFAST_ETCD_USER``, ``HOLDFAST_ETCD_PASSWORD`` | the login at etcd; the password, or ``file:`` and its path |
 | ``HOLDFAST_ETCD_CA``, ``..._CERTIFICATE``, ``..._PRIVATE_KEY`` | ``tls`` of ``etcd_options``: paths |
@@ -17,20 +19,25 @@ or as the reference that the variable holds. So it is in no pickle, and it is re
 
 from __future__ import annotations
 
-import inspect
+import dataclasses
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast._opening import open as open_store
+from holdfast._settings import Settings
 from holdfast.errors import Invalid
 
 VARIABLES: Final = {
     "HOLDFAST_ETCD": "etcd",
     "HOLDFAST_ADMIN": "admin",
     "HOLDFAST_KEY_ID": "key_id",
+}
+_MASTERS: Final = {
+    "HOLDFAST_MASTER": "master",
+    "HOLDFAST_ADMIN": "admin",
+    "HOLDFAST_METADATA": "metadata",
 }
 KEY: Final = "HOLDFAST_KEY"
 _PEMS: Final = {
@@ -41,16 +48,32 @@ _PEMS: Final = {
 SETTINGS: Final = "HOLDFAST_SETTINGS"
 
 
+def addresses_of_masters() -> dict[str, Any]:
+    """The settings in the environment that say where Mooncake is."""
+    return _set_of(_MASTERS) if os.environ.get("HOLDFAST_MASTER") else {}
+
+
+def addresses_of_etcd() -> dict[str, Any]:
+    """The settings in the environment that say where etcd is, and how to log in there."""
+    if not os.environ.get("HOLDFAST_ETCD"):
+        return {}
+    return {"etcd": os.environ["HOLDFAST_ETCD"], "etcd_options": etcd_options_of_environment()}
+
+
+def _set_of(variables: Mapping[str, str]) -> dict[str, Any]:
+    return {name: os.environ[variable] for variable, name in variables.items() if os.environ.get(variable)}
+
+
 def settings_of_environment(*further: str) -> dict[str, Any]:
     """The settings in the environment. ``further`` names settings that the caller accepts besides those of ``open``."""
-    named: dict[str, Any] = {name: os.environ[v] for v, name in VARIABLES.items() if os.environ.get(v)}
+    named = _set_of(VARIABLES)
     key, options = secret_of(KEY), etcd_options_of_environment()
     if key is not None:
         named["key"] = key
     if options:
         named["etcd_options"] = options
     settings = _settings(os.environ.get(SETTINGS, "").strip())
-    known = {*inspect.signature(open_store).parameters, *further} - {"store", "client", "lazy"}
+    known = {field.name for field in dataclasses.fields(Settings)} - {"store", "keys"} | {"key", "key_id", *further}
     strange = sorted(set(settings) - known)
     if strange:
         raise Invalid(

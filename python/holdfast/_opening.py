@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from holdfast._environment import addresses_of_etcd, addresses_of_masters
 from holdfast._keys import Key, keys_of
 from holdfast._settings import Settings, addresses
 from holdfast._store import FeatureStore
@@ -15,10 +16,10 @@ __all__ = ["open"]
 def open(  # noqa: A001 - holdfast.open
     store: str,
     *,
-    master: str = "127.0.0.1:50051",
+    master: str | None = None,
     admin: str | Sequence[str] | None = None,
-    metadata: str = "P2PHANDSHAKE",
-    etcd: str | Sequence[str] = "http://127.0.0.1:2379",
+    metadata: str | None = None,
+    etcd: str | Sequence[str] | None = None,
     protocol: str = "tcp",
     local_hostname: str = "127.0.0.1",
     client: object | None = None,
@@ -40,6 +41,11 @@ def open(  # noqa: A001 - holdfast.open
 ) -> FeatureStore:
     """Opens a store on a Mooncake cluster and an etcd. The settings are those of :class:`Settings`.
 
+    Without ``master``, ``admin`` and ``metadata``, the cluster is the one that the environment names
+    (``HOLDFAST_MASTER``, ``HOLDFAST_ADMIN``, ``HOLDFAST_METADATA``), or one on this host; if one of them is given, the
+    environment does not count, because it may name another cluster. Without ``etcd``, that is the environment's, too
+    (``HOLDFAST_ETCD``; without ``etcd_options`` also ``HOLDFAST_ETCD_USER``, ...).
+
     ``client`` is a ``MooncakeDistributedStore`` that is already set up; the caller remains responsible for closing it.
     With ``lazy`` the store opens itself at its first call, in the process that makes the call: for workers that are
     forked later.
@@ -49,12 +55,17 @@ def open(  # noqa: A001 - holdfast.open
     also be a mapping from ids to keys; ``key_id`` then names the key that seals, and the others still open. See
     ``docs/sealing.md``.
     """
+    reached: dict[str, Any] = {}
+    if master is None and admin is None and metadata is None:
+        reached |= addresses_of_masters()
+    if etcd is None:
+        reached |= addresses_of_etcd()
+    given = {"master": master, "admin": admin, "metadata": metadata, "etcd": etcd, "etcd_options": etcd_options}
+    reached |= {name: value for name, value in given.items() if value is not None}
+    for name in {"admin", "etcd"} & set(reached):
+        reached[name] = addresses(reached[name])
     settings = Settings(
         store=store,
-        master=master,
-        admin=None if admin is None else addresses(admin),
-        metadata=metadata,
-        etcd=addresses(etcd),
         protocol=protocol,
         local_hostname=local_hostname,
         budget=budget,
@@ -68,8 +79,8 @@ def open(  # noqa: A001 - holdfast.open
         engine=dict(engine or {}),
         features=dict(features or {}),
         index=dict(index or {}),
-        etcd_options=dict(etcd_options or {}),
         keys=keys_of(key, key_id),
+        **reached,
     )
     opened = FeatureStore(settings, client=client)
     if not lazy:

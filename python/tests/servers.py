@@ -47,6 +47,16 @@ class Cluster:
     logs: dict[str, Path]
     """Their output, by the same names."""
 
+    def variables(self) -> dict[str, str]:
+        """The environment in which ``holdfast.open`` finds this cluster."""
+        return {
+            "HOLDFAST_MASTER": self.master,
+            "HOLDFAST_METADATA": self.metadata,
+            "HOLDFAST_ADMIN": ",".join(self.admin),
+            "HOLDFAST_ETCD": ",".join(self.etcd),
+            **self.client_env,
+        }
+
     def settings(self) -> dict[str, Any]:
         """How ``holdfast.open`` reaches this cluster."""
         return {

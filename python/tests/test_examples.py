@@ -12,8 +12,8 @@ EXAMPLES = REPOSITORY / "python/examples"
 
 
 def test_the_quickstart_runs(cluster: Cluster) -> None:
-    command = [sys.executable, str(EXAMPLES / "quickstart.py"), cluster.master, cluster.etcd[0]]
-    environment = {**os.environ, **cluster.client_env, "PYTHONPATH": str(REPOSITORY / "python"), "MC_LOG_LEVEL": "ERROR"}
+    command = [sys.executable, str(EXAMPLES / "quickstart.py")]
+    environment = {**os.environ, **cluster.variables(), "PYTHONPATH": str(REPOSITORY / "python"), "MC_LOG_LEVEL": "ERROR"}
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert ran.returncode == 0, ran.stderr
     lines = ran.stdout.splitlines()

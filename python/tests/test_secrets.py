@@ -103,6 +103,23 @@ def test_launchers_tell_how_etcd_lets_them_in_by_their_environment(monkeypatch: 
     assert etcd_options_of_environment()["password"] == "file:/password"
 
 
+def test_a_store_finds_its_cluster_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert holdfast.open("x", lazy=True).settings == holdfast.Settings("x")
+    monkeypatch.setenv("HOLDFAST_MASTER", "here:1")
+    monkeypatch.setenv("HOLDFAST_ADMIN", "http://here:2,http://here:3")
+    monkeypatch.setenv("HOLDFAST_ETCD", "https://here:4")
+    monkeypatch.setenv("HOLDFAST_ETCD_USER", "u")
+    found = holdfast.open("x", lazy=True).settings
+    assert (found.master, found.admin) == ("here:1", ("http://here:2", "http://here:3"))
+    assert (found.etcd, found.etcd_options) == (("https://here:4",), {"user": "u"})
+    # What is given is never mixed with what may be another cluster's.
+    other = holdfast.open("x", master="there:1", etcd="https://there:4", lazy=True).settings
+    assert other == holdfast.Settings("x", master="there:1", etcd=("https://there:4",))
+    told = holdfast.open("x", admin="http://there:2", etcd_options={"user": "v"}, lazy=True).settings
+    assert (told.master, told.admin) == ("127.0.0.1:50051", ("http://there:2",))
+    assert (told.etcd, told.etcd_options) == (("https://here:4",), {"user": "v"})
+
+
 def test_a_key_with_a_preamble_is_text_and_not_a_path() -> None:
     exported = f"Bag Attributes\n    friendlyName: client\n{PRIVATE}"
     settings = holdfast.Settings("s", etcd_options={"tls": {"certificate": exported, "key": exported}})

@@ -26,7 +26,7 @@ WHEEL = os.environ.get("HOLDFAST_WHEEL", "")
 WITHOUT_NUMPY_AND_TORCH = """
 import sys
 import holdfast
-with holdfast.open("wheel", master=sys.argv[1], etcd=sys.argv[2]) as store:
+with holdfast.open("wheel") as store:
     ref = store.put("a", {"x": b"committed"}, groups=["g"])
     for lease in store.take("g"):
         with lease:
@@ -50,10 +50,9 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(python: Path, cluster: Cluster, *command: str) -> str:
-    environment = {**os.environ, **cluster.client_env, "MC_LOG_LEVEL": "ERROR"}
+    environment = {**os.environ, **cluster.variables(), "MC_LOG_LEVEL": "ERROR"}
     environment.pop("PYTHONPATH", None)
-    line = [str(python), *command, cluster.master, cluster.etcd[0]]
-    ran = subprocess.run(line, capture_output=True, text=True, timeout=120, env=environment)
+    ran = subprocess.run([str(python), *command], capture_output=True, text=True, timeout=120, env=environment)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 
@@ -66,7 +65,7 @@ def test_the_quickstart_runs(python: Path, cluster: Cluster) -> None:
     # torch is some gigabytes: it is borrowed from the environment of the tests, behind the wheel on the path.
     borrow = f"import sys; sys.path.append({sysconfig.get_path('purelib')!r})"
     example = REPOSITORY / "python/examples/quickstart.py"
-    code = f"{borrow}; sys.argv[0] = 'quickstart'; exec(open({str(example)!r}).read())"
+    code = f"{borrow}; exec(open({str(example)!r}).read())"
     said = run(python, cluster, "-c", code)
     assert said.splitlines()[-1] == "all samples are used and freed"
     assert Path(sys.executable) != python

@@ -2,7 +2,7 @@
 //!
 //! | command | the cluster lives | for |
 //! |---|---|---|
-//! | `up`, `status`, `down` | until it is taken down, recorded in a folder (`--state-dir`) | people at a shell |
+//! | `up`, `status`, `env`, `down` | until it is taken down, recorded in a folder (`--state-dir`) | people at a shell |
 //! | `hold` | as long as the command, which ends with its standard input | tests in other languages |
 //!
 //! A program that starts a cluster with `up` and is killed leaves the cluster behind. With `hold` it cannot: its end of
@@ -42,6 +42,11 @@ pub(crate) enum Command {
     },
     /// Show what runs, and where
     Status {
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Print the variables by which clients find the cluster, for a shell: eval "$(cargo xtask cluster env)"
+    Env {
         #[command(flatten)]
         common: Common,
     },
@@ -115,6 +120,7 @@ pub(crate) fn run(command: Command) -> Result<()> {
         Command::Hold { shape } => hold(&shape),
         Command::Down { common } => down(&common),
         Command::Status { common } => status(&common),
+        Command::Env { common } => env(&common),
     }
 }
 
@@ -146,6 +152,12 @@ fn status(common: &Common) -> Result<()> {
         None => Report::nothing(State::Down),
     };
     report.print(common.json)
+}
+
+fn env(common: &Common) -> Result<()> {
+    let cluster = DetachedCluster::load(&common.dir()?)?.filter(DetachedCluster::is_alive);
+    let cluster = cluster.context("no cluster is up: start one with `cargo xtask cluster up --etcd 1`")?;
+    Report::of(State::Up, &cluster).print_variables(common.json)
 }
 
 fn down(common: &Common) -> Result<()> {

@@ -1,5 +1,6 @@
 //! The output of the cluster commands: a table for people, JSON for scripts.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::Result;
@@ -126,26 +127,37 @@ impl Report {
         }
     }
 
+    pub(super) fn print_variables(&self, json: bool) -> Result<()> {
+        if json {
+            let variables: BTreeMap<String, String> = self.variables().into_iter().collect();
+            println!("{}", serde_json::to_string_pretty(&variables)?);
+        } else {
+            println!("{}", self.exports());
+        }
+        Ok(())
+    }
+
     /// Lines for a shell.
     fn exports(&self) -> String {
+        let lines = self.variables();
+        let lines = lines.iter().map(|(key, value)| format!("  export {key}='{value}'"));
+        lines.collect::<Vec<_>>().join("\n")
+    }
+
+    /// The variables by which clients find the cluster.
+    fn variables(&self) -> Vec<(String, String)> {
         let Some(endpoints) = &self.endpoints else {
-            return String::new();
+            return Vec::new();
         };
         let mut variables = vec![
-            ("HOLDFAST_MASTER", endpoints.master.clone()),
-            ("HOLDFAST_METADATA", endpoints.metadata.clone()),
-            ("HOLDFAST_ADMIN", endpoints.admin.join(",")),
+            ("HOLDFAST_MASTER".to_owned(), endpoints.master.clone()),
+            ("HOLDFAST_METADATA".to_owned(), endpoints.metadata.clone()),
+            ("HOLDFAST_ADMIN".to_owned(), endpoints.admin.join(",")),
         ];
         if !endpoints.etcd.is_empty() {
-            variables.push(("HOLDFAST_ETCD", endpoints.etcd.join(",")));
+            variables.push(("HOLDFAST_ETCD".to_owned(), endpoints.etcd.join(",")));
         }
-        variables.extend(
-            endpoints
-                .client_env
-                .iter()
-                .map(|(key, value)| (key.as_str(), value.clone())),
-        );
-        let lines = variables.iter().map(|(key, value)| format!("  export {key}='{value}'"));
-        lines.collect::<Vec<_>>().join("\n")
+        variables.extend(endpoints.client_env.iter().cloned());
+        variables
     }
 }
