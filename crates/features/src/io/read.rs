@@ -87,7 +87,7 @@ pub(crate) type Moving = mpsc::Sender<Infallible>;
 /// An object that has arrived and is not checked yet.
 struct Arrived {
     object: Incoming,
-    landing: Vec<Span>,
+    memory: Vec<Span>,
 }
 
 impl Io {
@@ -197,10 +197,10 @@ async fn stage_of(unit: &[Incoming], stages: &BufferPool, deadline: Deadline) ->
 }
 
 /// Where objects arrive: in the stage, or at their destination.
-fn landings(unit: Vec<Incoming>, stage: Option<&Span>) -> Result<Vec<Arrived>> {
+fn destinations(unit: Vec<Incoming>, stage: Option<&Span>) -> Result<Vec<Arrived>> {
     let mut at = 0;
-    let land = |object: Incoming| {
-        let landing = match (object.staged_len()?, stage) {
+    let arrive = |object: Incoming| {
+        let memory = match (object.staged_len()?, stage) {
             (Some(len), Some(stage)) => {
                 at += len;
                 vec![part(stage, at - len, len)?]
@@ -208,9 +208,9 @@ fn landings(unit: Vec<Incoming>, stage: Option<&Span>) -> Result<Vec<Arrived>> {
             (Some(_), None) => return Err(Error::internal(OPERATION, "an object has no stage to arrive in").into()),
             (None, _) => object.parts.clone(),
         };
-        Ok(Arrived { object, landing })
+        Ok(Arrived { object, memory })
     };
-    unit.into_iter().map(land).collect()
+    unit.into_iter().map(arrive).collect()
 }
 
 fn get(
@@ -220,10 +220,10 @@ fn get(
     moving: Option<Moving>,
     within: Duration,
 ) -> Result<Vec<Arrived>> {
-    let arrived = landings(unit, stage)?;
+    let arrived = destinations(unit, stage)?;
     let transfers: Vec<Transfer> = arrived
         .iter()
-        .map(|Arrived { object, landing }| Transfer::scattered(object.key.clone(), landing.clone()))
+        .map(|Arrived { object, memory }| Transfer::scattered(object.key.clone(), memory.clone()))
         .collect();
     let outcomes = engine.get(&transfers, within);
     drop(moving);
@@ -283,8 +283,8 @@ fn shares(arrived: Vec<Arrived>, threads: usize) -> Vec<Share> {
 impl Share {
     fn check(&self) -> Result<()> {
         let mut scratch = Scratch::default();
-        for Arrived { object, landing } in &self.0 {
-            let checked = match (&object.check, landing.as_slice()) {
+        for Arrived { object, memory } in &self.0 {
+            let checked = match (&object.check, memory.as_slice()) {
                 (Check::Nothing, [stage]) if object.staged => verify_copied(stage, &object.parts, None),
                 (Check::Digest(recorded), [stage]) if object.staged => {
                     verify_copied(stage, &object.parts, Some(*recorded))

@@ -41,25 +41,25 @@ impl Inner {
         let description = Arc::clone(lease.description());
         let reference = lease.reference();
         lease.set_unserved(false);
-        let landing = tokio::select! {
-            landing = self.plan_get(&reference, &description, wanted, deadline) => landing?,
+        let plan = tokio::select! {
+            plan = self.plan_get(&reference, &description, wanted, deadline) => plan?,
             () = caller.left() => return Err(nobody_waits()),
         };
-        let arrived = self.arrive(lease, &landing, deadline).await;
+        let arrived = self.arrive(lease, &plan, deadline).await;
         // The engine refused, and the deadline was not simply too short: if the sample is handed back for that, it does
         // not count as an attempt.
         let unserved = |error: &Error| error.kind() == ErrorKind::Unavailable && !deadline.passed(&*self.runtime.clock);
         lease.set_unserved(arrived.as_ref().err().is_some_and(unserved));
-        self.handed_out(landing, arrived).await
+        self.handed_out(plan, arrived).await
     }
 
     /// The tensors that have arrived. If the get failed, memory that may hold plaintext is cleared.
-    pub(crate) async fn handed_out(&self, landing: GetPlan<'_>, arrived: Result<()>) -> Result<Vec<TensorOut>> {
-        if arrived.is_err() && landing.is_sealed() {
-            self.clear(&landing).await;
+    pub(crate) async fn handed_out(&self, plan: GetPlan<'_>, arrived: Result<()>) -> Result<Vec<TensorOut>> {
+        if arrived.is_err() && plan.is_sealed() {
+            self.clear(&plan).await;
         }
         arrived?;
-        let tensors = landing.tensors();
+        let tensors = plan.tensors();
         self.runtime.count.gets.one();
         self.runtime
             .count
@@ -69,12 +69,12 @@ impl Inner {
     }
 
     /// Fetches objects and asks whether the lease holds.
-    pub(crate) async fn arrive(&self, lease: &Lease, landing: &GetPlan<'_>, deadline: Deadline) -> Result<()> {
+    pub(crate) async fn arrive(&self, lease: &Lease, plan: &GetPlan<'_>, deadline: Deadline) -> Result<()> {
         let (moving, mut moved) = mpsc::channel(1);
-        let fetch = self.io.fetch(landing.objects()?, moving, deadline);
+        let fetch = self.io.fetch(plan.objects()?, moving, deadline);
         let renew = self.until_moved(lease, &mut moved, deadline);
         let ask = async || self.checks.ask(lease.session(), &lease.held(), deadline).await;
-        let (fetched, mut good) = if landing.is_checked() {
+        let (fetched, mut good) = if plan.is_checked() {
             let (fetched, (), good) = tokio::join!(fetch, renew, ask());
             (fetched, good?)
         } else {
@@ -84,7 +84,7 @@ impl Inner {
             });
             (fetched, good?)
         };
-        if good && fetched.is_err() && landing.is_checked() {
+        if good && fetched.is_err() && plan.is_checked() {
             good = ask().await?;
         }
         if !good {

@@ -44,7 +44,7 @@ pub(crate) struct GetPlan<'a> {
 
 /// A tensor and its destination memory.
 struct PlannedTensor<'a> {
-    tensor: &'a DescribedTensor,
+    described: &'a DescribedTensor,
     parts: Vec<Span>,
     /// Whether it is the caller's memory, which other operations may use too.
     claimed: bool,
@@ -60,7 +60,7 @@ impl GetPlan<'_> {
     /// Whether every byte that arrives is compared with the committed one.
     pub(crate) fn is_checked(&self) -> bool {
         let objects = |tensor: &DescribedTensor| tensor.chunks(self.description.chunk_bytes());
-        let summed = |landed: &PlannedTensor<'_>| landed.tensor.digests.len() as u64 == objects(landed.tensor);
+        let summed = |tensor: &PlannedTensor<'_>| tensor.described.digests.len() as u64 == objects(tensor.described);
         self.is_sealed() || self.tensors.iter().all(summed)
     }
 
@@ -71,18 +71,18 @@ impl GetPlan<'_> {
             sample: self.reference,
         };
         let mut objects = Vec::new();
-        for landed in &self.tensors {
-            let keys = self.description.keys_of(landed.tensor, place)?;
+        for tensor in &self.tensors {
+            let keys = self.description.keys_of(tensor.described, place)?;
             // Everything that may write there, the engine or the checking thread, holds the claim.
-            let held = |part: &Span| match landed.claimed {
+            let held = |part: &Span| match tensor.claimed {
                 true => guard(part.clone(), Arc::clone(&self.claim)),
                 false => Ok(part.clone()),
             };
-            let parts: Result<Vec<Span>> = landed.parts.iter().map(held).collect();
+            let parts: Result<Vec<Span>> = tensor.parts.iter().map(held).collect();
             let chunks = cut(&parts?, self.description.chunk_bytes())?;
-            let checks = checks(landed.tensor, self.description, self.opener.as_ref(), keys.len())?;
+            let checks = checks(tensor.described, self.description, self.opener.as_ref(), keys.len())?;
             for ((key, parts), check) in keys.into_iter().zip(chunks).zip(checks) {
-                let staged = landed.staged;
+                let staged = tensor.staged;
                 objects.push(Incoming {
                     key,
                     parts,
@@ -95,9 +95,9 @@ impl GetPlan<'_> {
     }
 
     pub(crate) fn tensors(self) -> Vec<TensorOut> {
-        let out = |landed: PlannedTensor<'_>| TensorOut {
-            spec: landed.tensor.spec.clone(),
-            parts: landed.parts,
+        let out = |tensor: PlannedTensor<'_>| TensorOut {
+            spec: tensor.described.spec.clone(),
+            parts: tensor.parts,
         };
         self.tensors.into_iter().map(out).collect()
     }
@@ -128,18 +128,18 @@ impl Inner {
         let wanting = tensors.iter().filter(|(_, given)| given.is_none());
         let wanting: Vec<&DescribedTensor> = wanting.map(|(tensor, _)| *tensor).collect();
         let mut made = self.memory_for(&wanting, description, deadline).await?.into_iter();
-        let land = |(tensor, given): (&'a DescribedTensor, Option<Vec<Span>>)| {
+        let plan = |(tensor, given): (&'a DescribedTensor, Option<Vec<Span>>)| {
             let claimed = given.is_some();
             let parts = given.unwrap_or_else(|| made.next().into_iter().collect());
             let private = parts.iter().any(|part| self.memory.private.keeps_private(part));
             PlannedTensor {
-                tensor,
+                described: tensor,
                 staged: private && opener.is_none(),
                 parts,
                 claimed,
             }
         };
-        let tensors = tensors.into_iter().map(land).collect();
+        let tensors = tensors.into_iter().map(plan).collect();
         Ok(GetPlan {
             store,
             reference,
@@ -152,8 +152,8 @@ impl Inner {
 
     /// Clears the memory of tensors that are not handed out (SS3 in module `sealed`). Nothing else writes there any
     /// more: the engine may still write only to a stage.
-    pub(crate) async fn clear(&self, landing: &GetPlan<'_>) {
-        let parts: Vec<Span> = landing.tensors.iter().flat_map(|landed| landed.parts.clone()).collect();
+    pub(crate) async fn clear(&self, plan: &GetPlan<'_>) {
+        let parts: Vec<Span> = plan.tensors.iter().flat_map(|tensor| tensor.parts.clone()).collect();
         let again = parts.clone();
         let deadline = self.runtime.own_deadline();
         let cleared = self

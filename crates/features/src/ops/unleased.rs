@@ -63,24 +63,24 @@ impl Inner {
         deadline: Deadline,
     ) -> Result<Vec<TensorOut>> {
         let (reference, description) = (live.reference(), live.description());
-        let landing = tokio::select! {
-            landing = self.plan_get(reference, description, wanted, deadline) => landing?,
+        let plan = tokio::select! {
+            plan = self.plan_get(reference, description, wanted, deadline) => plan?,
             () = caller.left() => return Err(nobody_waits()),
         };
-        let arrived = self.arrive_unleased(reference, &landing, caller, deadline).await;
-        self.handed_out(landing, arrived).await
+        let arrived = self.arrive_unleased(reference, &plan, caller, deadline).await;
+        self.handed_out(plan, arrived).await
     }
 
     async fn arrive_unleased(
         &self,
         reference: &SampleRef,
-        landing: &GetPlan<'_>,
+        plan: &GetPlan<'_>,
         caller: &Caller,
         deadline: Deadline,
     ) -> Result<()> {
-        if landing.is_checked() {
+        if plan.is_checked() {
             let (moving, _moved) = mpsc::channel(1);
-            match self.io.fetch(landing.objects()?, moving, deadline).await {
+            match self.io.fetch(plan.objects()?, moving, deadline).await {
                 Ok(()) => return Ok(()),
                 // The memory is not used again: what became of the call is not known.
                 Err(Trouble::Failed(error)) => return Err(error.with("sample", &reference.sample)),
@@ -90,7 +90,7 @@ impl Inner {
         let lease = self.take_one(reference, caller, deadline).await;
         let lease = lease.map_err(|error| self.reclaim.gone(reference, error))?;
         // Dropping the lease releases it in the background.
-        self.arrive(&lease, landing, deadline).await
+        self.arrive(&lease, plan, deadline).await
     }
 }
 
