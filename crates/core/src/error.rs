@@ -41,7 +41,8 @@ pub enum ErrorKind {
     Capacity,
     /// The other side did not answer, or said that it cannot serve now. Includes calls that outlived their deadline.
     Unavailable,
-    /// A wait for a condition (quota, the next sample) ended before the condition was met.
+    /// A wait for a condition, such as that everything is freed, ended before the condition was met. A wait for quota
+    /// that ends is `Capacity`; a wait for samples that ends has none, and is no error.
     Timeout,
     /// The bytes are not the bytes that were committed.
     Corrupt,
@@ -154,6 +155,18 @@ impl Error {
         self.edit(|inner| inner.source = Some(Arc::new(source)))
     }
 
+    /// The cause of type `T`, among all causes of causes: what code decides by, where kind and retry are not enough.
+    pub fn cause<T: StdError + 'static>(&self) -> Option<&T> {
+        let mut cause = self.source();
+        while let Some(error) = cause {
+            if let Some(found) = error.downcast_ref() {
+                return Some(found);
+            }
+            cause = error.source();
+        }
+        None
+    }
+
     /// Replaces the retry advice that comes with the kind.
     pub fn with_retry(self, retry: Retry) -> Self {
         self.edit(|inner| inner.retry = retry)
@@ -238,6 +251,15 @@ mod tests {
         let error = Error::internal("core.test", "outer").caused_by(std::io::Error::other("inner"));
         assert_eq!(error.to_string(), "core.test: outer (internal)");
         assert_eq!(format!("{error:?}"), "core.test: outer (internal); caused by: inner");
+    }
+
+    #[test]
+    fn a_cause_is_found_by_its_type_however_deep() {
+        let inner = Error::invalid("core.test", "inner").caused_by(std::io::Error::other("innermost"));
+        let error = Error::internal("core.test", "outer").caused_by(inner);
+        let found = error.cause::<std::io::Error>().map(ToString::to_string);
+        assert_eq!(found.as_deref(), Some("innermost"));
+        assert!(error.cause::<fmt::Error>().is_none());
     }
 
     #[test]

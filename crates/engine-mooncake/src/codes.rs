@@ -3,6 +3,8 @@
 //! Codes are grouped by what a caller can do about them. A code that this release of Holdfast does not know becomes an
 //! `Internal` error with the code in its context, so that nothing is guessed and nothing is lost.
 
+use std::fmt;
+
 use holdfast_core::{Error, ErrorKind, ObjectKey, Retry};
 use holdfast_engine::{GetOutcome, PutOutcome, RemoveOutcome};
 
@@ -67,10 +69,24 @@ fn meaning(code: i64) -> (ErrorKind, &'static str) {
     }
 }
 
+/// The engine's code, as the cause of an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct EngineCode(pub(crate) i64);
+
+impl fmt::Display for EngineCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the engine's code {}", self.0)
+    }
+}
+
+impl std::error::Error for EngineCode {}
+
 /// The error for `code`. `lost_reply` is the retry advice if the request may have reached the engine all the same.
 pub(crate) fn error(operation: &'static str, code: i64, lost_reply: Retry) -> Error {
     let (kind, message) = meaning(code);
-    let error = Error::new(kind, operation, message).with("code", code);
+    let error = Error::new(kind, operation, message)
+        .with("code", code)
+        .caused_by(EngineCode(code));
     match code {
         TRANSFER_FAIL | -900 | -901 | -500 => error.with_retry(lost_reply),
         _ => error,

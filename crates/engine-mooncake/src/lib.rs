@@ -69,6 +69,7 @@ use pyo3::prelude::*;
 
 use admin::Admin;
 use calls::{CallPool, Effect};
+use codes::EngineCode;
 pub use config::{IdleWaits, MooncakeConfig};
 use idle_wait::IdleWait;
 use regions::Regions;
@@ -241,9 +242,8 @@ impl Client {
 }
 
 fn may_be_length(error: &Error) -> bool {
-    [codes::INVALID_PARAMS, codes::TRANSFER_FAIL]
-        .iter()
-        .any(|code| error.fact("code") == Some(code.to_string().as_str()))
+    let code = error.cause().map(|EngineCode(code)| *code);
+    matches!(code, Some(codes::INVALID_PARAMS | codes::TRANSFER_FAIL))
 }
 
 impl Registrar for Client {

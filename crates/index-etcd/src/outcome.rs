@@ -15,6 +15,8 @@ use tonic::{Code, Status};
 pub(crate) enum Failure {
     /// The request was not and will not be applied; on another node, or later, it may succeed.
     NotDone(Error),
+    /// As `NotDone`; and the connection is in doubt, or the identity that it was made with.
+    NotConnected(Error),
     /// It is unknown whether the request was applied.
     Unknown(Error),
     /// The request was not applied, and no node would apply it.
@@ -28,7 +30,7 @@ impl Failure {
     /// The failure of a preparation step: whatever became of that step, the request itself was not sent.
     pub(crate) fn before_sending(self) -> Self {
         match self {
-            Self::Unknown(error) => Self::NotDone(error.with("reconnect", true)),
+            Self::Unknown(error) => Self::NotConnected(error),
             other => other,
         }
     }
@@ -36,17 +38,17 @@ impl Failure {
     /// The error alone.
     pub(crate) fn into_error(self) -> Error {
         match self {
-            Self::NotDone(error) | Self::Unknown(error) | Self::Refused(error) | Self::Full(error) => error,
+            Self::NotDone(error)
+            | Self::NotConnected(error)
+            | Self::Unknown(error)
+            | Self::Refused(error)
+            | Self::Full(error) => error,
         }
     }
 
     /// Whether the connection itself is in doubt, or the identity that it was made with.
     pub(crate) fn spoils_connection(&self) -> bool {
-        match self {
-            Self::NotDone(error) => error.fact("reconnect").is_some(),
-            Self::Unknown(_) => true,
-            Self::Refused(_) | Self::Full(_) => false,
-        }
+        matches!(self, Self::NotConnected(_) | Self::Unknown(_))
     }
 }
 
@@ -58,11 +60,7 @@ pub(crate) fn judge(operation: &'static str, endpoint: &str, error: etcd_client:
         E::GRpcStatus(status) => judge_status(operation, endpoint, status),
         E::TransportError(error) => {
             let message = "there is no connection to etcd: is it up, and is the address right?".to_owned();
-            Failure::NotDone(
-                new(ErrorKind::Unavailable, message)
-                    .with("reconnect", true)
-                    .caused_by(error),
-            )
+            Failure::NotConnected(new(ErrorKind::Unavailable, message).caused_by(error))
         }
         E::InvalidArgs(message) => Failure::Refused(new(ErrorKind::Invalid, message)),
         E::InvalidUri(error) => Failure::Refused(new(ErrorKind::Invalid, error.to_string())),
@@ -112,21 +110,21 @@ fn judge_status(operation: &'static str, endpoint: &str, status: Status) -> Fail
             "there is no connection to etcd: is it up, and is the address right?",
         );
         // A retry on this connection would use the certificates that it was made with.
-        return Failure::NotDone(error.with("reconnect", true).caused_by(status));
+        return Failure::NotConnected(error.caused_by(status));
     }
     if says(WANTS_NEW_TOKEN) {
         let error = new(
             ErrorKind::Unavailable,
             "etcd no longer accepts the auth token; a new connection gets a new one",
         );
-        return Failure::NotDone(error.with("reconnect", true));
+        return Failure::NotConnected(error);
     }
     if says(WANTS_ANOTHER_PASSWORD) {
         let error = new(
             ErrorKind::Denied,
             "etcd refuses the login: check the user and its password",
         );
-        return Failure::NotDone(error.with("reconnect", true));
+        return Failure::NotConnected(error);
     }
     if says(TOOK_NOTHING_IN) {
         return Failure::NotDone(new(
@@ -207,6 +205,7 @@ mod tests {
         );
         match &failure {
             Failure::NotDone(error) => ("not done", error.kind()),
+            Failure::NotConnected(error) => ("not connected", error.kind()),
             Failure::Unknown(error) => ("unknown", error.kind()),
             Failure::Refused(error) => ("refused", error.kind()),
             Failure::Full(error) => ("full", error.kind()),
@@ -229,21 +228,22 @@ mod tests {
             verdict(Code::ResourceExhausted, "etcdserver: too many requests"),
             not_done
         );
+        // Another connection gets another token, and reads the password again.
+        let not_connected = ("not connected", Unavailable);
         assert_eq!(
             verdict(Code::Unauthenticated, "etcdserver: invalid auth token"),
-            not_done
+            not_connected
         );
         assert_eq!(
             verdict(Code::InvalidArgument, "etcdserver: revision of auth store is old"),
-            not_done
+            not_connected
         );
         assert_eq!(
             verdict(
                 Code::InvalidArgument,
                 "etcdserver: authentication failed, invalid user ID or password"
             ),
-            ("not done", ErrorKind::Denied),
-            "another connection reads the password again"
+            ("not connected", ErrorKind::Denied)
         );
         for (code, message) in [
             (Code::Unavailable, "etcdserver: request timed out"),
@@ -309,6 +309,6 @@ mod tests {
         let refused = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
         let status = Status::from_error(Box::new(tonic::ConnectError(Box::new(refused))));
         let failure = judge("etcd.test", "http://a:1", etcd_client::Error::GRpcStatus(status));
-        assert!(matches!(failure, Failure::NotDone(_)), "{failure:?}");
+        assert!(matches!(failure, Failure::NotConnected(_)), "{failure:?}");
     }
 }

@@ -153,7 +153,7 @@ impl Pool {
                     self.leave(node, &error);
                     return Err(error.with_retry(Retry::Ambiguous));
                 }
-                Failure::Unknown(error) | Failure::NotDone(error) => {
+                Failure::Unknown(error) | Failure::NotDone(error) | Failure::NotConnected(error) => {
                     self.leave(node, &error);
                     last = Some(error);
                 }
@@ -296,7 +296,7 @@ impl Pool {
         let link = tokio::time::timeout(within, dial::dial(at, &node.url, &self.config)).await;
         let link = match link {
             Ok(Ok(link)) => link,
-            Ok(Err(Failure::NotDone(error)))
+            Ok(Err(Failure::NotDone(error) | Failure::NotConnected(error)))
                 if error.kind() == ErrorKind::Denied && !self.let_in.load(Ordering::Acquire) =>
             {
                 return Err(Failure::Refused(error));

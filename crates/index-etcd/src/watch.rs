@@ -239,7 +239,7 @@ impl Watch for EtcdWatch {
                     self.live = None;
                     return Err(error);
                 }
-                Failure::NotDone(error) | Failure::Unknown(error) => self.lose(&error),
+                Failure::NotDone(error) | Failure::NotConnected(error) | Failure::Unknown(error) => self.lose(&error),
             }
         }
     }
