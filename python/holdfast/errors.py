@@ -108,7 +108,7 @@ class DeadlineExceeded(Unavailable, TimeoutError):
 
 
 class Timeout(HoldfastError, TimeoutError):
-    """A wait for a condition ended before the condition was met."""
+    """A wait for a condition, such as that everything is freed, ended before the condition was met."""
 
     kind = "timeout"
 

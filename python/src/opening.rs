@@ -13,7 +13,7 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result, Rng, SystemClock, SystemRng};
+use holdfast_core::{Clock, Deadline, Error, Result, Rng, SystemClock, SystemRng};
 use holdfast_engine::Engine;
 use holdfast_engine_mooncake::{MooncakeConfig, MooncakeEngine};
 use holdfast_features::seal::Keyring;
@@ -174,14 +174,15 @@ pub(crate) async fn open(settings: Settings, client: Option<Py<PyAny>>, within: 
     );
     let mut in_force = budget;
     if let Some(bytes) = budget {
-        match index.set_budget(bytes, left()).await {
-            // The first process that sets a budget decides; a later process with another budget is told the one in
-            // force.
-            Err(error) if error.kind() == ErrorKind::Conflict => {
-                in_force = error.fact("budget").and_then(|bytes| bytes.parse().ok());
-            }
-            other => other?,
+        let budget = index.ensure_budget(bytes, left()).await?;
+        if budget != bytes {
+            tracing::warn!(
+                asked_for = bytes,
+                budget,
+                "this store has another budget already, which stays in force"
+            );
         }
+        in_force = Some(budget);
     }
     process::claim_engine()?;
     engine.connect_within = left();

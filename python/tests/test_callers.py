@@ -124,7 +124,7 @@ def test_a_read_that_was_there_but_never_fetched_is_let_go_of(store: FeatureStor
     until("it is let go of", lambda: readers() == 0)
 
 
-def test_ctrl_c_in_a_put_that_waits_for_credits_takes_it_back(open_store: OpenStore) -> None:
+def test_ctrl_c_in_a_put_that_waits_for_quota_takes_it_back(open_store: OpenStore) -> None:
     store = open_store(budget=1_000_000)
     first = store.put("first", {"x": torch.ones(900_000, dtype=torch.uint8)})
     with interrupted(0.3), pytest.raises(KeyboardInterrupt):

@@ -7,12 +7,12 @@
 //! ```
 //! use holdfast_core::{Invariant, Recorder};
 //!
-//! const LC9: Invariant = Invariant::new("LC9", "credits granted + free = budget");
+//! const LC9: Invariant = Invariant::new("LC9", "quota granted + free = budget");
 //!
 //! let recorder = Recorder::default();
 //! assert!(recorder.check(&LC9, 3 + 4 == 7, || unreachable!()).is_ok());
 //! let violation = recorder.check(&LC9, 3 + 4 == 8, || "3 + 4 is not 8".to_owned()).unwrap_err();
-//! assert_eq!(violation.to_string(), "LC9 is broken (credits granted + free = budget): 3 + 4 is not 8");
+//! assert_eq!(violation.to_string(), "LC9 is broken (quota granted + free = budget): 3 + 4 is not 8");
 //! assert_eq!(recorder.count(&LC9), 1);
 //! ```
 

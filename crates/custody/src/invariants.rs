@@ -1,11 +1,8 @@
 //! What must always hold, by name. The tests, the model and the running program use the same predicates.
 
-use std::collections::BTreeMap;
-
 use holdfast_core::{Generation, Invariant};
 
-use crate::credit::Ledger;
-use crate::id::{SessionId, Tick};
+use crate::id::Tick;
 use crate::lease::Lease;
 use crate::live::{GroupState, Live, Progress};
 use crate::retired::{Reason, Retired};
@@ -19,7 +16,7 @@ pub const LC3: Invariant = Invariant::new("LC3", "no physical free while a reade
 /// A stale token changes nothing.
 pub const LC4: Invariant = Invariant::new("LC4", "a stale token changes nothing");
 /// The quota adds up.
-pub const LC5: Invariant = Invariant::new("LC5", "credits granted + free = budget, always");
+pub const LC5: Invariant = Invariant::new("LC5", "deposits + paid bytes = budget, always");
 /// Every reservation, lease and free ends after its owner's death.
 pub const LC6: Invariant = Invariant::new(
     "LC6",
@@ -66,37 +63,13 @@ pub fn stale_changes_nothing(held: bool, changed: bool) -> bool {
     held || !changed
 }
 
-/// LC5, for the ledger alone.
-pub fn credits_add_up(ledger: &Ledger) -> bool {
-    let granted: u64 = ledger.accounts().map(|(_, account)| account.granted).sum();
-    granted + ledger.free() == ledger.budget()
-        && ledger
-            .accounts()
-            .all(|(_, account)| account.outstanding <= account.granted)
-}
-
-/// LC5, for what an index stores: the free bytes, the bytes that sessions have available, and the bytes that the
-/// records were paid with add up to the budget, each byte once.
+/// LC5: the deposits and the bytes that the records were paid with add up to the budget, each byte once.
 pub fn budget_is_accounted_for(
     budget: u64,
-    free: u64,
-    available: impl Iterator<Item = u64>,
+    deposits: impl Iterator<Item = u64>,
     paid: impl Iterator<Item = u64>,
 ) -> bool {
-    free + available.sum::<u64>() + paid.sum::<u64>() == budget
-}
-
-/// LC5, for the ledger and the records: each session has spent exactly what its reserved, live and retired samples
-/// take. The sum alone would not show that quota came back twice.
-pub fn credits_are_spent_on(ledger: &Ledger, samples: impl Iterator<Item = (SessionId, u64)>) -> bool {
-    let mut spent: BTreeMap<SessionId, u64> = BTreeMap::new();
-    for (producer, bytes) in samples {
-        *spent.entry(producer).or_default() += bytes;
-    }
-    spent.keys().all(|session| ledger.account(*session).is_some())
-        && ledger
-            .accounts()
-            .all(|(session, account)| account.outstanding == spent.get(&session).copied().unwrap_or(0))
+    deposits.sum::<u64>() + paid.sum::<u64>() == budget
 }
 
 /// LC6, when every session has ended and the bounded number of sweeps has been made: what is left are committed samples
@@ -104,15 +77,14 @@ pub fn credits_are_spent_on(ledger: &Ledger, samples: impl Iterator<Item = (Sess
 pub fn nothing_lingers(
     unfinished: usize,
     live: &[&Live],
-    ledger: &Ledger,
+    (budget, deposits): (u64, u64),
     mut objects: impl Iterator<Item = Generation>,
 ) -> bool {
     let kept: u64 = live.iter().map(|record| record.bytes).sum();
     unfinished == 0
         && live.iter().all(|record| record.leases().next().is_none())
         && objects.all(|object| live.iter().any(|record| record.generation == object))
-        && ledger.free() + kept == ledger.budget()
-        && ledger.waiting().is_empty()
+        && deposits + kept == budget
 }
 
 /// LC7, for a committed generation: it is live and its objects are there (or their loss is yet to be found), or it was

@@ -36,18 +36,18 @@
 //! # What must hold
 //! See [`invariants`]: LC1 … LC9, each with the predicates that state it for a state or for a step. `tests/model` puts
 //! this code into a world of crashes, pauses, late requests and sweepers that get in each other's way, and checks the
-//! predicates in every reachable state: `cargo run --release -p holdfast-custody --example custody_model`.
+//! predicates in every reachable state: `cargo run --release -p holdfast-custody --example custody_model`. Quota has a
+//! world of its own, `tests/quota_model`: `--example quota_model`.
 
-pub mod credit;
 pub mod id;
 pub mod invariants;
 pub mod lease;
 pub mod live;
+pub mod quota;
 pub mod reserved;
 pub mod retired;
 pub mod sweep;
 
-pub use credit::{Account, Ledger, Want};
 pub use id::{GroupName, SessionId, Tick, Token, Version};
 pub use lease::Lease;
 pub use live::{Acknowledged, GroupState, Live, Progress, Publication};

@@ -3,9 +3,9 @@
 use holdfast_core::{Error, ErrorKind, Generation, Nonce, ObjectKey, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::credit::is_zero;
 use crate::id::{GroupName, SessionId, Tick, Token, Version};
 use crate::lease::Lease;
+use crate::quota::is_zero;
 use crate::retired::{Reason, Retired};
 
 /// Which groups a sample is for, and how they use it.

@@ -3,9 +3,9 @@
 use holdfast_core::{Error, ErrorKind, Generation, Nonce, ObjectKey, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::credit::is_zero;
 use crate::id::{SessionId, Tick, Version};
 use crate::live::{GroupState, Live, Progress, Publication};
+use crate::quota::is_zero;
 use crate::retired::{Reason, Retired};
 
 /// Bytes reserved for a sample that its producer is writing.

@@ -4,9 +4,9 @@ use holdfast_core::{Generation, Nonce, ObjectKey, Result};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
-use crate::credit::is_zero;
 use crate::id::{SessionId, Tick, Token, Version};
 use crate::lease::Lease;
+use crate::quota::is_zero;
 
 /// Why a generation was retired.
 ///

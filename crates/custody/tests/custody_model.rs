@@ -125,7 +125,7 @@ fn a_retained_sample_serves_another_epoch() {
 }
 
 #[test]
-fn credits_that_come_back_let_a_waiting_producer_go_on() {
+fn quota_that_come_back_let_a_waiting_producer_go_on() {
     let left = |left| Left {
         faults: 0,
         crashes: 1,
@@ -230,8 +230,8 @@ fn bug_token_not_checked_on_ack_is_found() {
 }
 
 #[test]
-fn bug_credits_returned_twice_is_found() {
+fn bug_quota_returned_twice_is_found() {
     let mut scenario = runs::pressure();
-    scenario.bugs.credits_returned_twice = true;
+    scenario.bugs.quota_returned_twice = true;
     assert_found(scenario, LC5.name());
 }

@@ -277,7 +277,7 @@ async fn leasing_or_reading_what_a_newer_release_put_is_unsupported_and_leaves_i
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_put_whose_caller_left_while_it_waited_for_credits_is_not_made() {
+async fn a_put_whose_caller_left_while_it_waited_for_quota_is_not_made() {
     let world = World::new();
     let index = world.index(world.txn_store.client());
     index.set_budget(1000, WITHIN).await.expect("a budget");
@@ -313,7 +313,7 @@ async fn a_put_whose_caller_left_while_its_bytes_moved_is_undone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn abort_sees_a_put_that_waits_for_credits() {
+async fn abort_sees_a_put_that_waits_for_quota() {
     let world = World::new();
     let index = world.index(world.txn_store.client());
     index.set_budget(1000, WITHIN).await.expect("a budget");
@@ -340,7 +340,7 @@ async fn abort_sees_a_put_that_waits_for_credits() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_two_puts_of_one_sample_the_later_call_wins_while_the_first_waits_for_credits() {
+async fn of_two_puts_of_one_sample_the_later_call_wins_while_the_first_waits_for_quota() {
     let world = World::new();
     let index = world.index(world.txn_store.client());
     index.set_budget(20_000, WITHIN).await.expect("a budget");
@@ -475,7 +475,7 @@ async fn announcements_that_are_cancelled_at_any_moment_leave_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_announcement_whose_caller_left_while_it_waited_for_credits_ends() {
+async fn an_announcement_whose_caller_left_while_it_waited_for_quota_ends() {
     let world = World::new();
     let index = world.index(world.txn_store.client());
     index.set_budget(1000, WITHIN).await.expect("a budget");
@@ -494,7 +494,7 @@ async fn an_announcement_whose_caller_left_while_it_waited_for_credits_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_adoption_whose_caller_left_while_it_waited_for_credits_is_not_made() {
+async fn an_adoption_whose_caller_left_while_it_waited_for_quota_is_not_made() {
     let world = World::new();
     let index = world.index(world.txn_store.client());
     index.set_budget(1000, WITHIN).await.expect("a budget");

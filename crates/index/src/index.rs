@@ -8,8 +8,7 @@ use parking_lot::Mutex;
 
 use crate::quota::Quota;
 use crate::ready::ReadyLists;
-use crate::record::codec::decode;
-use crate::store::{Read, Transaction, TxnStore, Write, is_full};
+use crate::store::{Transaction, TxnStore, Write, is_full};
 use crate::txn::session::Session;
 use crate::txn::{IndexConfig, TxnCore};
 
@@ -18,7 +17,7 @@ use crate::txn::{IndexConfig, TxnCore};
 pub struct TxnIndex {
     pub(crate) core: Arc<TxnCore>,
     pub(crate) ready: ReadyLists,
-    pub(crate) quota: Quota,
+    pub(crate) quota: Arc<Quota>,
     /// The grant list at which the last sweep of this process ended, if there was more.
     pub(crate) swept_to: Mutex<Option<String>>,
     /// The record of a lost sample at which the last sweep of this process ended, if there was more.
@@ -37,7 +36,7 @@ impl TxnIndex {
         let core = Arc::new(TxnCore::new(txn_store, store, config, clock, rng));
         Self {
             ready: ReadyLists::new(Arc::clone(&core)),
-            quota: Quota::new(Arc::clone(&core)),
+            quota: Arc::new(Quota::new(Arc::clone(&core))),
             core,
             swept_to: Mutex::default(),
             kept_to: Mutex::default(),
@@ -80,14 +79,8 @@ impl TxnIndex {
                 .await
             {
                 Ok(_) => {
-                    let read = [Read::Key(self.core.layout().budget())];
-                    let snapshot = self
-                        .core
-                        .txn_store()
-                        .read(&read, deadline.remaining(self.core.clock()))
-                        .await?;
-                    let budget = snapshot.entries.iter().flatten().next().map(decode).transpose()?;
-                    return Ok(Session::new(session, budget));
+                    let budget = self.quota.begin(deadline).await?;
+                    return Ok(Session::new(session, budget.is_some()));
                 }
                 Err(error) if error.kind() == ErrorKind::Unavailable && !deadline.passed(self.core.clock()) => {
                     tracing::debug!(OPERATION, %error, "trying again");

@@ -49,7 +49,7 @@ pub use record::types::{
 };
 pub use store::History;
 pub use txn::IndexConfig;
-pub use txn::session::Session;
+pub use txn::session::{Session, SessionEnded};
 
 /// The custody records of one store, shared by all processes that use it.
 ///
@@ -93,7 +93,8 @@ pub use txn::session::Session;
 /// until they expire. Calls that wait take a cancellation token instead. When it is cancelled, they end as at their
 /// deadline.
 ///
-/// **Check** tells whether tokens are still good. A reader calls it after its bytes have arrived.
+/// **Check** tells whether tokens are still good: whether each was valid at some moment of the call. A reader whose bytes
+/// are compared with the committed ones asks while they move, any other reader after the last one.
 ///
 /// **Retired** samples are listed by **to_free** when no lease on them is left; **freed** forgets them. Calling it
 /// twice is the same as once. A **lost** one (`Reason::Lost`) is listed only some ticks later: its objects may come
@@ -105,13 +106,20 @@ pub use txn::session::Session;
 ///
 /// **Sweep** advances the shared clock and takes back what has expired. Any process may sweep at any time, several at
 /// once.
+///
+/// **Other indexes.** Only [`TxnIndex`] makes [`Session`]s, so outside of this crate an `Index` can wrap another one (to
+/// count, to delay, to fail), and cannot be written anew. A new back end implements [`store::TxnStore`].
 #[async_trait]
 pub trait Index: Send + Sync + Debug {
     /// Becomes a member of the store. The session is kept alive until it is dropped or closed.
     async fn open_session(&self, within: Duration) -> Result<Session>;
 
-    /// Sets the store's budget in bytes; only once. Sessions that are opened after that need quota to reserve.
+    /// Sets the store's budget in bytes, or changes it. Sessions that are opened after the first time need quota to
+    /// reserve. A budget that shrinks below what samples hold shrinks as far as it can, and fails with `Capacity`.
     async fn set_budget(&self, bytes: u64, within: Duration) -> Result<()>;
+
+    /// Sets the store's budget if it has none. Returns the one in force.
+    async fn ensure_budget(&self, bytes: u64, within: Duration) -> Result<u64>;
 
     /// Reserves samples for writing. Over budget, waits in the queue for quota until the deadline, and then fails with
     /// `Capacity`. When `cancelled`, the wait ends as at the deadline.
@@ -305,6 +313,10 @@ impl Index for TxnIndex {
 
     async fn set_budget(&self, bytes: u64, within: Duration) -> Result<()> {
         self.quota.set_budget(bytes, self.core.deadline(within)).await
+    }
+
+    async fn ensure_budget(&self, bytes: u64, within: Duration) -> Result<u64> {
+        self.quota.ensure_budget(bytes, self.core.deadline(within)).await
     }
 
     async fn reserve_unless(

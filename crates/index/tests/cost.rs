@@ -174,7 +174,7 @@ async fn a_batch_of_sixty_four_costs_as_many_transactions_as_etcd_s_limit_makes_
 
 /// One read of the free bytes; from then on the session's balance is enough, and quota costs nothing.
 #[tokio::test]
-async fn with_credits_to_spare_only_the_first_reservation_looks() {
+async fn with_quota_to_spare_only_the_first_reservation_looks() {
     let wanted = [
         ("reserve", (1, 1)),
         ("commit", (0, 1)),
@@ -185,10 +185,10 @@ async fn with_credits_to_spare_only_the_first_reservation_looks() {
     assert_eq!(costs(1, Some(1000)).await, wanted);
 }
 
-/// One of two producers waits while the other one works, turn by turn: a sample costs five transactions, and the only
-/// reads are the lease's.
+/// One of two producers waits while the other one works, turn by turn: a sample costs five transactions, and the
+/// process that frees looks at the queue.
 #[tokio::test]
-async fn with_credits_that_everybody_waits_for_a_sample_costs_no_more_transactions() {
+async fn with_quota_that_every_process_waits_for_a_sample_costs_no_more_transactions() {
     let txn_store = counting();
     index_on(&txn_store).set_budget(10, WITHIN).await.expect("a budget");
     let mut producers = Vec::new();
@@ -220,8 +220,8 @@ async fn with_credits_that_everybody_waits_for_a_sample_costs_no_more_transactio
     }
     assert_eq!(
         txn_store.since(),
-        (3, 15),
-        "three rounds of five transactions and one look"
+        (6, 15),
+        "three rounds of five transactions, the lease's read, and a look at the queue"
     );
     assert_eq!(
         txn_store.watches.load(Ordering::Relaxed),
@@ -233,7 +233,7 @@ async fn with_credits_that_everybody_waits_for_a_sample_costs_no_more_transactio
 /// Producers of a process that itself frees what they produce: freed bytes are handed to them directly, and a sample
 /// costs four transactions.
 #[tokio::test]
-async fn with_credits_that_a_process_hands_to_its_own_a_sample_costs_a_transaction_less() {
+async fn with_quota_that_a_process_frees_for_its_own_a_sample_costs_a_transaction_less() {
     const PRODUCERS: usize = 8;
     const ROUNDS: usize = 40;
     let txn_store = counting();

@@ -405,7 +405,7 @@ async fn samples_whose_description_cannot_be_read_are_set_aside_as_a_whole() {
 }
 
 #[tokio::test]
-async fn a_want_or_a_purse_that_cannot_be_read_does_not_stop_the_credits() {
+async fn a_request_or_a_deposit_that_cannot_be_read_does_not_stop_the_quota() {
     let world = World::new().await;
     world.index.set_budget(100, CALL).await.expect("a budget");
     let session = world.index.open_session(CALL).await.expect("a session");
@@ -434,4 +434,33 @@ async fn a_want_or_a_purse_that_cannot_be_read_does_not_stop_the_credits() {
     one(world.index.abort(&session, std::slice::from_ref(&sample), CALL).await).expect("aborted");
     one(world.index.freed(&session, &[sample], CALL).await).expect("freed");
     one(world.index.reserve(&session, &[item], CALL).await).expect("reserved again");
+}
+
+/// Any client can write deposits: many bytes are no more than all bytes. And a request in the queue that is larger than any
+/// of ours keeps neither the others nor the sweep from going on.
+#[tokio::test]
+async fn foreign_deposits_and_requests_do_not_stop_the_quota() {
+    let world = World::new().await;
+    world.index.set_budget(100, CALL).await.expect("a budget");
+    let session = world.index.open_session(CALL).await.expect("a session");
+    for number in 0..3 {
+        world
+            .write(&format!("b/a/foreign-{number}"), u64::MAX.to_string())
+            .await;
+    }
+    let samples: Vec<String> = (0..500)
+        .map(|n| format!(r#"{{"sample":"huge-{n}","nonce":1,"bytes":0}}"#))
+        .collect();
+    let huge = format!(r#"{{"samples":[{}]}}"#, samples.join(","));
+    world.write("b/w/0000000000000009", huge).await;
+    world.index.sweep(&session, 100, CALL).await.expect("swept");
+    let item = |name: &str, bytes| Reserve {
+        sample: id(name),
+        nonce: Nonce::draw(&SystemRng),
+        bytes,
+        plan: String::new(),
+        claims: Vec::new(),
+    };
+    one(world.index.reserve(&session, &[item("x", 90)], CALL).await).expect("reserved");
+    one(world.index.reserve(&session, &[item("y", 90)], CALL).await).expect("from what others wrote");
 }

@@ -61,7 +61,7 @@ impl World {
     /// an orphan, if it is there at all, and any process may remove those. What a sweeper knew matters only as far as
     /// it decides.
     fn forget_dead_sweeps(&mut self, scenario: &Scenario) {
-        let bug = scenario.bugs.credits_returned_twice;
+        let bug = scenario.bugs.quota_returned_twice;
         let mut sweepers = std::mem::take(&mut self.sweepers);
         for sweeper in &mut sweepers {
             let stale = match sweeper {
@@ -163,7 +163,6 @@ impl World {
             }
             self.processes[place].done = 0;
             let idle = !self.leases().any(|lease| lease.session == who)
-                && self.index.ledger.account(who).is_none()
                 && !self
                     .index
                     .pending

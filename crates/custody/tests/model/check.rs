@@ -169,22 +169,11 @@ impl World {
             }),
             lc::LC2 => samples.all(|sample| lc::retired_is_hidden(live(sample), self.retired_of(sample))),
             lc::LC5 => {
-                let reserved = index
-                    .pending
-                    .iter()
-                    .flatten()
-                    .map(|kept| (kept.record.session, kept.record.bytes));
-                let live = index
-                    .live
-                    .iter()
-                    .flatten()
-                    .map(|kept| (kept.record.producer, kept.record.bytes));
-                let retired = index
-                    .retired
-                    .values()
-                    .map(|kept| (kept.record.producer, kept.record.bytes));
-                lc::credits_add_up(&index.ledger)
-                    && lc::credits_are_spent_on(&index.ledger, reserved.chain(live).chain(retired))
+                let reserved = index.pending.iter().flatten().map(|kept| kept.record.paid);
+                let live = index.live.iter().flatten().map(|kept| kept.record.paid);
+                let retired = index.retired.values().map(|kept| kept.record.paid);
+                let paid = reserved.chain(live).chain(retired);
+                lc::budget_is_accounted_for(index.budget, std::iter::once(index.deposits), paid)
             }
             lc::LC7 => self.ghost.committed.iter().all(|(object, reason)| {
                 let there = self.engine.contains(object) || self.ghost.lost.contains(object);
@@ -208,7 +197,7 @@ impl World {
         let live: Vec<_> = index.live.iter().flatten().map(|kept| &kept.record).collect();
         let unfinished = index.pending.iter().flatten().count() + index.retired.len();
         let objects = self.engine.iter().map(|object| object.generation);
-        lc::nothing_lingers(unfinished, &live, &index.ledger, objects)
+        lc::nothing_lingers(unfinished, &live, (index.budget, index.deposits), objects)
     }
 
     /// LC6 at the end of a run: every process has ended, nothing lingers.
@@ -233,7 +222,6 @@ impl World {
         for process in 0..world.processes.len() {
             world.processes[process].hold = None;
             world.processes[process].phase = Phase::Ended;
-            world.index.ledger.end(session(process));
         }
         for _sweep in 0..2 {
             for key in world.due(scenario) {

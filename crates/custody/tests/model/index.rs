@@ -1,14 +1,15 @@
-//! The index: records with versions, written on condition that they have not changed; sessions; the ledger.
+//! The index: records with versions, written on condition that they have not changed; sessions; the budget.
 //!
 //! A transaction is one step. It is refused as a whole if its sender's session is gone, if a version differs, or if the
-//! custody code refuses. The ledger is read and written inside the transaction that needs it.
+//! custody code refuses. What is left of the budget is read and written inside the transaction that needs it; how
+//! processes wait for it is `quota_model`'s.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use holdfast_core::{Error, ErrorKind, Generation, Nonce};
 use holdfast_custody::invariants as lc;
 use holdfast_custody::{
-    Acknowledged, GroupName, Ledger, Live, Progress, Reason, Reserved, Retired, SessionId, Tick, Token, Version,
+    Acknowledged, GroupName, Live, Progress, Reason, Reserved, Retired, SessionId, Tick, Token, Version,
 };
 
 use super::process::session;
@@ -30,7 +31,9 @@ pub(crate) struct Index {
     pub(crate) pending: Vec<Option<Kept<Reserved>>>,
     pub(crate) live: Vec<Option<Kept<Live>>>,
     pub(crate) retired: BTreeMap<Object, Kept<Retired>>,
-    pub(crate) ledger: Ledger,
+    pub(crate) budget: u64,
+    /// Of the budget, what no record was paid with.
+    pub(crate) deposits: u64,
 }
 
 /// What a process asks of the index, or of the engine ([`Op::Put`]).
@@ -86,7 +89,7 @@ impl From<Error> for Reply {
 }
 
 impl Index {
-    pub(crate) fn new(samples: usize, ledger: Ledger) -> Self {
+    pub(crate) fn new(samples: usize, budget: u64) -> Self {
         Self {
             revision: 0,
             tick: Tick(0),
@@ -94,7 +97,8 @@ impl Index {
             pending: vec![None; samples],
             live: vec![None; samples],
             retired: BTreeMap::new(),
-            ledger,
+            budget,
+            deposits: budget,
         }
     }
 
@@ -150,10 +154,11 @@ impl World {
                 if self.index.pending[at].is_some() {
                     return Reply::Conflict;
                 }
-                if let Err(error) = self.index.ledger.spend(who, 1) {
-                    return error.into();
-                }
-                let mut record = Reserved::new(who, Nonce::from_u64(0), 1, until);
+                let Some(left) = self.index.deposits.checked_sub(1) else {
+                    return Reply::Refused;
+                };
+                self.index.deposits = left;
+                let mut record = Reserved::new(who, Nonce::from_u64(0), 1, until).with_paid(1);
                 let version = self.index.next_version();
                 record.settle(version);
                 self.index.pending[at] = Some(Kept {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  producers ─┐                                     ┌─▶ index: pending, live, retired records with versions, sessions,
-//!  workers   ─┤  one request at a time each, which  │          the shared tick, the ledger
+//!  workers   ─┤  one request at a time each, which  │          the shared tick, the budget
 //!  readers   ─┼─ may come late, twice or never ─────┤
 //!  operator  ─┘                                     └─▶ engine: the objects that are physically there
 //!  two sweepers: read a record → decide → write if its version is still the same; remove → delete the record
@@ -138,8 +138,6 @@ pub(crate) enum Action {
     RemoveFails(usize, bool),
     /// A sweeper dies and another takes its place.
     SweeperDies(usize),
-    /// A process ends the account of a session that is gone.
-    Settle(usize),
     /// A process removes objects for which there is no record.
     Audit(Object),
     /// The engine loses the objects of a committed sample.

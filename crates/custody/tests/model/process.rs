@@ -106,14 +106,12 @@ impl World {
             self.processes[process].phase = Phase::Ended;
             return;
         }
-        match self.index.ledger.draw(who, 1) {
-            Ok(true) => {
-                let until = self.index.tick.after(scenario.lease_ticks);
-                self.ask(process, sample, 0, Op::Reserve { until });
-            }
-            Ok(false) => self.processes[process].phase = Phase::Waiting,
-            Err(_) => self.processes[process].rest(true),
+        if self.index.deposits == 0 {
+            self.processes[process].phase = Phase::Waiting;
+            return;
         }
+        let until = self.index.tick.after(scenario.lease_ticks);
+        self.ask(process, sample, 0, Op::Reserve { until });
     }
 
     /// A producer writes what it has reserved quota for. Nothing is read for that, so it is one step with the answer

@@ -1,6 +1,6 @@
 //! Which processes are in the world, what they do, and how much may go wrong.
 
-use holdfast_custody::{GroupName, Ledger, Publication};
+use holdfast_custody::{GroupName, Publication};
 
 use super::Sample;
 use super::check::Ghost;
@@ -61,7 +61,7 @@ pub(crate) struct Bugs {
     /// An acknowledgement is accepted with any token.
     pub(crate) token_not_checked_on_ack: bool,
     /// Quota comes back for every finished remove, whether or not the record was still there.
-    pub(crate) credits_returned_twice: bool,
+    pub(crate) quota_returned_twice: bool,
 }
 
 /// A world to explore.
@@ -121,7 +121,7 @@ impl Scenario {
     pub(crate) fn begin(&self) -> World {
         let none = usize::from(self.samples);
         World {
-            index: Index::new(none, Ledger::new(self.budget)),
+            index: Index::new(none, self.budget),
             engine: std::collections::BTreeSet::<Object>::new(),
             processes: self.roles.iter().map(|_| Process::default()).collect(),
             sweepers: vec![Sweeper::Idle; self.sweepers],

@@ -22,8 +22,7 @@ impl Custody {
         match me.phase {
             Phase::Idle => self.of_idle(world, process, actions),
             Phase::Waiting => {
-                let account = world.index.ledger.account(session(process));
-                if gone || account.is_some_and(|account| account.available() > 0) {
+                if gone || world.index.deposits > 0 {
                     actions.push(Action::Draw(process));
                 }
                 actions.push(Action::StopWaiting(process));
@@ -142,11 +141,6 @@ impl Custody {
             }
         }
         actions.extend(world.orphans().map(Action::Audit));
-        let unsettled = |process: &usize| {
-            let account = world.index.ledger.account(session(*process));
-            world.index.gone.contains(&session(*process)) && account.is_some_and(|account| !account.ended)
-        };
-        actions.extend((0..world.processes.len()).filter(unsettled).map(Action::Settle));
     }
 
     fn asked(world: &World, process: usize) -> Option<Request> {
@@ -172,7 +166,6 @@ impl Custody {
             }
             Action::Draw(process) => world.draw(scenario, process),
             Action::StopWaiting(process) => {
-                world.index.ledger.stop_waiting(session(process));
                 world.processes[process].phase = Phase::Idle;
                 world.processes[process].done += 1;
             }
@@ -262,7 +255,6 @@ impl Custody {
                 world.left.sweeper_deaths -= 1;
                 world.sweepers[place] = Sweeper::Idle;
             }
-            Action::Settle(process) => world.index.ledger.end(session(process)),
             Action::Audit(object) => world.remove(object),
             Action::Lose(object) => {
                 world.left.losses -= 1;

@@ -197,9 +197,9 @@ impl World {
             if let Some(kept) = self.index.retired.get(&free.object).filter(|_| unchanged).cloned() {
                 self.change_retired(free.object.sample, kept.record.free_failed());
             }
-        } else if unchanged || scenario.bugs.credits_returned_twice {
+        } else if unchanged || scenario.bugs.quota_returned_twice {
             self.index.retired.remove(&free.object);
-            self.index.ledger.give_back(free.producer, free.bytes);
+            self.index.deposits += free.bytes;
             self.ghost.freed(free.object);
         }
     }

@@ -27,8 +27,8 @@ pub(crate) struct End {
     took: Duration,
     /// Records of samples and lists in the index.
     records: Vec<String>,
-    /// Bytes of the quota that belong to no session, and those in the balances of sessions; none without a budget.
-    credits: Option<(u64, u64)>,
+    /// The bytes in deposits; none without a budget.
+    quota: Option<u64>,
 }
 
 /// How long the surviving processes may take to use up and clear up.
@@ -88,14 +88,10 @@ pub(crate) fn clear_up(
     }
     runtime.block_on(store.close(WITHIN))?;
     let entries = runtime.block_on(settings.entries())?;
-    let bytes = |value: &[u8]| serde_json::from_slice::<u64>(value).context("an account of credits cannot be read");
-    let (mut free, mut purses) = (0, 0);
-    for (key, value) in &entries {
-        if key == "b/free" {
-            free = bytes(value)?;
-        } else if key.starts_with("b/a/") {
-            purses += bytes(value)?;
-        }
+    let bytes = |value: &[u8]| serde_json::from_slice::<u64>(value).context("a deposit cannot be read");
+    let mut deposits = 0;
+    for (_, value) in entries.iter().filter(|(key, _)| key.starts_with("b/a/")) {
+        deposits += bytes(value)?;
     }
     Ok(End {
         settings: settings.clone(),
@@ -106,7 +102,7 @@ pub(crate) fn clear_up(
             .map(|(key, _)| key)
             .filter(|key| is_record(key))
             .collect(),
-        credits: budget.then_some((free, purses)),
+        quota: budget.then_some(deposits),
     })
 }
 
@@ -271,13 +267,13 @@ fn judge_remains(report: &mut Report, dead: &[Dead], end: &End) {
         ),
         end.records.is_empty(),
     );
-    match end.credits {
-        Some((free, purses)) => report.claim(
-            "credits add up",
-            format!("{free} free and {purses} in purses, of {BUDGET}"),
-            free + purses == BUDGET,
+    match end.quota {
+        Some(deposits) => report.claim(
+            "the quota adds up",
+            format!("{deposits} in deposits, of {BUDGET}"),
+            deposits == BUDGET,
         ),
-        None => report.note("run without a budget: nothing is said about credits"),
+        None => report.note("run without a budget: nothing is said about the quota"),
     }
     report.note(format!(
         "{:.1} s after the last producer stopped, everything was used up and freed",

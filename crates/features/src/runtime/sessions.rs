@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result};
-use holdfast_index::{Index, Session};
+use holdfast_index::{Index, Session, SessionEnded};
 use parking_lot::RwLock;
 
 #[derive(Debug)]
@@ -78,7 +78,7 @@ impl Sessions {
     /// Records that the index refused a session as ended, although it seemed alive here. Returns whether it did.
     pub(crate) fn refused(&self, session: &Arc<Session>, error: &Error) -> bool {
         let ended = error.kind() == ErrorKind::Fenced
-            && (!session.is_alive() || error.fact("session") == Some(session.id().to_string().as_str()));
+            && (!session.is_alive() || error.cause() == Some(&SessionEnded(session.id())));
         if ended {
             let mut current = self.current.write();
             if current.as_ref().is_some_and(|known| Arc::ptr_eq(known, session)) {

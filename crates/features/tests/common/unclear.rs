@@ -97,6 +97,10 @@ impl Index for Unclear {
         self.inner.set_budget(bytes, within).await
     }
 
+    async fn ensure_budget(&self, bytes: u64, within: Duration) -> Result<u64> {
+        self.inner.ensure_budget(bytes, within).await
+    }
+
     async fn reserve_unless(
         &self,
         session: &Session,

@@ -218,7 +218,7 @@ fn judge(lines: &[Line], dead: &[usize]) {
     );
 }
 
-/// No record, no list entry, no session is left, and all credits are back.
+/// No record, no list entry, no session is left, and all of the quota is back.
 async fn nothing_is_left(endpoints: &[String]) {
     let within = Duration::from_secs(10);
     let mut config = holdfast_index_etcd::EtcdConfig::new(endpoints.iter().cloned());
@@ -233,7 +233,7 @@ async fn nothing_is_left(endpoints: &[String]) {
         keys_only: false,
     };
     let snapshot = txn_store.read(&[everything], within).await.expect("a read");
-    let (mut free, mut purses) = (0, 0);
+    let mut deposits = 0;
     let mut left = Vec::new();
     for entry in snapshot.entries.into_iter().flatten() {
         let key = entry
@@ -242,16 +242,14 @@ async fn nothing_is_left(endpoints: &[String]) {
             .trim_start_matches('/')
             .to_owned();
         let bytes = || serde_json::from_slice::<u64>(&entry.value).expect("a number");
-        if key == "b/free" {
-            free = bytes();
-        } else if key.starts_with("b/a/") {
-            purses += bytes();
+        if key.starts_with("b/a/") {
+            deposits += bytes();
         } else if !["t", "b/budget"].contains(&key.as_str()) && !key.starts_with("z/") {
             left.push(key);
         }
     }
-    println!("credits: {free} free and {purses} in purses, of {BUDGET}; left over: {left:?}");
+    println!("quota: {deposits} in deposits, of {BUDGET}; left over: {left:?}");
     // No record is left that could have been paid for.
     assert!(left.is_empty(), "left over: {left:?}");
-    assert_eq!(free + purses, BUDGET, "credits do not add up");
+    assert_eq!(deposits, BUDGET, "the quota does not add up");
 }

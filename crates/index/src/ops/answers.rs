@@ -12,7 +12,7 @@ use crate::record::layout::Layout;
 use crate::record::refusal::superseded;
 use crate::record::types::{AckOutcome, LeaseGrant, SampleRef, Versioned};
 use crate::txn::batch::live_of;
-use crate::txn::batch::{Intent, Loaded, QuotaChange};
+use crate::txn::batch::{Intent, Loaded};
 use crate::txn::decision::Decision;
 use crate::txn::session::Session;
 
@@ -46,7 +46,6 @@ type DecideAnswer<'a, T> = dyn Fn(&LeaseGrant, &Versioned<Live>, &Loaded) -> Res
 
 impl TxnIndex {
     /// One kind of answer to a lease on a live sample. The first attempt uses the record as its holder saw it last.
-    #[expect(clippy::too_many_arguments, reason = "one kind of answer")]
     pub(crate) async fn answer<T: Send>(
         &self,
         operation: &'static str,
@@ -54,7 +53,6 @@ impl TxnIndex {
         items: &[LeaseGrant],
         decide: &DecideAnswer<'_, T>,
         sets_deadlines: bool,
-        credits: Option<&dyn QuotaChange<LeaseGrant>>,
         deadline: Deadline,
     ) -> Vec<Result<T>> {
         let keys = |item: &LeaseGrant| vec![self.core.layout().live(&item.sample.sample)];
@@ -62,13 +60,7 @@ impl TxnIndex {
             let live = held_of(operation, self.core.layout(), loaded, item)?;
             decide(item, &live, loaded)
         };
-        let intent = Intent {
-            operation,
-            keys: &keys,
-            decide: &decide,
-            sets_deadlines,
-            credits,
-        };
+        let intent = Intent::new(operation, &keys, &decide).setting_deadlines(sets_deadlines);
         self.core
             .batch(session, items, intent, Some(Loaded::default()), deadline)
             .await
@@ -96,12 +88,7 @@ impl TxnIndex {
             let decision = self.core.conclude(&item.sample.sample, live, after, |answer| answer)?;
             Ok(decision.ending(item.grant.clone()))
         };
-        // A consumer that acknowledges is likely to free next, and then needs the queue of waiting sessions: read it in
-        // the same transaction.
-        let peek = self.quota.peek(session);
-        let credits = peek.as_ref().map(|peek| peek as &dyn QuotaChange<LeaseGrant>);
-        self.answer(operation, session, items, &decide, false, credits, deadline)
-            .await
+        self.answer(operation, session, items, &decide, false, deadline).await
     }
 
     pub(crate) async fn do_renew(
@@ -125,7 +112,7 @@ impl TxnIndex {
                 .giving(held_until(&item.sample, to, until))
                 .ending(item.grant.clone()))
         };
-        self.answer("index.renew", session, items, &decide, true, None, deadline)
+        self.answer("index.renew", session, items, &decide, true, deadline)
             .await
     }
 
@@ -167,13 +154,7 @@ impl TxnIndex {
             };
             Ok(decision.ending(item.grant.clone()))
         };
-        let intent = Intent {
-            operation: OPERATION,
-            keys: &keys,
-            decide: &decide,
-            sets_deadlines: false,
-            credits: None,
-        };
+        let intent = Intent::new(OPERATION, &keys, &decide);
         self.core.batch(session, items, intent, None, deadline).await
     }
 
@@ -195,13 +176,7 @@ impl TxnIndex {
             self.core
                 .conclude(&item.sample, &live, Acknowledged::Retired(retired), |answer| answer)
         };
-        let intent = Intent {
-            operation: OPERATION,
-            keys: &keys,
-            decide: &decide,
-            sets_deadlines: reason == Reason::Lost,
-            credits: None,
-        };
+        let intent = Intent::new(OPERATION, &keys, &decide).setting_deadlines(reason == Reason::Lost);
         self.core.batch(session, items, intent, None, deadline).await
     }
 
@@ -218,13 +193,7 @@ impl TxnIndex {
             let after = live.record.clone().reopen();
             self.core.rewrite(&item.sample, &live, after, |_| ())
         };
-        let intent = Intent {
-            operation: OPERATION,
-            keys: &keys,
-            decide: &decide,
-            sets_deadlines: false,
-            credits: None,
-        };
+        let intent = Intent::new(OPERATION, &keys, &decide);
         self.core.batch(session, items, intent, None, deadline).await
     }
 }

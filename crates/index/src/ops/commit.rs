@@ -62,13 +62,7 @@ impl TxnIndex {
             let decision = Decision::new(conditions, writes, Version::default());
             Ok(decision.settling(set_version).ending(grants.get(sample).cloned()))
         };
-        let intent = Intent {
-            operation: OPERATION,
-            keys: &keys,
-            decide: &decide,
-            sets_deadlines: false,
-            credits: None,
-        };
+        let intent = Intent::new(OPERATION, &keys, &decide);
         self.core.batch(session, items, intent, Some(seen), deadline).await
     }
 
@@ -83,13 +77,7 @@ impl TxnIndex {
             let retired = reserved.record.clone().abort(Reason::Aborted);
             self.core.give_up(&item.sample, &reserved, &retired, ())
         };
-        let intent = Intent {
-            operation: OPERATION,
-            keys: &keys,
-            decide: &decide,
-            sets_deadlines: false,
-            credits: None,
-        };
+        let intent = Intent::new(OPERATION, &keys, &decide);
         self.core.batch(session, items, intent, None, deadline).await
     }
 }

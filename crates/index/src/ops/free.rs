@@ -42,14 +42,8 @@ impl TxnIndex {
                 }
             }
         };
-        let refund = self.quota.refund(session, items.len());
-        let intent = Intent {
-            operation: OPERATION,
-            keys: &keys,
-            decide: &decide,
-            sets_deadlines: false,
-            credits: Some(&refund),
-        };
+        let refund = self.quota.refund(session);
+        let intent = Intent::new(OPERATION, &keys, &decide).moving(&refund);
         let remembered = items.iter().filter_map(|item| {
             let key = self.core.layout().free_key(item);
             let CachedRecord { value, version, .. } = session.recall(&key)?;
@@ -58,7 +52,7 @@ impl TxnIndex {
         let mut seen = Loaded::with_entries(remembered);
         if !seen.is_empty() {
             match refund.look(deadline).await {
-                Ok(credits) => seen.credits = credits,
+                Ok(look) => seen.quota = look,
                 Err(error) => return items.iter().map(|_| Err(error.clone())).collect(),
             }
         }
@@ -108,13 +102,7 @@ impl TxnIndex {
                     .core
                     .drain(&item.sample, &retired, &retired.record.clone().free_failed(), ()),
             };
-        let intent = Intent {
-            operation: "index.free_failed",
-            keys: &keys,
-            decide: &decide,
-            sets_deadlines: false,
-            credits: None,
-        };
+        let intent = Intent::new("index.free_failed", &keys, &decide);
         self.core.batch(session, items, intent, None, deadline).await
     }
 }

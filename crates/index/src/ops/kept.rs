@@ -55,13 +55,7 @@ impl TxnIndex {
             let after = kept.record.clone().kept_no_longer();
             self.core.drain(&sample, &kept, &after, ())
         };
-        let intent = Intent {
-            operation: OPERATION,
-            keys: &keys,
-            decide: &decide,
-            sets_deadlines: false,
-            credits: None,
-        };
+        let intent = Intent::new(OPERATION, &keys, &decide);
         let mut looked_at_all = true;
         for result in self.core.batch(session, &due, intent, None, deadline).await {
             match result {

@@ -52,13 +52,7 @@ impl TxnIndex {
             });
             Ok(decision.giving(held_until(sample, session.id(), until)))
         };
-        let intent = Intent {
-            operation: OPERATION,
-            keys: &keys,
-            decide: &decide,
-            sets_deadlines: true,
-            credits: None,
-        };
+        let intent = Intent::new(OPERATION, &keys, &decide).setting_deadlines(true);
         let all_seen = samples.iter().all(|found| found.copied.is_some());
         let seen = all_seen.then(Loaded::default);
         let told_by = deadline.later(terms.settle);

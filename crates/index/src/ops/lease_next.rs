@@ -10,7 +10,7 @@ use crate::index::TxnIndex;
 use crate::ready::Ready;
 use crate::record::refusal::is_about_one_record;
 use crate::record::types::{LeaseGrant, SampleRef, Terms};
-use crate::txn::session::Session;
+use crate::txn::session::{Session, SessionEnded};
 
 /// An error this close to the deadline counts as caused by the deadline. More than zero because clocks and timers
 /// round.
@@ -129,7 +129,7 @@ impl TxnIndex {
             };
             let is_gone = match error.kind() {
                 ErrorKind::Conflict | ErrorKind::NotFound => true,
-                ErrorKind::Fenced => session.is_alive() && error.fact("session").is_none(),
+                ErrorKind::Fenced => session.is_alive() && error.cause::<SessionEnded>().is_none(),
                 _ => false,
             };
             if is_gone {

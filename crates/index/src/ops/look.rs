@@ -11,7 +11,7 @@ use crate::store::{Entry, Read};
 use crate::txn::session::Session;
 
 impl TxnIndex {
-    /// Whether leases are still good. Called after the bytes have arrived and before they are handed out.
+    /// Whether leases are still good.
     pub(crate) async fn do_check(
         &self,
         session: &Session,
@@ -47,54 +47,33 @@ impl TxnIndex {
     }
 
     pub(crate) async fn do_look(&self, samples: &[SampleId], deadline: Deadline) -> Result<Vec<Option<LiveSample>>> {
+        let keys = samples.iter().map(|sample| self.core.layout().live(sample));
+        let found = self.core.read_all(keys, deadline).await?;
         let mut views = Vec::with_capacity(samples.len());
-        for chunk in samples.chunks(self.core.txn_store().limits().operations) {
-            let reads: Vec<Read> = chunk
-                .iter()
-                .map(|sample| Read::Key(self.core.layout().live(sample)))
-                .collect();
-            let snapshot = self
-                .core
-                .txn_store()
-                .read(&reads, deadline.remaining(self.core.clock()))
-                .await?;
-            for (sample, entries) in chunk.iter().zip(snapshot.entries) {
-                let found = entries.first().map(|entry| view(sample, entry)).transpose();
-                views.push(match found {
-                    // A quarantined sample is not live. One of a later release may be; only that release can tell.
-                    Err(error) if unreadable_key(&error).is_some() => {
-                        self.core
-                            .sort_out(entries, |entry| view(sample, entry), deadline)
-                            .await?;
-                        None
-                    }
-                    found => found?,
-                });
-            }
+        for (sample, entries) in samples.iter().zip(found) {
+            let found = entries.first().map(|entry| view(sample, entry)).transpose();
+            views.push(match found {
+                // A quarantined sample is not live. One of a later release may be; only that release can tell.
+                Err(error) if unreadable_key(&error).is_some() => {
+                    self.core
+                        .sort_out(entries, |entry| view(sample, entry), deadline)
+                        .await?;
+                    None
+                }
+                found => found?,
+            });
         }
         Ok(views)
     }
-}
 
-impl TxnIndex {
     /// Which samples own objects that other writers named; none for an object that no sample of this store owns.
     pub(crate) async fn do_owners(&self, keys: &[ObjectKey], deadline: Deadline) -> Result<Vec<Option<SampleRef>>> {
+        let claims = keys.iter().map(|key| self.core.layout().claim(key));
         let mut owners = Vec::with_capacity(keys.len());
-        for chunk in keys.chunks(self.core.txn_store().limits().operations) {
-            let reads: Vec<Read> = chunk
-                .iter()
-                .map(|key| Read::Key(self.core.layout().claim(key)))
-                .collect();
-            let snapshot = self
-                .core
-                .txn_store()
-                .read(&reads, deadline.remaining(self.core.clock()))
-                .await?;
-            for entries in snapshot.entries {
-                // A claim that cannot be decoded has no owner, and goes into quarantine.
-                let mut read = self.core.sort_out(entries, owner, deadline).await?;
-                owners.push(read.good.pop());
-            }
+        for entries in self.core.read_all(claims, deadline).await? {
+            // A claim that cannot be decoded has no owner, and goes into quarantine.
+            let mut read = self.core.sort_out(entries, owner, deadline).await?;
+            owners.push(read.good.pop());
         }
         Ok(owners)
     }

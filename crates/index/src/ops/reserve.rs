@@ -7,34 +7,50 @@ use holdfast_custody::{Reserved, Version};
 use tokio_util::sync::CancellationToken;
 
 use crate::index::TxnIndex;
-use crate::quota::{Debit, LocalOutcome, QueuePosition, bytes_in, must_wait};
+use crate::quota::MOST_OPERATIONS;
 use crate::record::grants::{Grant, Holding};
 use crate::record::refusal::{being_written, check_claims, generation_of, owned, owner};
 use crate::record::types::Reserve;
 use crate::store::{Condition, Write};
-use crate::txn::batch::{Intent, Loaded, QuotaChange};
+use crate::txn::batch::{Intent, Loaded};
 use crate::txn::decision::{Decision, set_version};
 use crate::txn::session::Session;
 
 const RESERVE: &str = "index.reserve";
 
 /// How many of the next items are reserved together. All of them must be had at once, so a good part of the budget would
-/// wait for everybody else to be done; and whoever serves them needs room for them in a transaction.
+/// wait for all others to be done; and the process that serves them needs room for them in a transaction.
 fn how_many_together(items: &[Reserve], budget: u64) -> usize {
     const MOST: usize = 48;
     const MOST_TEXT: usize = 256 * 1024;
-    let (mut bytes, mut text) = (0_u64, 0);
+    let (mut bytes, mut text, mut operations) = (0_u64, 0, 0);
     let mut samples = HashSet::new();
     let mut together = 0;
     for item in items.iter().take(MOST) {
         bytes = bytes.saturating_add(item.bytes);
         text += item.plan.len();
-        if !samples.insert(&item.sample) || bytes > budget / 4 || text > MOST_TEXT {
+        operations += 1 + item.claims.len();
+        let fits = bytes <= budget / 4 && text <= MOST_TEXT && operations <= MOST_OPERATIONS;
+        if !samples.insert(&item.sample) || !fits {
             break;
         }
         together += 1;
     }
     together.max(1)
+}
+
+/// Whether a sample can be reserved at all.
+fn can_be_reserved(item: &Reserve, budget: u64) -> Result<()> {
+    if item.bytes > budget {
+        let message = "this sample is larger than the store's whole budget";
+        let error = Error::new(ErrorKind::Capacity, RESERVE, message).with("sample", &item.sample);
+        return Err(error.with_retry(Retry::Never));
+    }
+    if 1 + item.claims.len() > MOST_OPERATIONS {
+        let message = "this sample names more objects of other writers than a transaction holds; adopt it in parts";
+        return Err(Error::invalid(RESERVE, message).with("sample", &item.sample));
+    }
+    Ok(())
 }
 
 impl TxnIndex {
@@ -45,26 +61,19 @@ impl TxnIndex {
         cancelled: &CancellationToken,
         deadline: Deadline,
     ) -> Vec<Result<Generation>> {
-        match session.budget {
-            Some(budget) => {
-                self.reserve_with_credits(session, items, budget, cancelled, deadline)
-                    .await
-            }
-            None => {
-                // No other producer's reservation is expected, so the first attempt reads nothing.
-                self.reserve_now(session, items, None, Some(Loaded::default()), deadline)
-                    .await
-            }
+        if session.needs_quota {
+            return self.reserve_with_quota(session, items, cancelled, deadline).await;
         }
+        // No other producer's reservation is expected, so the first attempt reads nothing.
+        self.reserve_now(session, items, Some(Loaded::default()), deadline)
+            .await
     }
 
-    /// Reserves, and pays for it in the same transaction if there is a quota. The first attempt uses `seen`, if given,
-    /// instead of reading.
+    /// Reserves. The first attempt uses `seen`, if given, instead of reading.
     pub(crate) async fn reserve_now(
         &self,
         session: &Session,
         items: &[Reserve],
-        credits: Option<&dyn QuotaChange<Reserve>>,
         seen: Option<Loaded>,
         deadline: Deadline,
     ) -> Vec<Result<Generation>> {
@@ -86,9 +95,7 @@ impl TxnIndex {
                 }
             }
             let until = loaded.tick.after(self.core.config().reserve_ticks);
-            let paid = if credits.is_some() { item.bytes } else { 0 };
             let record = Reserved::new(session.id(), item.nonce, item.bytes, until)
-                .with_paid(paid)
                 .with_plan(&item.plan)
                 .with_claims(&item.claims);
             let in_its_way = self.core.layout().in_its_way(&item.sample, &item.claims);
@@ -107,13 +114,7 @@ impl TxnIndex {
             let decision = Decision::new(conditions, writes, Version::default());
             Ok(decision.settling(set_version).giving(given).remembering())
         };
-        let intent = Intent {
-            operation: OPERATION,
-            keys: &keys,
-            decide: &decide,
-            sets_deadlines: true,
-            credits,
-        };
+        let intent = Intent::new(OPERATION, &keys, &decide).setting_deadlines(true);
         let results = self.core.batch(session, items, intent, seen, deadline).await;
         results
             .into_iter()
@@ -121,109 +122,56 @@ impl TxnIndex {
             .collect()
     }
 
-    /// Reserves with credits.
-    pub(crate) async fn reserve_with_credits(
+    /// Reserves with quota: what belongs together at once, one lot after the other.
+    async fn reserve_with_quota(
         &self,
         session: &Session,
         items: &[Reserve],
-        budget: u64,
         cancelled: &CancellationToken,
         deadline: Deadline,
     ) -> Vec<Result<Generation>> {
         let mut results = Vec::with_capacity(items.len());
         let mut rest = items;
         while let Some(first) = rest.first() {
+            let budget = match self.quota.budget_for(first.bytes, deadline).await {
+                Ok(budget) => budget,
+                Err(error) => {
+                    results.extend(rest.iter().map(|_| Err(error.clone())));
+                    break;
+                }
+            };
             let (now, later) = rest.split_at(how_many_together(rest, budget));
             rest = later;
-            if first.bytes > budget {
-                let message = "this sample is larger than the store's whole budget";
-                let error = Error::new(ErrorKind::Capacity, RESERVE, message).with("sample", &first.sample);
-                results.push(Err(error.with_retry(Retry::Never)));
+            if let Err(error) = can_be_reserved(first, budget) {
+                results.push(Err(error));
                 continue;
             }
-            results.extend(match self.quota.wait_locally(session, now, cancelled, deadline).await {
-                Ok(LocalOutcome::Reserved(generation)) => now.iter().map(|_| Ok(generation)).collect(),
-                Ok(LocalOutcome::Not(_in_line)) => self.take_a_turn(session, now, cancelled, deadline).await,
-                Ok(LocalOutcome::Unclear(_in_line)) => {
-                    let reserved = self.take_a_turn(session, now, cancelled, deadline).await;
-                    self.quota.or_served_meanwhile(session, now, reserved).await
-                }
-                Err(error) => now.iter().map(|_| Err(error.clone())).collect(),
-            });
+            results.extend(self.reserve_together(session, now, cancelled, deadline).await);
         }
         results
     }
 
-    /// Those of one session take turns, in the order in which they came: they share a purse and a place in line.
-    async fn take_a_turn(
+    /// Reserves items that belong together. If other producers write some of them, the rest is tried again.
+    async fn reserve_together(
         &self,
         session: &Session,
-        items: &[Reserve],
-        cancelled: &CancellationToken,
-        deadline: Deadline,
-    ) -> Vec<Result<Generation>> {
-        let turn = tokio::select! {
-            biased;
-            () = cancelled.cancelled() => None,
-            turn = tokio::time::timeout(deadline.remaining(self.core.clock()), session.turn.lock()) => turn.ok(),
-        };
-        let Some(mut place) = turn else {
-            let message = "others of this process waited for credits until the deadline";
-            let error = Error::new(ErrorKind::Capacity, RESERVE, message);
-            return items.iter().map(|_| Err(error.clone())).collect();
-        };
-        self.pay_and_reserve(session, &mut place, items, cancelled, deadline)
-            .await
-    }
-
-    /// Reserves items that belong together, from what is there or after a wait.
-    async fn pay_and_reserve(
-        &self,
-        session: &Session,
-        place: &mut QueuePosition,
         items: &[Reserve],
         cancelled: &CancellationToken,
         deadline: Deadline,
     ) -> Vec<Result<Generation>> {
         let mut results = BatchResults::new(items.len());
+        for (at, item) in items.iter().enumerate() {
+            if let Err(error) = check_claims(item) {
+                results.set(at, Err(error));
+            }
+        }
         loop {
             let open = results.open();
             let wanted: Vec<Reserve> = open.iter().map(|at| items[*at].clone()).collect();
             if wanted.is_empty() {
                 break;
             }
-            let need = wanted.iter().fold(0_u64, |need, item| need.saturating_add(item.bytes));
-            let purse = session.balance.remembered();
-            let has_enough = bytes_in(purse.as_ref()).is_ok_and(|bytes| bytes >= need);
-            if has_enough || !place.contended {
-                let reach = if has_enough {
-                    None
-                } else {
-                    self.quota.reach(deadline).await
-                };
-                if !has_enough && reach.is_none() {
-                    place.contended = true;
-                    continue;
-                }
-                let spending = Debit::new(&self.quota, session);
-                let seen = has_enough.then(Loaded::default);
-                let reserved = self
-                    .reserve_now(session, &wanted, Some(&spending), seen, deadline)
-                    .await;
-                for (at, result) in open.into_iter().zip(reserved) {
-                    if !result.as_ref().is_err_and(must_wait) {
-                        results.set(at, result);
-                    }
-                }
-                drop(reach);
-                place.contended = !results.open().is_empty();
-                continue;
-            }
-            match self
-                .quota
-                .wait_and_reserve(session, place, &wanted, cancelled, deadline)
-                .await
-            {
+            match self.quota.reserve(session, &wanted, cancelled, deadline).await {
                 Ok(reserved) => {
                     for (at, result) in open.into_iter().zip(reserved) {
                         if let Some(result) = result {

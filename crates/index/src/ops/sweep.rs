@@ -103,9 +103,8 @@ impl TxnIndex {
         // The next sweep starts behind the grant lists that stay, so that they do not keep it from later ones.
         *self.swept_to.lock() = ended_at;
         if has_budget {
-            report.quarantined += self.quota.tidy_credits(deadline).await?;
-            self.quota.end_purses(session, &dead, deadline).await?;
-            self.quota.serve_line(session, deadline).await?;
+            report.quarantined += self.quota.set_unreadable_deposits_aside(deadline).await?;
+            self.quota.serve_queue(session, deadline).await?;
         }
         report.more |= self.end_keeping(session, tick, limit, deadline).await?;
         for id in due.cleared {
@@ -237,13 +236,7 @@ impl TxnIndex {
             }
         };
         let decide = |item: &Holding, loaded: &Loaded| self.judge(item, dead, loaded);
-        let intent = Intent {
-            operation: "index.sweep",
-            keys: &keys,
-            decide: &decide,
-            sets_deadlines: false,
-            credits: None,
-        };
+        let intent = Intent::new("index.sweep", &keys, &decide);
         self.core.batch(session, due, intent, None, deadline).await
     }
 

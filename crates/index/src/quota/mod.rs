@@ -1,201 +1,109 @@
-//! Credits in the index: the rules of [`holdfast_custody::Ledger`], without a key that everybody writes.
+//! Quota in the index: the rules of [`holdfast_custody::quota`], carried out in transactions.
 //!
-//! # Where the bytes of the budget are
-//! Each of them is in exactly one place, always (LC5):
+//! | key | what |
+//! |---|---|
+//! | `b/a/{session}-{number}` | a deposit: bytes that no sample was paid with. The name only makes it unique; it belongs to nobody |
+//! | `b/w/{session}` | a process waits, and what it wants to reserve. Its place is the version at which this was written |
+//! | `b/t/{session}` | the last answer to a process that waited |
 //!
 //! ```text
-//!                 reserve                                  commit, ack, retire, abort …
-//!   b/free ──┬──────────────▶ paid bytes of a record (p) ─────────────▶ of the next one (s, g, f)
-//!      ▲     │ some in advance       ▲ ▲                                         │ freed
-//!      │     ▼                       │ │           somebody waits: serve them    │
-//!      │  purse of a session ────────┘ └─────────────────────────────────────────┤
-//!      │     │  ▲    reserve                              nobody waits           │
-//!      │     │  └────────────────────────────────────────────────────────────────┤
-//!      └─────┴──── gathered by one who must wait; the session has ended          │
-//!      ▲                                                                         │
-//!      └──── somebody waits, and it is too little for them ──────────────────────┘
+//!  reserve ──▶ waits in the broker ──▶ the process's task: pays from deposits, or joins the shared queue ──▶ reserved
+//!                     └──── what the process frees is reserved for the first, in the transaction that frees ────▲
 //! ```
 //!
-//! The record is the account of what is outstanding: no account is touched when a sample moves on. A purse is a key like
-//! any other, and who needs what lies idle in it takes it; its owner finds out at its next change of it, which requires
-//! that the purse is as the owner remembers it. An empty purse is no purse.
-//!
-//! # Who waits
-//! Those of a process that frees wait in the house: what it frees is handed to them without any key of theirs ([`local_queue`]).
-//! Everybody else waits in the line. A session that waits there has one key in it, `b/w/{session}`; who wrote first is
-//! first. The key says what is to be reserved, so that whoever frees does that too, in the transaction that frees
-//! ([`serve`]): one who waited is told that its samples *are* reserved, and has nothing left to do ([`shared_queue`]).
+//! `wait` is the caller's side, `task` that of the process: one task, which runs while there are waiters. `refund` is what
+//! a free does, `serve` how the shared queue is served, `draft` a transaction that reserves for waiters.
 //!
 //! # Why nobody waits for nothing
-//! - *Where somebody waits, there is no purse.* Who joins the line requires that there is none, and gathers those that there
-//!   are before. Who fills a purse requires that nobody waits. Both are checked by the store, at one moment.
-//! - So whatever could serve the line is in `b/free`, and everybody who serves looks there. *What is free does not serve the
-//!   first in line*: who joins looks at the moment at which it has joined, and serves the line if it can, many at once; who
-//!   frees shares out until it is so ([`share`]), on condition that `b/free` is as it was seen; and whoever leaves something
-//!   in it looks again afterwards, since somebody may have joined in between. So does one who leaves the line, because the
-//!   next may be content with less. To join does not depend on what is free: if it did, those who come at the same time
-//!   would keep each other out.
-//! - Who dies before that second look, or in line, leaves it to the next sweep, which looks as well.
+//! - A deposit that could serve the queue is made only while the queue is empty: the transaction requires that. So a process
+//!   that joins looks at the moment at which it has joined, and serves the first in the queue if the deposits do.
+//! - What is left over beside a queue is too little for its first; the process that leaves something
+//!   over looks again afterwards, and so does one that leaves the queue, because the next may be content with less.
+//! - A process that dies before that second look, or in the queue, leaves it to the next sweep, which looks too.
 //!
 //! # What it costs
-//! Without a wait, nothing but the bytes in the transactions that there are anyway; one more look whenever the purse is
-//! empty. With a wait in the house, a transaction less than without any credits: that of the reservation. With a wait in
-//! the line, one to join it, none to leave it, and one look for whoever frees. Guesses save the looks ([`look::Hints`],
-//! [`purse::Balance`]); whoever goes by a guess makes it a condition.
+//! A reservation that does not wait is one transaction, shared with others that come at the same time; it reads if the
+//! process knows no deposit of its own. A wait that a free of the same process ends costs no transaction. A wait in the
+//! shared queue costs one to join it, and a look for the process that frees.
 //!
-//! Those of one process who reach for the same key would only get in each other's way, so they do that one at a time
-//! ([`gate`]): reach for what is free, gather purses, serve the line.
+//! # What if
+//! - *the task panics or its runtime ends*: its waiters are told at their deadlines; the next reservation starts another.
+//! - *the index does not answer*: the task tries again, more and more slowly, for as long as there are waiters.
+//! - *the watch breaks*: what is in the queue is read again.
 
-mod balance;
-mod debit;
-mod gate;
-mod local_queue;
-mod local_wait;
-mod look;
-mod peek;
+mod budget;
+mod draft;
 mod refund;
+mod request;
 mod serve;
-mod share;
-mod shared_queue;
-mod wait_request;
+mod task;
+mod wait;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use holdfast_core::{Deadline, Error, ErrorKind, Generation, Result, SampleId};
+use holdfast_core::Error;
+use holdfast_custody::quota::Broker;
+use holdfast_custody::{SessionId, Version};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
 
-use tokio_util::sync::CancellationToken;
-
-use self::shared_queue::Joined;
-use self::wait_request::{Ending, WaitRequest};
-use crate::record::codec::decode;
-use crate::record::refusal::being_written_or_owned;
-use crate::record::types::Reserve;
-use crate::store::{Condition, Read, Transaction, TxnOutcome, Write};
+pub(crate) use self::request::MOST_OPERATIONS;
+use self::wait::Waiting;
 use crate::txn::TxnCore;
-use crate::txn::session::Session;
 
-pub(crate) use self::balance::bytes_in;
-pub(crate) use self::debit::{Debit, must_wait};
-pub(crate) use self::local_wait::LocalOutcome;
-pub(crate) use crate::txn::session_quota::QueuePosition;
-
-use self::local_queue::LocalQueue;
-use self::look::Hints;
+const OPERATION: &str = "index.reserve";
 
 /// The store's quota, as this process sees it.
 #[derive(Debug)]
 pub(crate) struct Quota {
     core: Arc<TxnCore>,
-    hints: Hints,
-    local_queue: Arc<LocalQueue>,
+    state: Mutex<State>,
+    /// Wakes the task: a waiter's transaction was refused, and it has to be looked at.
+    doubt: Notify,
+    next_deposit: AtomicU64,
+    /// The budget that was last read.
+    budget: AtomicU64,
+    /// Whether processes were in the shared queue when it was last seen: this one too, since where one waits others will.
+    /// The next free that finds the queue empty ends it.
+    others_wait: AtomicBool,
 }
 
-const RESERVE: &str = "index.reserve";
-
-/// After the deadline of one who waits: to leave the line in order, or to hear of a transaction that serves it.
-const A_LITTLE_MORE: Duration = Duration::from_secs(1);
+#[derive(Debug, Default)]
+struct State {
+    broker: Broker<String, Waiting>,
+    /// Whether the task runs.
+    runs: bool,
+    /// Why the task's last step failed.
+    failed: Option<Error>,
+}
 
 impl Quota {
     pub(crate) fn new(core: Arc<TxnCore>) -> Self {
         Self {
             core,
-            hints: Hints::default(),
-            local_queue: Arc::default(),
+            state: Mutex::default(),
+            doubt: Notify::new(),
+            next_deposit: AtomicU64::new(0),
+            budget: AtomicU64::new(u64::MAX),
+            others_wait: AtomicBool::new(false),
         }
     }
 
-    fn hints(&self) -> &Hints {
-        &self.hints
+    fn version(&self) -> Version {
+        self.core.slots().latest()
     }
 
-    fn local_queue(&self) -> &Arc<LocalQueue> {
-        &self.local_queue
-    }
-
-    /// Sets the store's budget. Sessions opened from now on need credits to reserve.
-    pub(crate) async fn set_budget(&self, bytes: u64, deadline: Deadline) -> Result<()> {
-        const OPERATION: &str = "index.set_budget";
-        let (budget, free) = (self.core.layout().budget(), self.core.layout().credits_free());
-        let transaction = Transaction {
-            conditions: vec![Condition::Absent(budget.clone())],
-            writes: vec![
-                Write::put(budget, bytes.to_string()),
-                Write::put(free, bytes.to_string()),
-            ],
-        };
-        match self
-            .core
-            .txn_store()
-            .transact(&transaction, deadline.remaining(self.core.clock()))
-            .await?
-        {
-            TxnOutcome::Committed(_) => Ok(()),
-            TxnOutcome::Rejected => {
-                let read = [Read::Key(self.core.layout().budget())];
-                let snapshot = self
-                    .core
-                    .txn_store()
-                    .read(&read, deadline.remaining(self.core.clock()))
-                    .await?;
-                let in_force: Option<u64> = snapshot.entries.iter().flatten().next().map(decode).transpose()?;
-                let message = "this store has a budget already; the first one that was set counts";
-                let error = Error::new(ErrorKind::Conflict, OPERATION, message).with("asked_for", bytes);
-                Err(in_force.map_or(error.clone(), |budget| error.with("budget", budget)))
-            }
-        }
-    }
-
-    /// Those of a process reach for what is free one after the other: if all did at once, all but one would in vain. None if
-    /// somebody waits for it, or the time is up.
-    pub(crate) async fn reach(&self, deadline: Deadline) -> Option<tokio::sync::MutexGuard<'_, ()>> {
-        let reach = tokio::time::timeout(deadline.remaining(self.core.clock()), self.local_queue().reach.lock());
-        let reach = reach.await.ok()?;
-        (!self.hints().somebody_waits()).then_some(reach)
-    }
-
-    /// Waits in line until all items are reserved, or some turn out to be another's: those get their result, and the others
-    /// none yet.
-    pub(crate) async fn wait_and_reserve(
-        &self,
-        session: &Session,
-        place: &mut QueuePosition,
-        items: &[Reserve],
-        cancelled: &CancellationToken,
-        deadline: Deadline,
-    ) -> Result<Vec<Option<Result<Generation>>>> {
-        let want = WaitRequest::of(items);
-        let refused = |samples: &[SampleId]| {
-            let result = |item: &Reserve| {
-                samples
-                    .contains(&item.sample)
-                    .then(|| Err(being_written_or_owned(item)))
-            };
-            Ok(items.iter().map(result).collect())
-        };
-        let since = match self.join_queue(session, &want, cancelled, deadline).await? {
-            Joined::InLine { since, in_vain } => {
-                place.contended = !in_vain;
-                since
-            }
-            Joined::Taken(samples) => return refused(&samples),
-        };
-        let (told, version) = self
-            .wait_in_queue(session, place, &want, since, cancelled, deadline)
-            .await?;
-        match told.ending {
-            Ending::Taken { samples } => refused(&samples),
-            Ending::Reserved { until, note } => {
-                let generation = self.was_reserved(session, &want, version, until, Some(note))?;
-                Ok(items.iter().map(|_| Some(Ok(generation))).collect())
-            }
-        }
+    /// The key of the next deposit that a session makes.
+    fn new_deposit(&self, session: SessionId) -> String {
+        let number = self.next_deposit.fetch_add(1, Ordering::Relaxed);
+        self.core.layout().deposit(session, number)
     }
 }
 
 /// What a process that waits writes, and what it is told: see [`crate::fuzzing`].
 #[cfg(feature = "fuzzing")]
 pub(crate) fn fuzz(bytes: &[u8]) {
-    crate::fuzzing::stable::<wait_request::WaitRequest>(bytes);
-    crate::fuzzing::stable::<wait_request::WaitResult>(bytes);
+    crate::fuzzing::stable::<request::WaitRequest>(bytes);
+    crate::fuzzing::stable::<request::WaitResult>(bytes);
 }

@@ -1,5 +1,7 @@
 //! How a record is encoded and decoded: JSON, and behind it the producer's description of the sample, unchanged.
 
+use std::error::Error as StdError;
+use std::fmt;
 use std::sync::Arc;
 
 use holdfast_core::{Error, ErrorKind, Result};
@@ -68,13 +70,41 @@ const DECODE: &str = "index.decode";
 
 /// The error for a value that cannot be a record. Such a value is quarantined ([`crate::txn::quarantine`]).
 pub(crate) fn unreadable(key: &str, why: &str) -> Error {
-    Error::new(ErrorKind::Corrupt, DECODE, why).with("key", key)
+    unreadable_because(key, why, None)
+}
+
+fn unreadable_because(key: &str, why: &str, source: Option<serde_json::Error>) -> Error {
+    let key = key.to_owned();
+    Error::new(ErrorKind::Corrupt, DECODE, why)
+        .with("key", &key)
+        .caused_by(NoRecord { key, source })
+}
+
+/// The cause of an error that says that a value cannot be a record.
+#[derive(Debug)]
+struct NoRecord {
+    key: String,
+    source: Option<serde_json::Error>,
+}
+
+impl fmt::Display for NoRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is no record", self.key)
+    }
+}
+
+impl StdError for NoRecord {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.source.as_ref().map(|source| source as _)
+    }
 }
 
 /// The key of the record that cannot be decoded, if that is what this error says.
 pub(crate) fn unreadable_key(error: &Error) -> Option<&str> {
-    let is_ours = error.kind() == ErrorKind::Corrupt && error.operation() == DECODE;
-    error.fact("key").filter(|_| is_ours)
+    let cause = error
+        .cause::<NoRecord>()
+        .filter(|_| error.kind() == ErrorKind::Corrupt)?;
+    Some(&cause.key)
 }
 
 /// Decodes a record. Fields that a later release added are ignored, so that releases can work side by side.
@@ -91,14 +121,20 @@ fn decode_record<T: DeserializeOwned>(key: &str, record: &[u8]) -> Result<T> {
     }
     let read = serde_json::from_slice(record);
     if read.is_ok() && !says_its_form(record) {
-        return read.map_err(|error| unreadable(key, "this value is not a record").caused_by(error));
+        return read.map_err(|error| unreadable_because(key, "this value is not a record", Some(error)));
     }
     if let Some(form) = form_of(record).filter(|form| *form > RECORD_VERSION) {
         let message = "this record was written by a later release; upgrade this process";
         let error = Error::new(ErrorKind::Unsupported, DECODE, message);
         return Err(error.with("key", key).with("form", form));
     }
-    read.map_err(|error| unreadable(key, "this value is not a record: did another program write it?").caused_by(error))
+    read.map_err(|error| {
+        unreadable_because(
+            key,
+            "this value is not a record: did another program write it?",
+            Some(error),
+        )
+    })
 }
 
 /// Whether the record may state its form. A quote inside a string is escaped, so a match is a field name, perhaps of a

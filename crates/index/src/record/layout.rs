@@ -26,11 +26,10 @@
 //! | `x/i/{key}/{version}` | why a record is in quarantine | see [`crate::txn::quarantine`] |
 //! | `x/o/{key}/{version}` | the original bytes of that record | as above |
 //! | `t` | the shared clock | tick |
-//! | `b/budget` | the store's budget in bytes; without this key there is no budget | set once |
-//! | `b/free` | bytes of the budget that belong to no session | reserve, freed, sweep: see [`crate::quota`] |
-//! | `b/a/{session}` | a session's balance: bytes that it may spend | reserve, freed, sweep |
-//! | `b/w/{session}` | a session that waits for quota, and for how much (vanishes with it) | reserve, freed, sweep |
-//! | `b/t/{session}` | the last answer to a session that waited (vanishes with it) | freed, sweep |
+//! | `b/budget` | the store's budget in bytes; without this key there is no budget | set_budget |
+//! | `b/a/{session}-{number}` | a deposit: bytes of the budget that no sample was paid with | reserve, freed: see [`crate::quota`] |
+//! | `b/w/{session}` | a process waits for quota, and what it wants to reserve (vanishes with its session) | reserve, freed |
+//! | `b/t/{session}` | the last answer to a process that waited (vanishes with its session) | reserve, freed |
 //!
 //! Numbers in keys are sixteen hex digits, so that keys sort as their numbers do. Names are escaped.
 
@@ -140,16 +139,17 @@ impl Layout {
         self.key(format_args!("b/budget"))
     }
 
-    pub(crate) fn credits_free(&self) -> String {
+    /// Where earlier releases kept the bytes that belonged to no session.
+    pub(crate) fn earlier_free(&self) -> String {
         self.key(format_args!("b/free"))
     }
 
-    pub(crate) fn all_balances(&self) -> Range<String> {
+    pub(crate) fn deposits(&self) -> Range<String> {
         prefix(self.key(format_args!("b/a/")))
     }
 
-    pub(crate) fn balance(&self, session: SessionId) -> String {
-        self.key(format_args!("b/a/{:016x}", session.0))
+    pub(crate) fn deposit(&self, session: SessionId, number: u64) -> String {
+        self.key(format_args!("b/a/{:016x}-{number:x}", session.0))
     }
 
     pub(crate) fn wait_request(&self, session: SessionId) -> String {
@@ -161,7 +161,7 @@ impl Layout {
         prefix(self.key(format_args!("b/w/")))
     }
 
-    /// Where a waiting session is told what became of its request.
+    /// Where a waiting process is told what became of its request.
     pub(crate) fn wait_result(&self, session: SessionId) -> String {
         self.key(format_args!("b/t/{:016x}", session.0))
     }
@@ -182,7 +182,7 @@ impl Layout {
         prefix(self.key(format_args!("z/")))
     }
 
-    /// The session that a key of `n/`, `z/`, `b/a/` or `b/w/` names.
+    /// The session that a key of `n/`, `z/` or `b/w/` names.
     pub(crate) fn session_of(key: &str) -> Option<SessionId> {
         u64::from_str_radix(key.rsplit('/').next()?, 16).ok().map(SessionId)
     }
@@ -193,6 +193,11 @@ impl Layout {
 
     pub(crate) fn pending(&self, sample: &SampleId) -> String {
         self.of_sample("p/", sample).name(sample.as_str()).0
+    }
+
+    /// Whether this is the key of a reservation.
+    pub(crate) fn is_pending(&self, key: &str) -> bool {
+        key.strip_prefix(&self.root).is_some_and(|rest| rest.starts_with("p/"))
     }
 
     /// The claim on an object that another writer named: its value names the owning sample.

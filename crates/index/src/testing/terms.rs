@@ -17,7 +17,7 @@ cases! {
         "Calls that wait take a cancellation token. When it is cancelled, they end as at their deadline.";
     a_caller_that_left_takes_nothing
         "It is no error if none came before the caller left.";
-    a_caller_that_leaves_ends_the_wait_for_credits
+    a_caller_that_leaves_ends_the_wait_for_quota
         "Calls that wait take a cancellation token. When it is cancelled, they end as at their deadline.";
     what_cannot_be_used_is_passed_over
         "Samples that the terms refuse are skipped.";
@@ -91,7 +91,7 @@ async fn a_caller_that_left_takes_nothing(context: &Context) -> CaseResult {
     Ok(())
 }
 
-async fn a_caller_that_leaves_ends_the_wait_for_credits(context: &Context) -> CaseResult {
+async fn a_caller_that_leaves_ends_the_wait_for_quota(context: &Context) -> CaseResult {
     context.index().set_budget(10, CALL).await?;
     let wish = |name: &str, bytes| {
         Ok::<_, Error>(Reserve {

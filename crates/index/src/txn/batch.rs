@@ -32,7 +32,7 @@ pub(crate) struct Loaded {
     /// The version at which the shared clock was set to that. Deadlines are written on condition that it is unchanged.
     pub(crate) clock: Option<Version>,
     /// What was read for the quota, if anything.
-    pub(crate) credits: Option<Snapshot>,
+    pub(crate) quota: Option<Snapshot>,
 }
 
 impl Loaded {
@@ -87,15 +87,41 @@ pub(crate) fn live_of<'a>(
 
 /// One kind of intent.
 pub(crate) struct Intent<'a, Item, T> {
-    pub(crate) operation: &'static str,
-    /// The keys that must be read to decide an item.
-    pub(crate) keys: &'a (dyn Fn(&Item) -> Vec<String> + Sync),
-    /// Decides one item.
-    pub(crate) decide: &'a (dyn Fn(&Item, &Loaded) -> Result<Decision<T>> + Sync),
+    pub(super) operation: &'static str,
+    keys: &'a KeysOf<'a, Item>,
+    pub(super) decide: &'a Decide<'a, Item, T>,
+    pub(super) sets_deadlines: bool,
+    pub(super) quota: Option<&'a dyn QuotaChange<Item>>,
+}
+
+/// The keys that must be read to decide an item.
+type KeysOf<'a, Item> = dyn Fn(&Item) -> Vec<String> + Sync + 'a;
+
+/// Decides one item.
+type Decide<'a, Item, T> = dyn Fn(&Item, &Loaded) -> Result<Decision<T>> + Sync + 'a;
+
+impl<'a, Item, T> Intent<'a, Item, T> {
+    pub(crate) fn new(operation: &'static str, keys: &'a KeysOf<'a, Item>, decide: &'a Decide<'a, Item, T>) -> Self {
+        Self {
+            operation,
+            keys,
+            decide,
+            sets_deadlines: false,
+            quota: None,
+        }
+    }
+
     /// Whether the items set deadlines. Then the shared clock must not have moved in between.
-    pub(crate) sets_deadlines: bool,
+    pub(crate) fn setting_deadlines(mut self, sets_deadlines: bool) -> Self {
+        self.sets_deadlines = sets_deadlines;
+        self
+    }
+
     /// The quota that the items spend or give back.
-    pub(crate) credits: Option<&'a dyn QuotaChange<Item>>,
+    pub(crate) fn moving(mut self, quota: &'a dyn QuotaChange<Item>) -> Self {
+        self.quota = Some(quota);
+        self
+    }
 }
 
 /// The quota that the items of one transaction move, in that same transaction.
@@ -117,14 +143,6 @@ pub(crate) trait QuotaChange<Item>: Sync {
     fn operations(&self) -> usize {
         CREDIT_OPERATIONS
     }
-
-    /// What is to be read in the same transaction as every write.
-    fn reads_along(&self) -> Vec<Read> {
-        Vec::new()
-    }
-
-    /// Takes the result of those reads.
-    fn read_along(&self, _: Snapshot) {}
 }
 
 /// Operations reserved in every transaction that moves quota: for the free bytes, a few balances, and the waiting
@@ -266,23 +284,23 @@ impl TxnCore {
         keys.sort_unstable();
         keys.dedup();
         let mut entries = HashMap::with_capacity(keys.len());
-        let mut credits = intent.credits.map(QuotaChange::reads).unwrap_or_default();
-        let mut seen_credits = None;
+        let mut quota = intent.quota.map(QuotaChange::reads).unwrap_or_default();
+        let mut seen_quota = None;
         let most = self
             .txn_store()
             .limits()
             .operations
-            .saturating_sub(2 + credits.len())
+            .saturating_sub(2 + quota.len())
             .max(1);
         for chunk in keys.chunks(most) {
             let mut reads: Vec<Read> = chunk.iter().cloned().map(Read::Key).collect();
             reads.push(Read::Key(self.layout().clock()));
             reads.push(Read::Key(self.layout().alive(session.id())));
             let records = reads.len();
-            reads.append(&mut credits);
+            reads.append(&mut quota);
             let mut snapshot = self.txn_store().read(&reads, deadline.remaining(self.clock())).await?;
             if reads.len() > records {
-                seen_credits = Some(Snapshot {
+                seen_quota = Some(Snapshot {
                     version: snapshot.version,
                     entries: snapshot.entries.split_off(records),
                 });
@@ -303,7 +321,7 @@ impl TxnCore {
         }
         let mut loaded = Loaded {
             entries,
-            credits: seen_credits,
+            quota: seen_quota,
             ..Loaded::default()
         };
         loaded.set_clock(self.known_clock(deadline).await?);

@@ -9,7 +9,6 @@ pub(crate) mod pages;
 pub(crate) mod quarantine;
 pub(crate) mod record_cache;
 pub(crate) mod session;
-pub(crate) mod session_quota;
 mod transitions;
 
 use std::sync::Arc;

@@ -31,8 +31,8 @@ const MORE: usize = 8;
 impl TxnCore {
     /// How many operations of a transaction are left for items and grant lists.
     fn room<Item, T>(&self, intent: &Intent<'_, Item, T>) -> usize {
-        let for_credits = intent.credits.map_or(0, QuotaChange::operations);
-        self.txn_store().limits().operations - SlotClient::OVERHEAD - 1 - for_credits
+        let for_quota = intent.quota.map_or(0, QuotaChange::operations);
+        self.txn_store().limits().operations - SlotClient::OVERHEAD - 1 - for_quota
     }
 
     /// Decides every open item and sends the changes. Items without a result have to be decided again. Returns the
@@ -119,8 +119,8 @@ impl TxnCore {
         }
         transactions.retain(|together| !together.is_empty());
         let send = |together| self.send(session, items, intent, loaded, together, deadline);
-        if intent.credits.is_some() {
-            // Each transaction starts from the balance that the one before has left.
+        if intent.quota.is_some() {
+            // Waiters are served in their order, so one transaction is decided before the next is prepared.
             for together in transactions {
                 for (at, result) in send(together).await {
                     results.set(at, result);
@@ -153,25 +153,19 @@ impl TxnCore {
                     writes,
                     finish,
                 } = prepared;
-                let along = intent.credits.map(QuotaChange::reads_along).unwrap_or_default();
                 let answer = self
                     .slots()
-                    .transact_and_read(intent.operation, session, conditions, writes, &along, deadline)
+                    .transact(intent.operation, session, conditions, writes, deadline)
                     .await;
-                answer.map(|(applied, snapshot)| {
-                    if let (Some(credits), Some(snapshot)) = (intent.credits, snapshot) {
-                        credits.read_along(snapshot);
-                    }
-                    (applied, finish)
-                })
+                answer.map(|applied| (applied, finish))
             }
             Err(error) => Err(error),
         };
-        if let Some(credits) = intent.credits {
+        if let Some(quota) = intent.quota {
             match &outcome {
-                Ok((TxnOutcome::Committed(version), _)) => credits.moved(*version),
-                Ok((TxnOutcome::Rejected, _)) => credits.not_moved(false),
-                Err(error) => credits.not_moved(error.retry() == Retry::Ambiguous),
+                Ok((TxnOutcome::Committed(version), _)) => quota.moved(*version),
+                Ok((TxnOutcome::Rejected, _)) => quota.not_moved(false),
+                Err(error) => quota.not_moved(error.retry() == Retry::Ambiguous),
             }
         }
         match outcome {
@@ -246,7 +240,7 @@ impl TxnCore {
             let set = |version| Condition::Unchanged(self.layout().clock(), version);
             conditions.extend(loaded.clock.map(set));
         }
-        if let Some(credits) = intent.credits {
+        if let Some(quota) = intent.quota {
             let limits = self.txn_store().limits();
             let taken = SlotClient::OVERHEAD + conditions.len().max(writes.len());
             let bytes: usize =
@@ -255,7 +249,7 @@ impl TxnCore {
                 operations: limits.operations.saturating_sub(taken),
                 bytes: limits.bytes.saturating_sub(bytes + OTHER_BYTES / 2),
             };
-            let moved = credits.move_for(&these, loaded, room)?;
+            let moved = quota.move_for(&these, loaded, room)?;
             conditions.extend(moved.conditions);
             writes.extend(moved.writes);
         }

@@ -38,6 +38,21 @@ impl TxnCore {
         Ok(snapshot.entries.into_iter().map(keys).collect())
     }
 
+    /// What each key holds, if it is there.
+    pub(crate) async fn read_all(
+        &self,
+        keys: impl IntoIterator<Item = String>,
+        deadline: Deadline,
+    ) -> Result<Vec<Vec<Entry>>> {
+        let reads: Vec<Read> = keys.into_iter().map(Read::Key).collect();
+        let mut found = Vec::with_capacity(reads.len());
+        for chunk in reads.chunks(self.txn_store().limits().operations) {
+            let snapshot = self.txn_store().read(chunk, deadline.remaining(self.clock())).await?;
+            found.extend(snapshot.entries);
+        }
+        Ok(found)
+    }
+
     /// The values of keys, in order, until `most_bytes` were read. Absent keys are left out. Also returns how many of
     /// the keys were looked at.
     pub(crate) async fn read_values(

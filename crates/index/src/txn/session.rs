@@ -33,6 +33,7 @@
 //! wrote (it was restored to an earlier state), and the session is over: it is fenced for good.
 
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -43,27 +44,31 @@ use parking_lot::Mutex;
 
 use crate::record::grants::SessionGrants;
 use crate::record::layout::Layout;
-use crate::store::{Condition, Read, Snapshot, StoreSession, Transaction, TxnOutcome, TxnStore, Write, is_full};
+use crate::store::{Condition, Read, Snapshot, StoreSession, Transaction, TxnOutcome, TxnStore, Watch, Write, is_full};
 use crate::txn::record_cache::{CachedRecord, RecordCache};
-use crate::txn::session_quota::{Balance, QueuePosition, ReadAlong};
 
-/// A process's membership of a store. A dropped session ends when its time to live runs out; [`Session::close`] ends it
-/// at once.
-pub struct Session {
+/// A process's membership of a store. A dropped session ends when its time to live runs out; closing it ends it at once.
+pub struct Session(Arc<SessionState>);
+
+impl Deref for Session {
+    type Target = SessionState;
+
+    fn deref(&self) -> &SessionState {
+        &self.0
+    }
+}
+
+/// What a session knows of itself.
+pub struct SessionState {
     store_session: Box<dyn StoreSession>,
     free: Mutex<Vec<Slot>>,
     next: AtomicU64,
     pub(crate) grants: SessionGrants,
     records: RecordCache,
-    /// The store's budget, if it has one. Reservations then need quota.
-    pub(crate) budget: Option<u64>,
-    /// The turn of this session's reservations that need quota and do not wait in the local queue. Callers get it in
-    /// order of arrival.
-    pub(crate) turn: tokio::sync::Mutex<QueuePosition>,
-    /// The quota that this session may spend, as far as this process knows.
-    pub(crate) balance: Balance,
-    /// The queue of waiting sessions, as read in the same transaction as this session's last change.
-    pub(crate) read_along: ReadAlong,
+    /// Whether the store had a budget when the session began: then its reservations need quota.
+    pub(crate) needs_quota: bool,
+    /// Watches what this session is told when it waits for quota; opened at its first wait, and kept.
+    pub(crate) told: tokio::sync::Mutex<Option<Box<dyn Watch>>>,
     /// Whether the index has lost what this session wrote.
     lost: tokio::sync::watch::Sender<bool>,
 }
@@ -89,21 +94,26 @@ struct Slot {
 }
 
 impl Session {
-    pub(crate) fn new(store_session: Box<dyn StoreSession>, budget: Option<u64>) -> Self {
-        Self {
+    pub(crate) fn new(store_session: Box<dyn StoreSession>, needs_quota: bool) -> Self {
+        Self(Arc::new(SessionState {
             store_session,
             free: Mutex::default(),
             next: AtomicU64::new(0),
             grants: SessionGrants::default(),
             records: RecordCache::default(),
-            budget,
-            turn: tokio::sync::Mutex::default(),
-            balance: Balance::default(),
-            read_along: ReadAlong::default(),
+            needs_quota,
+            told: tokio::sync::Mutex::default(),
             lost: tokio::sync::watch::Sender::new(false),
-        }
+        }))
     }
 
+    /// The same session, for a task that may outlive the call that began it.
+    pub(crate) fn handle(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl SessionState {
     /// The session's id.
     pub fn id(&self) -> SessionId {
         self.store_session.id()
@@ -147,9 +157,27 @@ impl Session {
     }
 
     pub(crate) fn fenced(&self, operation: &'static str) -> Error {
-        Error::new(ErrorKind::Fenced, operation, "this session has ended; open another one").with("session", self.id())
+        self.ended_error(operation, "this session has ended; open another one")
+    }
+
+    fn ended_error(&self, operation: &'static str, message: &str) -> Error {
+        Error::new(ErrorKind::Fenced, operation, message)
+            .with("session", self.id())
+            .caused_by(SessionEnded(self.id()))
     }
 }
+
+/// The cause of an error that says that a session has ended, and not only a lease of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionEnded(pub SessionId);
+
+impl fmt::Display for SessionEnded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "session {} has ended", self.0)
+    }
+}
+
+impl std::error::Error for SessionEnded {}
 
 /// Sends the transactions of sessions and establishes how they ended.
 #[derive(Debug)]
@@ -158,6 +186,8 @@ pub(crate) struct SlotClient {
     pub(crate) layout: Layout,
     pub(crate) clock: Arc<dyn Clock>,
     operations: AtomicU64,
+    /// The latest version of the store that this process has seen.
+    latest: AtomicU64,
 }
 
 impl SlotClient {
@@ -167,7 +197,19 @@ impl SlotClient {
             layout,
             clock,
             operations: AtomicU64::new(1),
+            latest: AtomicU64::new(0),
         }
+    }
+
+    /// The store was seen at this version.
+    pub(crate) fn saw(&self, version: Version) {
+        self.latest.fetch_max(version.0, Ordering::Relaxed);
+    }
+
+    /// The latest version of the store that this process has seen: the clock by which the ages of waiters are
+    /// compared.
+    pub(crate) fn latest(&self) -> Version {
+        Version(self.latest.load(Ordering::Relaxed))
     }
 
     /// How many conditions a transaction of a session needs besides its own: the slot and the liveness key.
@@ -255,6 +297,7 @@ impl SlotClient {
                 TxnOutcome::Rejected
             }
             Outcome::Known(TxnOutcome::Committed(version)) => {
+                self.saw(version);
                 slot.version = Some(version);
                 slot.refusals = 0;
                 TxnOutcome::Committed(version)
@@ -356,7 +399,7 @@ impl SlotClient {
         }
         let message = "the index has lost what this session wrote: it was put back to an earlier state, or the session has \
                        ended; open another one";
-        Err(Error::new(ErrorKind::Fenced, operation, message).with("session", sent.session.id()))
+        Err(sent.session.ended_error(operation, message))
     }
 
     /// Reads the slot of a transaction, to establish what became of that transaction.

@@ -81,6 +81,10 @@ impl Index for FlawedIndex {
         self.inner.set_budget(bytes, within).await
     }
 
+    async fn ensure_budget(&self, bytes: u64, within: Duration) -> Result<u64> {
+        self.inner.ensure_budget(bytes, within).await
+    }
+
     async fn reserve_unless(
         &self,
         session: &Session,

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{ErrorKind, Retry};
+use holdfast_core::{ErrorKind, ObjectKey, Retry};
 use holdfast_custody::Reason;
-use holdfast_index::Index;
+use holdfast_index::{Index, Reserve};
 
 use crate::world::{Books, Client, SOON, WITHIN, World, kind, wish};
 
@@ -16,8 +16,8 @@ async fn a_budget_is_not_exceeded_and_comes_back() {
     let a = client.reserve("a", 60, WITHIN).await.expect("fits");
     client.reserve("b", 40, WITHIN).await.expect("fits");
     assert_eq!(kind(client.reserve("c", 1, SOON).await), ErrorKind::Capacity);
-    assert_eq!((world.books().free, world.books().paid), (0, 100));
-    assert!(world.keys_with("/b/w/").is_empty(), "nobody is left in line");
+    assert_eq!((world.books().deposits, world.books().paid), (0, 100));
+    assert!(world.keys_with("/b/w/").is_empty(), "nobody is left in the queue");
     client.use_up(&a).await;
     assert_eq!(world.books().paid, 40);
     client.reserve("c", 60, WITHIN).await.expect("came back");
@@ -29,17 +29,13 @@ async fn a_budget_is_not_exceeded_and_comes_back() {
 }
 
 #[tokio::test]
-async fn credits_that_lie_idle_elsewhere_are_used() {
+async fn deposits_of_other_processes_are_used() {
     let world = World::with_budget(10).await;
     let (rich, poor) = (world.join().await, world.join().await);
     let a = rich.reserve("a", 10, WITHIN).await.expect("fits");
     rich.use_up(&a).await;
-    let idle = Books {
-        free: 0,
-        purses: 10,
-        paid: 0,
-    };
-    assert_eq!(world.books(), idle, "idle, and somebody else's");
+    let idle = Books { deposits: 10, paid: 0 };
+    assert_eq!(world.books(), idle, "idle, and of another process");
     poor.reserve("b", 7, WITHIN)
         .await
         .expect("taken from where it lay idle");
@@ -50,7 +46,7 @@ async fn credits_that_lie_idle_elsewhere_are_used() {
 }
 
 #[tokio::test]
-async fn small_change_in_many_purses_is_gathered() {
+async fn many_small_deposits_are_enough_together() {
     const OWNERS: u64 = 80;
     let world = World::with_budget(OWNERS).await;
     let mut owners = Vec::new();
@@ -75,10 +71,14 @@ async fn a_dead_session_gives_back_what_it_had_not_spent_and_then_the_rest() {
     let a = dead.reserve("a", 4, WITHIN).await.expect("fits");
     dead.reserve("b", 4, WITHIN).await.expect("fits");
     dead.use_up(&a).await;
-    assert_eq!((world.books().purses, world.books().paid), (4, 4));
+    assert_eq!((world.books().deposits, world.books().paid), (12, 4));
     assert!(world.txn_store.expire(dead.session.id()));
     assert_eq!(sweeper.sweep().await.abandoned, 1);
-    assert_eq!((world.books().free, world.books().purses), (12, 0));
+    assert_eq!(
+        (world.books().deposits, world.books().paid),
+        (12, 4),
+        "its samples are not freed yet"
+    );
     let tasks = sweeper.index.to_free(None, 10, WITHIN).await.expect("a list").tasks;
     assert_eq!(tasks.len(), 1);
     assert_eq!(tasks[0].record.record.reason, Reason::Abandoned);
@@ -87,18 +87,16 @@ async fn a_dead_session_gives_back_what_it_had_not_spent_and_then_the_rest() {
         .freed(&tasks[0].sample)
         .await
         .expect("freed twice is freed once");
-    assert_eq!(
-        (world.books().purses, world.books().paid),
-        (4, 0),
-        "of the one who freed it"
-    );
+    assert_eq!((world.books().deposits, world.books().paid), (16, 0), "all of it");
     sweeper.sweep().await;
-    assert!(world.keys_with(&format!("{:016x}", dead.session.id().0)).is_empty());
+    let named = world.keys_with(&format!("{:016x}", dead.session.id().0));
+    let deposits = |key: &String| key.contains("/b/a/");
+    assert!(named.iter().all(deposits), "only deposits keep its name: {named:?}");
 }
 
-/// Others change a session's purse between its reservations. What it remembers of it must not come back.
+/// Other processes spend a process's deposits between its reservations. What it remembers of them must not come back.
 #[tokio::test]
-async fn what_was_taken_from_a_purse_is_not_written_back_by_its_owner() {
+async fn a_deposit_that_another_process_spent_is_not_spent_again() {
     let world = World::with_budget(40).await;
     let (owner, other) = (world.join().await, world.join().await);
     let mut samples = Vec::new();
@@ -197,13 +195,13 @@ async fn many_producers_all_get_through(processes: usize) {
     const ROUNDS: usize = 10;
     let world = World::with_budget(60).await;
     let mut producers = Vec::new();
-    let mut houses: Vec<Arc<Client>> = Vec::new();
+    let mut members: Vec<Arc<Client>> = Vec::new();
     for producer in 0..PRODUCERS {
-        let client = match houses.len() < processes {
+        let client = match members.len() < processes {
             true => world.join_drawing(producer).await,
-            false => houses[houses.len() % processes].another().await,
+            false => members[members.len() % processes].another().await,
         };
-        houses.push(Arc::clone(&client));
+        members.push(Arc::clone(&client));
         producers.push(tokio::spawn(async move {
             for round in 0..ROUNDS {
                 let name = format!("{producer}/{round}");
@@ -222,4 +220,95 @@ async fn many_producers_all_get_through(processes: usize) {
     assert!(world.keys_with("/b/w/").is_empty());
     let notes = world.keys_with("/h/");
     assert!(notes.is_empty(), "every note was struck out: {notes:?}");
+}
+
+#[tokio::test]
+async fn a_budget_grows_and_shrinks_while_samples_exist() {
+    let mut world = World::with_budget(20).await;
+    let client = world.join().await;
+    let a = client.reserve("a", 15, WITHIN).await.expect("fits");
+    assert_eq!(kind(client.reserve("b", 10, SOON).await), ErrorKind::Capacity);
+    world.set_budget(&client, 30).await.expect("grows");
+    let b = client.reserve("b", 10, WITHIN).await.expect("fits now");
+    let error = world.set_budget(&client, 10).await.expect_err("25 are held");
+    assert_eq!((error.kind(), error.fact("budget")), (ErrorKind::Capacity, Some("25")));
+    world.budget_is(25);
+    client.use_up(&a).await;
+    world.set_budget(&client, 12).await.expect("shrinks");
+    assert_eq!((world.books().deposits, world.books().paid), (2, 10));
+    client.use_up(&b).await;
+    let index = world.index(
+        world.txn_store.client(),
+        std::sync::Arc::new(holdfast_core::SeededRng::new(1)),
+    );
+    assert_eq!(
+        index.ensure_budget(99, WITHIN).await.expect("a budget"),
+        12,
+        "the one in force"
+    );
+    client.reserve("all", 12, WITHIN).await.expect("all of it");
+}
+
+/// A budget that grows serves a process that waits: here, when the next sweep looks.
+#[tokio::test]
+async fn a_budget_that_grows_serves_those_who_wait() {
+    let mut world = World::with_budget(10).await;
+    let (client, other) = (world.join().await, world.join().await);
+    client.reserve("a", 10, WITHIN).await.expect("fits");
+    let wait = crate::world::waiting(&other, "b", 5, WITHIN);
+    world.until_waiting(1).await;
+    world.set_budget(&client, 20).await.expect("grows");
+    client.sweep().await;
+    crate::world::ended(wait).await.expect("served");
+    assert_eq!((world.books().deposits, world.books().paid), (5, 15));
+}
+
+/// What an earlier release wrote: the free bytes under one key, and those of sessions under theirs.
+#[tokio::test]
+async fn the_books_of_an_earlier_release_are_taken_over() {
+    use holdfast_index::store::{Transaction, TxnStore as _, Write};
+    let world = World::with_budget(30).await;
+    let deposit = world.keys_with("/b/a/").remove(0);
+    let writes = vec![
+        Write::Delete(deposit),
+        Write::put("quota/b/free", "20"),
+        Write::put("quota/b/a/00000000000000aa", "10"),
+    ];
+    let conditions = Vec::new();
+    let earlier = Transaction { conditions, writes };
+    world.txn_store.transact(&earlier, WITHIN).await.expect("written");
+    let client = world.join().await;
+    client.reserve("all", 30, WITHIN).await.expect("all of it");
+    assert_eq!(world.books().paid, 30);
+}
+
+/// A session that was opened before the budget grew may reserve more than the budget was then.
+#[tokio::test]
+async fn a_sample_larger_than_the_budget_was_fits_into_the_one_that_grew() {
+    let mut world = World::with_budget(20).await;
+    let (client, other) = (world.join().await, world.join().await);
+    let refused = client.reserve("large", 30, WITHIN).await.expect_err("too large");
+    assert_eq!((refused.kind(), refused.retry()), (ErrorKind::Capacity, Retry::Never));
+    world.set_budget(&other, 40).await.expect("grows");
+    client.reserve("large", 30, WITHIN).await.expect("fits now");
+}
+
+/// Claims take room in a transaction, too: a batch is cut so that each part has room for its own.
+#[tokio::test]
+async fn a_batch_with_many_claims_is_cut_and_one_sample_with_too_many_is_refused() {
+    let world = World::with_budget(1000).await;
+    let client = world.join().await;
+    let with_claims = |name: &str, claims: usize| Reserve {
+        claims: (0..claims)
+            .map(|claim| ObjectKey::new(format!("{name}:{claim}")).expect("a key"))
+            .collect(),
+        ..wish(name, 1)
+    };
+    let wishes: Vec<Reserve> = (0..40).map(|n| with_claims(&format!("s{n}"), 4)).collect();
+    let results = client.index.reserve(&client.session, &wishes, WITHIN).await;
+    assert!(results.iter().all(Result::is_ok), "{:?}", results[0]);
+    assert_eq!(world.books().paid, 40);
+    let too_many = [with_claims("many", 500)];
+    let refused = client.index.reserve(&client.session, &too_many, WITHIN).await.remove(0);
+    assert_eq!(kind(refused), ErrorKind::Invalid, "it can never be reserved");
 }

@@ -46,7 +46,7 @@ struct Producer {
     world: Arc<World>,
     client: Arc<Client>,
     /// Half of them live in one process.
-    at_home: bool,
+    shares: bool,
     rng: SeededRng,
     deaths: Arc<AtomicUsize>,
 }
@@ -55,7 +55,7 @@ impl Producer {
     async fn die(&mut self, seed: u64) {
         assert!(self.world.txn_store.expire(self.client.session.id()));
         self.deaths.fetch_add(1, Ordering::Relaxed);
-        self.client = match self.at_home {
+        self.client = match self.shares {
             true => self.client.another().await,
             false => self.world.join_drawing(seed).await,
         };
@@ -78,7 +78,7 @@ impl Producer {
                 self.client.txn_store.faults().lose_reply(fate);
             }
             if self.rng.chance(80) {
-                // Somebody gives up, or dies, in the middle of a wait.
+                // A caller gives up, or its session ends, in the middle of a wait.
                 let wait = crate::world::waiting(&self.client, &format!("{name}/x"), bytes, Duration::from_millis(5));
                 if self.rng.chance(500) {
                     tokio::task::yield_now().await;
@@ -123,16 +123,16 @@ async fn everybody_gets_through(seed: u64, budget: u64, most: u64) {
     let (auditor, sweeper) = (auditor(&world, &stop), sweeper(&world, &stop));
     let deaths = Arc::new(AtomicUsize::new(0));
     let mut producers = Vec::new();
-    let house = world.join_drawing(seed).await;
+    let process = world.join_drawing(seed).await;
     for number in 0..PRODUCERS {
-        let at_home = number % 2 == 0;
+        let shares = number % 2 == 0;
         let producer = Producer {
             world: Arc::clone(&world),
-            client: match at_home {
-                true => house.another().await,
+            client: match shares {
+                true => process.another().await,
                 false => world.join_drawing(seed * 100 + number).await,
             },
-            at_home,
+            shares,
             rng: SeededRng::new(seed * 100 + number),
             deaths: Arc::clone(&deaths),
         };

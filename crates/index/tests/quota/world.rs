@@ -17,8 +17,7 @@ pub(crate) const SOON: Duration = Duration::from_millis(100);
 /// Where the bytes of the budget are.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Books {
-    pub(crate) free: u64,
-    pub(crate) purses: u64,
+    pub(crate) deposits: u64,
     pub(crate) paid: u64,
 }
 
@@ -35,7 +34,7 @@ pub(crate) struct Client {
     pub(crate) session: Session,
 }
 
-/// Draws the first in line, always.
+/// Draws the first in the queue, always.
 #[derive(Debug)]
 struct InOrder;
 
@@ -45,7 +44,7 @@ impl Rng for InOrder {
     }
 }
 
-/// Draws the last one, always: those in the house rather than the line.
+/// Draws the last one, always: those of the process rather than the queue.
 #[derive(Debug)]
 struct TheLast;
 
@@ -60,7 +59,7 @@ impl World {
     pub(crate) async fn with_budget(budget: u64) -> Self {
         let world = Self {
             txn_store: MemoryStore::new(Arc::new(SystemClock::new())),
-            store: StoreId::new("credits").expect("a name"),
+            store: StoreId::new("quota").expect("a name"),
             budget,
         };
         let index = world.index(world.txn_store.client(), Arc::new(InOrder));
@@ -83,7 +82,7 @@ impl World {
         TxnIndex::new(txn_store, &self.store, config, clock, rng)
     }
 
-    /// A process that serves the line in order.
+    /// A process that serves the queue in order.
     pub(crate) async fn join(&self) -> Arc<Client> {
         self.join_with(Arc::new(InOrder)).await
     }
@@ -99,7 +98,7 @@ impl World {
     }
 
     /// Several sessions of one process, for which time stands still: what has just happened has always just happened.
-    pub(crate) async fn house<const SESSIONS: usize>(&self, clock: Arc<ManualClock>) -> [Arc<Client>; SESSIONS] {
+    pub(crate) async fn process<const SESSIONS: usize>(&self, clock: Arc<ManualClock>) -> [Arc<Client>; SESSIONS] {
         let txn_store = self.txn_store.client();
         let index = Arc::new(self.index_at(txn_store.clone(), Arc::new(TheLast), clock));
         let mut sessions = Vec::new();
@@ -111,18 +110,15 @@ impl World {
             .unwrap_or_else(|_| unreachable!("as many as were asked for"))
     }
 
-    /// Free bytes, those in purses, and those that records were paid with, as the store of keys has them. They must be
-    /// the budget (LC5), and where somebody waits there must be no purse.
+    /// The bytes of deposits, and those that records were paid with. They must be the budget (LC5).
     pub(crate) fn books(&self) -> Books {
-        let (mut free, mut purses, mut paid, mut waiting) = (0, Vec::new(), Vec::new(), 0);
+        let (mut deposits, mut paid) = (Vec::new(), Vec::new());
         for entry in self.txn_store.dump() {
-            let key = entry.key.trim_start_matches("credits/");
+            let key = entry.key.trim_start_matches("quota/");
             let record = entry.value.split(|byte| *byte == 0).next().expect("a first part");
             let number = || serde_json::from_slice::<u64>(record).expect("a number");
             match key.split('/').collect::<Vec<_>>()[..] {
-                ["b", "free"] => free = number(),
-                ["b", "a", _] => purses.push(number()),
-                ["b", "w", _] => waiting += 1,
+                ["b", "a", _] => deposits.push(number()),
                 ["p", ..] => paid.push(serde_json::from_slice::<Reserved>(record).expect("a record").paid),
                 ["s", ..] => paid.push(serde_json::from_slice::<Live>(record).expect("a record").paid),
                 ["g" | "f", ..] => paid.push(serde_json::from_slice::<Retired>(record).expect("a record").paid),
@@ -130,21 +126,27 @@ impl World {
             }
         }
         assert!(
-            invariants::budget_is_accounted_for(self.budget, free, purses.iter().copied(), paid.iter().copied()),
-            "{:?} of {}: {free} free, in purses {purses:?}, paid {paid:?}",
+            invariants::budget_is_accounted_for(self.budget, deposits.iter().copied(), paid.iter().copied()),
+            "{:?} of {}: deposits {deposits:?}, paid {paid:?}",
             invariants::LC5,
             self.budget,
         );
-        assert!(!purses.contains(&0), "an empty purse is no purse");
-        assert!(
-            waiting == 0 || purses.is_empty(),
-            "{waiting} wait beside purses {purses:?}"
-        );
+        assert!(!deposits.contains(&0), "an empty deposit is none");
         Books {
-            free,
-            purses: purses.iter().sum(),
+            deposits: deposits.iter().sum(),
             paid: paid.iter().sum(),
         }
+    }
+
+    pub(crate) async fn set_budget(&mut self, by: &Client, bytes: u64) -> Result<()> {
+        by.index.set_budget(bytes, WITHIN).await?;
+        self.budget_is(bytes);
+        Ok(())
+    }
+
+    pub(crate) fn budget_is(&mut self, bytes: u64) {
+        self.budget = bytes;
+        self.books();
     }
 
     /// The keys that have this in them.

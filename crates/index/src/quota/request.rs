@@ -1,4 +1,4 @@
-//! What one who waits for credits writes, and what it is told.
+//! What a reservation waits for, as it is written into the shared queue, and the answer.
 
 use holdfast_core::{Nonce, ObjectKey, Result, SampleId};
 use holdfast_custody::{Reserved, SessionId, Tick, Version};
@@ -9,13 +9,16 @@ use crate::record::layout::Layout;
 use crate::record::types::Reserve;
 use crate::store::Entry;
 
-/// What a session waits for: all of it at once. Its place in line is the version at which this was written.
+/// How many operations of a transaction a request takes at most, so that there is room to serve it.
+pub(crate) const MOST_OPERATIONS: usize = 64;
+
+/// Samples that are reserved together or not at all.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct WaitRequest {
     pub(super) samples: Vec<WaitItem>,
 }
 
-/// One sample of a want.
+/// One of these samples.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct WaitItem {
     pub(super) sample: SampleId,
@@ -41,22 +44,34 @@ impl WaitRequest {
         }
     }
 
-    /// Everything that must be absent for it to be served.
+    /// Every key that must be absent for it to be served.
     pub(super) fn in_its_way(&self, layout: &Layout) -> Vec<String> {
-        let keys = self.samples.iter().flat_map(|wish| wish.in_its_way(layout));
-        keys.collect()
+        self.samples.iter().flat_map(|item| item.in_its_way(layout)).collect()
     }
 
-    /// How many bytes it takes to serve it.
+    /// The samples that one of these keys is in the way of.
+    pub(super) fn blocked(&self, layout: &Layout, there: impl Fn(&str) -> bool) -> Vec<SampleId> {
+        let is_blocked = |item: &&WaitItem| item.in_its_way(layout).any(|key| there(&key));
+        self.samples
+            .iter()
+            .filter(is_blocked)
+            .map(|item| item.sample.clone())
+            .collect()
+    }
+
+    fn operations(&self) -> usize {
+        self.samples.iter().map(|item| 1 + item.claims.len()).sum()
+    }
+
     pub(super) fn bytes(&self) -> u64 {
         self.samples
             .iter()
-            .fold(0, |bytes, wish| bytes.saturating_add(wish.bytes))
+            .fold(0, |bytes, item| bytes.saturating_add(item.bytes))
     }
 }
 
 impl WaitItem {
-    /// The reservation that serves it, whoever makes it: who waited can tell it by itself, to the letter.
+    /// The reservation that serves it. The waiter can tell it from any other, byte by byte.
     pub(super) fn reserved(&self, by: SessionId, until: Tick) -> Reserved {
         Reserved::new(by, self.nonce, self.bytes, until)
             .with_paid(self.bytes)
@@ -64,38 +79,44 @@ impl WaitItem {
             .with_claims(&self.claims)
     }
 
-    /// Everything that must be absent for it to be reserved.
     pub(super) fn in_its_way<'a>(&'a self, layout: &'a Layout) -> impl Iterator<Item = String> + 'a {
         layout.in_its_way(&self.sample, &self.claims)
     }
 }
 
-/// One who waits, as was read.
+/// A process in the shared queue, as it was read.
 #[derive(Clone, Debug)]
-pub(super) struct Waiter {
+pub(super) struct Queued {
     pub(super) session: SessionId,
     pub(super) key: String,
-    /// Since when.
+    /// Its place: the version at which this was written.
     pub(super) since: Version,
     pub(super) want: WaitRequest,
 }
 
-impl Waiter {
+impl Queued {
     pub(super) fn read(entry: &Entry) -> Result<Self> {
         let no_name = || unreadable(&entry.key, "this is no key of a session that waits");
+        let want: WaitRequest = decode(entry)?;
+        if want.operations() > MOST_OPERATIONS {
+            return Err(unreadable(
+                &entry.key,
+                "this request is larger than any that is written",
+            ));
+        }
         Ok(Self {
             session: Layout::session_of(&entry.key).ok_or_else(no_name)?,
             key: entry.key.clone(),
             since: entry.version,
-            want: decode(entry)?,
+            want,
         })
     }
 }
 
-/// How a wait ended, as is written for the one who waited.
+/// How a wait in the shared queue ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct WaitResult {
-    /// The wait: when it began.
+    /// The wait: its place in the queue.
     pub(super) since: Version,
     pub(super) ending: Ending,
 }
@@ -105,9 +126,9 @@ pub(super) enum Ending {
     /// All samples are reserved. The generation is the version at which this was written.
     Reserved {
         until: Tick,
-        /// The key of the note that says so.
+        /// The key of the grant list that says so.
         note: String,
     },
-    /// Nothing is reserved: these are being written by others.
+    /// Nothing is reserved: other producers write these.
     Taken { samples: Vec<SampleId> },
 }

@@ -1,4 +1,4 @@
-//! The line: who is served, in which order, and what ends a wait.
+//! The shared queue: who is served, in which order, and what ends a wait.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use holdfast_index::{Index, Reserve};
 use crate::world::{SOON, WITHIN, World, ended, kind, waiting, wish};
 
 #[tokio::test]
-async fn what_comes_back_serves_whoever_waits_longest() {
+async fn what_comes_back_serves_the_longest_waiter() {
     let world = World::with_budget(10).await;
     let (owner, first, second) = (world.join().await, world.join().await, world.join().await);
     let a = owner.reserve("a", 10, WITHIN).await.expect("fits");
@@ -21,7 +21,7 @@ async fn what_comes_back_serves_whoever_waits_longest() {
             order.lock().push(name);
             client.use_up(&sample).await;
         }));
-        // The next one comes only when this one stands in line.
+        // The next one comes only when this one is in the queue.
         world.until_waiting(waiters.len()).await;
     }
     owner.use_up(&a).await;
@@ -30,7 +30,7 @@ async fn what_comes_back_serves_whoever_waits_longest() {
     }
     assert_eq!(*order.lock(), ["b", "c"]);
     assert_eq!(world.books().paid, 0);
-    assert!(world.keys_with("/b/w/").is_empty(), "nobody is left in line");
+    assert!(world.keys_with("/b/w/").is_empty(), "nobody is left in the queue");
 }
 
 #[tokio::test]
@@ -73,7 +73,7 @@ async fn what_is_too_little_for_the_first_is_kept_for_it() {
     let large = waiting(&large, "large", 8, WITHIN);
     world.until_waiting(1).await;
     owner.use_up(&samples[0]).await;
-    assert_eq!(world.books().free, 4, "not enough yet");
+    assert_eq!(world.books().deposits, 4, "not enough yet");
     let small_wait = waiting(&small, "small", 2, WITHIN);
     world.until_waiting(2).await;
     owner.use_up(&samples[1]).await;
@@ -82,12 +82,12 @@ async fn what_is_too_little_for_the_first_is_kept_for_it() {
     owner.use_up(&samples[2]).await;
     ended(small_wait).await.expect("served");
     let books = world.books();
-    assert_eq!((books.free, books.paid), (2, 10));
+    assert_eq!((books.deposits, books.paid), (2, 10));
 }
 
 /// The one in front of a smaller want leaves: what was kept for it serves the next.
 #[tokio::test]
-async fn whoever_leaves_the_line_serves_the_next() {
+async fn a_process_that_leaves_the_queue_serves_the_next() {
     let world = World::with_budget(12).await;
     let (owner, large, small) = (world.join().await, world.join().await, world.join().await);
     let a = owner.reserve("a", 4, WITHIN).await.expect("fits");
@@ -99,12 +99,12 @@ async fn whoever_leaves_the_line_serves_the_next() {
     world.until_waiting(2).await;
     assert_eq!(kind(ended(large).await), ErrorKind::Capacity);
     ended(small).await.expect("served by the one who left");
-    assert_eq!((world.books().free, world.books().paid), (1, 11));
+    assert_eq!((world.books().deposits, world.books().paid), (1, 11));
 }
 
 /// The one in front dies: nobody of its own accord, but the next sweep.
 #[tokio::test]
-async fn a_sweep_serves_the_next_after_a_death_in_line() {
+async fn a_sweep_serves_the_next_after_a_death_in_the_queue() {
     let world = World::with_budget(12).await;
     let (owner, dead, small) = (world.join().await, world.join().await, world.join().await);
     let a = owner.reserve("a", 4, WITHIN).await.expect("fits");
@@ -123,7 +123,7 @@ async fn a_sweep_serves_the_next_after_a_death_in_line() {
     );
     owner.sweep().await;
     ended(small).await.expect("served by the sweep");
-    assert_eq!((world.books().free, world.books().paid), (1, 11));
+    assert_eq!((world.books().deposits, world.books().paid), (1, 11));
 }
 
 /// One that dies between its want and what it is given leaves a reservation that a sweep finds.
@@ -177,9 +177,9 @@ async fn a_want_of_what_another_writes_is_refused_and_the_others_of_its_batch_go
     assert_eq!(world.books().paid, 0);
 }
 
-/// A reservation whose caller went away half-way leaves a want; the session's next wait takes it out of the line.
+/// A reservation whose caller went away half-way leaves a want; the session's next wait takes it out of the queue.
 #[tokio::test]
-async fn a_want_that_nobody_waits_for_is_taken_out_of_the_line() {
+async fn a_want_that_nobody_waits_for_is_taken_out_of_the_queue() {
     let world = World::with_budget(10).await;
     let (owner, waiter) = (world.join().await, world.join().await);
     let a = owner.reserve("a", 10, WITHIN).await.expect("fits");
@@ -188,7 +188,7 @@ async fn a_want_that_nobody_waits_for_is_taken_out_of_the_line() {
     gone.abort();
     assert!(gone.await.expect_err("given up").is_cancelled());
     let next = waiting(&waiter, "next", 10, WITHIN);
-    let in_line = || {
+    let queued = || {
         let wants = world
             .txn_store
             .dump()
@@ -198,7 +198,7 @@ async fn a_want_that_nobody_waits_for_is_taken_out_of_the_line() {
             .map(|entry| String::from_utf8_lossy(&entry.value).into_owned())
             .collect::<String>()
     };
-    while !in_line().contains("next") {
+    while !queued().contains("next") {
         tokio::task::yield_now().await;
     }
     owner.use_up(&a).await;

@@ -1,0 +1,496 @@
+//! The task of a process: pays for its waiters, and waits in the shared queue for the first of them.
+//!
+//! ```text
+//!              deposits are enough, and the queue is empty
+//!   ┌──────────────────────────────────────────┐
+//!   ▼                                          │
+//! (starts) ──▶ look ──too little, or others wait──▶ join ──▶ in the queue ──told──▶ reserved, or refused
+//!   ▲                                                           │   └── its caller leaves: withdrawn
+//!   └─────────────────── others of this process wait ◀──────────┘
+//! ```
+//! One waiter at a time is in the shared queue: the first. What the process frees serves those behind it meanwhile.
+//! Whatever is unclear is read, never guessed: the request is there (still in the queue), or `b/t` has an answer to
+//! exactly this wait, or neither, and then the session has ended.
+//!
+//! # What if
+//! - *the process dies*: its request vanishes with its session. The next sweep serves the first in the queue then.
+//! - *the reply to joining is lost*: the slot tells. If it does not, the request may be in the queue, now or later; the
+//!   session's next wait finds it in its way and withdraws it, or finds that it was served: that reservation expires.
+//! - *withdrawing and serving meet*: one of the two transactions comes first. Served is served.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use holdfast_core::{Deadline, Result, Retry};
+use holdfast_custody::quota::{Deposit, Payment, Waiter};
+use holdfast_custody::{Reserved, Tick, Version};
+
+use super::draft::Draft;
+use super::request::{Ending, WaitResult};
+use super::serve::MOST_SPENT;
+use super::wait::{A_LITTLE_MORE, Answer, Waiting};
+use super::{OPERATION, Quota};
+use crate::record::codec::{decode, encode, unreadable_key};
+use crate::record::refusal::owner;
+use crate::store::{Condition, Entry, Read, TxnOutcome, Write};
+use crate::txn::batch::{Moved, QuotaBudget};
+use crate::txn::quarantine::told;
+use crate::txn::session::{Session, SlotClient};
+
+/// The part of what is left of others' deposits that a process keeps for its next reservations.
+const SHARE: u64 = 8;
+
+/// How long one step may take.
+const STEP: Duration = Duration::from_secs(10);
+
+/// How long a process waits for an event before it reads whether it missed one.
+const TRUSTED: Duration = Duration::from_secs(5);
+
+/// The first waiter of a process, in the shared queue.
+#[derive(Debug)]
+struct Place {
+    waiter: Waiter<Waiting>,
+    key: String,
+    since: Version,
+    /// Until when the watch is trusted to have told everything.
+    trusted: Deadline,
+}
+
+/// The task runs, or it has ended, however that came.
+struct Runs<'a>(&'a Quota);
+
+impl Drop for Runs<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        state.runs = false;
+        state.broker.in_queue(None);
+    }
+}
+
+impl Quota {
+    pub(super) fn start(self: &Arc<Self>) {
+        let quota = Arc::clone(self);
+        drop(tokio::spawn(async move { quota.run().await }));
+    }
+
+    async fn run(&self) {
+        let mut place: Option<Place> = None;
+        let mut tries = 0;
+        let runs = Runs(self);
+        loop {
+            {
+                let mut state = self.state.lock();
+                state.broker.in_queue(place.as_ref().map(|place| place.waiter.since));
+                if place.is_none() && state.broker.first().is_none() {
+                    // Under the lock: the next waiter starts another task, or this one has seen it.
+                    state.runs = false;
+                    std::mem::forget(runs);
+                    return;
+                }
+            }
+            let step = self.step(&mut place, self.core.deadline(STEP)).await;
+            self.state.lock().failed = step.as_ref().err().cloned();
+            match step {
+                Ok(()) => tries = 0,
+                Err(error) => {
+                    tracing::debug!(OPERATION, %error, "the waiters of this process are served later");
+                    self.pause(tries).await;
+                    tries += 1;
+                }
+            }
+        }
+    }
+
+    async fn step(&self, place: &mut Option<Place>, deadline: Deadline) -> Result<()> {
+        let doubtful = self.state.lock().broker.take_doubtful();
+        if let Some(waiter) = doubtful {
+            return self.examine(vec![waiter], deadline).await;
+        }
+        match place {
+            Some(_) => self.wait_in_queue(place, deadline).await,
+            None => {
+                *place = self.pay_or_join(deadline).await?;
+                Ok(())
+            }
+        }
+    }
+
+    /// A random pause, longer from try to try.
+    pub(super) async fn pause(&self, tries: u32) {
+        let most = 500_u64 << tries.min(10);
+        tokio::time::sleep(Duration::from_micros(self.core.rng().below(most))).await;
+    }
+
+    pub(super) fn draft<'a>(&'a self, session: &'a Session, clock: (Tick, Version)) -> Draft<'a> {
+        let limits = self.core.txn_store().limits();
+        // Beside the reservations: deposits, the change, and the key in the queue.
+        let others = SlotClient::OVERHEAD + MOST_SPENT + 4;
+        let room = QuotaBudget {
+            operations: limits.operations.saturating_sub(others),
+            bytes: limits.bytes / 2,
+        };
+        Draft::new(self, session, clock, room)
+    }
+
+    /// Pays for the first waiters, if nobody waits in the queue and there is enough. Otherwise the first one joins it.
+    async fn pay_or_join(&self, deadline: Deadline) -> Result<Option<Place>> {
+        let session = {
+            let state = self.state.lock();
+            let Some(first) = state.broker.first() else {
+                return Ok(None);
+            };
+            first.what.session.handle()
+        };
+        if self.others_wait.load(Ordering::Relaxed) {
+            return self.join(deadline).await;
+        }
+        let clock = self.core.known_clock(deadline).await?;
+        let mut draft = self.draft(&session, clock);
+        let add = |waiter: &Waiter<Waiting>| draft.add(waiter);
+        let mut payment = self.state.lock().broker.pay_from_own(MOST_SPENT, add);
+        // What is left of its own deposits stays its own; of the others', a part.
+        let mut share = 1;
+        if payment.is_none() {
+            let look = self.look(Vec::new(), deadline).await?;
+            if look.is_empty {
+                share = SHARE;
+                let mut deposits = look.deposits;
+                deposits.sort_by_key(|(_, deposit)| std::cmp::Reverse(deposit.bytes));
+                draft = self.draft(&session, clock);
+                let add = |waiter: &Waiter<Waiting>| draft.add(waiter);
+                payment = self.state.lock().broker.pay(&deposits, MOST_SPENT, add);
+            }
+        }
+        let Some(payment) = payment else {
+            return self.join(deadline).await;
+        };
+        let own = payment.change / share;
+        if let TxnOutcome::Rejected = self.send(&session, draft, payment, own, deadline).await? {
+            // Others want the same: a queue is shorter than a race.
+            self.others_wait.store(true, Ordering::Relaxed);
+        }
+        Ok(None)
+    }
+
+    /// Serves waiters with deposits, in one transaction, if nobody waits in the queue. `own` bytes of the change become
+    /// a deposit that this process remembers, the rest another one.
+    async fn send(
+        &self,
+        session: &Session,
+        mut draft: Draft<'_>,
+        payment: Payment<String, Waiting>,
+        own: u64,
+        deadline: Deadline,
+    ) -> Result<TxnOutcome> {
+        let Payment {
+            waiters,
+            deposits,
+            change,
+        } = payment;
+        draft.require(Condition::NoneIn(self.core.layout().shared_queue()));
+        draft.spend(deposits);
+        let kept = self.new_deposit(session.id());
+        draft.deposit(kept.clone(), own);
+        draft.deposit(self.new_deposit(session.id()), change - own);
+        let (Moved { conditions, writes }, grants) = draft.finish();
+        let sent = self
+            .core
+            .slots()
+            .transact(OPERATION, session, conditions, writes, deadline)
+            .await;
+        match &sent {
+            Ok(TxnOutcome::Committed(version)) => {
+                let version = *version;
+                grants.tell(waiters, version);
+                if own > 0 {
+                    self.state.lock().broker.made(kept, Deposit { bytes: own, version });
+                }
+            }
+            Ok(TxnOutcome::Rejected) => self.examine(waiters, deadline).await?,
+            // They find out by themselves.
+            Err(error) if error.retry() == Retry::Ambiguous => drop(waiters),
+            Err(_) => self.put_back(waiters),
+        }
+        sent
+    }
+
+    /// Waiters whose transaction was not applied.
+    pub(super) fn put_back(&self, waiters: Vec<Waiter<Waiting>>) {
+        let mut state = self.state.lock();
+        for mut waiter in waiters {
+            waiter.doubtful = true;
+            state.broker.put_back(waiter);
+        }
+        drop(state);
+        self.doubt.notify_one();
+    }
+
+    /// Looks at what is in the way of waiters whose transaction was refused. Waiters that cannot be served are told, the
+    /// others return to their places.
+    async fn examine(&self, waiters: Vec<Waiter<Waiting>>, deadline: Deadline) -> Result<()> {
+        let layout = self.core.layout();
+        let mut waiters = waiters.into_iter();
+        while let Some(mut waiter) = waiters.next() {
+            let Waiting { session, want, .. } = &waiter.what;
+            let mut reads = vec![Read::Key(layout.alive(session.id()))];
+            reads.extend(want.in_its_way(layout).into_iter().map(Read::Key));
+            let left = deadline.remaining(self.core.clock());
+            let snapshot = match self.core.txn_store().read(&reads, left).await {
+                Ok(snapshot) => snapshot,
+                Err(error) => {
+                    self.put_back(std::iter::once(waiter).chain(waiters).collect());
+                    return Err(error);
+                }
+            };
+            self.core.slots().saw(snapshot.version);
+            let mut found = snapshot.entries.into_iter();
+            if found.next().is_none_or(|alive| alive.is_empty()) {
+                let fenced = session.fenced(OPERATION);
+                waiter.what.tell(Answer::Failed(fenced));
+                continue;
+            }
+            let found: Vec<Entry> = found.flatten().collect();
+            let taken = want.blocked(layout, |key| found.iter().any(|entry| entry.key == key));
+            if taken.is_empty() || self.set_unreadable_aside(&found, deadline).await {
+                waiter.doubtful = false;
+                self.state.lock().broker.put_back(waiter);
+            } else {
+                waiter.what.tell(Answer::Taken(taken));
+            }
+        }
+        Ok(())
+    }
+
+    /// A reservation or a claim that cannot be decoded would block a sample's name for ever: it is quarantined. Whether
+    /// one of these was.
+    async fn set_unreadable_aside(&self, found: &[Entry], deadline: Deadline) -> bool {
+        let mut moved = false;
+        for entry in found {
+            let readable = match self.core.layout().is_pending(&entry.key) {
+                true => decode::<Reserved>(entry).map(drop),
+                false => owner(entry).map(drop),
+            };
+            if let Err(error) = readable
+                && unreadable_key(&error).is_some()
+            {
+                moved |= self
+                    .core
+                    .set_aside(entry, &told(&error), Vec::new(), deadline)
+                    .await
+                    .is_ok();
+            }
+        }
+        moved
+    }
+
+    /// The first waiter joins the queue. If the deposits serve the first in the queue then, serves it.
+    async fn join(&self, deadline: Deadline) -> Result<Option<Place>> {
+        let Some(waiter) = self.state.lock().broker.take_first() else {
+            return Ok(None);
+        };
+        let session = waiter.what.session.handle();
+        let key = self.core.layout().wait_request(session.id());
+        let in_its_way = waiter.what.want.in_its_way(self.core.layout());
+        let mut conditions: Vec<Condition> = in_its_way.into_iter().map(Condition::Absent).collect();
+        conditions.push(Condition::Absent(key.clone()));
+        let writes = vec![Write::Put {
+            key: key.clone(),
+            value: encode(&waiter.what.want)?,
+            session: Some(session.id()),
+        }];
+        let reads = self.look_reads(None);
+        let joined = self
+            .core
+            .slots()
+            .transact_and_read(OPERATION, &session, conditions, writes, &reads, deadline)
+            .await;
+        let (outcome, snapshot) = match joined {
+            Ok(joined) => joined,
+            Err(error) => {
+                if error.retry() == Retry::Ambiguous {
+                    drop(waiter);
+                } else {
+                    self.put_back(vec![waiter]);
+                }
+                return Err(error);
+            }
+        };
+        let TxnOutcome::Committed(since) = outcome else {
+            self.put_back(vec![waiter]);
+            self.withdraw_stale(&session, &key, deadline).await?;
+            return Ok(None);
+        };
+        let could_serve = match snapshot {
+            Some(snapshot) => self.looked(&snapshot)?.could_serve_or_merge(),
+            None => true,
+        };
+        if could_serve {
+            // Not for long: meanwhile the waiter's caller may leave.
+            self.serve_or_leave_it(&session, self.core.deadline(A_LITTLE_MORE))
+                .await;
+        }
+        let trusted = self.core.deadline(TRUSTED);
+        Ok(Some(Place {
+            waiter,
+            key,
+            since,
+            trusted,
+        }))
+    }
+
+    /// A request of this session that nobody waits for any more is taken out of the queue.
+    async fn withdraw_stale(&self, session: &Session, key: &str, deadline: Deadline) -> Result<()> {
+        let left = deadline.remaining(self.core.clock());
+        let reads = [Read::Key(key.to_owned())];
+        let snapshot = self.core.txn_store().read(&reads, left).await?;
+        if let Some(stale) = snapshot.entries.iter().flatten().next() {
+            self.withdraw(session, key, stale.version, deadline).await?;
+        }
+        Ok(())
+    }
+
+    async fn withdraw(&self, session: &Session, key: &str, since: Version, deadline: Deadline) -> Result<bool> {
+        let conditions = vec![Condition::Unchanged(key.to_owned(), since)];
+        let writes = vec![Write::Delete(key.to_owned())];
+        let withdrawn = self
+            .core
+            .slots()
+            .transact(OPERATION, session, conditions, writes, deadline);
+        Ok(matches!(withdrawn.await?, TxnOutcome::Committed(_)))
+    }
+
+    /// Waits for the answer. If the caller leaves, the request is withdrawn.
+    async fn wait_in_queue(&self, place: &mut Option<Place>, deadline: Deadline) -> Result<()> {
+        let Some(Place {
+            waiter,
+            key,
+            since,
+            trusted,
+        }) = place
+        else {
+            return Ok(());
+        };
+        let Waiting { session, leaving, .. } = &waiter.what;
+        if !session.is_alive() {
+            // The request vanishes with the session. If it is served before, a sweep finds the reservation.
+            if let Some(Place { waiter, .. }) = place.take() {
+                let fenced = waiter.what.session.fenced(OPERATION);
+                waiter.what.tell(Answer::Failed(fenced));
+            }
+            return Ok(());
+        }
+        tokio::select! {
+            answer = self.next_answer(session, *since, deadline) => {
+                if let Some((answer, version)) = answer? {
+                    self.end(place, answer, version);
+                }
+                return Ok(());
+            }
+            // A waiter behind it is in doubt.
+            () = self.doubt.notified() => return Ok(()),
+            () = session.ended() => return Ok(()),
+            () = leaving.cancelled() => {
+                if self.withdraw(session, key, *since, deadline).await? {
+                    let session = session.handle();
+                    if let Some(place) = place.take() {
+                        place.waiter.what.tell(Answer::Left);
+                    }
+                    // The next one may be content with less.
+                    self.serve_or_leave_it(&session, deadline).await;
+                    return Ok(());
+                }
+            }
+            () = tokio::time::sleep(trusted.remaining(self.core.clock())) => {}
+        }
+        // It was served meanwhile, an event was missed, or the request to withdraw was lost.
+        *trusted = self.core.deadline(TRUSTED);
+        let (answer, is_there) = self.read_answer(session, *since, deadline).await?;
+        match answer {
+            Some((answer, version)) => self.end(place, answer, version),
+            None if is_there => {}
+            // Neither: another client took it out. The waiter finds out by itself.
+            None => *place = None,
+        }
+        Ok(())
+    }
+
+    fn end(&self, place: &mut Option<Place>, result: WaitResult, version: Version) {
+        self.core.slots().saw(version);
+        let Some(Place { waiter, .. }) = place.take() else {
+            return;
+        };
+        waiter.what.tell(match result.ending {
+            Ending::Taken { samples } => Answer::Taken(samples),
+            Ending::Reserved { until, note: grant } => Answer::Reserved { version, until, grant },
+        });
+    }
+
+    /// The next answer to a session, if it is about the wait that began at `since`. Cancelling this loses nothing.
+    async fn next_answer(
+        &self,
+        session: &Session,
+        since: Version,
+        deadline: Deadline,
+    ) -> Result<Option<(WaitResult, Version)>> {
+        let mut watch = session.told.lock().await;
+        let changes = match &mut *watch {
+            Some(watch) => watch.next().await,
+            none => {
+                let key = self.core.layout().wait_result(session.id());
+                let left = deadline.remaining(self.core.clock());
+                let only = key.clone()..format!("{key}\0");
+                none.insert(self.core.txn_store().watch(only, since, left).await?)
+                    .next()
+                    .await
+            }
+        };
+        match changes {
+            Ok(changes) => {
+                for change in changes {
+                    let Some(value) = change.value else { continue };
+                    let entry = Entry {
+                        key: change.key,
+                        value,
+                        version: change.version,
+                    };
+                    if let Some(answer) = answer_in(&entry, since)? {
+                        return Ok(Some(answer));
+                    }
+                }
+                Ok(None)
+            }
+            Err(error) => {
+                tracing::debug!(OPERATION, %error, "the watch of a waiting process is opened again");
+                *watch = None;
+                drop(watch);
+                Ok(self.read_answer(session, since, deadline).await?.0)
+            }
+        }
+    }
+
+    /// The answer to the wait that began at `since`, and whether its request is still in the queue.
+    async fn read_answer(
+        &self,
+        session: &Session,
+        since: Version,
+        deadline: Deadline,
+    ) -> Result<(Option<(WaitResult, Version)>, bool)> {
+        let layout = self.core.layout();
+        let reads = [layout.wait_result(session.id()), layout.wait_request(session.id())].map(Read::Key);
+        let left = deadline.remaining(self.core.clock());
+        let snapshot = self.core.txn_store().read(&reads, left).await?;
+        let mut found = snapshot.entries.iter().map(|entries| entries.first());
+        let answer = match found.next().flatten() {
+            Some(entry) => answer_in(entry, since)?,
+            None => None,
+        };
+        let is_there = found.next().flatten().is_some_and(|entry| entry.version == since);
+        Ok((answer, is_there))
+    }
+}
+
+fn answer_in(entry: &Entry, since: Version) -> Result<Option<(WaitResult, Version)>> {
+    let result: WaitResult = decode(entry)?;
+    Ok((result.since == since).then_some((result, entry.version)))
+}
