@@ -1,108 +1,20 @@
-"""The blocking face: calls that wait for their result."""
+"""The blocking face: a store whose calls wait for their result."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any
 
 from holdfast import _events, _holdfast, _process
-from holdfast._calls import Calls
-from holdfast._convert import View, checked, estimate
-from holdfast._held import Held
-from holdfast._holdfast import Announced
+from holdfast._blocking import Lease, StoreCalls
 from holdfast._settings import Settings, warn_about_budget
-from holdfast._tensor import Tensor
-from holdfast._values import AdoptedTensor, Answered, Found, PutItem, Quarantined, SampleRef, Swept, TensorSpec
-from holdfast.errors import Fenced, HoldfastError, Unavailable
-
-if TYPE_CHECKING:
-    import numpy
-    import torch
-
-    from holdfast._inputs import TensorLike
+from holdfast.errors import Unavailable
 
 __all__ = ["FeatureStore", "Lease"]
 
 
-class Lease(Held):
-    """A sample that this process has taken, for a group or for reading only.
-
-    While the lease holds, the sample's bytes stay. As a context manager the lease answers for itself: it is
-    acknowledged at the end of the block, and handed back if the block raises. A lease that is dropped without an answer
-    is released in the background; if the caller never looked at it, the sample counts as never taken.
-    """
-
-    __slots__ = ("_calls",)
-
-    def __init__(self, calls: Calls[Lease], native: _holdfast.Lease) -> None:
-        super().__init__(native)
-        self._calls = calls
-
-    @overload
-    def get(
-        self, names: Iterable[str] | None = ..., *, as_: Literal["tensor"] = ..., timeout: float | None = ...
-    ) -> dict[str, Tensor]: ...
-    @overload
-    def get(
-        self, names: Iterable[str] | None = ..., *, as_: Literal["torch"], timeout: float | None = ...
-    ) -> dict[str, torch.Tensor]: ...
-    @overload
-    def get(
-        self, names: Iterable[str] | None = ..., *, as_: Literal["numpy"], timeout: float | None = ...
-    ) -> dict[str, numpy.ndarray[Any, Any]]: ...
-    @overload
-    def get(self, *, into: Mapping[str, TensorLike], timeout: float | None = ...) -> dict[str, Any]: ...
-    def get(
-        self,
-        names: Iterable[str] | None = None,
-        *,
-        into: Mapping[str, TensorLike] | None = None,
-        as_: View = "tensor",
-        timeout: float | None = None,
-    ) -> dict[str, Any]:
-        """The sample's tensors: exactly the committed bytes, or an error. See :meth:`FeatureStore.get`."""
-        return self._calls.get(self.native, names, into, as_, timeout).wait()
-
-    def ack(self, *, timeout: float | None = None) -> Answered:
-        """Acknowledges that the sample was used. Final; the last group's ack frees the sample."""
-        return checked(self._calls.ack([self.native], timeout).wait())
-
-    def nack(self, *, timeout: float | None = None) -> Answered:
-        """Hands the sample back unused: another consumer of the group takes it, unless this was the last attempt."""
-        return checked(self._calls.nack([self.native], timeout).wait())
-
-    def release(self, *, timeout: float | None = None) -> None:
-        """Releases the lease. For a group's lease this is a nack."""
-        checked(self._calls.release([self.native], timeout).wait())
-
-    def renew(self, *, timeout: float | None = None) -> None:
-        """Extends the lease to its full duration from now. A get does so by itself while bytes move."""
-        checked(self._calls.renew([self.native], timeout).wait())
-
-    def __enter__(self) -> Lease:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.answered:
-            return
-        if error is None and self.group is not None:
-            self.ack()
-            return
-        try:
-            self.release() if self.group is None else self.nack()
-        except Fenced:
-            pass  # there is nothing left to release
-        except HoldfastError as trouble:
-            if error is None:
-                raise
-            _process.log.warning("a lease was not handed back; it expires by itself: %s", trouble)
-
-
-class FeatureStore:
+class FeatureStore(StoreCalls):
     """Samples of tensors in custody. Open one with :func:`holdfast.open`; as a context manager it closes at the end.
 
     Threads may share it. Every call takes a ``timeout`` in seconds; the default is the store's setting. A store can be
@@ -111,43 +23,12 @@ class FeatureStore:
     """
 
     def __init__(self, settings: Settings, *, client: object | None = None) -> None:
-        self._settings = settings
-        self._client = client
-        self._native: _holdfast.Core | None = None
-        self._pid = 0
-        self._closed = False
-        self._calls: Calls[Lease] = Calls(self.connect, settings.timeout, self._lease)
-
-    def __repr__(self) -> str:
-        return f"FeatureStore({self.name!r}, {'closed' if self._closed else self._settings.master})"
+        super().__init__(settings, client)
 
     def __reduce__(self) -> Any:
         if self._client is not None:
             raise TypeError("a store over a client of the caller cannot be pickled; open another store there")
         return FeatureStore, (self._settings,)
-
-    @property
-    def name(self) -> str:
-        """The store's name."""
-        return self._settings.store
-
-    @property
-    def settings(self) -> Settings:
-        """How it is reached, and how it behaves."""
-        return self._settings
-
-    @property
-    def client(self) -> object | None:
-        """The engine's client that the caller passed when opening the store; None if the store made its own."""
-        return self._client
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed in this process."""
-        return self._closed
-
-    def _lease(self, native: _holdfast.Lease) -> Lease:
-        return Lease(self._calls, native)
 
     def connect(self) -> _holdfast.Core:
         """Opens the store, unless it is already open in this process. Every call does so by itself."""
@@ -169,230 +50,8 @@ class FeatureStore:
             warn_about_budget(self.name, settings.budget, self._native.budget())
             return self._native
 
-    def put(
-        self,
-        sample: str,
-        tensors: Mapping[str, TensorLike],
-        *,
-        groups: Iterable[str] = (),
-        retain: bool = False,
-        max_attempts: int = 3,
-        timeout: float | None = None,
-    ) -> SampleRef:
-        """Puts a sample: it becomes visible as a whole or not at all. If a sample with this id is live, this one
-        replaces it.
-
-        Each of ``groups`` gets it once. When all groups have acknowledged it, it is freed, unless ``retain`` keeps it
-        for another epoch (:meth:`reopen`). Without groups it stays until it is aborted or retired. A group may take it
-        ``max_attempts`` times. Over the store's budget the call waits for room, and raises :class:`Capacity` at the
-        timeout.
-
-        Do not change the tensors before the call returns.
-        """
-        return self._calls.put(PutItem(sample, tensors, groups, retain, max_attempts), timeout).wait()
-
-    def put_many(self, items: Iterable[PutItem], *, timeout: float | None = None) -> list[SampleRef | HoldfastError]:
-        """Puts samples in one batch. Returns one result per sample: its reference, or the error."""
-        return self._calls.put_many(items, timeout).wait()
-
-    def take(self, group: str, count: int = 1, *, timeout: float | None = None) -> list[Lease]:
-        """Takes the next samples of a group, up to ``count``. Waits for the first one; returns an empty list at the
-        timeout."""
-        return self._calls.take(group, count, timeout).wait()
-
-    def lease(self, ref: SampleRef, group: str, *, timeout: float | None = None) -> Lease:
-        """Takes exactly this sample for a group."""
-        return self._calls.lease(ref, group, timeout).wait()
-
-    def lease_many(
-        self, refs: Iterable[SampleRef], group: str, *, timeout: float | None = None
-    ) -> list[Lease | HoldfastError]:
-        """Takes these samples for a group. Returns one result per sample: a lease, or the error."""
-        return self._calls.lease_many(refs, group, timeout).wait()
-
-    def lease_shared(self, ref: SampleRef | str, *, timeout: float | None = None) -> Lease:
-        """Takes a sample for reading only, alongside any number of other readers. An id means the live generation."""
-        return self._calls.lease_shared(ref, timeout).wait()
-
-    def lease_shared_many(
-        self, refs: Iterable[SampleRef | str], *, timeout: float | None = None
-    ) -> list[Lease | HoldfastError]:
-        """Takes samples for reading only. Returns one result per sample: a lease, or the error."""
-        return self._calls.lease_shared_many(refs, timeout).wait()
-
-    read = lease_shared
-    read_many = lease_shared_many
-
-    @overload
-    def get(
-        self,
-        what: Lease | SampleRef | str,
-        names: Iterable[str] | None = ...,
-        *,
-        as_: Literal["tensor"] = ...,
-        timeout: float | None = ...,
-    ) -> dict[str, Tensor]: ...
-    @overload
-    def get(
-        self,
-        what: Lease | SampleRef | str,
-        names: Iterable[str] | None = ...,
-        *,
-        as_: Literal["torch"],
-        timeout: float | None = ...,
-    ) -> dict[str, torch.Tensor]: ...
-    @overload
-    def get(
-        self,
-        what: Lease | SampleRef | str,
-        names: Iterable[str] | None = ...,
-        *,
-        as_: Literal["numpy"],
-        timeout: float | None = ...,
-    ) -> dict[str, numpy.ndarray[Any, Any]]: ...
-    @overload
-    def get(
-        self, what: Lease | SampleRef | str, *, into: Mapping[str, TensorLike], timeout: float | None = ...
-    ) -> dict[str, Any]: ...
-    def get(
-        self,
-        what: Lease | SampleRef | str,
-        names: Iterable[str] | None = None,
-        *,
-        into: Mapping[str, TensorLike] | None = None,
-        as_: View = "tensor",
-        timeout: float | None = None,
-    ) -> dict[str, Any]:
-        """Gets a sample's tensors: exactly the committed bytes, or an error and no bytes.
-
-        ``names`` selects some of the tensors. They arrive in memory of the store's pool, are seen without a copy as a
-        :class:`Tensor`, a torch tensor or a numpy array, and the memory returns to the pool when the last view is gone.
-        With ``into`` the bytes go into the caller's tensors instead, which are returned; after an error their content
-        is unspecified.
-
-        A reference or an id is looked up and read in one call, without a lease: the bytes that arrive are compared with
-        the committed checksums, so no lease has to protect them meanwhile (a store without checksums takes a lease for
-        that time).
-        """
-        held = what.native if isinstance(what, Lease) else what
-        return self._calls.get(held, names, into, as_, timeout).wait()
-
-    def find(self, samples: Iterable[str], *, timeout: float | None = None) -> list[Found | None]:
-        """Looks up samples without taking them; None for a sample that is not live."""
-        return self._calls.find(samples, timeout).wait()
-
-    def ack_many(self, leases: Iterable[Lease], *, timeout: float | None = None) -> list[Answered | HoldfastError]:
-        """Acknowledges leases in one batch."""
-        return self._calls.ack([lease.native for lease in leases], timeout).wait()
-
-    def nack_many(self, leases: Iterable[Lease], *, timeout: float | None = None) -> list[Answered | HoldfastError]:
-        """Hands leases back in one batch."""
-        return self._calls.nack([lease.native for lease in leases], timeout).wait()
-
-    def release_many(self, leases: Iterable[Lease], *, timeout: float | None = None) -> list[HoldfastError | None]:
-        """Releases leases in one batch."""
-        return self._calls.release([lease.native for lease in leases], timeout).wait()
-
-    def renew_many(self, leases: Iterable[Lease], *, timeout: float | None = None) -> list[HoldfastError | None]:
-        """Extends leases in one batch."""
-        return self._calls.renew([lease.native for lease in leases], timeout).wait()
-
-    def abort(self, sample: str, *, timeout: float | None = None) -> None:
-        """Takes a sample out of circulation, whichever process made it or reads it: gets of its readers fail from now
-        on."""
-        checked(self._calls.abort([sample], timeout).wait())
-
-    def abort_many(self, samples: Iterable[str], *, timeout: float | None = None) -> list[HoldfastError | None]:
-        """Takes samples out of circulation. Returns one result per sample: None, or the error."""
-        return self._calls.abort(samples, timeout).wait()
-
-    def retire(self, ref: SampleRef, *, timeout: float | None = None) -> Answered:
-        """Takes exactly this generation out of circulation; a later one stays."""
-        return checked(self._calls.retire([ref], timeout).wait())
-
-    def retire_many(
-        self, refs: Iterable[SampleRef], *, timeout: float | None = None
-    ) -> list[Answered | HoldfastError]:
-        """Takes exactly these generations out of circulation. Returns one result per generation."""
-        return self._calls.retire(refs, timeout).wait()
-
-    def reopen(self, ref: SampleRef, *, timeout: float | None = None) -> None:
-        """Starts another epoch of a retained sample: every group that was done with it gets it again."""
-        checked(self._calls.reopen([ref], timeout).wait())
-
-    def reopen_many(self, refs: Iterable[SampleRef], *, timeout: float | None = None) -> list[HoldfastError | None]:
-        """Starts another epoch of retained samples. Returns one result per sample: None, or the error."""
-        return self._calls.reopen(refs, timeout).wait()
-
-    def announce(self, sample: str, keys: Iterable[str], nbytes: int, *, timeout: float | None = None) -> Announced:
-        """Reserves a sample that another writer is about to write, so that its objects are removed if it is never
-        adopted.
-
-        Their keys begin with the store's name and a slash, or with one of its ``adopt_prefixes``; no other sample can
-        have these keys until this one is freed."""
-        return self._calls.announce(sample, keys, nbytes, timeout).wait()
-
-    def adopt(
-        self,
-        what: Announced | str,
-        tensors: Iterable[AdoptedTensor],
-        *,
-        groups: Iterable[str] = (),
-        retain: bool = False,
-        max_attempts: int = 3,
-        timeout: float | None = None,
-    ) -> SampleRef:
-        """Commits objects that another writer has written: an announced sample, or, by its id, objects that already
-        exist.
-
-        Adopting the same objects again returns the live sample."""
-        return self._calls.adopt(what, tensors, groups, retain, max_attempts, timeout).wait()
-
-    def discard(self, announced: Announced, *, timeout: float | None = None) -> None:
-        """Gives up an announced sample. Its writer must have stopped."""
-        self._calls.discard(announced, timeout).wait()
-
-    def empty(self, shape: Iterable[int], dtype: object, *, timeout: float | None = None) -> Tensor:
-        """Memory of the pool to fill and then put. It is registered already, so putting it needs only the transfer."""
-        return self._calls.empty(shape, dtype, timeout).wait()
-
-    def empty_many(
-        self, tensors: Iterable[tuple[Iterable[int], object]], *, timeout: float | None = None
-    ) -> list[Tensor]:
-        """:meth:`empty` for several tensors, each a shape and an element type: all of them at once, or none. Allocated
-        one after the other, they could wait for memory that another thread holds while it waits for the rest of its
-        own."""
-        return self._calls.empty_many(tensors, timeout).wait()
-
-    def sweep(self, *, timeout: float | None = None) -> Swept:
-        """Takes back ended leases and reservations of all processes, and frees what is due."""
-        return self._calls.sweep(timeout).wait()
-
-    def quarantined(
-        self, *, after: Quarantined | None = None, limit: int = 1000, timeout: float | None = None
-    ) -> list[Quarantined]:
-        """The records in quarantine, which could not be parsed, in the order of their keys: at most ``limit``, starting
-        behind ``after``.
-
-        They do no harm and stay until an operator deletes them, or puts them back. See ``docs/custody.md``.
-        """
-        return self._calls.quarantined(after, limit, timeout).wait()
-
-    def quarantined_bytes(self, which: Quarantined, *, timeout: float | None = None) -> bytes:
-        """The unchanged bytes of a record in quarantine."""
-        return self._calls.quarantined_bytes(which, timeout).wait()
-
-    def drain(self, *, timeout: float | None = None) -> None:
-        """Waits until every sample that was retired here is freed; :class:`Timeout` says what is left."""
-        self._calls.drain(timeout).wait()
-
-    def health(self, *, timeout: float | None = None) -> dict[str, Any]:
-        """The state of the store in this process: session, pool, pending frees, counters, use of the engine."""
-        return self._calls.health(timeout).wait()
-
-    def estimate_bytes(self, tensors: Mapping[str, TensorLike] | Iterable[TensorSpec]) -> int:
-        """The number of bytes that a sample of these tensors takes."""
-        return estimate(tensors)
+    def _core(self) -> _holdfast.Core:
+        return self.connect()
 
     def close(self, *, timeout: float | None = None) -> None:
         """Ends this process's membership: waits for calls in flight and frees what was retired here. Idempotent."""

@@ -17,150 +17,33 @@ that opened it: it cannot be pickled, and its calls raise in a forked child.
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, overload
+from typing import Any, ParamSpec
 
 from holdfast import _events, _holdfast, _process
-from holdfast._calls import Calls, Pending
-from holdfast._convert import View, checked, estimate
-from holdfast._held import Held
-from holdfast._holdfast import Announced
+from holdfast._awaited import Lease, StoreCalls
+from holdfast._calls import Pending
 from holdfast._opening import open as _plain_open
 from holdfast._settings import Settings, warn_about_budget
 from holdfast._store import FeatureStore as _PlainStore
-from holdfast._tensor import Tensor
-from holdfast._values import AdoptedTensor, Answered, Found, PutItem, Quarantined, SampleRef, Swept, TensorSpec
-from holdfast.errors import Fenced, HoldfastError, Unavailable
-
-if TYPE_CHECKING:
-    import numpy
-    import torch
-
-    from holdfast._inputs import TensorLike
+from holdfast.errors import Unavailable
 
 __all__ = ["FeatureStore", "Lease", "open"]
 
 
-class Lease(Held):
-    """A sample that this process has taken, for a group or for reading only.
-
-    While the lease holds, the sample's bytes stay. As a context manager the lease answers for itself: it is
-    acknowledged at the end of the block, and handed back if the block raises. A lease that is dropped without an answer
-    is released in the background; if the caller never looked at it, the sample counts as never taken.
-    """
-
-    __slots__ = ("_calls",)
-
-    def __init__(self, calls: Calls[Lease], native: _holdfast.Lease) -> None:
-        super().__init__(native)
-        self._calls = calls
-
-    @overload
-    async def get(
-        self, names: Iterable[str] | None = ..., *, as_: Literal["tensor"] = ..., timeout: float | None = ...
-    ) -> dict[str, Tensor]: ...
-    @overload
-    async def get(
-        self, names: Iterable[str] | None = ..., *, as_: Literal["torch"], timeout: float | None = ...
-    ) -> dict[str, torch.Tensor]: ...
-    @overload
-    async def get(
-        self, names: Iterable[str] | None = ..., *, as_: Literal["numpy"], timeout: float | None = ...
-    ) -> dict[str, numpy.ndarray[Any, Any]]: ...
-    @overload
-    async def get(self, *, into: Mapping[str, TensorLike], timeout: float | None = ...) -> dict[str, Any]: ...
-    async def get(
-        self,
-        names: Iterable[str] | None = None,
-        *,
-        into: Mapping[str, TensorLike] | None = None,
-        as_: View = "tensor",
-        timeout: float | None = None,
-    ) -> dict[str, Any]:
-        """The sample's tensors: exactly the committed bytes, or an error. See :meth:`FeatureStore.get`."""
-        return await self._calls.get(self.native, names, into, as_, timeout)
-
-    async def ack(self, *, timeout: float | None = None) -> Answered:
-        """Acknowledges that the sample was used. Final; the last group's ack frees the sample."""
-        return checked(await self._calls.ack([self.native], timeout))
-
-    async def nack(self, *, timeout: float | None = None) -> Answered:
-        """Hands the sample back unused: another consumer of the group takes it, unless this was the last attempt."""
-        return checked(await self._calls.nack([self.native], timeout))
-
-    async def release(self, *, timeout: float | None = None) -> None:
-        """Releases the lease. For a group's lease this is a nack."""
-        checked(await self._calls.release([self.native], timeout))
-
-    async def renew(self, *, timeout: float | None = None) -> None:
-        """Extends the lease to its full duration from now. A get does so by itself while bytes move."""
-        checked(await self._calls.renew([self.native], timeout))
-
-    async def __aenter__(self) -> Lease:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.answered:
-            return
-        if error is None and self.group is not None:
-            await self.ack()
-            return
-        try:
-            await (self.release() if self.group is None else self.nack())
-        except Fenced:
-            pass  # there is nothing left to release
-        except HoldfastError as trouble:
-            if error is None:
-                raise
-            _process.log.warning("a lease was not handed back; it expires by itself: %s", trouble)
-
-
-class FeatureStore:
+class FeatureStore(StoreCalls):
     """Samples of tensors in custody. Open one with :func:`holdfast.aio.open`; it closes at the end of ``async with``.
-Several event loops, in any threads, may share it. Every call takes a ``timeout`` in seconds; the default is the store's
-setting.
-    store's setting counts.
+
+    Several event loops, in any threads, may share it. Every call takes a ``timeout`` in seconds; the default is the
+    store's setting.
     """
 
     def __init__(self, settings: Settings, *, client: object | None = None) -> None:
-        self._settings = settings
-        self._client = client
-        self._native: _holdfast.Core | None = None
-        self._pid = 0
-        self._closed = False
-        self._calls: Calls[Lease] = Calls(self._core, settings.timeout, self._lease)
-
-    def __repr__(self) -> str:
-        return f"FeatureStore({self.name!r}, {'closed' if self._closed else self._settings.master})"
+        super().__init__(settings, client)
 
     def __reduce__(self) -> Any:
         raise TypeError("this store cannot be pickled; pass store.settings, and open another there")
-
-    @property
-    def name(self) -> str:
-        """The store's name."""
-        return self._settings.store
-
-    @property
-    def settings(self) -> Settings:
-        """How it is reached, and how it behaves."""
-        return self._settings
-
-    @property
-    def client(self) -> object | None:
-        """The engine's client that the caller passed when opening the store; None if the store made its own."""
-        return self._client
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed in this process."""
-        return self._closed
-
-    def _lease(self, native: _holdfast.Lease) -> Lease:
-        return Lease(self._calls, native)
 
     def _core(self) -> _holdfast.Core:
         if self._closed or self._native is None:
@@ -179,229 +62,6 @@ setting.
             self._pid = os.getpid()
             _process.remember(self)
             warn_about_budget(self.name, settings.budget, self._core().budget())
-
-    async def put(
-        self,
-        sample: str,
-        tensors: Mapping[str, TensorLike],
-        *,
-        groups: Iterable[str] = (),
-        retain: bool = False,
-        max_attempts: int = 3,
-        timeout: float | None = None,
-    ) -> SampleRef:
-        """Puts a sample: it becomes visible as a whole or not at all. If a sample with this id is live, this one
-        replaces it.
-
-        Each of ``groups`` gets it once. When all groups have acknowledged it, it is freed, unless ``retain`` keeps it
-        for another epoch (:meth:`reopen`). Without groups it stays until it is aborted or retired. A group may take it
-        ``max_attempts`` times. Over the store's budget the call waits for room, and raises :class:`Capacity` at the
-        timeout.
-
-        Do not change the tensors before the call returns.
-        """
-        return await self._calls.put(PutItem(sample, tensors, groups, retain, max_attempts), timeout)
-
-    async def put_many(self, items: Iterable[PutItem], *, timeout: float | None = None) -> list[SampleRef | HoldfastError]:
-        """Puts samples in one batch. Returns one result per sample: its reference, or the error."""
-        return await self._calls.put_many(items, timeout)
-
-    async def take(self, group: str, count: int = 1, *, timeout: float | None = None) -> list[Lease]:
-        """Takes the next samples of a group, up to ``count``. Waits for the first one; returns an empty list at the
-        timeout."""
-        return await self._calls.take(group, count, timeout)
-
-    async def lease(self, ref: SampleRef, group: str, *, timeout: float | None = None) -> Lease:
-        """Takes exactly this sample for a group."""
-        return await self._calls.lease(ref, group, timeout)
-
-    async def lease_many(
-        self, refs: Iterable[SampleRef], group: str, *, timeout: float | None = None
-    ) -> list[Lease | HoldfastError]:
-        """Takes these samples for a group. Returns one result per sample: a lease, or the error."""
-        return await self._calls.lease_many(refs, group, timeout)
-
-    async def lease_shared(self, ref: SampleRef | str, *, timeout: float | None = None) -> Lease:
-        """Takes a sample for reading only, alongside any number of other readers. An id means the live generation."""
-        return await self._calls.lease_shared(ref, timeout)
-
-    async def lease_shared_many(
-        self, refs: Iterable[SampleRef | str], *, timeout: float | None = None
-    ) -> list[Lease | HoldfastError]:
-        """Takes samples for reading only. Returns one result per sample: a lease, or the error."""
-        return await self._calls.lease_shared_many(refs, timeout)
-
-    read = lease_shared
-    read_many = lease_shared_many
-
-    @overload
-    async def get(
-        self,
-        what: Lease | SampleRef | str,
-        names: Iterable[str] | None = ...,
-        *,
-        as_: Literal["tensor"] = ...,
-        timeout: float | None = ...,
-    ) -> dict[str, Tensor]: ...
-    @overload
-    async def get(
-        self,
-        what: Lease | SampleRef | str,
-        names: Iterable[str] | None = ...,
-        *,
-        as_: Literal["torch"],
-        timeout: float | None = ...,
-    ) -> dict[str, torch.Tensor]: ...
-    @overload
-    async def get(
-        self,
-        what: Lease | SampleRef | str,
-        names: Iterable[str] | None = ...,
-        *,
-        as_: Literal["numpy"],
-        timeout: float | None = ...,
-    ) -> dict[str, numpy.ndarray[Any, Any]]: ...
-    @overload
-    async def get(
-        self, what: Lease | SampleRef | str, *, into: Mapping[str, TensorLike], timeout: float | None = ...
-    ) -> dict[str, Any]: ...
-    async def get(
-        self,
-        what: Lease | SampleRef | str,
-        names: Iterable[str] | None = None,
-        *,
-        into: Mapping[str, TensorLike] | None = None,
-        as_: View = "tensor",
-        timeout: float | None = None,
-    ) -> dict[str, Any]:
-        """Gets a sample's tensors: exactly the committed bytes, or an error and no bytes.
-
-        ``names`` selects some of the tensors. They arrive in memory of the store's pool, are seen without a copy as a
-        :class:`Tensor`, a torch tensor or a numpy array, and the memory returns to the pool when the last view is gone.
-        With ``into`` the bytes go into the caller's tensors instead, which are returned; after an error their content
-        is unspecified.
-
-        A reference or an id is looked up and read in one call, without a lease: the bytes that arrive are compared with
-        the committed checksums, so no lease has to protect them meanwhile (a store without checksums takes a lease for
-        that time).
-        """
-        held = what.native if isinstance(what, Lease) else what
-        return await self._calls.get(held, names, into, as_, timeout)
-
-    async def find(self, samples: Iterable[str], *, timeout: float | None = None) -> list[Found | None]:
-        """Looks up samples without taking them; None for a sample that is not live."""
-        return await self._calls.find(samples, timeout)
-
-    async def ack_many(self, leases: Iterable[Lease], *, timeout: float | None = None) -> list[Answered | HoldfastError]:
-        """Acknowledges leases in one batch."""
-        return await self._calls.ack([lease.native for lease in leases], timeout)
-
-    async def nack_many(self, leases: Iterable[Lease], *, timeout: float | None = None) -> list[Answered | HoldfastError]:
-        """Hands leases back in one batch."""
-        return await self._calls.nack([lease.native for lease in leases], timeout)
-
-    async def release_many(self, leases: Iterable[Lease], *, timeout: float | None = None) -> list[HoldfastError | None]:
-        """Releases leases in one batch."""
-        return await self._calls.release([lease.native for lease in leases], timeout)
-
-    async def renew_many(self, leases: Iterable[Lease], *, timeout: float | None = None) -> list[HoldfastError | None]:
-        """Extends leases in one batch."""
-        return await self._calls.renew([lease.native for lease in leases], timeout)
-
-    async def abort(self, sample: str, *, timeout: float | None = None) -> None:
-        """Takes a sample out of circulation, whichever process made it or reads it: gets of its readers fail from now
-        on."""
-        checked(await self._calls.abort([sample], timeout))
-
-    async def abort_many(self, samples: Iterable[str], *, timeout: float | None = None) -> list[HoldfastError | None]:
-        """Takes samples out of circulation. Returns one result per sample: None, or the error."""
-        return await self._calls.abort(samples, timeout)
-
-    async def retire(self, ref: SampleRef, *, timeout: float | None = None) -> Answered:
-        """Takes exactly this generation out of circulation; a later one stays."""
-        return checked(await self._calls.retire([ref], timeout))
-
-    async def retire_many(
-        self, refs: Iterable[SampleRef], *, timeout: float | None = None
-    ) -> list[Answered | HoldfastError]:
-        """Takes exactly these generations out of circulation. Returns one result per generation."""
-        return await self._calls.retire(refs, timeout)
-
-    async def reopen(self, ref: SampleRef, *, timeout: float | None = None) -> None:
-        """Starts another epoch of a retained sample: every group that was done with it gets it again."""
-        checked(await self._calls.reopen([ref], timeout))
-
-    async def reopen_many(self, refs: Iterable[SampleRef], *, timeout: float | None = None) -> list[HoldfastError | None]:
-        """Starts another epoch of retained samples. Returns one result per sample: None, or the error."""
-        return await self._calls.reopen(refs, timeout)
-
-    async def announce(self, sample: str, keys: Iterable[str], nbytes: int, *, timeout: float | None = None) -> Announced:
-        """Reserves a sample that another writer is about to write, so that its objects are removed if it is never
-        adopted.
-
-        Their keys begin with the store's name and a slash, or with one of its ``adopt_prefixes``; no other sample can
-        have these keys until this one is freed."""
-        return await self._calls.announce(sample, keys, nbytes, timeout)
-
-    async def adopt(
-        self,
-        what: Announced | str,
-        tensors: Iterable[AdoptedTensor],
-        *,
-        groups: Iterable[str] = (),
-        retain: bool = False,
-        max_attempts: int = 3,
-        timeout: float | None = None,
-    ) -> SampleRef:
-        """Commits objects that another writer has written: an announced sample, or, by its id, objects that already
-        exist.
-
-        Adopting the same objects again returns the live sample."""
-        return await self._calls.adopt(what, tensors, groups, retain, max_attempts, timeout)
-
-    async def discard(self, announced: Announced, *, timeout: float | None = None) -> None:
-        """Gives up an announced sample. Its writer must have stopped."""
-        await self._calls.discard(announced, timeout)
-
-    async def empty(self, shape: Iterable[int], dtype: object, *, timeout: float | None = None) -> Tensor:
-        """Memory of the pool to fill and then put. It is registered already, so putting it needs only the transfer."""
-        return await self._calls.empty(shape, dtype, timeout)
-
-    async def empty_many(
-        self, tensors: Iterable[tuple[Iterable[int], object]], *, timeout: float | None = None
-    ) -> list[Tensor]:
-        """:meth:`empty` for several tensors, each a shape and an element type: all of them at once, or none."""
-        return await self._calls.empty_many(tensors, timeout)
-
-    async def sweep(self, *, timeout: float | None = None) -> Swept:
-        """Takes back ended leases and reservations of all processes, and frees what is due."""
-        return await self._calls.sweep(timeout)
-
-    async def quarantined(
-        self, *, after: Quarantined | None = None, limit: int = 1000, timeout: float | None = None
-    ) -> list[Quarantined]:
-        """The records in quarantine, which could not be parsed, in the order of their keys: at most ``limit``, starting
-        behind ``after``.
-
-        They do no harm and stay until an operator deletes them, or puts them back. See ``docs/custody.md``.
-        """
-        return await self._calls.quarantined(after, limit, timeout)
-
-    async def quarantined_bytes(self, which: Quarantined, *, timeout: float | None = None) -> bytes:
-        """The unchanged bytes of a record in quarantine."""
-        return await self._calls.quarantined_bytes(which, timeout)
-
-    async def drain(self, *, timeout: float | None = None) -> None:
-        """Waits until every sample that was retired here is freed; :class:`Timeout` says what is left."""
-        await self._calls.drain(timeout)
-
-    async def health(self, *, timeout: float | None = None) -> dict[str, Any]:
-        """The state of the store in this process: session, pool, pending frees, counters, use of the engine."""
-        return await self._calls.health(timeout)
-
-    def estimate_bytes(self, tensors: Mapping[str, TensorLike] | Iterable[TensorSpec]) -> int:
-        """The number of bytes that a sample of these tensors takes."""
-        return estimate(tensors)
 
     async def close(self, *, timeout: float | None = None) -> None:
         """Ends this process's membership: waits for calls in flight and frees what was retired here. Idempotent."""

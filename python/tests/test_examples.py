@@ -25,3 +25,9 @@ def test_types_hold() -> None:
     command = [sys.executable, "-m", "mypy", "--strict"]
     checked = subprocess.run(command, cwd=REPOSITORY / "python", capture_output=True, text=True, timeout=600)
     assert checked.returncode == 0, checked.stdout
+
+
+def test_the_asyncio_face_is_made_from_the_blocking_one() -> None:
+    command = [sys.executable, str(REPOSITORY / "python/tools/asyncio_face.py"), "--check"]
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert checked.returncode == 0, checked.stderr
