@@ -13,6 +13,7 @@ pub mod batch;
 pub mod busy;
 #[cfg(feature = "testing")]
 pub mod fault;
+pub mod guarded;
 pub mod memory;
 pub mod region;
 #[cfg(feature = "testing")]
@@ -72,7 +73,7 @@ pub use types::{
 ///
 /// **Probe** has no side effects: it grants no lease, promotes nothing, counts as no use.
 ///
-/// **Raise** is a hint. It has an effect only on objects that are on SSD and not in DRAM; it may grant a lease.
+/// **Promote** is a hint. It has an effect only on objects that are on SSD and not in DRAM; it may grant a lease.
 ///
 /// **Loss.** While the master is dead, no process knows where objects are, and nothing is a `Miss` or `Absent`: every
 /// outcome, or the call, is `Unavailable`. A holder that dies takes its objects with it, pinned or not: for a while

@@ -26,7 +26,7 @@
 //!   after a dead writer knows every key that the writer may have written.
 //! - FS4: objects are removed only when no reader is left and no commit can follow (FR1 in `reclaim::queue`). They stay
 //!   recorded as "to be removed" until every one of them is seen to be gone.
-//! - FS5: memory is not reused while the engine may touch it, whatever the caller has been told (module `guarded_span`).
+//! - FS5: memory is not reused while the engine may touch it, whatever the caller has been told ([`holdfast_engine::guarded`]).
 //! - FS6: in a store that was opened with keys, all bytes that leave this process are sealed, and only bytes that were
 //!   sealed for this place are accepted (module `sealed`).
 //!

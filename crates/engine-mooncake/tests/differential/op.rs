@@ -29,7 +29,7 @@ pub enum Op {
         client: usize,
         keys: Vec<ObjectKey>,
     },
-    Raise {
+    Promote {
         client: usize,
         keys: Vec<ObjectKey>,
     },
@@ -78,7 +78,7 @@ pub enum Call {
     Get,
     Remove,
     Probe,
-    Raise,
+    Promote,
     Usage,
 }
 
@@ -109,7 +109,7 @@ impl Op {
             Self::Get { .. } => "get",
             Self::Remove { .. } => "remove",
             Self::Probe { .. } => "probe",
-            Self::Raise { .. } => "raise",
+            Self::Promote { .. } => "promote",
             Self::Usage { .. } => "usage",
             Self::Odd { .. } => "odd",
             Self::Abandon { .. } => "abandon",
@@ -123,7 +123,7 @@ impl Op {
             Self::Get { reads, .. } => reads.iter().map(|read| &read.key).collect(),
             Self::Remove { keys, .. }
             | Self::Probe { keys, .. }
-            | Self::Raise { keys, .. }
+            | Self::Promote { keys, .. }
             | Self::Odd { keys, .. } => keys.iter().collect(),
             Self::Usage { .. } => Vec::new(),
             Self::Abandon { key, .. } => vec![key],
@@ -184,7 +184,7 @@ impl fmt::Display for Op {
             }
             Self::Remove { client, keys: of } => write!(f, "client {client}: remove").and_then(|()| keys(f, of)),
             Self::Probe { client, keys: of } => write!(f, "client {client}: probe").and_then(|()| keys(f, of)),
-            Self::Raise { client, keys: of } => write!(f, "client {client}: raise").and_then(|()| keys(f, of)),
+            Self::Promote { client, keys: of } => write!(f, "client {client}: promote").and_then(|()| keys(f, of)),
             Self::Usage { client } => write!(f, "client {client}: usage"),
             Self::Odd {
                 client,

@@ -32,9 +32,9 @@ const ODD: &[(Call, Oddity)] = &[
     (Call::Probe, Oddity::TooMany),
     (Call::Probe, Oddity::NoTime),
     (Call::Probe, Oddity::Empty),
-    (Call::Raise, Oddity::TooMany),
-    (Call::Raise, Oddity::NoTime),
-    (Call::Raise, Oddity::Empty),
+    (Call::Promote, Oddity::TooMany),
+    (Call::Promote, Oddity::NoTime),
+    (Call::Promote, Oddity::Empty),
     (Call::Usage, Oddity::NoTime),
 ];
 /// The most objects of one batch.
@@ -80,9 +80,9 @@ impl Planner<'_> {
                 let (client, keys) = (self.client(), self.any_keys(MOST_OBJECTS));
                 self.plan.push(Op::Probe { client, keys });
             }
-            Some(Call::Raise) => {
+            Some(Call::Promote) => {
                 let (client, keys) = (self.client(), self.any_keys(4));
-                self.plan.push(Op::Raise { client, keys });
+                self.plan.push(Op::Promote { client, keys });
             }
             Some(Call::Usage) => {
                 let client = self.client();

@@ -53,7 +53,7 @@ const fn weights(put: usize, get: usize, remove: usize, probe: usize, odd: usize
         (Some(Call::Get), get),
         (Some(Call::Remove), remove),
         (Some(Call::Probe), probe),
-        (Some(Call::Raise), 4),
+        (Some(Call::Promote), 4),
         (Some(Call::Usage), 6),
         (None, odd),
     ]

@@ -114,7 +114,7 @@ fn probe(presence: Presence) -> Seen {
     }
 }
 
-fn raise(outcome: PromoteOutcome) -> Seen {
+fn promote(outcome: PromoteOutcome) -> Seen {
     match outcome {
         PromoteOutcome::InDram => Seen::InDram,
         PromoteOutcome::Asked => Seen::Asked,
@@ -198,7 +198,7 @@ impl Side {
             }
             Op::Remove { client, keys } => Answer::of(self.clients[*client].engine.remove(keys, WITHIN), remove),
             Op::Probe { client, keys } => Answer::of(self.clients[*client].engine.probe(keys, WITHIN), probe),
-            Op::Raise { client, keys } => Answer::of(self.clients[*client].engine.promote(keys, WITHIN), raise),
+            Op::Promote { client, keys } => Answer::of(self.clients[*client].engine.promote(keys, WITHIN), promote),
             Op::Usage { client } => usage(self.clients[*client].engine.usage(WITHIN)),
             Op::Odd {
                 client,
@@ -249,7 +249,7 @@ impl Side {
             Call::Get => Answer::of(engine.get(&batch, within), get),
             Call::Remove => Answer::of(engine.remove(&keys, within), remove),
             Call::Probe => Answer::of(engine.probe(&keys, within), probe),
-            Call::Raise => Answer::of(engine.promote(&keys, within), raise),
+            Call::Promote => Answer::of(engine.promote(&keys, within), promote),
             Call::Usage => usage(engine.usage(within)),
         }
     }

@@ -109,7 +109,7 @@ fn a_dead_master_fails_calls_in_time_and_forgets_all() {
     assert_eq!(
         bare.replica_desc(&["pinned"]),
         0,
-        "descriptors used to be empty without a master, with no error; revisit Engine::raise"
+        "descriptors used to be empty without a master, with no error; revisit Engine::promote"
     );
 
     cluster.master(0).restart().expect("restarted");

@@ -178,7 +178,7 @@ fn a_get_and_a_descriptor_bring_an_object_up() {
     assert_eq!(bare.replica_desc(&[&keys[1]]), 1);
     for (key, by) in [(&keys[0], "get"), (&keys[1], "batch_get_replica_desc")] {
         soon(
-            &format!("{by} used to bring an object up from SSD; revisit Engine::raise"),
+            &format!("{by} used to bring an object up from SSD; revisit Engine::promote"),
             || matches!(bare.probe(key), Ok((1.., _))).then_some(()),
         );
     }

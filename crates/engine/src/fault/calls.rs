@@ -82,7 +82,7 @@ impl<E: Engine + ?Sized> Engine for FaultEngine<E> {
     }
 
     fn promote(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<PromoteOutcome>> {
-        let Some(place) = self.begin(Operation::Raise, self.lawful(keys.len()), within) else {
+        let Some(place) = self.begin(Operation::Promote, self.lawful(keys.len()), within) else {
             return self.inner().promote(keys, within);
         };
         let names: Vec<_> = keys.iter().collect();

@@ -11,7 +11,7 @@ pub enum Operation {
     Get,
     Remove,
     Probe,
-    Raise,
+    Promote,
     Usage,
 }
 
@@ -23,7 +23,7 @@ impl Operation {
             Self::Get => "engine.get",
             Self::Remove => "engine.remove",
             Self::Probe => "engine.probe",
-            Self::Raise => "engine.raise",
+            Self::Promote => "engine.raise",
             Self::Usage => "engine.usage",
         }
     }

@@ -167,10 +167,10 @@ impl Engine for MemoryEngine {
     }
 
     fn promote(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<PromoteOutcome>> {
-        const RAISE: &str = "engine.raise";
-        check_time(RAISE, within)?;
-        check_count(RAISE, keys.len(), &self.capabilities)?;
-        Ok(self.each(RAISE, keys, PromoteOutcome::Failed, |state, key| {
+        const OPERATION: &str = "engine.raise";
+        check_time(OPERATION, within)?;
+        check_count(OPERATION, keys.len(), &self.capabilities)?;
+        Ok(self.each(OPERATION, keys, PromoteOutcome::Failed, |state, key| {
             state.request_promotion(key)
         }))
     }

@@ -9,7 +9,7 @@
 //!
 //! ```text
 //!            put                     eviction                       promotion
-//! (absent) ──────▶ DRAM ──heartbeat──▶ DRAM + SSD ──eviction──▶ SSD only ──hit or raise, later heartbeat──▶ DRAM + SSD
+//! (absent) ──────▶ DRAM ──heartbeat──▶ DRAM + SSD ──eviction──▶ SSD only ──hit or promote, later heartbeat──▶ DRAM + SSD
 //!    │              │  └─ eviction, no SSD tier ─▶ (absent)         │
 //!    │              └───────────────── remove ─────────────────────▶ (absent; a bucket may still hold the bytes)
 //!    │                                                              │

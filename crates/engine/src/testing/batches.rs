@@ -128,7 +128,7 @@ fn empty_batches(ctx: &Context) -> CaseResult {
     ensure!(engine.get(&[], CALL)?.is_empty(), "an empty get had outcomes");
     ensure!(engine.remove(&[], CALL)?.is_empty(), "an empty remove had outcomes");
     ensure!(engine.probe(&[], CALL)?.is_empty(), "an empty probe had outcomes");
-    ensure!(engine.promote(&[], CALL)?.is_empty(), "an empty raise had outcomes");
+    ensure!(engine.promote(&[], CALL)?.is_empty(), "an empty promote had outcomes");
     Ok(())
 }
 
@@ -163,7 +163,7 @@ fn too_many_objects_in_other_calls(ctx: &Context) -> CaseResult {
     let engine = ctx.engine();
     invalid("a get of too many", engine.get(&ctx.rows(&keys, &into, 1)?, CALL))?;
     invalid("a probe of too many", engine.probe(&keys, CALL))?;
-    invalid("a raise of too many", engine.promote(&keys, CALL))?;
+    invalid("a promotion of too many", engine.promote(&keys, CALL))?;
     invalid("a remove of too many", engine.remove(&keys, CALL))?;
     ctx.expect_bytes(&keys[0], 1, 1)
 }

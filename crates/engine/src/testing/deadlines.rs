@@ -78,7 +78,7 @@ fn a_look_without_time(ctx: &Context) -> CaseResult {
     let keys = ctx.keys("object", 2)?;
     ctx.store(&keys[0], 5000, 1)?;
     refused(ctx, "probe", || ctx.engine().probe(&keys, Duration::ZERO))?;
-    refused(ctx, "raise", || ctx.engine().promote(&keys, Duration::ZERO))?;
+    refused(ctx, "promote", || ctx.engine().promote(&keys, Duration::ZERO))?;
     refused(ctx, "usage", || ctx.engine().usage(Duration::ZERO))
 }
 

@@ -95,7 +95,7 @@ fn without_a_master_calls_are_unavailable_in_time(ctx: &Context) -> CaseResult {
     )?;
     unavailable(
         ctx,
-        "raise",
+        "promote",
         || engine.promote(&keys, SHORT),
         |outcome| match outcome {
             PromoteOutcome::Failed(error) => Some(error),

@@ -72,7 +72,7 @@ pub struct Setup {
     pub lease_ttl: Duration,
     /// Whether the holders have an SSD tier. Its heartbeats (offload, promotion) must come about every second and
     /// handle several objects each. Evictable objects get their SSD copy at a heartbeat after the put, not only when
-    /// they are evicted. A hit or a raise promotes. Default: no.
+    /// they are evicted. A hit or a `promote` promotes. Default: no.
     pub ssd: bool,
 }
 

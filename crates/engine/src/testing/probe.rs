@@ -14,7 +14,7 @@ cases! { "probe"
     a_key_twice (Setup::default) "Only in a put and in a get a key may not occur twice.";
     another_client_sees_the_same (Setup::default) "Tells where objects are, whichever client put them.";
     probed_objects_stay_evictable (|| Setup { segment_mib: 32, lease_ttl: Duration::from_secs(120), ..Setup::default() }) "Probe has no side effects: it grants no lease, counts as no use.";
-    raise_of_what_is_in_dram_or_nowhere (Setup::default) "Raise has an effect only on objects that are on SSD and not in DRAM.";
+    promote_of_what_is_in_dram_or_nowhere (Setup::default) "Promote has an effect only on objects that are on SSD and not in DRAM.";
     capacity_is_the_segments (|| Setup { segment_mib: 32, holders: 2, ..Setup::default() }) "Bytes of DRAM in all segments.";
     usage_follows_puts_and_removes (Setup::default) "Bytes of DRAM given to objects; figures are as fresh as the engine makes them.";
 }
@@ -118,7 +118,7 @@ fn probed_objects_stay_evictable(ctx: &Context) -> CaseResult {
     Ok(())
 }
 
-fn raise_of_what_is_in_dram_or_nowhere(ctx: &Context) -> CaseResult {
+fn promote_of_what_is_in_dram_or_nowhere(ctx: &Context) -> CaseResult {
     let keys = ctx.keys("object", 2)?;
     ctx.store(&keys[0], 5000, 1)?;
     let outcomes = ctx.engine().promote(&keys, CALL)?;

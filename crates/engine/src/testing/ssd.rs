@@ -20,8 +20,8 @@ cases! { "ssd"
     an_object_on_ssd_only_is_readable (with_ssd) "`Loaded` means that the object has exactly as many bytes as its buffers, and that they were transferred.";
     an_object_on_ssd_only_has_its_length (with_ssd) "`Loaded` means that the object has exactly as many bytes as its buffers.";
     a_probe_raises_nothing (with_ssd) "Probe has no side effects: it promotes nothing.";
-    a_raise_brings_it_up (with_ssd) "It is on SSD only, and the engine has been told.";
-    a_raise_of_a_herd_keeps_its_order (with_ssd) "A call returns one outcome per object, in the order of the batch.";
+    a_promotion_brings_it_up (with_ssd) "It is on SSD only, and the engine has been told.";
+    a_promotion_of_a_herd_keeps_its_order (with_ssd) "A call returns one outcome per object, in the order of the batch.";
     a_remove_takes_both_copies_from_sight (with_ssd) "Remove is forced: copies that it leaves on SSD come back only when a holder or the engine restarts.";
     a_remove_of_what_is_on_ssd_only (with_ssd) "Remove is forced: copies that it leaves on SSD come back only when a holder or the engine restarts.";
     what_comes_back_after_a_holder_restart (with_ssd) "Copies on SSD may come back when a holder restarts.";
@@ -169,19 +169,19 @@ fn a_probe_raises_nothing(ctx: &Context) -> CaseResult {
     Ok(())
 }
 
-fn a_raise_brings_it_up(ctx: &Context) -> CaseResult {
+fn a_promotion_brings_it_up(ctx: &Context) -> CaseResult {
     let cold = on_ssd_only(ctx)?;
     let (key, seed) = first(&cold)?;
     let asked = ctx.engine().promote(std::slice::from_ref(key), CALL)?;
     ensure_matches!(asked[..], [PromoteOutcome::Asked], "{key} is on SSD only");
     // "The engine promotes it later, or not at all": the engine may drop a hint, so the case repeats it. But if a
-    // cluster with room never promoted, a raise would be worth nothing.
+    // cluster with room never promoted, a promotion would be worth nothing.
     ctx.eventually(SOON, "an object that was asked for is in DRAM", || {
         let outcomes = ctx.engine().promote(std::slice::from_ref(key), CALL)?;
         match outcomes[..] {
             [PromoteOutcome::InDram] => Ok(Some(())),
             [PromoteOutcome::Asked] => Ok(None),
-            ref other => Err(Failure::new(format!("{key} is there, and its raise was {other:?}"))),
+            ref other => Err(Failure::new(format!("{key} is there, and its promotion was {other:?}"))),
         }
     })?;
     ensure_matches!(
@@ -192,7 +192,7 @@ fn a_raise_brings_it_up(ctx: &Context) -> CaseResult {
     ctx.expect_bytes(key, LEN, *seed)
 }
 
-fn a_raise_of_a_herd_keeps_its_order(ctx: &Context) -> CaseResult {
+fn a_promotion_of_a_herd_keeps_its_order(ctx: &Context) -> CaseResult {
     let cold = on_ssd_only(ctx)?;
     let warm = ctx.key("warm")?;
     ctx.store(&warm, 5000, 1)?;

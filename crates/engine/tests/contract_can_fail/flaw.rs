@@ -21,8 +21,8 @@ pub(crate) enum Flaw {
     RemoveBackwards,
     /// Answers a probe backwards.
     ProbeBackwards,
-    /// Answers a raise backwards.
-    RaiseBackwards,
+    /// Answers a promotion backwards.
+    PromoteBackwards,
     /// Leaves misses out of the answer.
     LeavesMissesOut,
     /// Fills scattered buffers in the order of their addresses.
@@ -67,10 +67,10 @@ pub(crate) enum Flaw {
     CutsLongKeys,
     /// Never unregisters.
     KeepsMemory,
-    /// Says that a raise was accepted, whatever object it names.
-    EveryRaiseIsAsked,
-    /// Accepts every raise, and forgets it.
-    RaisesNothing,
+    /// Says that a promotion was accepted, whatever object it names.
+    EveryPromotionIsAsked,
+    /// Accepts every promotion, and forgets it.
+    PromotesNothing,
     /// Reports a usage of zero.
     UsageIsZero,
     /// Keeps one copy, however many it was asked for.
@@ -95,8 +95,8 @@ pub(crate) const FLAWS: &[(Flaw, &str)] = &[
     (RemoveBackwards, "keys::odd_keys_in_one_batch"),
     (ProbeBackwards, "batches::present_and_absent_keys_keep_their_order"),
     (ProbeBackwards, "probe::presents_and_absents_in_one_batch"),
-    (RaiseBackwards, "batches::present_and_absent_keys_keep_their_order"),
-    (RaiseBackwards, "ssd::a_raise_of_a_herd_keeps_its_order"),
+    (PromoteBackwards, "batches::present_and_absent_keys_keep_their_order"),
+    (PromoteBackwards, "ssd::a_promotion_of_a_herd_keeps_its_order"),
     (LeavesMissesOut, "batches::present_and_absent_keys_keep_their_order"),
     (PartsByAddress, "put_get::whole_put_scattered_get"),
     (Overwrites, "put_get::a_put_on_an_existing_key_changes_nothing"),
@@ -121,8 +121,8 @@ pub(crate) const FLAWS: &[(Flaw, &str)] = &[
     (FoldsCase, "keys::near_misses_are_other_objects"),
     (CutsLongKeys, "keys::near_misses_are_other_objects"),
     (KeepsMemory, "registration::a_dropped_region_is_unregistered"),
-    (EveryRaiseIsAsked, "probe::raise_of_what_is_in_dram_or_nowhere"),
-    (RaisesNothing, "ssd::a_raise_brings_it_up"),
+    (EveryPromotionIsAsked, "probe::promote_of_what_is_in_dram_or_nowhere"),
+    (PromotesNothing, "ssd::a_promotion_brings_it_up"),
     (UsageIsZero, "probe::capacity_is_the_segments"),
     (OneCopyOnly, "loss::a_second_copy_survives"),
     (LateEffect, "deadlines::a_put_with_hardly_any_time"),

@@ -228,8 +228,8 @@ impl Engine for Flawed {
     fn promote(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<PromoteOutcome>> {
         let keys = self.keys(keys);
         match self.flaw {
-            EveryRaiseIsAsked => Ok(vec![PromoteOutcome::Asked; keys.len()]),
-            RaisesNothing => {
+            EveryPromotionIsAsked => Ok(vec![PromoteOutcome::Asked; keys.len()]),
+            PromotesNothing => {
                 let seen = self.inner.probe(&keys, self.time(within))?;
                 Ok(seen
                     .into_iter()
@@ -240,7 +240,7 @@ impl Engine for Flawed {
                     })
                     .collect())
             }
-            _ => Ok(self.turned(RaiseBackwards, self.inner.promote(&keys, self.time(within))?)),
+            _ => Ok(self.turned(PromoteBackwards, self.inner.promote(&keys, self.time(within))?)),
         }
     }
 

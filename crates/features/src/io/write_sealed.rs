@@ -20,7 +20,6 @@ use holdfast_index::SampleRef;
 use super::{Io, split};
 use crate::io::sealed::{Scratch, SealedRun, Seals, run_of};
 use crate::io::write::Outgoing;
-use crate::memory::guarded_span::guard;
 use crate::memory::spans::part;
 use crate::reclaim::undo::UndoGuard;
 use crate::record::description::Description;
@@ -171,7 +170,7 @@ impl Io {
                 object.seal.seal(&object.plain, &into, &mut scratch)?;
                 outgoing.push(Outgoing {
                     sample: object.sample,
-                    transfer: Transfer::new(object.key, guard(into, object.witness)?),
+                    transfer: Transfer::new(object.key, into.guarded(object.witness)?),
                 });
                 at += len;
             }

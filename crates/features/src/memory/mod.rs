@@ -2,7 +2,6 @@
 
 pub(crate) mod backing;
 pub(crate) mod claims;
-pub(crate) mod guarded_span;
 pub(crate) mod pool;
 pub(crate) mod spans;
 pub(crate) mod tensors;
@@ -15,7 +14,6 @@ use holdfast_engine::busy::Waiting;
 use holdfast_engine::{Access, Busy, Claim, HostMemory, Region, Span};
 
 use self::backing::Backing;
-use self::guarded_span::lent_again;
 use self::pool::BufferPool;
 use self::tensors::Source;
 use crate::runtime::Runtime;
@@ -81,7 +79,7 @@ impl Memory {
         let mut known = Vec::with_capacity(spans.len());
         for span in spans {
             known.push(match self.is_private(&span) {
-                true => self.register(lent_again(span)?, deadline).await?.whole(),
+                true => self.register(span.lent_again()?, deadline).await?.whole(),
                 false => span,
             });
         }

@@ -21,7 +21,6 @@ use holdfast_index::SampleRef;
 use crate::io::read::{Check, Incoming};
 use crate::io::sealed::{SealedRun, opener, run_of};
 use crate::memory::backing::Backing;
-use crate::memory::guarded_span::guard;
 use crate::memory::spans::{cut, wipe};
 use crate::memory::tensors::{Destination, Source, TensorOut, Wanted, check_length};
 use crate::record::description::{DescribedTensor, Description};
@@ -75,7 +74,7 @@ impl GetPlan<'_> {
             let keys = self.description.keys_of(tensor.described, place)?;
             // Everything that may write there, the engine or the checking thread, holds the claim.
             let held = |part: &Span| match tensor.claimed {
-                true => guard(part.clone(), Arc::clone(&self.claim)),
+                true => part.clone().guarded(Arc::clone(&self.claim)),
                 false => Ok(part.clone()),
             };
             let parts: Result<Vec<Span>> = tensor.parts.iter().map(held).collect();

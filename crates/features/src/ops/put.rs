@@ -19,7 +19,7 @@
 //! process puts the same sample (module `inflight_puts`). Waits end then.
 //!
 //! *Undone* is a job for the worker (module `reclaim::queue`). It starts when the last holder lets go of the memory (module
-//! `guarded_span`): a put call that outlived its deadline may still write, and the removal must find what it writes. Until then
+//! `holdfast_engine::guarded`): a put call that outlived its deadline may still write, and the removal must find what it writes. Until then
 //! the sample stays reserved, so no other put can take its place either.
 
 use std::sync::Arc;

@@ -7,7 +7,6 @@ use holdfast_custody::Publication;
 use holdfast_engine::busy::Waiting;
 use holdfast_engine::{Access, Busy, Claim, Span};
 
-use crate::memory::guarded_span::guard;
 use crate::memory::spans::cut;
 use crate::memory::tensors::TensorIn;
 use crate::ops::put::PutItem;
@@ -120,7 +119,10 @@ impl Inner {
         let mut bytes = 0_u64;
         for TensorIn { spec, bytes: from } in item.tensors {
             let spans = self.memory.registered(from, deadline).await?;
-            let lent: Result<Vec<Span>> = spans.into_iter().map(|span| guard(span, Arc::clone(&source))).collect();
+            let lent: Result<Vec<Span>> = spans
+                .into_iter()
+                .map(|span| span.guarded(Arc::clone(&source)))
+                .collect();
             let chunks = cut(&lent?, chunk)?;
             planned.push((spec.name().clone(), chunks_of(spec.bytes(), chunk)));
             bytes = bytes.saturating_add(self.io.stored_bytes(&spec));

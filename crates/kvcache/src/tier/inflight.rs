@@ -1,8 +1,8 @@
 //! Knowing when the engine has let go of the memory of a call.
 //!
 //! A call that ran out of time may still read or write its memory; the engine keeps the [`Span`]s of such a call until
-//! it has returned. So no call gets the caller's spans. It gets *guarded spans*: spans of separate regions over the
-//! same bytes, made for this one call. All of them hold the call's [`Flight`].
+//! it has returned. So no call gets the caller's spans. It gets spans that are guarded ([`holdfast_engine::guarded`]) by the
+//! call's [`Flight`].
 //!
 //! ```text
 //! Settling ──depart()──▶ Flight ──held by──▶ guards ─spans──▶ the transfers of one engine call ──▶ the engine
@@ -15,18 +15,13 @@
 //! - S2: a flight lands exactly once; its footers or its frame are free from then on, and not before.
 //! - S3: a waiter for a [`Settling`] is told exactly once, when every flight that departed has landed.
 
-#![expect(
-    unsafe_code,
-    reason = "the FFI edge: a second name for memory that foreign code reads and writes"
-)]
-
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_core::{Clock, Deadline, Result};
-use holdfast_engine::{EngineId, HostMemory, Region, Registrar, Span};
+use holdfast_engine::{Region, Span};
 use parking_lot::{Condvar, Mutex};
 
 type Told = Box<dyn FnOnce() + Send>;
@@ -117,27 +112,6 @@ impl Drop for Flight {
     }
 }
 
-/// The registrar of guarded memory. The engine knows that memory by the caller's region, which the guard holds, so
-/// there is nothing to unregister.
-#[derive(Debug)]
-struct Lender(EngineId);
-
-impl Registrar for Lender {
-    fn engine(&self) -> EngineId {
-        self.0
-    }
-
-    fn unregister(&self, memory: HostMemory) {
-        drop(memory);
-    }
-}
-
-/// Keeps the memory under a guarded span registered, and then lets the flight land.
-struct Owner {
-    _region: Region,
-    _flight: Arc<Flight>,
-}
-
 /// The guarded regions of one call: one for each region that its parts lie in.
 pub(super) struct Loans {
     flight: Arc<Flight>,
@@ -160,23 +134,13 @@ impl Loans {
         };
         let lent = match self.lent.iter().rev().find(same) {
             Some(lent) => lent.clone(),
-            None => self.lend(region.clone())?,
+            None => self.lend(region)?,
         };
         lent.span(from..from + span.len())
     }
 
-    fn lend(&mut self, region: Region) -> Result<Region> {
-        let lender = Arc::new(Lender(region.engine()));
-        let base = std::ptr::with_exposed_provenance_mut::<u8>(region.address());
-        let len = region.len();
-        let owner = Owner {
-            _region: region,
-            _flight: Arc::clone(&self.flight),
-        };
-        // SAFETY: the owner holds the region, which keeps its memory registered and valid for reads and writes; like
-        // the region itself, the guarded region is only copied in and out of, never handed out as a reference.
-        let memory = unsafe { HostMemory::lent(base, len, owner) }?;
-        let lent = Region::new(memory, lender);
+    fn lend(&mut self, region: &Region) -> Result<Region> {
+        let lent = region.whole().guarded(Arc::clone(&self.flight))?.region().clone();
         self.lent.push(lent.clone());
         Ok(lent)
     }

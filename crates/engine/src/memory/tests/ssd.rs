@@ -80,7 +80,7 @@ fn a_hit_promotes_at_a_later_heartbeat_and_only_so_many_at_once() {
 }
 
 #[test]
-fn a_raise_promotes_too_and_a_probe_does_not() {
+fn a_promote_promotes_too_and_a_probe_does_not() {
     let bench = cold(4);
     let outcomes = bench.engine.promote(&[key("3"), key("none")], WITHIN).expect("lawful");
     assert!(matches!(outcomes[..], [PromoteOutcome::Asked, PromoteOutcome::Absent]));

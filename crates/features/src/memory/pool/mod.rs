@@ -18,7 +18,7 @@
 //!
 //! In a sealed store the memory is private instead of registered (module `backing`); everything else is the same.
 //!
-//! A block is a guarded span (module `guarded_span`): a call that ran out of time keeps a clone of its span until the engine
+//! A block is a guarded span ([`holdfast_engine::guarded`]): a call that ran out of time keeps a clone of its span until the engine
 //! has returned. So a block that the engine may still write to is not free, whatever its reader has been told.
 //!
 //! Invariants: PL1 … PL3 of the module `space`, and
@@ -38,7 +38,6 @@ use tokio::sync::Notify;
 
 use self::space::{Block, GRAIN, Space, rounded};
 use crate::memory::backing::Backing;
-use crate::memory::guarded_span::guard;
 use crate::runtime::blocking::BlockingCalls;
 
 const OPERATION: &str = "features.pool";
@@ -281,7 +280,7 @@ impl BufferPool {
             .collect();
         let lend_one = |((slab, back), len): ((Span, Lent), &usize)| {
             let from = back.block.at + slab.address() - slab.region().address();
-            guard(slab.region().span(from..from + len)?, back)
+            slab.region().span(from..from + len)?.guarded(back)
         };
         guarded.into_iter().zip(lens).map(lend_one).collect()
     }
