@@ -135,7 +135,7 @@ class Settings:
             "engine": _durations(engine),
             "features": _durations(features),
             "index": _durations(self.index),
-            "etcd": _milliseconds({"endpoints": list(self.etcd), **_secrets.written(self.etcd_options)}),
+            "etcd": _durations({"endpoints": list(self.etcd), **_secrets.written(self.etcd_options)}),
             "budget": self.budget,
         }
         try:
@@ -156,14 +156,9 @@ def _usual_admin(master: str) -> list[str]:
 
 
 def _durations(section: Mapping[str, Any]) -> dict[str, Any]:
-    def of(seconds: float) -> dict[str, int]:
-        nanoseconds = round(float(seconds) * 1e9)
-        return {"secs": nanoseconds // 10**9, "nanos": nanoseconds % 10**9}
+    """Times are numbers of seconds here, and text with a unit there."""
 
-    return {k: of(v) if k in _TIMES and isinstance(v, (int, float)) else v for k, v in section.items()}
+    def of(name: str, value: Any) -> Any:
+        return f"{round(value * 1e6)}us" if name in _TIMES and isinstance(value, (int, float)) else value
 
-
-def _milliseconds(section: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        k: f"{round(v * 1000)}ms" if k in _TIMES and isinstance(v, (int, float)) else v for k, v in section.items()
-    }
+    return {name: of(name, value) for name, value in section.items()}

@@ -174,32 +174,6 @@ fn down(common: &Common) -> Result<()> {
     report.print(common.json)
 }
 
-/// `5s`, `500ms`, `2m`.
 fn duration(text: &str) -> Result<Duration> {
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let number: u64 = number
-        .parse()
-        .with_context(|| format!("`{text}` has no number: write 5s or 500ms"))?;
-    match unit {
-        "ms" => Ok(Duration::from_millis(number)),
-        "s" => Ok(Duration::from_secs(number)),
-        "m" => Ok(Duration::from_secs(number * 60)),
-        _ => anyhow::bail!("`{text}` needs a unit, ms, s or m: write 5s or 500ms"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn durations_need_a_unit() {
-        assert_eq!(duration("500ms").expect("a duration"), Duration::from_millis(500));
-        assert_eq!(duration("5s").expect("a duration"), Duration::from_secs(5));
-        assert_eq!(duration("2m").expect("a duration"), Duration::from_secs(120));
-        for wrong in ["5", "s", "", "5h", "-1s"] {
-            duration(wrong).expect_err(wrong);
-        }
-    }
+    holdfast_core::duration::parse(text).with_context(|| format!("`{text}` is no duration: write 500ms, 5s or 2m"))
 }

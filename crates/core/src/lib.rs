@@ -19,6 +19,7 @@
 
 pub mod batch;
 pub mod digest;
+pub mod duration;
 pub mod error;
 pub mod id;
 pub mod invariant;

@@ -52,8 +52,10 @@ pub struct MooncakeConfig {
     /// The most calls in flight at once, including calls that hang. Default: 128.
     pub max_calls: usize,
     /// How long connecting may take. Default: 30 s.
+    #[serde(with = "holdfast_core::duration")]
     pub connect_within: Duration,
     /// How long the drop of the engine value waits for calls in flight. Default: 10 s.
+    #[serde(with = "holdfast_core::duration")]
     pub close_within: Duration,
 }
 

@@ -35,26 +35,26 @@ pub struct EtcdConfig {
     #[serde(default)]
     pub tls: Option<TlsConfig>,
     /// How long to wait for a connection to one node. Default: `1s`.
-    #[serde(default = "default_connect_timeout", with = "duration")]
+    #[serde(default = "default_connect_timeout", with = "holdfast_core::duration")]
     pub connect_timeout: Duration,
     /// How long to wait for one node's answer to a request that may be retried on another node: reads, keep-alives,
     /// watches. It doubles with every round over the nodes, within the caller's deadline. Default: `1s`.
-    #[serde(default = "default_try_timeout", with = "duration")]
+    #[serde(default = "default_try_timeout", with = "holdfast_core::duration")]
     pub try_timeout: Duration,
     /// How long to wait for the answer to a transaction before its outcome is reported as ambiguous, within the
     /// caller's deadline. Default: `3s`, longer than an election.
-    #[serde(default = "default_write_timeout", with = "duration")]
+    #[serde(default = "default_write_timeout", with = "holdfast_core::duration")]
     pub write_timeout: Duration,
     /// How often a silent connection is probed. etcd refuses clients that probe more often than every 5 s. Default:
     /// `10s`.
-    #[serde(default = "default_keep_alive", with = "duration")]
+    #[serde(default = "default_keep_alive", with = "holdfast_core::duration")]
     pub keep_alive: Duration,
     /// How often a silent watch asks its node for a sign of life. If none comes for the same time again, the watch
     /// moves to another node. Default: `5s`.
-    #[serde(default = "default_watch_probe", with = "duration")]
+    #[serde(default = "default_watch_probe", with = "holdfast_core::duration")]
     pub watch_probe: Duration,
     /// How long a watch that lost its node looks for another one before it ends with an error. Default: `30s`.
-    #[serde(default = "default_watch_patience", with = "duration")]
+    #[serde(default = "default_watch_patience", with = "holdfast_core::duration")]
     pub watch_patience: Duration,
     /// Whether to begin with a random endpoint instead of the first one, so that many processes spread over the nodes.
     /// Default: true.
@@ -218,34 +218,6 @@ impl EtcdConfig {
             return wrong("a timeout or an interval is zero; all of them must be positive");
         }
         Ok(())
-    }
-}
-
-/// Durations as people write them: a whole number and `ms`, `s` or `m`.
-mod duration {
-    use std::time::Duration;
-
-    use serde::{Deserialize, Deserializer, Serializer, de};
-
-    pub(super) fn serialize<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&format!("{}ms", time.as_millis()))
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        parse(&text).ok_or_else(|| de::Error::custom(format!("{text:?} is not a duration: write 250ms, 5s or 2m")))
-    }
-
-    pub(super) fn parse(text: &str) -> Option<Duration> {
-        let units = text.find(|c: char| !c.is_ascii_digit())?;
-        let (number, unit) = text.split_at(units);
-        let number = number.parse::<u64>().ok()?;
-        match unit.trim_start() {
-            "ms" => Some(Duration::from_millis(number)),
-            "s" => Some(Duration::from_secs(number)),
-            "m" => number.checked_mul(60).map(Duration::from_secs),
-            _ => None,
-        }
     }
 }
 

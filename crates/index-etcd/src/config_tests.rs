@@ -43,17 +43,6 @@ fn a_misspelt_setting_is_an_error() {
 }
 
 #[test]
-fn times_are_a_number_and_a_unit() {
-    let parse = duration::parse;
-    assert_eq!(parse("250ms"), Some(Duration::from_millis(250)));
-    assert_eq!(parse("5 s"), Some(Duration::from_secs(5)));
-    assert_eq!(parse("2m"), Some(Duration::from_secs(120)));
-    for wrong in ["", "5", "s", "-1s", "1.5s", "1h", "99999999999999999999s"] {
-        assert_eq!(parse(wrong), None, "{wrong:?}");
-    }
-}
-
-#[test]
 fn what_is_wrong_is_said() {
     let ok = EtcdConfig::new(["https://a:1"]);
     type Change = fn(&mut EtcdConfig);

@@ -42,7 +42,7 @@ pub struct FeatureConfig {
     /// How often this process sweeps; none if other processes do. At least one process must sweep: nothing expires by
     /// itself. Default: 1 s, a tick of the shared clock. The clock moves with sweeps, so with fewer of them leases last
     /// longer than they say.
-    #[serde(default = "default_sweep_every")]
+    #[serde(default = "default_sweep_every", with = "holdfast_core::duration::option")]
     pub sweep_every: Option<Duration>,
     /// How many records one sweep examines. Default: 1,000.
     #[serde(default = "default_sweep_limit")]
@@ -52,12 +52,12 @@ pub struct FeatureConfig {
     pub free_queue: usize,
     /// The deadline of background calls that no caller waits for: removals, and the cleanup after a failed put.
     /// Default: 10 s.
-    #[serde(default = "default_call_within")]
+    #[serde(default = "default_call_within", with = "holdfast_core::duration")]
     pub call_within: Duration,
     /// How long an object of a committed sample must be missing, at every look and with the engine healthy, before the
     /// sample is declared lost. Set it longer than holders take to register again after a restart of the master.
     /// Default: 30 s.
-    #[serde(default = "default_loss_grace")]
+    #[serde(default = "default_loss_grace", with = "holdfast_core::duration")]
     pub loss_grace: Duration,
     /// Key prefixes that this store may adopt, of objects that other writers name, besides its own name and a slash.
     /// Give no prefix to two stores: an object that both adopt is removed by whichever frees it first. Every process of

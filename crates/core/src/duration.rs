@@ -1,0 +1,110 @@
+//! Durations in settings, as people write them: a whole number and `us`, `ms`, `s` or `m`.
+//!
+//! For `#[serde(with = "holdfast_core::duration")]`; [`option`] for a duration that may be absent.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer, Serializer, de};
+
+/// The duration that a text says; none if it says none.
+pub fn parse(text: &str) -> Option<Duration> {
+    let units = text.find(|c: char| !c.is_ascii_digit())?;
+    let (number, unit) = text.split_at(units);
+    let number = number.parse::<u64>().ok()?;
+    match unit.trim_start() {
+        "us" => Some(Duration::from_micros(number)),
+        "ms" => Some(Duration::from_millis(number)),
+        "s" => Some(Duration::from_secs(number)),
+        "m" => number.checked_mul(60).map(Duration::from_secs),
+        _ => None,
+    }
+}
+
+/// The text that says a duration, to the microsecond.
+pub fn text(time: Duration) -> String {
+    match time.as_micros() {
+        whole if whole.is_multiple_of(1000) => format!("{}ms", whole / 1000),
+        fraction => format!("{fraction}us"),
+    }
+}
+
+/// Writes a duration.
+///
+/// # Errors
+/// Those of the serializer.
+pub fn serialize<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&text(*time))
+}
+
+/// Reads a duration.
+///
+/// # Errors
+/// If it is none.
+pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    parse(&text).ok_or_else(|| de::Error::custom(format!("{text:?} is not a duration: write 250ms, 5s or 2m")))
+}
+
+/// A duration, or none.
+pub mod option {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Deserialize)]
+    struct Read(#[serde(with = "super")] Duration);
+
+    /// Writes a duration, or none.
+    ///
+    /// # Errors
+    /// Those of the serializer.
+    pub fn serialize<S: Serializer>(time: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+        time.map(super::text).serialize(serializer)
+    }
+
+    /// Reads a duration, or none.
+    ///
+    /// # Errors
+    /// If it is neither.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+        Ok(Option::<Read>::deserialize(deserializer)?.map(|Read(time)| time))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde::Serialize;
+
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Times {
+        #[serde(with = "super")]
+        every: Duration,
+        #[serde(with = "super::option")]
+        at_most: Option<Duration>,
+    }
+
+    #[test]
+    fn times_are_a_number_and_a_unit() {
+        assert_eq!(parse("40us"), Some(Duration::from_micros(40)));
+        assert_eq!(parse("250ms"), Some(Duration::from_millis(250)));
+        assert_eq!(parse("5 s"), Some(Duration::from_secs(5)));
+        assert_eq!(parse("2m"), Some(Duration::from_secs(120)));
+        for wrong in ["", "5", "s", "-1s", "1.5s", "1h", "99999999999999999999s"] {
+            assert_eq!(parse(wrong), None, "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        for at_most in [None, Some(Duration::from_micros(1)), Some(Duration::from_secs(90))] {
+            let every = Duration::from_micros(1_500);
+            let times = Times { every, at_most };
+            let text = serde_json::to_string(&times).expect("written");
+            assert!(text.contains(r#""every":"1500us""#), "{text}");
+            assert_eq!(serde_json::from_str::<Times>(&text).expect("read"), times);
+        }
+        let error = serde_json::from_str::<Times>(r#"{"every": "soon", "at_most": null}"#).expect_err("no time");
+        assert!(error.to_string().contains("250ms"), "{error}");
+    }
+}
