@@ -91,7 +91,8 @@ class Answered:
     retired: bool
     """Whether this was the last answer: the sample is out of circulation."""
     reason: str | None = None
-    """Why: ``consumed``, ``dead-letter``, ``aborted``, ``superseded``, ``lost``, ``abandoned``."""
+    """Why: ``consumed``, ``dead-letter``, ``aborted``, ``superseded``, ``lost``, ``abandoned``; ``other`` for one that only
+    a later release knows."""
     free: bool = False
     """Whether no reader is left, so that the bytes are being removed now."""
 

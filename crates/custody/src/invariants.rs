@@ -139,6 +139,6 @@ pub fn dead_letter_is_exact(before: &Live, after: &Retired) -> bool {
     match after.reason {
         Reason::DeadLetter => before.groups.iter().any(used_up) && !before.groups.iter().any(waits),
         Reason::Consumed => !before.groups.iter().any(|state| state.progress == Progress::Dead),
-        _ => true,
+        Reason::Aborted | Reason::Abandoned | Reason::Superseded | Reason::Lost | Reason::Other => true,
     }
 }

@@ -8,8 +8,8 @@ use crate::lease::Lease;
 use crate::quota::is_zero;
 use crate::retired::{Reason, Retired};
 
-/// Which groups a sample is for, and how they use it.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+/// Which groups a sample is for, and how they use it. Its producer says so at the commit; it is stored in [`Live`].
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Publication {
     /// The groups that each use it once. With none, it stays until it is retired explicitly.
     pub groups: Vec<GroupName>,

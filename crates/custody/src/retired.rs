@@ -2,7 +2,7 @@
 
 use holdfast_core::{Generation, Nonce, ObjectKey, Result};
 use serde::de::IgnoredAny;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::id::{SessionId, Tick, Token, Version};
 use crate::lease::Lease;
@@ -10,10 +10,11 @@ use crate::quota::is_zero;
 
 /// Why a generation was retired.
 ///
-/// A release that does not know a reason reads [`Reason::Other`]. Reading a record, no decision depends
+/// It is stored by its name here. A release that does not know a reason reads [`Reason::Other`], and writes that back when
+/// it changes the record (a reader releases its lease, a removal fails). Reading a record, no decision depends
 /// on its reason; writing one, a sample that is retired as lost is kept for a while ([`Retired::kept_until`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(from = "ReasonText")]
+#[serde(remote = "Self")]
 pub enum Reason {
     /// Every group has acknowledged it.
     Consumed,
@@ -31,28 +32,25 @@ pub enum Reason {
     Other,
 }
 
-/// A reason as it is stored: a name, or whatever a later release writes.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum ReasonText {
-    Name(String),
-    More(IgnoredAny),
+impl Serialize for Reason {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        Self::serialize(self, serializer)
+    }
 }
 
-impl From<ReasonText> for Reason {
-    fn from(text: ReasonText) -> Self {
-        let ReasonText::Name(name) = text else {
-            return Self::Other;
-        };
-        match name.as_str() {
-            "Consumed" => Self::Consumed,
-            "Aborted" => Self::Aborted,
-            "Abandoned" => Self::Abandoned,
-            "Superseded" => Self::Superseded,
-            "DeadLetter" => Self::DeadLetter,
-            "Lost" => Self::Lost,
-            _ => Self::Other,
+impl<'de> Deserialize<'de> for Reason {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        /// A reason as it is stored: its name, or whatever a later release writes.
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Stored {
+            Known(#[serde(with = "Reason")] Reason),
+            Later(IgnoredAny),
         }
+        Ok(match Stored::deserialize(deserializer)? {
+            Stored::Known(reason) => reason,
+            Stored::Later(IgnoredAny) => Self::Other,
+        })
     }
 }
 

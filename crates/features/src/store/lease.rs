@@ -126,6 +126,7 @@ impl Lease {
         }
     }
 
+    /// The caller has looked at the sample. What tells a caller something about it calls this; see [`LeaseGrant::unserved`].
     fn look(&self) {
         self.0.see();
     }
@@ -136,7 +137,7 @@ impl Lease {
         self.0.held.lock().sample.clone()
     }
 
-    /// The group that it was taken for; none for a plain read.
+    /// The group that it was taken for; none for a plain read. No look at the sample: the caller named the group.
     pub fn group(&self) -> Option<GroupName> {
         self.0.held.lock().group.clone()
     }

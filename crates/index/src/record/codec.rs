@@ -58,8 +58,9 @@ fn encode_into(value: &mut Vec<u8>, record: &impl Serialize) -> Result<()> {
 }
 
 /// The latest record form that this release decodes. A record states its form as `"v"`; without it, the form is the
-/// first. A field that an older release may ignore is added without a new form. A change that it must not touch raises
-/// the form.
+/// first. A field that an older release may ignore, and lose when it writes the record back, is added without a new form. A
+/// change that it must not touch raises the form: this number, and the record is then written with `"v"`, which no record
+/// type has yet.
 pub(crate) const RECORD_VERSION: u64 = 1;
 
 /// The longest record that is decoded, whatever the store can hold. etcd accepts 1.5 MiB per request unless configured
@@ -207,6 +208,28 @@ mod tests {
             let text = format!(r#"{{{RETIRED},"reason":{unknown}}}"#);
             assert_eq!(reason(&text).expect("a record"), Reason::Other, "{text}");
         }
+    }
+
+    /// As the first release wrote them. Never edit one: a record that is stored must be read for ever. Add another.
+    #[test]
+    fn records_of_the_first_release_are_read() {
+        let entry = |value: &str| Entry {
+            key: "s/l/a".to_owned(),
+            value: value.as_bytes().to_vec(),
+            version: Version(9),
+        };
+        let live = r#"{"generation":3,"nonce":5,"producer":1,"bytes":7,"groups":[{"group":"g","attempts":1,"progress":{"Leased":{"session":2,"token":9,"until":40}}}],"readers":[],"retain":false,"max_attempts":3}"#;
+        let read: Versioned<Live> = decode_versioned(&entry(live)).expect("a record");
+        assert_eq!(
+            (read.record.bytes, read.record.paid, read.record.max_attempts),
+            (7, 0, 3)
+        );
+        let reserved = r#"{"generation":null,"nonce":5,"session":1,"bytes":7,"until":30}"#;
+        let read: Reserved = decode(&entry(reserved)).expect("a record");
+        assert_eq!((read.bytes, read.paid), (7, 0));
+        let retired = format!(r#"{{{RETIRED},"reason":"DeadLetter"}}"#);
+        let read: Versioned<Retired> = decode_versioned(&entry(&retired)).expect("a record");
+        assert_eq!((read.record.reason, read.record.paid), (Reason::DeadLetter, 0));
     }
 
     #[test]

@@ -193,6 +193,7 @@ async fn the_reason_is_kept(context: &Context) -> CaseResult {
         Reason::Consumed,
         Reason::DeadLetter,
         Reason::Superseded,
+        Reason::Abandoned,
     ];
     for (at, reason) in reasons.into_iter().enumerate() {
         let sample = context.publish(&format!("s-{at}"), &["a"]).await?;
