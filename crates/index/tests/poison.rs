@@ -464,3 +464,47 @@ async fn foreign_deposits_and_requests_do_not_stop_the_quota() {
     one(world.index.reserve(&session, &[item("x", 90)], CALL).await).expect("reserved");
     one(world.index.reserve(&session, &[item("y", 90)], CALL).await).expect("from what others wrote");
 }
+
+/// Requests that no process of ours writes: for a session that has ended, with a sample twice, under two names of one
+/// session, with a plan that no transaction holds. None stops a sweep, a free or a reservation.
+#[tokio::test]
+async fn foreign_requests_that_could_never_be_served_do_not_stop_the_quota() {
+    let world = World::new().await;
+    world.index.set_budget(100, CALL).await.expect("a budget");
+    let session = world.index.open_session(CALL).await.expect("a session");
+    let item = |name: &str, bytes| Reserve {
+        sample: id(name),
+        nonce: Nonce::draw(&SystemRng),
+        bytes,
+        plan: String::new(),
+        claims: Vec::new(),
+    };
+    let want = |name: &str, plan: &str| format!(r#"{{"sample":"{name}","nonce":1,"bytes":0,"plan":"{plan}"}}"#);
+    let request = |samples: &[String]| format!(r#"{{"samples":[{}]}}"#, samples.join(","));
+    let alive = session.id().0;
+    let foreign = [
+        ("b/w/0000000000000009".to_owned(), request(&[want("dead", "")])),
+        ("b/w/9".to_owned(), request(&[want("short", "")])),
+        (
+            format!("b/w/{alive:016x}"),
+            request(&[want("twice", ""), want("twice", "")]),
+        ),
+        (
+            "b/w/000000000000000a".to_owned(),
+            request(&[want("long", &"x".repeat(900_000))]),
+        ),
+        ("b/w/000000000000000b".to_owned(), request(&[])),
+    ];
+    for (key, value) in &foreign {
+        let generation = one(world.index.reserve(&session, &[item("x", 60)], CALL).await).expect("reserved");
+        let sample = SampleRef {
+            sample: id("x"),
+            generation,
+        };
+        one(world.index.abort(&session, std::slice::from_ref(&sample), CALL).await).expect("aborted");
+        world.write(key, value.clone()).await;
+        one(world.index.freed(&session, &[sample], CALL).await).expect("freed");
+        let report = world.index.sweep(&session, 100, CALL).await.expect("swept");
+        assert_eq!(report.quarantined, 1, "{key}: {report:?}");
+    }
+}

@@ -7,7 +7,7 @@ use holdfast_custody::{Reserved, Version};
 use tokio_util::sync::CancellationToken;
 
 use crate::index::TxnIndex;
-use crate::quota::MOST_OPERATIONS;
+use crate::quota::{MOST_OPERATIONS, MOST_TEXT};
 use crate::record::grants::{Grant, Holding};
 use crate::record::refusal::{being_written, check_claims, generation_of, owned, owner};
 use crate::record::types::Reserve;
@@ -22,7 +22,6 @@ const RESERVE: &str = "index.reserve";
 /// wait for all others to be done; and the process that serves them needs room for them in a transaction.
 fn how_many_together(items: &[Reserve], budget: u64) -> usize {
     const MOST: usize = 48;
-    const MOST_TEXT: usize = 256 * 1024;
     let (mut bytes, mut text, mut operations) = (0_u64, 0, 0);
     let mut samples = HashSet::new();
     let mut together = 0;
@@ -30,7 +29,7 @@ fn how_many_together(items: &[Reserve], budget: u64) -> usize {
         bytes = bytes.saturating_add(item.bytes);
         text += item.plan.len();
         operations += 1 + item.claims.len();
-        let fits = bytes <= budget / 4 && text <= MOST_TEXT && operations <= MOST_OPERATIONS;
+        let fits = bytes <= budget / 4 && text <= MOST_TEXT / 2 && operations <= MOST_OPERATIONS;
         if !samples.insert(&item.sample) || !fits {
             break;
         }
@@ -46,8 +45,8 @@ fn can_be_reserved(item: &Reserve, budget: u64) -> Result<()> {
         let error = Error::new(ErrorKind::Capacity, RESERVE, message).with("sample", &item.sample);
         return Err(error.with_retry(Retry::Never));
     }
-    if 1 + item.claims.len() > MOST_OPERATIONS {
-        let message = "this sample names more objects of other writers than a transaction holds; adopt it in parts";
+    if item.plan.len() > MOST_TEXT {
+        let message = "this sample's plan is longer than a transaction holds; put it in parts, or with larger chunks";
         return Err(Error::invalid(RESERVE, message).with("sample", &item.sample));
     }
     Ok(())
@@ -64,20 +63,15 @@ impl TxnIndex {
         if session.needs_quota {
             return self.reserve_with_quota(session, items, cancelled, deadline).await;
         }
-        // No other producer's reservation is expected, so the first attempt reads nothing.
-        self.reserve_now(session, items, Some(Loaded::default()), deadline)
-            .await
+        self.reserve_without_quota(session, items, deadline).await
     }
 
-    /// Reserves. The first attempt uses `seen`, if given, instead of reading.
-    pub(crate) async fn reserve_now(
+    async fn reserve_without_quota(
         &self,
         session: &Session,
         items: &[Reserve],
-        seen: Option<Loaded>,
         deadline: Deadline,
     ) -> Vec<Result<Generation>> {
-        const OPERATION: &str = "index.reserve";
         let keys = |item: &Reserve| self.core.layout().in_its_way(&item.sample, &item.claims).collect();
         let decide = |item: &Reserve, loaded: &Loaded| {
             check_claims(item)?;
@@ -114,7 +108,9 @@ impl TxnIndex {
             let decision = Decision::new(conditions, writes, Version::default());
             Ok(decision.settling(set_version).giving(given).remembering())
         };
-        let intent = Intent::new(OPERATION, &keys, &decide).setting_deadlines(true);
+        let intent = Intent::new(RESERVE, &keys, &decide).setting_deadlines(true);
+        // No other producer's reservation is expected, so the first attempt reads nothing.
+        let seen = Some(Loaded::default());
         let results = self.core.batch(session, items, intent, seen, deadline).await;
         results
             .into_iter()

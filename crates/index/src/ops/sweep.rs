@@ -103,8 +103,8 @@ impl TxnIndex {
         // The next sweep starts behind the grant lists that stay, so that they do not keep it from later ones.
         *self.swept_to.lock() = ended_at;
         if has_budget {
-            report.quarantined += self.quota.set_unreadable_deposits_aside(deadline).await?;
-            self.quota.serve_queue(session, deadline).await?;
+            report.quarantined += self.quota.set_unreadable_aside(deadline).await?;
+            self.quota.serve_or_leave_it(session, deadline).await;
         }
         report.more |= self.end_keeping(session, tick, limit, deadline).await?;
         for id in due.cleared {

@@ -1,13 +1,15 @@
 //! The budget: set, and changed while samples exist.
 
+use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
-use holdfast_core::{Deadline, Error, ErrorKind, Result};
+use holdfast_core::{Deadline, Error, ErrorKind, Result, Retry};
 use holdfast_custody::SessionId;
 
 use super::Quota;
 use super::request::Queued;
-use crate::record::codec::decode;
+use crate::record::codec::{decode, unreadable};
+use crate::record::layout::Layout;
 use crate::store::{Condition, Entry, Read, Transaction, TxnOutcome, Write};
 use crate::txn::pages::MOST_BYTES;
 
@@ -30,9 +32,10 @@ impl Quota {
         let mut entries = self.core.txn_store().read(&reads, left).await?.entries.into_iter();
         let mut next = || entries.next().and_then(|found| found.into_iter().next());
         let (budget, free) = (next(), next());
-        if let Some(free) = free {
+        let read = |entry: &Entry| decode::<u64>(entry).map(|bytes| (entry.clone(), bytes));
+        let free = self.core.sort_out(free, read, deadline).await?.good.pop();
+        if let Some((free, bytes)) = free {
             let mut writes = vec![Write::Delete(free.key.clone())];
-            let bytes: u64 = decode(&free)?;
             let deposit = layout.deposit(EARLIER, free.version.0);
             writes.extend((bytes > 0).then(|| Write::put(deposit, bytes.to_string())));
             let conditions = vec![Condition::Unchanged(free.key, free.version)];
@@ -60,6 +63,10 @@ impl Quota {
     }
 
     async fn change_budget(&self, bytes: u64, resize: bool, deadline: Deadline) -> Result<u64> {
+        if resize {
+            // What cannot be decoded would hide the deposits behind it.
+            self.set_unreadable_aside(deadline).await?;
+        }
         let mut tries = 0;
         while !deadline.passed(self.core.clock()) {
             let (entry, in_force, deposits) = self.read_budget(deadline).await?;
@@ -105,9 +112,11 @@ impl Quota {
             }
             let transaction = Transaction { conditions, writes };
             let left = deadline.remaining(self.core.clock());
-            match self.core.txn_store().transact(&transaction, left).await? {
-                TxnOutcome::Committed(_) => tries = 0,
-                TxnOutcome::Rejected => {
+            match self.core.txn_store().transact(&transaction, left).await {
+                Ok(TxnOutcome::Committed(_)) => tries = 0,
+                Err(error) if error.retry() != Retry::Ambiguous => return Err(error),
+                // The next read shows whether it was applied.
+                Ok(TxnOutcome::Rejected) | Err(_) => {
                     self.pause(tries).await;
                     tries += 1;
                 }
@@ -145,16 +154,26 @@ impl Quota {
         Ok((budget, in_force, entries.next().unwrap_or_default()))
     }
 
-    /// Deposits and places in the queue that cannot be decoded are quarantined. Returns how many there were.
-    pub(crate) async fn set_unreadable_deposits_aside(&self, deadline: Deadline) -> Result<usize> {
+    /// Deposits and requests that cannot be decoded are quarantined, and requests whose session has ended: those of ours
+    /// vanish with it. Returns how many there were.
+    pub(crate) async fn set_unreadable_aside(&self, deadline: Deadline) -> Result<usize> {
         const MOST: usize = 10_000;
-        let ranges = [self.core.layout().deposits(), self.core.layout().shared_queue()];
+        let layout = self.core.layout();
+        let ranges = [layout.deposits(), layout.shared_queue()];
         let keys = self.core.read_keys(ranges, MOST, deadline).await?.concat();
         let (entries, _) = self.core.read_values(&keys, MOST_BYTES, deadline).await?;
-        let deposits = self.core.layout().deposits();
+        let deposits = layout.deposits();
+        let sessions = keys.iter().filter(|key| !deposits.contains(*key));
+        let alive = sessions.filter_map(|key| Some(layout.alive(Layout::session_of(key)?)));
+        // After the requests: a session that has ended since has taken its request with it.
+        let found = self.core.read_all(alive, deadline).await?;
+        let alive: HashSet<String> = found.into_iter().flatten().map(|entry| entry.key).collect();
         let read = |entry: &Entry| match deposits.contains(&entry.key) {
             true => decode::<u64>(entry).map(drop),
-            false => Queued::read(entry).map(drop),
+            false => match Queued::read(layout, entry)? {
+                queued if alive.contains(&layout.alive(queued.session)) => Ok(()),
+                _ => Err(unreadable(&entry.key, "the session that this request names has ended")),
+            },
         };
         Ok(self.core.sort_out(entries, read, deadline).await?.quarantined)
     }

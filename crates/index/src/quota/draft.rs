@@ -26,6 +26,10 @@ pub(super) struct Draft<'a> {
     room: QuotaBudget,
     moved: Moved,
     reserving: BTreeSet<String>,
+    /// Keys that the transaction writes besides.
+    written: BTreeSet<String>,
+    /// Keys of sessions that must be alive.
+    alive: BTreeSet<String>,
     grants: Grants,
 }
 
@@ -43,6 +47,8 @@ impl<'a> Draft<'a> {
             room,
             moved: Moved::default(),
             reserving: BTreeSet::new(),
+            written: BTreeSet::new(),
+            alive: BTreeSet::new(),
             grants: Grants {
                 until,
                 keys: Vec::new(),
@@ -50,23 +56,26 @@ impl<'a> Draft<'a> {
         }
     }
 
+    /// The transaction writes these keys, too: no key is written twice.
+    pub(super) fn besides(&mut self, keys: impl IntoIterator<Item = String>) {
+        self.written.extend(keys);
+    }
+
     /// Adds the reservations of a waiter of this process. False if there is no room for them.
     pub(super) fn add(&mut self, waiter: &Waiter<Waiting>) -> bool {
         let Waiting { session, want, .. } = &waiter.what;
-        let alive = Condition::Present(self.quota.core.layout().alive(session.id()));
-        let grant = self.reserve(session.id(), want, alive, |_| Ok(Vec::new()));
+        let grant = self.reserve(session.id(), want, None, |_| Ok(Vec::new()));
         let is_added = grant.is_some();
         self.grants.keys.extend(grant);
         is_added
     }
 
-    /// Adds the reservations of a process in the shared queue, which leaves it by that and is told so. While its key is
-    /// there, its session is alive.
+    /// Adds the reservations of a process in the shared queue, which leaves it by that and is told so.
     pub(super) fn add_queued(&mut self, queued: &Queued) -> bool {
         let in_queue = Condition::Unchanged(queued.key.clone(), queued.since);
         let until = self.until;
         let quota = self.quota;
-        self.reserve(queued.session, &queued.want, in_queue, |note| {
+        self.reserve(queued.session, &queued.want, Some(in_queue), |note| {
             let note = note.to_owned();
             ending(quota, queued, Ending::Reserved { until, note })
         })
@@ -75,7 +84,12 @@ impl<'a> Draft<'a> {
 
     /// Takes a process out of the queue whose samples others write, and tells it.
     pub(super) fn refuse(&mut self, queued: &Queued, taken: Vec<SampleId>) {
-        let conditions = vec![Condition::Unchanged(queued.key.clone(), queued.since)];
+        let alive = self.quota.core.layout().alive(queued.session);
+        let conditions = vec![
+            Condition::Unchanged(queued.key.clone(), queued.since),
+            Condition::Present(alive.clone()),
+        ];
+        self.alive.insert(alive);
         match ending(self.quota, queued, Ending::Taken { samples: taken }) {
             // If there is no room, the next transaction does it.
             Ok(writes) => drop(self.moved.add(Moved { conditions, writes }, &mut self.room)),
@@ -87,16 +101,21 @@ impl<'a> Draft<'a> {
         &mut self,
         session: SessionId,
         want: &WaitRequest,
-        condition: Condition,
+        condition: Option<Condition>,
         more: impl FnOnce(&str) -> Result<Vec<Write>>,
     ) -> Option<String> {
         let keys = want.in_its_way(self.quota.core.layout());
         // Two may want the same sample: the second finds out when the first has it.
-        if keys.iter().any(|key| self.reserving.contains(key)) {
+        if keys
+            .iter()
+            .any(|key| self.reserving.contains(key) || self.written.contains(key))
+        {
             return None;
         }
+        let alive = self.quota.core.layout().alive(session);
         let prepared = self.prepare(session, want).and_then(|(mut moved, grant)| {
-            moved.conditions.push(condition);
+            moved.conditions.extend(condition);
+            moved.conditions.push(Condition::Present(alive.clone()));
             moved.writes.extend(more(&grant)?);
             Ok((moved, grant))
         });
@@ -111,6 +130,7 @@ impl<'a> Draft<'a> {
             return None;
         }
         self.reserving.extend(keys);
+        self.alive.insert(alive);
         Some(grant)
     }
 
@@ -150,9 +170,14 @@ impl<'a> Draft<'a> {
         self.moved.conditions.push(condition);
     }
 
-    /// The keys that must be absent: if the transaction is refused, one of them may be why.
-    pub(super) fn reserving(&self) -> Vec<String> {
-        self.reserving.iter().cloned().collect()
+    /// The keys that must be absent, and those that must be there: if the transaction is refused, one of them may be why.
+    pub(super) fn to_ask(&self) -> Vec<String> {
+        self.reserving.union(&self.alive).cloned().collect()
+    }
+
+    /// Whether there is nothing to write but what would be there anyway.
+    pub(super) fn does_nothing(&self) -> bool {
+        self.moved.conditions.is_empty()
     }
 
     /// What is to be written, and what the waiters of this process are told.

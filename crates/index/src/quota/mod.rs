@@ -16,7 +16,8 @@
 //!
 //! # Why nobody waits for nothing
 //! - A deposit that could serve the queue is made only while the queue is empty: the transaction requires that. So a process
-//!   that joins looks at the moment at which it has joined, and serves the first in the queue if the deposits do.
+//!   that joins looks at the moment at which it has joined, and serves the first in the queue if the deposits do. (A budget
+//!   that grows makes one beside a queue; the next sweep or free serves it.)
 //! - What is left over beside a queue is too little for its first; the process that leaves something
 //!   over looks again afterwards, and so does one that leaves the queue, because the next may be content with less.
 //! - A process that dies before that second look, or in the queue, leaves it to the next sweep, which looks too.
@@ -30,6 +31,10 @@
 //! - *the task panics or its runtime ends*: its waiters are told at their deadlines; the next reservation starts another.
 //! - *the index does not answer*: the task tries again, more and more slowly, for as long as there are waiters.
 //! - *the watch breaks*: what is in the queue is read again.
+//! - *the shared clock moves*: transactions that set deadlines are refused; every look and every examination reads it.
+//! - *the budget shrinks below a request in the queue*: it is passed over, and its process takes it out.
+//! - *another client writes requests, answers or deposits*: what no process of ours can have written is no request; the
+//!   sweep quarantines it. An answer that cannot be decoded is none.
 
 mod budget;
 mod draft;
@@ -48,7 +53,7 @@ use holdfast_custody::{SessionId, Version};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-pub(crate) use self::request::MOST_OPERATIONS;
+pub(crate) use self::request::{MOST_OPERATIONS, MOST_TEXT};
 use self::wait::Waiting;
 use crate::txn::TxnCore;
 
@@ -76,6 +81,8 @@ struct State {
     runs: bool,
     /// Why the task's last step failed.
     failed: Option<Error>,
+    /// How often the task found too little for the first waiter.
+    too_little: u64,
 }
 
 impl Quota {

@@ -3,6 +3,7 @@
 //! First for those of this process, then for those in the shared queue; a deposit is made only if the queue is empty, or
 //! if what is left is too little for it.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use holdfast_core::{Deadline, Error, Result};
@@ -21,11 +22,13 @@ use crate::txn::session::Session;
 
 /// The paid bytes of samples that are being freed.
 pub(crate) struct Refund<'a> {
-    quota: &'a Quota,
+    quota: &'a Arc<Quota>,
     session: &'a Session,
     /// Whether the queue is looked at before the next try.
     looks: AtomicBool,
     under_way: Mutex<UnderWay>,
+    /// The keys that the last look asked about.
+    asked: Mutex<Vec<String>>,
     /// Whether a deposit was made although processes wait.
     left_over: AtomicBool,
 }
@@ -38,12 +41,12 @@ struct UnderWay {
     deposit: Option<(String, u64)>,
     /// Whether the deposit is left over, beside processes that wait.
     left_over: bool,
-    /// What must be absent: if the transaction is refused, it is looked at.
-    reserving: Vec<String>,
+    /// If the transaction is refused, these are asked about.
+    to_ask: Vec<String>,
 }
 
 impl Quota {
-    pub(crate) fn refund<'a>(&'a self, session: &'a Session) -> Refund<'a> {
+    pub(crate) fn refund<'a>(self: &'a Arc<Self>, session: &'a Session) -> Refund<'a> {
         // Those of this process are served without a look.
         let (own, in_queue) = {
             let state = self.state.lock();
@@ -55,6 +58,7 @@ impl Quota {
             session,
             looks: AtomicBool::new(processes_wait && !own),
             under_way: Mutex::default(),
+            asked: Mutex::default(),
             left_over: AtomicBool::new(false),
         }
     }
@@ -67,8 +71,11 @@ impl Refund<'_> {
             return Ok(None);
         }
         let left = deadline.remaining(self.quota.core.clock());
-        let reads = self.quota.look_reads(None);
-        self.quota.core.txn_store().read(&reads, left).await.map(Some)
+        let reads = self.quota.look_reads(&[]);
+        let snapshot = self.quota.core.txn_store().read(&reads, left).await?;
+        // The shared clock that it shows is the one that the transaction requires.
+        self.quota.looked(&snapshot, &[])?;
+        Ok(Some(snapshot))
     }
 
     /// Serves a process that may have joined the queue meanwhile, if something was left over.
@@ -84,17 +91,21 @@ impl QuotaChange<SampleRef> for Refund<'_> {
         if !self.looks.load(Ordering::Relaxed) {
             return Vec::new();
         }
-        self.quota
-            .look_reads(std::mem::take(&mut self.under_way.lock().reserving))
+        let ask = std::mem::take(&mut self.under_way.lock().to_ask);
+        let reads = self.quota.look_reads(&ask);
+        *self.asked.lock() = ask;
+        reads
     }
 
     fn move_for(&self, items: &[&SampleRef], loaded: &Loaded, mut room: QuotaBudget) -> Result<Moved> {
         *self.under_way.lock() = UnderWay::default();
         let layout = self.quota.core.layout();
-        let mut freed = 0_u64;
+        let (mut freed, mut claims) = (0_u64, Vec::new());
         for item in items {
-            let retired = loaded.record::<Retired>(&layout.free_key(item))?;
-            freed = freed.saturating_add(retired.map_or(0, |retired| retired.record.paid));
+            if let Some(retired) = loaded.record::<Retired>(&layout.free_key(item))? {
+                freed = freed.saturating_add(retired.record.paid);
+                claims.extend(retired.record.claims.iter().map(|key| layout.claim(key)));
+            }
         }
         if freed == 0 {
             return Ok(Moved::default());
@@ -102,7 +113,7 @@ impl QuotaChange<SampleRef> for Refund<'_> {
         let look = loaded
             .quota
             .as_ref()
-            .map(|snapshot| self.quota.looked(snapshot))
+            .map(|snapshot| self.quota.looked(snapshot, &self.asked.lock()))
             .transpose()?;
         let look = look.filter(|look| !look.is_empty);
         // For the deposits, and for the condition that the queue is empty.
@@ -110,6 +121,7 @@ impl QuotaChange<SampleRef> for Refund<'_> {
         let unknown = || Error::internal("index.freed", "the shared clock is not known");
         let clock = (loaded.tick, loaded.clock.ok_or_else(unknown)?);
         let mut draft = Draft::new(self.quota, self.session, clock, room);
+        draft.besides(claims);
         let (waiters, merged) = {
             let mut state = self.quota.state.lock();
             let waiters = state
@@ -144,7 +156,7 @@ impl QuotaChange<SampleRef> for Refund<'_> {
             }
             _ => {}
         }
-        under_way.reserving = draft.reserving();
+        under_way.to_ask = draft.to_ask();
         let (moved, grants) = draft.finish();
         under_way.grants = grants;
         *self.under_way.lock() = under_way;
@@ -164,8 +176,10 @@ impl QuotaChange<SampleRef> for Refund<'_> {
         let waiters = std::mem::take(&mut self.under_way.lock().waiters);
         // The queue may be why.
         self.looks.store(true, Ordering::Relaxed);
-        if !unclear {
+        if !unclear && !waiters.is_empty() {
             self.quota.put_back(waiters);
+            // It may have ended while they were being served.
+            self.quota.run_task(&mut self.quota.state.lock());
         }
     }
 }

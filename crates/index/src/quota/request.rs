@@ -1,16 +1,22 @@
 //! What a reservation waits for, as it is written into the shared queue, and the answer.
 
+use std::collections::HashSet;
+
 use holdfast_core::{Nonce, ObjectKey, Result, SampleId};
 use holdfast_custody::{Reserved, SessionId, Tick, Version};
 use serde::{Deserialize, Serialize};
 
 use crate::record::codec::{decode, unreadable};
 use crate::record::layout::Layout;
-use crate::record::types::Reserve;
+use crate::record::types::{MOST_CLAIMS, Reserve};
 use crate::store::Entry;
 
-/// How many operations of a transaction a request takes at most, so that there is room to serve it.
-pub(crate) const MOST_OPERATIONS: usize = 64;
+/// How many operations of a transaction a request takes at most, so that there is room to serve it: a sample with all
+/// the claims that it may have.
+pub(crate) const MOST_OPERATIONS: usize = MOST_CLAIMS + 1;
+
+/// How many bytes its plans have at most, for the same reason.
+pub(crate) const MOST_TEXT: usize = 512 * 1024;
 
 /// Samples that are reserved together or not at all.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,6 +69,19 @@ impl WaitRequest {
         self.samples.iter().map(|item| 1 + item.claims.len()).sum()
     }
 
+    /// Whether a process of ours can have written it.
+    fn is_lawful(&self) -> bool {
+        let text: usize = self.samples.iter().map(|item| item.plan.len()).sum();
+        let samples: HashSet<&SampleId> = self.samples.iter().map(|item| &item.sample).collect();
+        let claims = || self.samples.iter().flat_map(|item| &item.claims);
+        let distinct: HashSet<&ObjectKey> = claims().collect();
+        !self.samples.is_empty()
+            && self.operations() <= MOST_OPERATIONS
+            && text <= MOST_TEXT
+            && samples.len() == self.samples.len()
+            && distinct.len() == claims().count()
+    }
+
     pub(super) fn bytes(&self) -> u64 {
         self.samples
             .iter()
@@ -95,17 +114,18 @@ pub(super) struct Queued {
 }
 
 impl Queued {
-    pub(super) fn read(entry: &Entry) -> Result<Self> {
+    /// # Errors
+    /// `Corrupt` also for a request that no process of ours writes: it could never be served, and would be in the way.
+    pub(super) fn read(layout: &Layout, entry: &Entry) -> Result<Self> {
         let no_name = || unreadable(&entry.key, "this is no key of a session that waits");
+        let session = Layout::session_of(&entry.key).filter(|session| layout.wait_request(*session) == entry.key);
+        let session = session.ok_or_else(no_name)?;
         let want: WaitRequest = decode(entry)?;
-        if want.operations() > MOST_OPERATIONS {
-            return Err(unreadable(
-                &entry.key,
-                "this request is larger than any that is written",
-            ));
+        if !want.is_lawful() {
+            return Err(unreadable(&entry.key, "no process writes such a request"));
         }
         Ok(Self {
-            session: Layout::session_of(&entry.key).ok_or_else(no_name)?,
+            session,
             key: entry.key.clone(),
             since: entry.version,
             want,

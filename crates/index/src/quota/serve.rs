@@ -8,7 +8,7 @@
 //! first [`HEAD`] is drawn, those in front more often, and gets what is freed if that is enough. What is not enough, or is
 //! left over, serves the queue in order together with the deposits. So a large request is not passed over for ever.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
 use holdfast_core::{Deadline, Error, Result, Rng};
@@ -18,6 +18,7 @@ use super::Quota;
 use super::draft::Draft;
 use super::request::Queued;
 use crate::record::codec::decode;
+use crate::record::layout::Layout;
 use crate::store::{Read, Snapshot, TxnOutcome};
 use crate::txn::batch::Moved;
 use crate::txn::session::Session;
@@ -37,13 +38,16 @@ pub(super) const MOST_SPENT: usize = 24;
 /// The queue and the deposits at one moment.
 #[derive(Debug)]
 pub(super) struct Look {
-    /// The first processes in the queue. What cannot be decoded is left out: a sweep sets it aside.
+    /// The first processes in the queue that can be served. Left out is what cannot be decoded (a sweep sets it aside), and
+    /// what wants more than the whole budget, which has shrunk since.
     pub(super) queue: Vec<Queued>,
-    /// Whether nothing is in the queue, not even something that cannot be decoded.
+    /// Whether nothing is in the queue, not even something that is left out.
     pub(super) is_empty: bool,
     pub(super) deposits: Vec<(String, Deposit)>,
-    /// Of the keys that were asked about, those that are there.
-    there: BTreeSet<String>,
+    /// Whether there may be more deposits than were seen.
+    more_deposits: bool,
+    /// The keys that were asked about, and whether they are there.
+    asked: BTreeMap<String, bool>,
 }
 
 impl Look {
@@ -55,7 +59,16 @@ impl Look {
 
     /// Whether something can be done for the first in the queue. There may be more deposits than were seen.
     pub(super) fn could_serve_or_merge(&self) -> bool {
-        self.could_serve() || !self.queue.is_empty() && self.deposits.len() >= MOST_SPENT
+        self.could_serve() || !self.queue.is_empty() && self.more_deposits && self.deposits.len() > 1
+    }
+
+    fn is_there(&self, key: &str) -> bool {
+        self.asked.get(key).is_some_and(|there| *there)
+    }
+
+    /// Whether a process in the queue is none: its session has ended, and a request of ours would have vanished with it.
+    fn is_stray(&self, queued: &Queued, layout: &Layout) -> bool {
+        self.asked.get(&layout.alive(queued.session)) == Some(&false)
     }
 
     /// Whether the deposits would serve the first in the queue.
@@ -76,7 +89,7 @@ pub(super) fn draw(rng: &dyn Rng, places: usize) -> usize {
 }
 
 impl Quota {
-    pub(super) fn look_reads(&self, rest: impl IntoIterator<Item = String>) -> Vec<Read> {
+    pub(super) fn look_reads<'a>(&self, ask: impl IntoIterator<Item = &'a String>) -> Vec<Read> {
         let layout = self.core.layout();
         let mut reads = vec![
             Read::Oldest {
@@ -88,38 +101,52 @@ impl Quota {
                 limit: MOST_SPENT,
             },
             Read::Key(layout.budget()),
+            Read::Key(layout.clock()),
         ];
-        reads.extend(rest.into_iter().map(Read::Key));
+        reads.extend(ask.into_iter().cloned().map(Read::Key));
         reads
     }
 
-    /// Takes in what a look showed.
-    pub(super) fn looked(&self, snapshot: &Snapshot) -> Result<Look> {
-        let Some(([queue, deposits, budget], rest)) = snapshot.entries.split_first_chunk::<3>() else {
+    /// Takes in what a look showed, which also asked about some keys.
+    pub(super) fn looked(&self, snapshot: &Snapshot, asked: &[String]) -> Result<Look> {
+        let Some(([queue, deposits, budget, clock], rest)) = snapshot.entries.split_first_chunk::<4>() else {
             let message = "the store answered with too few or too many reads";
             return Err(Error::internal(OPERATION, message));
         };
         self.core.slots().saw(snapshot.version);
+        self.core.note_tick(clock.first(), snapshot.version)?;
         if let Some(budget) = budget.first() {
             self.budget.store(decode(budget)?, Ordering::Relaxed);
         }
         self.others_wait.store(!queue.is_empty(), Ordering::Relaxed);
-        let deposits = deposits.iter().filter_map(|entry| {
+        let budget = self.budget.load(Ordering::Relaxed);
+        let layout = self.core.layout();
+        let can_be_served = |queued: &Queued| queued.want.bytes() <= budget;
+        let requests = queue.iter().filter_map(|entry| Queued::read(layout, entry).ok());
+        let readable = deposits.iter().filter_map(|entry| {
             let (bytes, version) = (decode(entry).ok()?, entry.version);
             Some((entry.key.clone(), Deposit { bytes, version }))
         });
-        Ok(Look {
+        let is_there = rest.iter().map(|entries| !entries.is_empty());
+        let mut look = Look {
             is_empty: queue.is_empty(),
-            queue: queue.iter().filter_map(|entry| Queued::read(entry).ok()).collect(),
-            deposits: deposits.collect(),
-            there: rest.iter().flatten().map(|entry| entry.key.clone()).collect(),
-        })
+            queue: requests.filter(can_be_served).collect(),
+            deposits: readable.collect(),
+            more_deposits: deposits.len() >= MOST_SPENT,
+            asked: asked.iter().cloned().zip(is_there).collect(),
+        };
+        let queue = std::mem::take(&mut look.queue);
+        look.queue = queue
+            .into_iter()
+            .filter(|queued| !look.is_stray(queued, layout))
+            .collect();
+        Ok(look)
     }
 
-    pub(super) async fn look(&self, rest: Vec<String>, deadline: Deadline) -> Result<Look> {
+    pub(super) async fn look(&self, ask: &[String], deadline: Deadline) -> Result<Look> {
         let left = deadline.remaining(self.core.clock());
-        let snapshot = self.core.txn_store().read(&self.look_reads(rest), left).await?;
-        self.looked(&snapshot)
+        let snapshot = self.core.txn_store().read(&self.look_reads(ask), left).await?;
+        self.looked(&snapshot, ask)
     }
 
     /// Shares out what is freed and the deposits among the processes in the queue. Returns what is left: it becomes a
@@ -128,7 +155,7 @@ impl Quota {
         let layout = self.core.layout();
         let mut open = Vec::with_capacity(look.queue.len());
         for queued in &look.queue {
-            let taken = queued.want.blocked(layout, |key| look.there.contains(key));
+            let taken = queued.want.blocked(layout, |key| look.is_there(key));
             if taken.is_empty() {
                 open.push(queued);
             } else {
@@ -146,10 +173,10 @@ impl Quota {
 
     /// Serves the processes in the queue from the deposits, in order, for as long as these are enough.
     pub(crate) async fn serve_queue(&self, session: &Session, deadline: Deadline) -> Result<()> {
-        let mut reserving = Vec::new();
+        let mut ask = Vec::new();
         let mut tries = 0;
         while !deadline.passed(self.core.clock()) {
-            let look = self.look(std::mem::take(&mut reserving), deadline).await?;
+            let look = self.look(&ask, deadline).await?;
             if !look.could_serve_or_merge() {
                 return Ok(());
             }
@@ -163,17 +190,21 @@ impl Quota {
                 }
             };
             draft.deposit(self.new_deposit(session.id()), rest);
-            let tried = draft.reserving();
-            let (moved, _) = draft.finish();
-            let Moved { conditions, writes } = moved;
+            if draft.does_nothing() {
+                return Ok(());
+            }
+            ask = draft.to_ask();
+            let (Moved { conditions, writes }, _) = draft.finish();
             let sent = self
                 .core
                 .slots()
                 .transact(OPERATION, session, conditions, writes, deadline);
             match sent.await? {
-                TxnOutcome::Committed(_) => tries = 0,
+                TxnOutcome::Committed(_) => {
+                    ask.clear();
+                    tries = 0;
+                }
                 TxnOutcome::Rejected => {
-                    reserving = tried;
                     self.pause(tries).await;
                     tries += 1;
                 }
@@ -184,7 +215,7 @@ impl Quota {
     }
 
     /// As [`Quota::serve_queue`], for a caller that has done what it was asked to: if it fails, others will do it.
-    pub(super) async fn serve_or_leave_it(&self, session: &Session, deadline: Deadline) {
+    pub(crate) async fn serve_or_leave_it(&self, session: &Session, deadline: Deadline) {
         if let Err(error) = self.serve_queue(session, deadline).await {
             tracing::debug!(OPERATION, %error, "the next free or sweep serves the processes that wait");
         }

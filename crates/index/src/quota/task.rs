@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Result, Retry};
+use holdfast_core::{Deadline, Error, ErrorKind, Result, Retry};
 use holdfast_custody::quota::{Deposit, Payment, Waiter};
 use holdfast_custody::{Reserved, Tick, Version};
 
@@ -30,12 +30,12 @@ use super::draft::Draft;
 use super::request::{Ending, WaitResult};
 use super::serve::MOST_SPENT;
 use super::wait::{A_LITTLE_MORE, Answer, Waiting};
-use super::{OPERATION, Quota};
+use super::{OPERATION, Quota, State};
 use crate::record::codec::{decode, encode, unreadable_key};
 use crate::record::refusal::owner;
 use crate::store::{Condition, Entry, Read, TxnOutcome, Write};
 use crate::txn::batch::{Moved, QuotaBudget};
-use crate::txn::quarantine::told;
+use crate::txn::quarantine::{SetAside, told};
 use crate::txn::session::{Session, SlotClient};
 
 /// The part of what is left of others' deposits that a process keeps for its next reservations.
@@ -53,8 +53,20 @@ struct Place {
     waiter: Waiter<Waiting>,
     key: String,
     since: Version,
+    /// Until which version it is known that there was no answer.
+    seen: Version,
     /// Until when the watch is trusted to have told everything.
     trusted: Deadline,
+}
+
+/// What a step of the task came to.
+enum Step {
+    /// Waiters were served or told, or the first is in the queue.
+    Forward,
+    /// It is known what was in the way of a waiter.
+    Looked,
+    /// A transaction was refused.
+    Refused,
 }
 
 /// The task runs, or it has ended, however that came.
@@ -69,9 +81,12 @@ impl Drop for Runs<'_> {
 }
 
 impl Quota {
-    pub(super) fn start(self: &Arc<Self>) {
-        let quota = Arc::clone(self);
-        drop(tokio::spawn(async move { quota.run().await }));
+    /// Starts the task, unless it runs.
+    pub(super) fn run_task(self: &Arc<Self>, state: &mut State) {
+        if !std::mem::replace(&mut state.runs, true) {
+            let quota = Arc::clone(self);
+            drop(tokio::spawn(async move { quota.run().await }));
+        }
     }
 
     async fn run(&self) {
@@ -92,7 +107,12 @@ impl Quota {
             let step = self.step(&mut place, self.core.deadline(STEP)).await;
             self.state.lock().failed = step.as_ref().err().cloned();
             match step {
-                Ok(()) => tries = 0,
+                Ok(Step::Forward) => tries = 0,
+                Ok(Step::Looked) => {}
+                Ok(Step::Refused) => {
+                    self.pause(tries).await;
+                    tries += 1;
+                }
                 Err(error) => {
                     tracing::debug!(OPERATION, %error, "the waiters of this process are served later");
                     self.pause(tries).await;
@@ -102,17 +122,18 @@ impl Quota {
         }
     }
 
-    async fn step(&self, place: &mut Option<Place>, deadline: Deadline) -> Result<()> {
+    async fn step(&self, place: &mut Option<Place>, deadline: Deadline) -> Result<Step> {
         let doubtful = self.state.lock().broker.take_doubtful();
         if let Some(waiter) = doubtful {
-            return self.examine(vec![waiter], deadline).await;
+            self.examine(vec![waiter], deadline).await?;
+            return Ok(Step::Looked);
         }
         match place {
-            Some(_) => self.wait_in_queue(place, deadline).await,
-            None => {
-                *place = self.pay_or_join(deadline).await?;
-                Ok(())
+            Some(_) => {
+                self.wait_in_queue(place, deadline).await?;
+                Ok(Step::Forward)
             }
+            None => self.pay_or_join(place, deadline).await,
         }
     }
 
@@ -134,27 +155,28 @@ impl Quota {
     }
 
     /// Pays for the first waiters, if nobody waits in the queue and there is enough. Otherwise the first one joins it.
-    async fn pay_or_join(&self, deadline: Deadline) -> Result<Option<Place>> {
+    async fn pay_or_join(&self, place: &mut Option<Place>, deadline: Deadline) -> Result<Step> {
         let session = {
             let state = self.state.lock();
             let Some(first) = state.broker.first() else {
-                return Ok(None);
+                return Ok(Step::Forward);
             };
             first.what.session.handle()
         };
         if self.others_wait.load(Ordering::Relaxed) {
-            return self.join(deadline).await;
+            return self.join(place, deadline).await;
         }
-        let clock = self.core.known_clock(deadline).await?;
+        let mut clock = self.core.known_clock(deadline).await?;
         let mut draft = self.draft(&session, clock);
         let add = |waiter: &Waiter<Waiting>| draft.add(waiter);
         let mut payment = self.state.lock().broker.pay_from_own(MOST_SPENT, add);
         // What is left of its own deposits stays its own; of the others', a part.
         let mut share = 1;
         if payment.is_none() {
-            let look = self.look(Vec::new(), deadline).await?;
+            let look = self.look(&[], deadline).await?;
             if look.is_empty {
                 share = SHARE;
+                clock = self.core.known_clock(deadline).await?;
                 let mut deposits = look.deposits;
                 deposits.sort_by_key(|(_, deposit)| std::cmp::Reverse(deposit.bytes));
                 draft = self.draft(&session, clock);
@@ -163,14 +185,18 @@ impl Quota {
             }
         }
         let Some(payment) = payment else {
-            return self.join(deadline).await;
+            self.state.lock().too_little += 1;
+            return self.join(place, deadline).await;
         };
         let own = payment.change / share;
-        if let TxnOutcome::Rejected = self.send(&session, draft, payment, own, deadline).await? {
-            // Others want the same: a queue is shorter than a race.
+        if let TxnOutcome::Committed(_) = self.send(&session, draft, payment, own, deadline).await? {
+            return Ok(Step::Forward);
+        }
+        // If the shared clock has moved, that was why. Otherwise others want the same: a queue is shorter than a race.
+        if self.core.known_clock(deadline).await? == clock {
             self.others_wait.store(true, Ordering::Relaxed);
         }
-        Ok(None)
+        Ok(Step::Refused)
     }
 
     /// Serves waiters with deposits, in one transaction, if nobody waits in the queue. `own` bytes of the change become
@@ -217,13 +243,23 @@ impl Quota {
 
     /// Waiters whose transaction was not applied.
     pub(super) fn put_back(&self, waiters: Vec<Waiter<Waiting>>) {
-        let mut state = self.state.lock();
         for mut waiter in waiters {
             waiter.doubtful = true;
+            self.put_back_one(waiter);
+        }
+        self.doubt.notify_one();
+    }
+
+    fn put_back_one(&self, waiter: Waiter<Waiting>) {
+        let mut state = self.state.lock();
+        // Under the lock: a caller that leaves after this finds it in its place.
+        if waiter.what.leaving.is_cancelled() {
+            let too_little = state.too_little > 0;
+            drop(state);
+            waiter.what.tell(Answer::Left { too_little });
+        } else {
             state.broker.put_back(waiter);
         }
-        drop(state);
-        self.doubt.notify_one();
     }
 
     /// Looks at what is in the way of waiters whose transaction was refused. Waiters that cannot be served are told, the
@@ -233,7 +269,7 @@ impl Quota {
         let mut waiters = waiters.into_iter();
         while let Some(mut waiter) = waiters.next() {
             let Waiting { session, want, .. } = &waiter.what;
-            let mut reads = vec![Read::Key(layout.alive(session.id()))];
+            let mut reads = vec![Read::Key(layout.alive(session.id())), Read::Key(layout.clock())];
             reads.extend(want.in_its_way(layout).into_iter().map(Read::Key));
             let left = deadline.remaining(self.core.clock());
             let snapshot = match self.core.txn_store().read(&reads, left).await {
@@ -245,16 +281,19 @@ impl Quota {
             };
             self.core.slots().saw(snapshot.version);
             let mut found = snapshot.entries.into_iter();
-            if found.next().is_none_or(|alive| alive.is_empty()) {
+            let is_alive = found.next().is_some_and(|alive| !alive.is_empty());
+            let clock = found.next().unwrap_or_default();
+            self.core.note_tick(clock.first(), snapshot.version)?;
+            if !is_alive {
                 let fenced = session.fenced(OPERATION);
                 waiter.what.tell(Answer::Failed(fenced));
                 continue;
             }
             let found: Vec<Entry> = found.flatten().collect();
             let taken = want.blocked(layout, |key| found.iter().any(|entry| entry.key == key));
-            if taken.is_empty() || self.set_unreadable_aside(&found, deadline).await {
+            if taken.is_empty() || self.set_records_aside(&found, deadline).await {
                 waiter.doubtful = false;
-                self.state.lock().broker.put_back(waiter);
+                self.put_back_one(waiter);
             } else {
                 waiter.what.tell(Answer::Taken(taken));
             }
@@ -264,7 +303,7 @@ impl Quota {
 
     /// A reservation or a claim that cannot be decoded would block a sample's name for ever: it is quarantined. Whether
     /// one of these was.
-    async fn set_unreadable_aside(&self, found: &[Entry], deadline: Deadline) -> bool {
+    async fn set_records_aside(&self, found: &[Entry], deadline: Deadline) -> bool {
         let mut moved = false;
         for entry in found {
             let readable = match self.core.layout().is_pending(&entry.key) {
@@ -274,20 +313,17 @@ impl Quota {
             if let Err(error) = readable
                 && unreadable_key(&error).is_some()
             {
-                moved |= self
-                    .core
-                    .set_aside(entry, &told(&error), Vec::new(), deadline)
-                    .await
-                    .is_ok();
+                let aside = self.core.set_aside(entry, &told(&error), Vec::new(), deadline).await;
+                moved |= matches!(aside, Ok(SetAside::Moved | SetAside::Changed));
             }
         }
         moved
     }
 
     /// The first waiter joins the queue. If the deposits serve the first in the queue then, serves it.
-    async fn join(&self, deadline: Deadline) -> Result<Option<Place>> {
+    async fn join(&self, place: &mut Option<Place>, deadline: Deadline) -> Result<Step> {
         let Some(waiter) = self.state.lock().broker.take_first() else {
-            return Ok(None);
+            return Ok(Step::Forward);
         };
         let session = waiter.what.session.handle();
         let key = self.core.layout().wait_request(session.id());
@@ -299,7 +335,7 @@ impl Quota {
             value: encode(&waiter.what.want)?,
             session: Some(session.id()),
         }];
-        let reads = self.look_reads(None);
+        let reads = self.look_reads(&[]);
         let joined = self
             .core
             .slots()
@@ -319,10 +355,10 @@ impl Quota {
         let TxnOutcome::Committed(since) = outcome else {
             self.put_back(vec![waiter]);
             self.withdraw_stale(&session, &key, deadline).await?;
-            return Ok(None);
+            return Ok(Step::Refused);
         };
         let could_serve = match snapshot {
-            Some(snapshot) => self.looked(&snapshot)?.could_serve_or_merge(),
+            Some(snapshot) => self.looked(&snapshot, &[])?.could_serve_or_merge(),
             None => true,
         };
         if could_serve {
@@ -330,13 +366,14 @@ impl Quota {
             self.serve_or_leave_it(&session, self.core.deadline(A_LITTLE_MORE))
                 .await;
         }
-        let trusted = self.core.deadline(TRUSTED);
-        Ok(Some(Place {
+        *place = Some(Place {
             waiter,
             key,
             since,
-            trusted,
-        }))
+            seen: since,
+            trusted: self.core.deadline(TRUSTED),
+        });
+        Ok(Step::Forward)
     }
 
     /// A request of this session that nobody waits for any more is taken out of the queue.
@@ -361,78 +398,80 @@ impl Quota {
     }
 
     /// Waits for the answer. If the caller leaves, the request is withdrawn.
-    async fn wait_in_queue(&self, place: &mut Option<Place>, deadline: Deadline) -> Result<()> {
-        let Some(Place {
-            waiter,
-            key,
-            since,
-            trusted,
-        }) = place
-        else {
-            return Ok(());
+    async fn wait_in_queue(&self, place: &mut Option<Place>, deadline: Deadline) -> Result<Step> {
+        let Some(at) = place else {
+            return Ok(Step::Forward);
         };
-        let Waiting { session, leaving, .. } = &waiter.what;
+        let Waiting {
+            session, leaving, want, ..
+        } = &at.waiter.what;
         if !session.is_alive() {
             // The request vanishes with the session. If it is served before, a sweep finds the reservation.
-            if let Some(Place { waiter, .. }) = place.take() {
-                let fenced = waiter.what.session.fenced(OPERATION);
-                waiter.what.tell(Answer::Failed(fenced));
-            }
-            return Ok(());
+            let fenced = session.fenced(OPERATION);
+            self.tell(place, Answer::Failed(fenced));
+            return Ok(Step::Forward);
         }
-        tokio::select! {
-            answer = self.next_answer(session, *since, deadline) => {
-                if let Some((answer, version)) = answer? {
+        let step = tokio::select! {
+            heard = self.next_answer(session, at.since, at.seen, deadline) => match heard? {
+                Heard::Answer(answer, version) => {
                     self.end(place, answer, version);
+                    return Ok(Step::Forward);
                 }
-                return Ok(());
-            }
+                Heard::Nothing => return Ok(Step::Looked),
+                Heard::Broken => Step::Refused,
+            },
             // A waiter behind it is in doubt.
-            () = self.doubt.notified() => return Ok(()),
-            () = session.ended() => return Ok(()),
+            () = self.doubt.notified() => return Ok(Step::Looked),
+            () = session.ended() => return Ok(Step::Looked),
             () = leaving.cancelled() => {
-                if self.withdraw(session, key, *since, deadline).await? {
+                if self.withdraw(session, &at.key, at.since, deadline).await? {
                     let session = session.handle();
-                    if let Some(place) = place.take() {
-                        place.waiter.what.tell(Answer::Left);
-                    }
+                    self.tell(place, Answer::Left { too_little: true });
                     // The next one may be content with less.
                     self.serve_or_leave_it(&session, deadline).await;
-                    return Ok(());
+                    return Ok(Step::Forward);
                 }
+                Step::Looked
             }
-            () = tokio::time::sleep(trusted.remaining(self.core.clock())) => {}
-        }
+            () = tokio::time::sleep(at.trusted.remaining(self.core.clock())) => Step::Looked,
+        };
         // It was served meanwhile, an event was missed, or the request to withdraw was lost.
-        *trusted = self.core.deadline(TRUSTED);
-        let (answer, is_there) = self.read_answer(session, *since, deadline).await?;
-        match answer {
-            Some((answer, version)) => self.end(place, answer, version),
-            None if is_there => {}
-            // Neither: another client took it out. The waiter finds out by itself.
-            None => *place = None,
+        at.trusted = self.core.deadline(TRUSTED);
+        let read = self.read_answer(session, at.since, deadline).await?;
+        at.seen = read.version;
+        if let Some((answer, version)) = read.answer {
+            self.end(place, answer, version);
+        } else if !read.is_there {
+            // Another client took it out. The waiter finds out by itself.
+            *place = None;
+        } else if want.bytes() > read.budget && self.withdraw(session, &at.key, at.since, deadline).await? {
+            let message =
+                "the store's budget has become smaller than what this waits for; raise it, or put less at once";
+            let error = Error::new(ErrorKind::Capacity, OPERATION, message).with("wanted", want.bytes());
+            let error = error.with("budget", read.budget).with_retry(Retry::Never);
+            self.tell(place, Answer::Failed(error));
         }
-        Ok(())
+        Ok(step)
+    }
+
+    fn tell(&self, place: &mut Option<Place>, answer: Answer) {
+        if let Some(Place { waiter, .. }) = place.take() {
+            waiter.what.tell(answer);
+        }
     }
 
     fn end(&self, place: &mut Option<Place>, result: WaitResult, version: Version) {
         self.core.slots().saw(version);
-        let Some(Place { waiter, .. }) = place.take() else {
-            return;
-        };
-        waiter.what.tell(match result.ending {
+        let answer = match result.ending {
             Ending::Taken { samples } => Answer::Taken(samples),
             Ending::Reserved { until, note: grant } => Answer::Reserved { version, until, grant },
-        });
+        };
+        self.tell(place, answer);
     }
 
-    /// The next answer to a session, if it is about the wait that began at `since`. Cancelling this loses nothing.
-    async fn next_answer(
-        &self,
-        session: &Session,
-        since: Version,
-        deadline: Deadline,
-    ) -> Result<Option<(WaitResult, Version)>> {
+    /// The next answer to a session after the version `seen`, if it is about the wait that began at `since`. Cancelling this
+    /// loses nothing.
+    async fn next_answer(&self, session: &Session, since: Version, seen: Version, deadline: Deadline) -> Result<Heard> {
         let mut watch = session.told.lock().await;
         let changes = match &mut *watch {
             Some(watch) => watch.next().await,
@@ -440,57 +479,69 @@ impl Quota {
                 let key = self.core.layout().wait_result(session.id());
                 let left = deadline.remaining(self.core.clock());
                 let only = key.clone()..format!("{key}\0");
-                none.insert(self.core.txn_store().watch(only, since, left).await?)
+                none.insert(self.core.txn_store().watch(only, seen, left).await?)
                     .next()
                     .await
             }
         };
         match changes {
             Ok(changes) => {
-                for change in changes {
-                    let Some(value) = change.value else { continue };
-                    let entry = Entry {
+                let mut entries = changes.into_iter().filter_map(|change| {
+                    Some(Entry {
                         key: change.key,
-                        value,
+                        value: change.value?,
                         version: change.version,
-                    };
-                    if let Some(answer) = answer_in(&entry, since)? {
-                        return Ok(Some(answer));
-                    }
-                }
-                Ok(None)
+                    })
+                });
+                let answer = entries.find_map(|entry| answer_in(&entry, since));
+                Ok(answer.map_or(Heard::Nothing, |(answer, version)| Heard::Answer(answer, version)))
             }
             Err(error) => {
                 tracing::debug!(OPERATION, %error, "the watch of a waiting process is opened again");
                 *watch = None;
-                drop(watch);
-                Ok(self.read_answer(session, since, deadline).await?.0)
+                Ok(Heard::Broken)
             }
         }
     }
 
-    /// The answer to the wait that began at `since`, and whether its request is still in the queue.
-    async fn read_answer(
-        &self,
-        session: &Session,
-        since: Version,
-        deadline: Deadline,
-    ) -> Result<(Option<(WaitResult, Version)>, bool)> {
+    async fn read_answer(&self, session: &Session, since: Version, deadline: Deadline) -> Result<ReadAnswer> {
         let layout = self.core.layout();
-        let reads = [layout.wait_result(session.id()), layout.wait_request(session.id())].map(Read::Key);
-        let left = deadline.remaining(self.core.clock());
+        let (id, left) = (session.id(), deadline.remaining(self.core.clock()));
+        let reads = [layout.wait_result(id), layout.wait_request(id), layout.budget()].map(Read::Key);
         let snapshot = self.core.txn_store().read(&reads, left).await?;
         let mut found = snapshot.entries.iter().map(|entries| entries.first());
-        let answer = match found.next().flatten() {
-            Some(entry) => answer_in(entry, since)?,
-            None => None,
-        };
-        let is_there = found.next().flatten().is_some_and(|entry| entry.version == since);
-        Ok((answer, is_there))
+        let mut next = || found.next().flatten();
+        Ok(ReadAnswer {
+            answer: next().and_then(|entry| answer_in(entry, since)),
+            is_there: next().is_some_and(|entry| entry.version == since),
+            budget: next().map(decode).transpose()?.unwrap_or(u64::MAX),
+            version: snapshot.version,
+        })
     }
 }
 
-fn answer_in(entry: &Entry, since: Version) -> Result<Option<(WaitResult, Version)>> {
-    let result: WaitResult = decode(entry)?;
-    Ok((result.since == since).then_some((result, entry.version)))
+/// What a watch told a waiting process.
+enum Heard {
+    /// How its wait ended, and at which version that was written.
+    Answer(WaitResult, Version),
+    /// Nothing about this wait.
+    Nothing,
+    /// The watch has ended: what it did not tell has to be read.
+    Broken,
+}
+
+/// How a wait stands.
+struct ReadAnswer {
+    /// How it ended, and at which version that was written.
+    answer: Option<(WaitResult, Version)>,
+    /// Whether its request is in the queue.
+    is_there: bool,
+    budget: u64,
+    version: Version,
+}
+
+/// The answer to the wait that began at `since`. One that cannot be decoded is none: the waiter finds out by itself.
+fn answer_in(entry: &Entry, since: Version) -> Option<(WaitResult, Version)> {
+    let result: WaitResult = decode(entry).ok()?;
+    (result.since == since).then_some((result, entry.version))
 }

@@ -50,8 +50,11 @@ pub(super) enum Answer {
     },
     /// Nothing is reserved: other producers are writing these.
     Taken(Vec<SampleId>),
-    /// Nothing is reserved: it has left the shared queue.
-    Left,
+    /// Nothing is reserved: it has left.
+    Left {
+        /// Whether the quota was why it waited, as far as is known.
+        too_little: bool,
+    },
     Failed(Error),
 }
 
@@ -68,13 +71,22 @@ struct Entered<'a> {
     quota: &'a Quota,
     number: u64,
     leaving: CancellationToken,
+    /// How often the task had found too little before it came.
+    too_little: u64,
 }
 
 impl Entered<'_> {
     /// False if it is being served, or is in the shared queue: then it is answered soon.
     fn leave(&self) -> bool {
+        // First, so that a waiter that is put back after this is told instead.
         self.leaving.cancel();
         self.quota.state.lock().broker.leave(self.number).is_some()
+    }
+
+    /// Whether there was too little while it waited.
+    fn found_too_little(&self) -> bool {
+        let state = self.quota.state.lock();
+        state.too_little > self.too_little || state.broker.is_in_queue()
     }
 }
 
@@ -122,7 +134,7 @@ impl Quota {
                     return Ok(items.iter().map(refused).collect());
                 }
                 Some(Answer::Failed(error)) => error,
-                Some(Answer::Left) => self.why_not(session, &want),
+                Some(Answer::Left { too_little }) => self.why_not(session, &want, too_little),
                 None if cancelled.is_cancelled() || deadline.passed(self.core.clock()) => Error::unavailable(
                     OPERATION,
                     "the index did not say in time whether the sample was reserved; it may be, now or later",
@@ -149,11 +161,17 @@ impl Quota {
             () = cancelled.cancelled() => {}
             () = session.ended() => {}
         }
+        let left = || Answer::Left {
+            too_little: entered.found_too_little(),
+        };
         if entered.leave() {
-            return Some(Answer::Left);
+            return Some(left());
         }
         // It is being served right now, or leaves the shared queue.
-        tokio::time::timeout(A_LITTLE_MORE, answer).await.ok()?.ok()
+        match tokio::time::timeout(A_LITTLE_MORE, answer).await {
+            Ok(told) => told.ok(),
+            Err(_) => entered.leave().then(left),
+        }
     }
 
     fn enter(self: &Arc<Self>, session: &Session, want: WaitRequest, answer: oneshot::Sender<Answer>) -> Entered<'_> {
@@ -166,18 +184,17 @@ impl Quota {
         };
         let mut state = self.state.lock();
         let number = state.broker.arrive(waiting.want.bytes(), self.version(), waiting);
-        if !std::mem::replace(&mut state.runs, true) {
-            self.start();
-        }
+        self.run_task(&mut state);
         Entered {
             quota: self,
             number,
             leaving,
+            too_little: state.too_little,
         }
     }
 
     /// Why a reservation was not made within its time.
-    fn why_not(&self, session: &Session, want: &WaitRequest) -> Error {
+    fn why_not(&self, session: &Session, want: &WaitRequest, too_little: bool) -> Error {
         if !session.is_alive() {
             return session.fenced(OPERATION);
         }
@@ -185,6 +202,10 @@ impl Quota {
         let failed = self.state.lock().failed.clone();
         if let Some(error) = failed.filter(|error| error.kind() == ErrorKind::Unavailable) {
             return error.with_retry(Retry::Safe);
+        }
+        if !too_little {
+            let message = "the index did not say in time whether there is quota; nothing was reserved, try again";
+            return Error::unavailable(OPERATION, message);
         }
         let message = "the store's budget is spent, and none came back in time; free samples, or raise the budget";
         Error::new(ErrorKind::Capacity, OPERATION, message).with("wanted", want.bytes())

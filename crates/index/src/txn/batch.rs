@@ -136,18 +136,12 @@ pub(crate) trait QuotaChange<Item>: Sync {
     /// The transaction of the last `move_for` has been applied.
     fn moved(&self, version: Version);
 
-    /// It has not been applied and never will be; or, if `_unclear`, its outcome is ambiguous.
-    fn not_moved(&self, _unclear: bool) {}
-
-    /// The most operations of a transaction that it needs.
-    fn operations(&self) -> usize {
-        CREDIT_OPERATIONS
-    }
+    /// It has not been applied and never will be; or, if `unclear`, its outcome is ambiguous.
+    fn not_moved(&self, unclear: bool);
 }
 
-/// Operations reserved in every transaction that moves quota: for the free bytes, a few balances, and the waiting
-/// sessions.
-const CREDIT_OPERATIONS: usize = 24;
+/// Operations reserved in every transaction that moves quota: for deposits, and for the processes that wait.
+pub(super) const QUOTA_OPERATIONS: usize = 24;
 
 /// What a transaction has room for.
 #[derive(Clone, Copy, Debug)]

@@ -17,7 +17,7 @@ use crate::record::codec::{encode, unreadable_key, without_description};
 use crate::record::grants::{Grant, GrantLine, GrantList, Holding, OpenGrantList};
 use crate::store::{Condition, TxnOutcome, Write};
 use crate::txn::TxnCore;
-use crate::txn::batch::{self, Intent, Loaded, QuotaChange};
+use crate::txn::batch::{self, Intent, Loaded};
 use crate::txn::decision::{Decision, Done, Outcome, TxnBudget};
 use crate::txn::record_cache::CachedRecord;
 use crate::txn::session::{Session, SlotClient};
@@ -31,7 +31,7 @@ const MORE: usize = 8;
 impl TxnCore {
     /// How many operations of a transaction are left for items and grant lists.
     fn room<Item, T>(&self, intent: &Intent<'_, Item, T>) -> usize {
-        let for_quota = intent.quota.map_or(0, QuotaChange::operations);
+        let for_quota = intent.quota.map_or(0, |_| batch::QUOTA_OPERATIONS);
         self.txn_store().limits().operations - SlotClient::OVERHEAD - 1 - for_quota
     }
 

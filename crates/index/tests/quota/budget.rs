@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use holdfast_core::{ErrorKind, ObjectKey, Retry};
 use holdfast_custody::Reason;
+use holdfast_index::store::Write;
+use holdfast_index::store::memory::Fate;
 use holdfast_index::{Index, Reserve};
 
-use crate::world::{Books, Client, SOON, WITHIN, World, kind, wish};
+use crate::world::{Books, Client, SOON, WITHIN, World, ended, kind, waiting, wish};
 
 #[tokio::test]
 async fn a_budget_is_not_exceeded_and_comes_back() {
@@ -311,4 +313,51 @@ async fn a_batch_with_many_claims_is_cut_and_one_sample_with_too_many_is_refused
     let too_many = [with_claims("many", 500)];
     let refused = client.index.reserve(&client.session, &too_many, WITHIN).await.remove(0);
     assert_eq!(kind(refused), ErrorKind::Invalid, "it can never be reserved");
+}
+
+/// A request that has become larger than the whole budget keeps nobody behind it waiting, in its own process and elsewhere.
+#[tokio::test]
+async fn a_budget_that_shrinks_below_a_request_does_not_stop_the_queue() {
+    let mut world = World::with_budget(12).await;
+    let (owner, large, small) = (world.join().await, world.join().await, world.join().await);
+    let behind = large.another().await;
+    let a = owner.reserve("a", 8, WITHIN).await.expect("fits");
+    let large_wait = waiting(&large, "b", 10, WITHIN);
+    world.until_waiting(1).await;
+    let behind_wait = waiting(&behind, "c", 4, WITHIN);
+    let small_wait = waiting(&small, "d", 4, WITHIN);
+    world.until_waiting(2).await;
+    world.set_budget(&owner, 8).await.expect("nothing holds the rest");
+    owner.use_up(&a).await;
+    let d = ended(small_wait).await.expect("not behind the large one");
+    let error = ended(large_wait).await.expect_err("never");
+    assert_eq!(
+        (error.kind(), error.retry()),
+        (ErrorKind::Capacity, Retry::Never),
+        "{error}"
+    );
+    let c = ended(behind_wait).await.expect("not behind the large one");
+    small.use_up(&d).await;
+    behind.use_up(&c).await;
+    assert_eq!(world.books().paid, 0);
+}
+
+#[tokio::test]
+async fn what_another_client_wrote_in_place_of_an_earlier_releases_books_keeps_no_session_out() {
+    let world = World::with_budget(10).await;
+    world.write(Write::put("quota/b/free", "garbage")).await;
+    let client = world.join().await;
+    client.reserve("a", 10, WITHIN).await.expect("fits");
+    assert!(world.keys_with("b/free").iter().all(|key| key.contains("/x/")));
+}
+
+#[tokio::test]
+async fn a_lost_reply_to_a_new_budget_is_found_out() {
+    for fate in [Fate::Applied, Fate::NotApplied] {
+        let mut world = World::with_budget(10).await;
+        let client = world.join().await;
+        client.txn_store.faults().lose_reply(fate);
+        world.set_budget(&client, 30).await.expect("set");
+        client.reserve("a", 30, WITHIN).await.expect("fits");
+    }
 }

@@ -257,3 +257,37 @@ async fn who_waits_with_claims_is_served_with_them_or_told_that_another_has_them
     let owners = owner.index.owners(&[key], WITHIN).await.expect("owners");
     assert_eq!(owners, [Some(crate::world::sample("b", generation))]);
 }
+
+/// The claim that a free gives up is the one that a waiter wants: not in one transaction.
+#[tokio::test]
+async fn a_free_and_a_waiter_with_the_same_claim_do_not_meet_in_one_transaction() {
+    let mut world = World::without_budget();
+    // A session that was there before the budget needs no quota.
+    let free = world.join().await;
+    world.set_budget(&free, 10).await.expect("a budget");
+    let (owner, waiter) = (world.join().await, world.join().await);
+    let claimed = |name, bytes| Reserve {
+        claims: vec![ObjectKey::new("x:1").expect("a key")],
+        ..wish(name, bytes)
+    };
+    let a = owner.reserve("a", 10, WITHIN).await.expect("fits");
+    let wait = tokio::spawn({
+        let (waiter, want) = (std::sync::Arc::clone(&waiter), claimed("b", 10));
+        async move { waiter.index.reserve(&waiter.session, &[want], WITHIN).await.remove(0) }
+    });
+    world.until_waiting(1).await;
+    let reserved = free.index.reserve(&free.session, &[claimed("c", 10)], WITHIN).await;
+    let c = crate::world::sample("c", *reserved[0].as_ref().expect("without quota"));
+    for (client, sample) in [(&owner, &a), (&free, &c)] {
+        client.commit(sample).await.expect("committed");
+        client.consume(sample).await.expect("consumed");
+    }
+    // One that remembers neither reads both, and frees them in one transaction.
+    let other = world.join().await;
+    let freed = other.index.freed(&other.session, &[a, c], WITHIN).await;
+    assert!(freed.iter().all(|freed| matches!(freed, Ok(true))), "{freed:?}");
+    // It was told that another sample has its claim, or it is served when that is free.
+    if let Err(error) = ended(wait).await {
+        assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
+    }
+}

@@ -7,8 +7,8 @@ use holdfast_core::{
     Clock, Deadline, Error, Generation, ManualClock, Nonce, Result, Rng, SampleId, SeededRng, StoreId, SystemClock,
 };
 use holdfast_custody::{GroupName, Live, Publication, Reserved, Retired, invariants};
-use holdfast_index::store::TxnStore;
 use holdfast_index::store::memory::MemoryStore;
+use holdfast_index::store::{Transaction, TxnStore, Write};
 use holdfast_index::{Commit, Index, IndexConfig, LeaseGrant, Reserve, SampleRef, Session, TxnIndex};
 
 pub(crate) const WITHIN: Duration = Duration::from_secs(10);
@@ -55,12 +55,20 @@ impl Rng for TheLast {
 }
 
 impl World {
+    /// A store in real time, without a budget.
+    pub(crate) fn without_budget() -> Self {
+        Self {
+            txn_store: MemoryStore::new(Arc::new(SystemClock::new())),
+            store: StoreId::new("quota").expect("a name"),
+            budget: 0,
+        }
+    }
+
     /// A store with a budget, in real time.
     pub(crate) async fn with_budget(budget: u64) -> Self {
         let world = Self {
-            txn_store: MemoryStore::new(Arc::new(SystemClock::new())),
-            store: StoreId::new("quota").expect("a name"),
             budget,
+            ..Self::without_budget()
         };
         let index = world.index(world.txn_store.client(), Arc::new(InOrder));
         index.set_budget(budget, WITHIN).await.expect("a budget");
@@ -153,6 +161,33 @@ impl World {
     pub(crate) fn keys_with(&self, part: &str) -> Vec<String> {
         let keys = self.txn_store.dump().into_iter().map(|entry| entry.key);
         keys.filter(|key| key.contains(part)).collect()
+    }
+
+    /// The shared clock moves on, by a sweep.
+    pub(crate) async fn tick(&self, by: &Client) {
+        let now = || {
+            let dump = self.txn_store.dump();
+            dump.into_iter()
+                .find(|entry| entry.key == "quota/t")
+                .map(|entry| entry.version)
+        };
+        let (clock, before) = (SystemClock::new(), now());
+        let deadline = Deadline::after(&clock, WITHIN);
+        while now() == before {
+            assert!(!deadline.passed(&clock), "the clock stands still");
+            by.sweep().await;
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Another client writes something.
+    pub(crate) async fn write(&self, write: Write) {
+        let transaction = Transaction {
+            conditions: Vec::new(),
+            writes: vec![write],
+        };
+        let written = self.txn_store.client().transact(&transaction, WITHIN).await;
+        written.expect("written");
     }
 
     /// Until so many wait.
