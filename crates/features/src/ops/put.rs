@@ -260,7 +260,9 @@ impl Inner {
                     Ok(generation) => generation,
                     // Another sample of the batch was given up, and that ended the wait of all.
                     Err(error)
-                        if interrupted && error.kind() == ErrorKind::Capacity && error.retry() != Retry::Ambiguous =>
+                        if interrupted
+                            && matches!(error.kind(), ErrorKind::Capacity | ErrorKind::Unavailable)
+                            && error.retry() == Retry::Safe =>
                     {
                         open.push((order, ready));
                         continue;

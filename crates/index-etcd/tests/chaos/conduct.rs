@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, SystemClock, poll_until};
+use holdfast_core::{Clock, Deadline, Retry, SystemClock, poll_until};
 use holdfast_index::{Index, store::Read, store::TxnStore, store::prefix};
 use holdfast_testkit::{EtcdCluster, Process, ProcessSpec};
 
@@ -153,10 +153,15 @@ fn drain(runtime: &tokio::runtime::Runtime, index: &holdfast_index::TxnIndex, cl
         let mut quiet = 0;
         while quiet < 30 && !until.passed(clock) {
             worker::clear_up(index, &session).await;
-            let held = index
-                .lease_next(&session, &worker::group(), 16, 100, Duration::from_millis(300))
-                .await
-                .expect("leases");
+            let (group, wait) = (worker::group(), Duration::from_millis(300));
+            let held = match index.lease_next(&session, &group, 16, 100, wait).await {
+                // Busy: that says nothing about whether a sample is left.
+                Err(error) if error.retry() == Retry::Safe => {
+                    quiet = 0;
+                    continue;
+                }
+                held => held.expect("leases"),
+            };
             for result in index.ack(&session, &held, within).await {
                 result.expect("acknowledged");
             }
