@@ -495,6 +495,20 @@ async fn foreign_requests_that_could_never_be_served_do_not_stop_the_quota() {
         ),
         ("b/w/000000000000000b".to_owned(), request(&[])),
     ];
+    for (key, value) in [
+        (
+            "b/w/000000000000000c",
+            request(&[want("one", "").replace(":0,", ":10,")]),
+        ),
+        (
+            "b/w/000000000000000d",
+            request(&[want("two", "").replace(":0,", ":10,")]),
+        ),
+    ] {
+        world.write(key, value).await;
+    }
+    let sweep = world.index.sweep(&session, 100, CALL);
+    assert_eq!(sweep.await.expect("swept").quarantined, 2, "two at once");
     for (key, value) in &foreign {
         let generation = one(world.index.reserve(&session, &[item("x", 60)], CALL).await).expect("reserved");
         let sample = SampleRef {

@@ -7,7 +7,7 @@ use holdfast_custody::{Reserved, Version};
 use tokio_util::sync::CancellationToken;
 
 use crate::index::TxnIndex;
-use crate::quota::{MOST_OPERATIONS, MOST_TEXT};
+use crate::quota::{MOST_OPERATIONS, MOST_TEXT, written_len};
 use crate::record::grants::{Grant, Holding};
 use crate::record::refusal::{being_written, check_claims, generation_of, owned, owner};
 use crate::record::types::Reserve;
@@ -23,14 +23,16 @@ const RESERVE: &str = "index.reserve";
 fn how_many_together(items: &[Reserve], budget: u64) -> usize {
     const MOST: usize = 48;
     let (mut bytes, mut text, mut operations) = (0_u64, 0, 0);
-    let mut samples = HashSet::new();
+    let (mut samples, mut claims) = (HashSet::new(), HashSet::new());
     let mut together = 0;
     for item in items.iter().take(MOST) {
         bytes = bytes.saturating_add(item.bytes);
-        text += item.plan.len();
+        text += written_len(&item.plan);
         operations += 1 + item.claims.len();
         let fits = bytes <= budget / 4 && text <= MOST_TEXT / 2 && operations <= MOST_OPERATIONS;
-        if !samples.insert(&item.sample) || !fits {
+        // One transaction writes no key twice.
+        let is_new = samples.insert(&item.sample) && item.claims.iter().all(|claim| claims.insert(claim));
+        if !is_new || !fits {
             break;
         }
         together += 1;
@@ -45,7 +47,8 @@ fn can_be_reserved(item: &Reserve, budget: u64) -> Result<()> {
         let error = Error::new(ErrorKind::Capacity, RESERVE, message).with("sample", &item.sample);
         return Err(error.with_retry(Retry::Never));
     }
-    if item.plan.len() > MOST_TEXT {
+    // Its claims take the rest.
+    if written_len(&item.plan) > MOST_TEXT / 4 * 3 {
         let message = "this sample's plan is longer than a transaction holds; put it in parts, or with larger chunks";
         return Err(Error::invalid(RESERVE, message).with("sample", &item.sample));
     }

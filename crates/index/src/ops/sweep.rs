@@ -13,6 +13,7 @@
 
 use std::collections::BTreeSet;
 use std::ops::Range;
+use std::time::Duration;
 
 use holdfast_core::{Deadline, ErrorKind, Result};
 use holdfast_custody::{Acknowledged, Live, Reserved, Retired, SessionId, Sweep, Tick, Verdict};
@@ -28,6 +29,9 @@ use crate::txn::batch::{Intent, Loaded};
 use crate::txn::decision::Decision;
 use crate::txn::pages::MOST_BYTES;
 use crate::txn::session::{Session, SlotClient};
+
+/// How long a sweep serves the processes that wait for quota.
+const SERVE: Duration = Duration::from_secs(1);
 
 /// What became of one due record.
 enum Swept {
@@ -104,7 +108,9 @@ impl TxnIndex {
         *self.swept_to.lock() = ended_at;
         if has_budget {
             report.quarantined += self.quota.set_unreadable_aside(deadline).await?;
-            self.quota.serve_or_leave_it(session, deadline).await;
+            // Not for long: the sweep has more to do.
+            let serve_until = deadline.min(self.core.deadline(SERVE));
+            self.quota.serve_or_leave_it(session, serve_until).await;
         }
         report.more |= self.end_keeping(session, tick, limit, deadline).await?;
         for id in due.cleared {

@@ -10,7 +10,7 @@ use super::Quota;
 use super::request::Queued;
 use crate::record::codec::{decode, unreadable};
 use crate::record::layout::Layout;
-use crate::store::{Condition, Entry, Read, Transaction, TxnOutcome, Write};
+use crate::store::{Condition, Entry, Read, Transaction, TxnOutcome, Write, is_full};
 use crate::txn::pages::MOST_BYTES;
 
 const OPERATION: &str = "index.set_budget";
@@ -67,7 +67,7 @@ impl Quota {
             // What cannot be decoded would hide the deposits behind it.
             self.set_unreadable_aside(deadline).await?;
         }
-        let mut tries = 0;
+        let (mut tries, mut last) = (0, None);
         while !deadline.passed(self.core.clock()) {
             let (entry, in_force, deposits) = self.read_budget(deadline).await?;
             let now = in_force.unwrap_or(0);
@@ -113,19 +113,19 @@ impl Quota {
             let transaction = Transaction { conditions, writes };
             let left = deadline.remaining(self.core.clock());
             match self.core.txn_store().transact(&transaction, left).await {
-                Ok(TxnOutcome::Committed(_)) => tries = 0,
-                Err(error) if error.retry() != Retry::Ambiguous => return Err(error),
-                // The next read shows whether it was applied.
-                Ok(TxnOutcome::Rejected) | Err(_) => {
-                    self.pause(tries).await;
-                    tries += 1;
+                Ok(TxnOutcome::Committed(_)) => {
+                    tries = 0;
+                    continue;
                 }
+                Err(error) if error.retry() != Retry::Ambiguous || is_full(&error) => return Err(error),
+                // The next read shows whether it was applied.
+                outcome => last = outcome.err(),
             }
+            self.pause(tries).await;
+            tries += 1;
         }
-        Err(Error::unavailable(
-            OPERATION,
-            "others kept changing the budget until the deadline",
-        ))
+        let busy = || Error::unavailable(OPERATION, "others kept changing the budget until the deadline");
+        Err(last.unwrap_or_else(busy))
     }
 
     /// The budget, for a sample of so many bytes: read again if it is too small as last seen, because it may have grown.

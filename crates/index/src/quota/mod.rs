@@ -53,7 +53,7 @@ use holdfast_custody::{SessionId, Version};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-pub(crate) use self::request::{MOST_OPERATIONS, MOST_TEXT};
+pub(crate) use self::request::{MOST_OPERATIONS, MOST_TEXT, written_len};
 use self::wait::Waiting;
 use crate::txn::TxnCore;
 

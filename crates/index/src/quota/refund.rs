@@ -91,10 +91,10 @@ impl QuotaChange<SampleRef> for Refund<'_> {
         if !self.looks.load(Ordering::Relaxed) {
             return Vec::new();
         }
-        let ask = std::mem::take(&mut self.under_way.lock().to_ask);
-        let reads = self.quota.look_reads(&ask);
-        *self.asked.lock() = ask;
-        reads
+        let more = std::mem::take(&mut self.under_way.lock().to_ask);
+        let mut ask = self.asked.lock();
+        self.quota.ask_also(&mut ask, more);
+        self.quota.look_reads(&*ask)
     }
 
     fn move_for(&self, items: &[&SampleRef], loaded: &Loaded, mut room: QuotaBudget) -> Result<Moved> {
@@ -167,6 +167,7 @@ impl QuotaChange<SampleRef> for Refund<'_> {
         let under_way = std::mem::take(&mut *self.under_way.lock());
         under_way.grants.tell(under_way.waiters, version);
         self.left_over.fetch_or(under_way.left_over, Ordering::Relaxed);
+        self.asked.lock().clear();
         if let Some((key, bytes)) = under_way.deposit {
             self.quota.state.lock().broker.made(key, Deposit { bytes, version });
         }

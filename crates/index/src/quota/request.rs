@@ -15,8 +15,18 @@ use crate::store::Entry;
 /// the claims that it may have.
 pub(crate) const MOST_OPERATIONS: usize = MOST_CLAIMS + 1;
 
-/// How many bytes its plans have at most, for the same reason.
+/// How many bytes a request has at most, as it is written, for the same reason.
 pub(crate) const MOST_TEXT: usize = 512 * 1024;
+
+/// How many bytes a text has as it is written.
+pub(crate) fn written_len(text: &str) -> usize {
+    let len = |byte: u8| match byte {
+        b'"' | b'\\' => 2,
+        0..0x20 => 6,
+        _ => 1,
+    };
+    text.bytes().map(len).sum()
+}
 
 /// Samples that are reserved together or not at all.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,13 +81,11 @@ impl WaitRequest {
 
     /// Whether a process of ours can have written it.
     fn is_lawful(&self) -> bool {
-        let text: usize = self.samples.iter().map(|item| item.plan.len()).sum();
         let samples: HashSet<&SampleId> = self.samples.iter().map(|item| &item.sample).collect();
         let claims = || self.samples.iter().flat_map(|item| &item.claims);
         let distinct: HashSet<&ObjectKey> = claims().collect();
         !self.samples.is_empty()
             && self.operations() <= MOST_OPERATIONS
-            && text <= MOST_TEXT
             && samples.len() == self.samples.len()
             && distinct.len() == claims().count()
     }
@@ -121,7 +129,7 @@ impl Queued {
         let session = Layout::session_of(&entry.key).filter(|session| layout.wait_request(*session) == entry.key);
         let session = session.ok_or_else(no_name)?;
         let want: WaitRequest = decode(entry)?;
-        if !want.is_lawful() {
+        if entry.value.len() > MOST_TEXT || !want.is_lawful() {
             return Err(unreadable(&entry.key, "no process writes such a request"));
         }
         Ok(Self {

@@ -143,6 +143,16 @@ impl Quota {
         Ok(look)
     }
 
+    /// What is to be asked about at the next look: also what was asked before, or two requests that cannot be served would
+    /// each be forgotten for the other.
+    pub(super) fn ask_also(&self, ask: &mut Vec<String>, more: Vec<String>) {
+        ask.extend(more);
+        ask.sort_unstable();
+        ask.dedup();
+        // A look, a clock and a session are read beside these.
+        ask.truncate(self.core.txn_store().limits().operations.saturating_sub(8));
+    }
+
     pub(super) async fn look(&self, ask: &[String], deadline: Deadline) -> Result<Look> {
         let left = deadline.remaining(self.core.clock());
         let snapshot = self.core.txn_store().read(&self.look_reads(ask), left).await?;
@@ -193,7 +203,7 @@ impl Quota {
             if draft.does_nothing() {
                 return Ok(());
             }
-            ask = draft.to_ask();
+            self.ask_also(&mut ask, draft.to_ask());
             let (Moved { conditions, writes }, _) = draft.finish();
             let sent = self
                 .core

@@ -129,10 +129,7 @@ impl Quota {
             return Ok(Step::Looked);
         }
         match place {
-            Some(_) => {
-                self.wait_in_queue(place, deadline).await?;
-                Ok(Step::Forward)
-            }
+            Some(_) => self.wait_in_queue(place, deadline).await,
             None => self.pay_or_join(place, deadline).await,
         }
     }
@@ -254,7 +251,7 @@ impl Quota {
         let mut state = self.state.lock();
         // Under the lock: a caller that leaves after this finds it in its place.
         if waiter.what.leaving.is_cancelled() {
-            let too_little = state.too_little > 0;
+            let too_little = state.too_little > waiter.what.too_little;
             drop(state);
             waiter.what.tell(Answer::Left { too_little });
         } else {
@@ -357,6 +354,7 @@ impl Quota {
             self.withdraw_stale(&session, &key, deadline).await?;
             return Ok(Step::Refused);
         };
+        self.state.lock().too_little += 1;
         let could_serve = match snapshot {
             Some(snapshot) => self.looked(&snapshot, &[])?.could_serve_or_merge(),
             None => true,
@@ -449,7 +447,9 @@ impl Quota {
                 "the store's budget has become smaller than what this waits for; raise it, or put less at once";
             let error = Error::new(ErrorKind::Capacity, OPERATION, message).with("wanted", want.bytes());
             let error = error.with("budget", read.budget).with_retry(Retry::Never);
+            let session = session.handle();
             self.tell(place, Answer::Failed(error));
+            self.serve_or_leave_it(&session, deadline).await;
         }
         Ok(step)
     }

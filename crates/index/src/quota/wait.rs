@@ -33,8 +33,10 @@ pub(super) const A_LITTLE_MORE: Duration = Duration::from_secs(1);
 pub(super) struct Waiting {
     pub(super) session: Session,
     pub(super) want: WaitRequest,
-    /// Cancelled when its caller leaves while it is in the shared queue.
+    /// Cancelled when its caller leaves.
     pub(super) leaving: CancellationToken,
+    /// How often the task had found too little before it came.
+    pub(super) too_little: u64,
     answer: oneshot::Sender<Answer>,
 }
 
@@ -86,7 +88,7 @@ impl Entered<'_> {
     /// Whether there was too little while it waited.
     fn found_too_little(&self) -> bool {
         let state = self.quota.state.lock();
-        state.too_little > self.too_little || state.broker.is_in_queue()
+        state.too_little > self.too_little
     }
 }
 
@@ -176,13 +178,14 @@ impl Quota {
 
     fn enter(self: &Arc<Self>, session: &Session, want: WaitRequest, answer: oneshot::Sender<Answer>) -> Entered<'_> {
         let leaving = CancellationToken::new();
+        let mut state = self.state.lock();
         let waiting = Waiting {
             session: session.handle(),
             leaving: leaving.clone(),
+            too_little: state.too_little,
             answer,
             want,
         };
-        let mut state = self.state.lock();
         let number = state.broker.arrive(waiting.want.bytes(), self.version(), waiting);
         self.run_task(&mut state);
         Entered {

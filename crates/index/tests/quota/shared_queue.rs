@@ -291,3 +291,43 @@ async fn a_free_and_a_waiter_with_the_same_claim_do_not_meet_in_one_transaction(
         assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
     }
 }
+
+/// Two in the queue want samples that other producers began to write since. Both are told, and neither is forgotten for the
+/// other.
+#[tokio::test]
+async fn two_that_cannot_be_served_are_both_told() {
+    let mut world = World::without_budget();
+    let free = world.join().await;
+    world.set_budget(&free, 10).await.expect("a budget");
+    let (owner, first, second) = (world.join().await, world.join().await, world.join().await);
+    let a = owner.reserve("a", 10, WITHIN).await.expect("fits");
+    let first_wait = waiting(&first, "x", 10, WITHIN);
+    world.until_waiting(1).await;
+    let second_wait = waiting(&second, "y", 10, WITHIN);
+    world.until_waiting(2).await;
+    for name in ["x", "y"] {
+        free.reserve(name, 10, WITHIN).await.expect("without quota");
+    }
+    owner.use_up(&a).await;
+    for wait in [first_wait, second_wait] {
+        assert_eq!(kind(ended(wait).await), ErrorKind::Conflict);
+    }
+    owner.reserve("b", 10, WITHIN).await.expect("all is back");
+}
+
+#[tokio::test]
+async fn two_samples_of_a_batch_with_the_same_claim_are_not_reserved_together() {
+    let world = World::with_budget(100).await;
+    let client = world.join().await;
+    let claimed = |name| Reserve {
+        claims: vec![ObjectKey::new("x:1").expect("a key")],
+        ..wish(name, 10)
+    };
+    let wishes = [claimed("a"), claimed("b"), wish("c", 10)];
+    let results = client.index.reserve(&client.session, &wishes, WITHIN).await;
+    let kinds: Vec<_> = results
+        .iter()
+        .map(|result| result.as_ref().map(drop).map_err(holdfast_core::Error::kind))
+        .collect();
+    assert_eq!(kinds, [Ok(()), Err(ErrorKind::Conflict), Ok(())]);
+}
