@@ -3,11 +3,11 @@
 
 #![allow(clippy::print_stdout, reason = "a program for people")]
 
-#[path = "../tests/quota_model/world.rs"]
-mod world;
+#[path = "../tests/quota_model/model/mod.rs"]
+mod model;
 
 fn main() {
-    let (broken, states) = world::explore(&world::small(), None);
+    let (broken, states) = model::explore(&model::small(), None);
     println!("{states} states; broken: {broken:?}");
     std::process::exit(i32::from(!broken.is_empty()));
 }

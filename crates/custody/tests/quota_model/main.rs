@@ -2,9 +2,9 @@
 //!
 //! All of it, completely: `cargo run --release -p holdfast-custody --example quota_model`.
 
-mod world;
+mod model;
 
-use world::{Bug, MOST_IN_A_ROW, Scenario, explore, served_in_a_row, small};
+use model::{Bug, MOST_IN_A_ROW, Scenario, explore, served_in_a_row, small};
 
 /// Enough to come to the situations that matter; the example explores all.
 const SOME: usize = 400_000;
