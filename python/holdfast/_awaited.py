@@ -352,6 +352,11 @@ class StoreCalls:
         """The unchanged bytes of a record in quarantine."""
         return await self._calls.quarantined_bytes(which, timeout)
 
+    async def set_budget(self, nbytes: int, *, timeout: float | None = None) -> None:
+        """Changes the store's budget, for all processes. It shrinks as far as samples do not hold it; :class:`Capacity` if
+        they hold more. Processes that opened the store before its first budget are not bound by it."""
+        await self._calls.set_budget(nbytes, timeout)
+
     async def drain(self, *, timeout: float | None = None) -> None:
         """Waits until every sample that was retired here is freed; :class:`Timeout` says what is left."""
         await self._calls.drain(timeout)

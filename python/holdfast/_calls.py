@@ -212,6 +212,9 @@ class Calls(Generic[L]):
         operation = self._core().quarantined_bytes(which.key, which.version, which.in_place, self.within(timeout))
         return Pending(operation, to.same)
 
+    def set_budget(self, nbytes: int, timeout: float | None) -> Pending[None]:
+        return Pending(self._core().set_budget(nbytes, self.within(timeout)), to.same)
+
     def drain(self, timeout: float | None) -> Pending[None]:
         return Pending(self._core().drain(self.within(timeout)), to.same)
 

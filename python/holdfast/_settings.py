@@ -20,7 +20,7 @@ def warn_about_budget(store: str, asked_for: int | None, in_force: int | None) -
     if asked_for is not None and in_force is not None and asked_for != in_force:
         warnings.warn(
             f"store {store!r} has a budget of {in_force} bytes already, which stays: the {asked_for} bytes that "
-            "were requested here are ignored. Open it with the budget in force, or use another store",
+            "were requested here are ignored. Open it with the budget in force, or change that with store.set_budget",
             RuntimeWarning,
             stacklevel=4,
         )

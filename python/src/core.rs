@@ -520,6 +520,13 @@ impl Core {
         Ok(self.0.get("store").or_raise(py)?.parts().or_raise(py)?.budget)
     }
 
+    /// Changes the store's budget.
+    fn set_budget(&self, py: Python<'_>, bytes: u64, timeout: f64) -> PyResult<Operation> {
+        let (parts, within) = self.begin(py, timeout)?;
+        let work = async move { parts.store.set_budget(bytes, within).await };
+        Operation::begin(within, work, |py, (), _late| Ok(py.None())).or_raise(py)
+    }
+
     /// Waits until everything that was retired here is freed.
     fn drain(&self, py: Python<'_>, timeout: f64) -> PyResult<Operation> {
         let (parts, within) = self.begin(py, timeout)?;

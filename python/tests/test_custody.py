@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -230,3 +231,21 @@ def test_over_budget_is_a_memory_error(open_store: OpenStore) -> None:
         store.put("more", {"x": bytes(900 << 10)}, timeout=1)
     store.abort("fits")
     store.put("more", {"x": bytes(900 << 10)}, timeout=20)
+
+
+def test_a_budget_is_changed_and_serves_who_waits(open_store: OpenStore) -> None:
+    store, other = open_store(budget=1 << 20), open_store()
+    store.put("first", {"x": bytes(900 << 10)})
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(other.put, "second", {"x": bytes(900 << 10)}, timeout=20)
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=1)
+        store.set_budget(2 << 20)
+        waiting.result(timeout=10)
+    with pytest.raises(holdfast.Capacity, match="hold more"):
+        store.set_budget(1 << 20)
+    store.abort_many(["first", "second"])
+    store.drain()
+    store.set_budget(1 << 20)
+    with pytest.raises(holdfast.Capacity, match="whole budget"):
+        store.put("large", {"x": bytes((1 << 20) + 1)}, timeout=5)

@@ -244,6 +244,25 @@ impl FeatureStore {
         .await
     }
 
+    /// Changes the store's budget, or sets one. A budget shrinks as far as samples do not hold it: the error (`Capacity`)
+    /// says that more is held. Processes that opened the store before its first budget are not bound by it.
+    pub async fn set_budget(&self, bytes: u64, within: Duration) -> Result<()> {
+        self.run("features.set_budget", move |inner| async move {
+            let deadline = inner.deadline(within);
+            inner
+                .runtime
+                .index
+                .set_budget(bytes, inner.runtime.left(deadline))
+                .await?;
+            // Serves the processes that wait for it.
+            if let Err(error) = inner.reclaim.sweep(deadline).await {
+                tracing::debug!(%error, "the next sweep serves the processes that wait for quota");
+            }
+            Ok(())
+        })
+        .await
+    }
+
     /// Waits until every sample that was retired here is freed. The error (kind `Timeout`) says which are left.
     pub async fn drain(&self, within: Duration) -> Result<()> {
         let inner = self.inner();
