@@ -85,6 +85,14 @@ struct State {
     too_little: u64,
 }
 
+impl State {
+    /// Whether there was too little for a waiter that came when the task had found that so often. Behind a process in the
+    /// queue there is too little, too.
+    fn found_too_little(&self, before: u64) -> bool {
+        self.too_little > before || self.broker.is_in_queue()
+    }
+}
+
 impl Quota {
     pub(crate) fn new(core: Arc<TxnCore>) -> Self {
         Self {

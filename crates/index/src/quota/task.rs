@@ -251,7 +251,7 @@ impl Quota {
         let mut state = self.state.lock();
         // Under the lock: a caller that leaves after this finds it in its place.
         if waiter.what.leaving.is_cancelled() {
-            let too_little = state.too_little > waiter.what.too_little;
+            let too_little = state.found_too_little(waiter.what.too_little);
             drop(state);
             waiter.what.tell(Answer::Left { too_little });
         } else {
@@ -354,7 +354,11 @@ impl Quota {
             self.withdraw_stale(&session, &key, deadline).await?;
             return Ok(Step::Refused);
         };
-        self.state.lock().too_little += 1;
+        {
+            let mut state = self.state.lock();
+            state.too_little += 1;
+            state.broker.in_queue(Some(waiter.since));
+        }
         let could_serve = match snapshot {
             Some(snapshot) => self.looked(&snapshot, &[])?.could_serve_or_merge(),
             None => true,

@@ -87,8 +87,7 @@ impl Entered<'_> {
 
     /// Whether there was too little while it waited.
     fn found_too_little(&self) -> bool {
-        let state = self.quota.state.lock();
-        state.too_little > self.too_little
+        self.quota.state.lock().found_too_little(self.too_little)
     }
 }
 
