@@ -59,13 +59,15 @@ pub(crate) enum Subject {
     Features,
     /// The KV tier, against SGLang's own Mooncake back end; and the planner under load
     Kv,
+    /// Prefetches from SSD, by each route, and probes against Mooncake's own
+    Prefetch,
 }
 
 #[derive(Args)]
 pub(crate) struct Bench {
     /// What to measure
     subject: Subject,
-    /// `index`, `features` and `kv` only: fewer rounds
+    /// Fewer rounds
     #[arg(long)]
     quick: bool,
     /// Print nothing but one JSON object, last
@@ -82,15 +84,19 @@ pub(crate) fn bench(options: &Bench) -> Result<()> {
             "--example",
             "engine_bench",
         ],
+        Subject::Prefetch => [
+            "holdfast-engine-mooncake",
+            "--all-features",
+            "--example",
+            "prefetch_bench",
+        ],
         Subject::Index => ["holdfast-index-etcd", "--all-features", "--example", "index_bench"],
         Subject::Features => return crate::features::bench(options.quick, options.json),
         Subject::Kv => return crate::kv::bench(options.quick, options.json),
     });
     arguments.push("--");
     arguments.extend(options.json.then_some("--json"));
-    if matches!(options.subject, Subject::Index) {
-        arguments.extend(options.quick.then_some("--quick"));
-    }
+    arguments.extend(options.quick.then_some("--quick"));
     cargo(arguments, &[])
 }
 

@@ -38,6 +38,8 @@ pub(crate) struct Compare {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Subject {
+    /// The engine trait against the wheel's own calls
+    Engine,
     /// The index against bare etcd
     Index,
     /// The feature store from Python
@@ -61,6 +63,7 @@ impl Subject {
                 "--json",
                 "--quick",
             ],
+            Self::Engine => &["xtask", "bench", "engine", "--quick", "--json"],
             Self::Features => &["xtask", "bench", "features", "--quick", "--json"],
             Self::Kv => &["xtask", "bench", "kv", "--quick", "--json"],
         }

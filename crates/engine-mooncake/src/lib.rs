@@ -405,19 +405,18 @@ impl Engine for MooncakeEngine {
                 Presence::Present { .. } => PromoteOutcome::InDram,
             })
             .collect();
-        // Only objects that are on SSD and not in DRAM are touched, so the hint grants a lease to no other object.
-        let below: Vec<_> = keys
+        let there: Vec<_> = keys
             .iter()
             .zip(&outcomes)
-            .filter(|(_, outcome)| matches!(outcome, PromoteOutcome::Asked))
+            .filter(|(_, outcome)| !matches!(outcome, PromoteOutcome::Absent))
             .map(|(key, _)| key.clone())
             .collect();
-        if !below.is_empty() {
+        if !there.is_empty() {
             let store = Arc::clone(&self.0.store);
             let left = deadline.remaining(&clock);
             self.0
                 .calls
-                .run(OPERATION, Effect::Repeatable, left, move || store.touch(&below))??;
+                .run(OPERATION, Effect::Repeatable, left, move || store.touch(&there))??;
         }
         Ok(outcomes)
     }

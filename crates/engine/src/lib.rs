@@ -73,7 +73,8 @@ pub use types::{
 ///
 /// **Probe** has no side effects: it grants no lease, promotes nothing, counts as no use.
 ///
-/// **Promote** is a hint. It has an effect only on objects that are on SSD and not in DRAM; it may grant a lease.
+/// **Promote** is a hint: objects that are on SSD and not in DRAM may come to DRAM, later or never. What is in DRAM gets a
+/// read lease, so that it is still there when it is read; the engine grants none with a promotion.
 ///
 /// **Loss.** While the master is dead, no process knows where objects are, and nothing is a `Miss` or `Absent`: every
 /// outcome, or the call, is `Unavailable`. A holder that dies takes its objects with it, pinned or not: for a while

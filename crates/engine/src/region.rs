@@ -301,6 +301,17 @@ impl Span {
         Ok(())
     }
 
+    /// Copies `len` bytes of another span in, from `from_at` there to `at` here. Fails if either has fewer.
+    pub fn copy_from(&self, at: usize, from: &Span, from_at: usize, len: usize) -> Result<()> {
+        let (to, from) = (self.pointer(at, len)?, from.pointer(from_at, len)?);
+        // SAFETY: `pointer` checked both ranges, and the spans keep their memory valid; the two may overlap, which this
+        // copy allows. No Rust reference into registered memory exists.
+        unsafe {
+            std::ptr::copy(from, to, len);
+        }
+        Ok(())
+    }
+
     /// A copy of all its bytes.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.len];
@@ -388,6 +399,14 @@ mod tests {
         span.read(6, &mut back).expect("fits");
         assert_eq!(back, [0, 1, 2, 3]);
         assert_eq!(region.whole().to_vec()[16..20], [0, 1, 2, 3]);
+        region
+            .span(0..4)
+            .expect("inside")
+            .copy_from(1, &span, 7, 3)
+            .expect("fits");
+        assert_eq!(region.whole().to_vec()[..4], [0, 1, 2, 3]);
+        assert!(span.copy_from(8, &region.whole(), 0, 3).is_err());
+        assert!(span.copy_from(0, &region.whole(), 98, 3).is_err());
         assert!(span.write(8, &[1, 2, 3]).is_err());
         assert!(span.write(usize::MAX, &[1]).is_err());
         for range in [0..0, 5..5, 99..101, Range { start: 9, end: 3 }] {

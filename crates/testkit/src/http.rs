@@ -1,4 +1,4 @@
-//! Small HTTP requests to the processes that we started, each answered within a second or not at all.
+//! Small HTTP requests to the processes that we started, each answered within a bound or not at all.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -6,9 +6,12 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use ureq::Agent;
 
+/// For questions that are asked again and again until the answer is the wanted one.
+const SHORT: Duration = Duration::from_secs(1);
+
 static AGENT: LazyLock<Agent> = LazyLock::new(|| {
     Agent::config_builder()
-        .timeout_global(Some(Duration::from_secs(1)))
+        .timeout_global(Some(SHORT))
         .http_status_as_error(false) // an unhealthy server says why in the body
         .proxy(None) // loopback only
         .max_idle_connections(0) // a kept connection would outlive a restarted server
@@ -18,7 +21,13 @@ static AGENT: LazyLock<Agent> = LazyLock::new(|| {
 
 /// The body of the answer, whatever its status.
 pub(crate) fn get(url: &str) -> Result<String> {
-    let mut answer = AGENT.get(url).call().with_context(|| format!("no answer from {url}"))?;
+    get_within(url, SHORT)
+}
+
+/// [`get`], of a server that may be busy.
+pub(crate) fn get_within(url: &str, within: Duration) -> Result<String> {
+    let request = AGENT.get(url).config().timeout_global(Some(within)).build();
+    let mut answer = request.call().with_context(|| format!("no answer from {url}"))?;
     answer
         .body_mut()
         .read_to_string()

@@ -37,6 +37,7 @@
 //! | `node` | one process that can be killed, stopped, resumed, restarted |
 //! | `process`, `spawner`, `identity` | a child that cannot outlive us; whether a pid is still the same process |
 //! | `site`, `ports`, `scratch` | where a cluster lives: folder, ports, launched processes |
+//! | `figures` | a master's counters; quantiles |
 //! | `install`, `http`, `sockets`, `wait` | where the binaries are; a GET; listeners; waiting with a deadline |
 
 mod builder;
@@ -44,6 +45,7 @@ mod cluster;
 mod detached;
 mod disaster;
 mod etcd;
+mod figures;
 mod holder;
 mod http;
 mod identity;
@@ -63,6 +65,7 @@ pub use cluster::{Cluster, Endpoints};
 pub use detached::{DetachedCluster, RecordedProcess};
 pub use disaster::Revisions;
 pub use etcd::EtcdCluster;
+pub use figures::{master_figure, quantile};
 pub use identity::ProcessIdentity;
 pub use install::Install;
 pub use node::Node;

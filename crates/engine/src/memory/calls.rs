@@ -157,7 +157,10 @@ impl State {
         let lease = self.now.after(self.config.lease_ttl);
         match self.object_mut(key) {
             None => PromoteOutcome::Absent,
-            Some(object) if object.in_dram() => PromoteOutcome::InDram,
+            Some(object) if object.in_dram() => {
+                object.lease_until = lease;
+                PromoteOutcome::InDram
+            }
             Some(object) => {
                 object.lease_until = lease;
                 self.queue_promotion(key);

@@ -40,6 +40,7 @@ mod deadlines;
 mod keys;
 mod lengths;
 mod loss;
+mod observed;
 mod on_memory;
 mod pressure;
 mod probe;
@@ -59,6 +60,7 @@ use crate::Engine;
 pub use check::pattern;
 pub use context::{Client, Context};
 pub use holdfast_core::testing::{CaseResult, Failure};
+pub use observed::{Calls, Observed};
 pub use on_memory::MemoryBackend;
 
 /// The cluster that a case needs.
