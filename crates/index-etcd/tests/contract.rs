@@ -55,10 +55,10 @@ impl Harness for OnEtcd {
         &self.store
     }
 
-    // etcd's shortest lease, and ticks that a case can wait for.
+    // A session that a starved machine does not end, and ticks that a case can wait for.
     fn settings(&self) -> IndexConfig {
         IndexConfig {
-            session_ttl: Duration::from_secs(2),
+            session_ttl: Duration::from_secs(6),
             tick: Duration::from_millis(100),
             grace_ticks: 2,
             reserve_ticks: 20,

@@ -64,7 +64,7 @@ pub fn record(bytes: &[u8]) {
         let writes = layout.put_live(&sample, None, &record, &description);
         assert!(writes.is_ok(), "{writes:?}");
         for key in layout.ready_entries(&sample, &record, None) {
-            assert_eq!(Layout::ready_sample(&key).as_ref(), Some(&sample));
+            assert_eq!(Layout::sample_of(&key).as_ref(), Some(&sample));
         }
         for sweep in &sweeps {
             record.sweep(sweep);
@@ -170,8 +170,8 @@ pub fn key(bytes: &[u8]) {
         let home = layout.to_free(&sample, generation);
         assert_eq!(Layout::parse_retired(&home), Some((sample, generation)));
     }
-    if let Some(sample) = Layout::ready_sample(text) {
-        assert_eq!(Layout::ready_sample(&layout.live(&sample)), Some(sample));
+    if let Some(sample) = Layout::sample_of(text) {
+        assert_eq!(Layout::sample_of(&layout.live(&sample)), Some(sample));
     }
     if let Some(session) = Layout::session_of(text) {
         assert_eq!(Layout::session_of(&layout.alive(session)), Some(session));

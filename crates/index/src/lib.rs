@@ -36,7 +36,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use holdfast_core::{Generation, ObjectKey, Result, SampleId};
-use holdfast_custody::{GroupName, Reason, Tick, Version};
+use holdfast_custody::{GroupName, Reason, SessionId, Tick, Version};
 use tokio_util::sync::CancellationToken;
 
 pub use index::TxnIndex;
@@ -44,8 +44,8 @@ use ready::shards::ReadyEntry;
 pub use record::schema;
 use record::types::any_sample;
 pub use record::types::{
-    AckOutcome, Commit, FreeList, FreeTask, LeaseGrant, ListPlace, LiveSample, MOST_CLAIMS, PassedOver, Quarantined,
-    Reserve, SampleRef, SweepReport, Terms, Unreadable, Versioned,
+    AckOutcome, Commit, FreeList, FreeTask, LeaseGrant, ListPlace, LiveList, LiveSample, MOST_CLAIMS, PassedOver,
+    Quarantined, Reserve, SampleRef, SweepReport, Terms, Unreadable, Versioned,
 };
 pub use store::History;
 pub use txn::IndexConfig;
@@ -253,6 +253,16 @@ pub trait Index: Send + Sync + Debug {
     /// Another epoch for retained samples.
     async fn reopen(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>>;
 
+    /// Some samples that are ready for a group now, up to `count`, without taking them: those that the next takes of this
+    /// process begin with, if each takes `at_once`. Other processes may be faster.
+    async fn peek(&self, group: &GroupName, count: usize, at_once: usize, within: Duration) -> Result<Vec<SampleRef>>;
+
+    /// The sessions that are alive.
+    async fn sessions(&self, within: Duration) -> Result<Vec<SessionId>>;
+
+    /// Live samples in the order of their names, `limit` at most, from behind a place on.
+    async fn live(&self, after: Option<&ListPlace>, limit: usize, within: Duration) -> Result<LiveList>;
+
     /// The records of samples; none for one that is not live.
     async fn look(&self, samples: &[SampleId], within: Duration) -> Result<Vec<Option<LiveSample>>>;
 
@@ -403,6 +413,18 @@ impl Index for TxnIndex {
 
     async fn reopen(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
         self.do_reopen(session, items, self.core.deadline(within)).await
+    }
+
+    async fn peek(&self, group: &GroupName, count: usize, at_once: usize, within: Duration) -> Result<Vec<SampleRef>> {
+        self.ready.peek(group, count, at_once, self.core.deadline(within)).await
+    }
+
+    async fn sessions(&self, within: Duration) -> Result<Vec<SessionId>> {
+        self.do_sessions(self.core.deadline(within)).await
+    }
+
+    async fn live(&self, after: Option<&ListPlace>, limit: usize, within: Duration) -> Result<LiveList> {
+        self.do_live(after, limit, self.core.deadline(within)).await
     }
 
     async fn look(&self, samples: &[SampleId], within: Duration) -> Result<Vec<Option<LiveSample>>> {

@@ -18,6 +18,7 @@ use anyhow::Result;
 use holdfast_core::{Clock, SystemClock};
 use holdfast_index_etcd::{EtcdConfig, EtcdStore};
 use holdfast_testkit::EtcdCluster;
+pub(crate) use holdfast_testkit::quantile;
 
 /// Enough for anything on a machine that does other things too.
 pub(crate) const WITHIN: Duration = Duration::from_secs(60);
@@ -59,17 +60,6 @@ const SHAPES: [Shape; 3] = [
 
 pub(crate) fn median(figures: &mut [f64]) -> f64 {
     quantile(figures, 0.5)
-}
-
-pub(crate) fn quantile(figures: &mut [f64], q: f64) -> f64 {
-    figures.sort_by(f64::total_cmp);
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "an index between 0 and the length"
-    )]
-    let at = ((figures.len().max(1) - 1) as f64 * q).round() as usize;
-    figures.get(at).copied().unwrap_or(f64::NAN)
 }
 
 pub(crate) fn rounded(figure: f64) -> f64 {

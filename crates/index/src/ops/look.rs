@@ -79,7 +79,7 @@ impl TxnIndex {
     }
 }
 
-fn view(sample: &SampleId, entry: &Entry) -> Result<LiveSample> {
+pub(crate) fn view(sample: &SampleId, entry: &Entry) -> Result<LiveSample> {
     let record: Versioned<Live> = decode_versioned(entry)?;
     Ok(LiveSample {
         sample: SampleRef {

@@ -6,6 +6,7 @@ mod free;
 mod kept;
 mod lease;
 mod lease_next;
+mod list;
 mod look;
 mod quarantine;
 mod reserve;

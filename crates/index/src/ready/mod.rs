@@ -110,6 +110,44 @@ impl ReadyLists {
         self.scan_all_shards(session, group, count, &list, deadline).await
     }
 
+    /// Some samples that are ready for the group, left where they are: what the next takes of this process begin with, if
+    /// each takes `at_once`. A take reads on from shard to shard, and each of them as far as it needs.
+    pub(crate) async fn peek(
+        &self,
+        group: &GroupName,
+        count: usize,
+        at_once: usize,
+        deadline: Deadline,
+    ) -> Result<Vec<SampleRef>> {
+        let list = self.list(group);
+        let mut samples = list.seen(self.core.clock().now());
+        let all = usize::try_from(SHARDS).unwrap_or(usize::MAX);
+        let first = self.next_shard.load(Ordering::Relaxed);
+        let (mut from, mut of_each) = (0, at_once.max(1));
+        while samples.len() < count && from < all {
+            // If these are not full, the samples are spread thin, and the rest is read at once.
+            let some = if from == 0 {
+                count.div_ceil(of_each).min(all)
+            } else {
+                all - from
+            };
+            let shards = (from..from + some).map(|turn| Shard {
+                number: first.wrapping_add(turn as u64) % SHARDS,
+                after: None,
+            });
+            let reads: Vec<Read> = shards.map(|shard| self.shard(group, &shard, of_each)).collect();
+            let snapshot = self.read_shards(&reads, deadline).await?;
+            let found = self.found_in(group, &snapshot, &list, deadline).await?;
+            let new = found.into_iter().map(|entry| entry.sample);
+            let new: Vec<SampleRef> = new.filter(|sample| !samples.contains(sample)).collect();
+            samples.extend(new);
+            from += some;
+            of_each = count.div_ceil(all);
+        }
+        samples.truncate(count);
+        Ok(samples)
+    }
+
     /// Reads some shards. Within a shard the oldest samples come first.
     async fn scan_shards(
         &self,
@@ -344,7 +382,7 @@ pub(crate) fn parse(layout: &Layout, group: &GroupName, entry: &Entry) -> Result
         .rsplit('/')
         .nth(1)
         .and_then(|order| u64::from_str_radix(order, 16).ok());
-    let parsed = order.and_then(Generation::new).zip(Layout::ready_sample(key));
+    let parsed = order.and_then(Generation::new).zip(Layout::sample_of(key));
     // Under any other key the entry would neither be found again nor deleted.
     let parsed = parsed.filter(|(generation, sample)| layout.ready_entry(sample, *generation, group) == *key);
     let (generation, sample) =

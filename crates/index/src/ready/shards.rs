@@ -150,6 +150,13 @@ impl ReadyList {
         })
     }
 
+    /// The fresh samples that were seen and not taken, in the order in which they will be.
+    pub(crate) fn seen(&self, now: Timestamp) -> Vec<SampleRef> {
+        let known = self.known.lock();
+        let fresh = known.found.iter().filter(|(_, since)| now.since(*since) <= FRESH);
+        fresh.map(|(found, _)| found.sample.clone()).collect()
+    }
+
     /// Adds samples that a read showed, for all consumers of this process. Returns how many of them were not known
     /// before.
     pub(crate) fn leave(&self, found: impl IntoIterator<Item = ReadyEntry>, now: Timestamp) -> usize {

@@ -228,6 +228,10 @@ impl Layout {
         self.of_sample("s/", sample).name(sample.as_str()).0
     }
 
+    pub(crate) fn all_live(&self) -> Range<String> {
+        prefix(self.key(format_args!("s/")))
+    }
+
     pub(crate) fn retired_with_readers(&self, sample: &SampleId, generation: Generation) -> String {
         let key = self.of_sample("g/", sample).name(sample.as_str()).text("/");
         key.number(generation.get().to_be_bytes()).0
@@ -288,8 +292,8 @@ impl Layout {
         format!("{}{:016x}-{number:x}", self.grant_lists(to, until), by.0)
     }
 
-    /// The sample that a key of the ready list names.
-    pub(crate) fn ready_sample(key: &str) -> Option<SampleId> {
+    /// The sample that a key of `s/` or of a ready list names.
+    pub(crate) fn sample_of(key: &str) -> Option<SampleId> {
         unescaped(key.rsplit('/').next()?)
     }
 

@@ -150,6 +150,17 @@ pub struct FreeList {
     pub later: usize,
 }
 
+/// A part of the list of live samples.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LiveList {
+    /// The samples.
+    pub samples: Vec<SampleRef>,
+    /// Where the list continues; none at its end.
+    pub next: Option<ListPlace>,
+    /// Records of later releases, which were skipped.
+    pub later: usize,
+}
+
 /// A place in a list: after the last record that was looked at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListPlace(pub(crate) String);

@@ -50,6 +50,7 @@ mod free;
 mod history;
 mod layout;
 mod lease;
+mod list;
 mod nack;
 mod next;
 mod read;
@@ -192,6 +193,7 @@ pub fn cases() -> Vec<Case> {
         commit::CASES,
         lease::CASES,
         next::CASES,
+        list::CASES,
         read::CASES,
         renew::CASES,
         ack::CASES,
