@@ -384,3 +384,35 @@ async fn a_get_needs_room_in_the_pool() {
     drop((first, second));
     get_all(&store, &lease).await.expect("room again");
 }
+
+#[tokio::test]
+async fn a_sample_named_twice_in_one_abort_is_gone_the_second_time() {
+    let world = World::new();
+    let store = world.open().await;
+    put(&store, item("run/1", &[100], 7)).await;
+    let both = store.abort(&[id("run/1"), id("run/1"), id("run/2")], WITHIN).await;
+    let kinds: Vec<_> = both
+        .iter()
+        .map(|each| each.as_ref().err().map(|error| error.kind()))
+        .collect();
+    assert_eq!(kinds, [None, Some(ErrorKind::NotFound), Some(ErrorKind::NotFound)]);
+}
+
+#[tokio::test]
+async fn a_store_is_ended_page_by_page_and_not_under_others() {
+    let world = World::new();
+    let (store, other) = (world.open().await, world.open().await);
+    for n in 0..300 {
+        put(&store, item(&format!("run/{n}"), &[100], n)).await;
+    }
+    let error = store.end(false, WITHIN).await.expect_err("another session is alive");
+    assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
+    other.close(WITHIN).await.expect("closed");
+    assert_eq!(store.end(false, WITHIN).await.expect("ended"), 300);
+    assert_eq!(store.end(false, WITHIN).await.expect("ended"), 0);
+    let first = store
+        .find(&[id("run/0"), id("run/299")], WITHIN)
+        .await
+        .expect("an answer");
+    assert!(first.iter().all(Option::is_none));
+}

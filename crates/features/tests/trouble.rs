@@ -11,7 +11,7 @@ use common::raw::keys_of;
 use common::*;
 use holdfast_core::{Clock, ErrorKind, Retry, SystemClock};
 use holdfast_engine::{EngineExt, PutOptions};
-use holdfast_features::{FeatureConfig, FeatureStore, Stored, Wanted};
+use holdfast_features::{FeatureConfig, FeatureStore, Residency, Stored, Wanted};
 use holdfast_index::store::memory::Fate;
 
 async fn until(what: &str, mut ready: impl FnMut() -> bool) {
@@ -440,5 +440,41 @@ async fn a_store_sweeps_by_itself() {
         .expect("taken back from the dead"));
     ack(&sweeper, &again).await.expect("acked");
     sweeper.close(WITHIN).await.expect("closed");
+    world.assert_empty();
+}
+
+#[tokio::test]
+async fn a_put_to_ssd_that_nobody_confirms_says_so_in_its_time_and_leaves_nothing() {
+    let world = World::new();
+    let spilling = FeatureConfig {
+        residency: Residency::Spill,
+        ..world.config()
+    };
+    let engine = HeldUp::new(world.cluster.connect());
+    let store = world
+        .open_on(engine.clone(), world.txn_store.client(), spilling)
+        .await;
+    let clock = SystemClock::new();
+    // The in-memory engine has no SSD; in the second round its master does not answer.
+    for mode in [Mode::Pass, Mode::SilentProbe] {
+        engine.set(mode);
+        let within = Duration::from_millis(600);
+        let begun = clock.now();
+        let error = store
+            .put(item("run/1", &[100], 1), within)
+            .await
+            .expect_err("nothing promises that it is kept");
+        assert!(clock.now().since(begun) < within, "the commit's share was used up");
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert!(error.to_string().contains("--enable_offload"), "{error}");
+        let cause = std::error::Error::source(&error).map(ToString::to_string);
+        assert_eq!(
+            cause.is_some_and(|cause| cause.contains("out of time")),
+            mode == Mode::SilentProbe
+        );
+        engine.set(Mode::Pass);
+        assert!(store.find(&[id("run/1")], WITHIN).await.expect("an answer")[0].is_none());
+    }
+    store.close(WITHIN).await.expect("closed");
     world.assert_empty();
 }

@@ -106,7 +106,7 @@ async fn another_generation_is_fenced_although_its_bytes_are_there() {
 }
 
 #[tokio::test]
-async fn a_sample_without_checksums_is_taken_first() {
+async fn a_sample_without_checksums_is_looked_up_again_after_its_bytes_have_come() {
     let world = World::new();
     let engine = HeldUp::new(world.cluster.connect());
     let config = FeatureConfig {
@@ -114,22 +114,28 @@ async fn a_sample_without_checksums_is_taken_first() {
         ..world.config()
     };
     let store = world.open_on(engine.clone(), world.txn_store.client(), config).await;
+    let other = world.open().await;
     let stored = put(&store, item("run/1", &LENS, 7)).await;
+    let before = world.txn_store.dump();
+    check_tensors(&get(&store, &stored.reference).await.expect("tensors"), &LENS, 7);
+    assert_eq!(world.txn_store.dump(), before, "nothing is written to the index");
+    let _keeps_its_bytes = read(&other, &stored.reference).await;
     engine.set(Mode::HangBeforeGet);
     let getting = tokio::spawn({
         let (store, reference) = (store.clone(), stored.reference.clone());
         async move { get(&store, &reference).await }
     });
-    let is_read = async {
-        loop {
-            let found = one(store.find(&[id("run/1")], WITHIN).await.expect("an answer")).expect("it is live");
-            if found.record.leases().count() > 0 {
-                return;
-            }
+    let held_up = async {
+        while !engine.holds_one_up() {
+            tokio::task::yield_now().await;
         }
     };
-    let seen = tokio::time::timeout(WITHIN, is_read).await;
+    tokio::time::timeout(WITHIN, held_up).await.expect("its bytes move");
+    one(other.abort(&[id("run/1")], WITHIN).await).expect("aborted");
     engine.let_go();
-    seen.expect("it is held while its bytes move");
-    check_tensors(&getting.await.expect("no panic").expect("tensors"), &LENS, 7);
+    let error = getting
+        .await
+        .expect("no panic")
+        .expect_err("it ended while its bytes moved");
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
 }

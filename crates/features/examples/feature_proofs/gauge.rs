@@ -69,11 +69,5 @@ impl Drop for Gauge {
 
 /// A counter of the master, such as `master_evicted_key_count`.
 pub(crate) fn master_counter(admin: &[String], name: &str) -> Result<f64> {
-    let address = admin.first().context("the cluster has no admin address")?;
-    let mut answer = ureq::get(format!("{address}/metrics")).call()?;
-    let text = answer.body_mut().read_to_string()?;
-    let line = text.lines().find(|line| line.split([' ', '{']).next() == Some(name));
-    let value = line.and_then(|line| line.rsplit(' ').next());
-    let value = value.with_context(|| format!("the master has no counter {name}"))?;
-    Ok(value.parse()?)
+    holdfast_testkit::master_figure(admin.first().context("the cluster has no admin address")?, name)
 }

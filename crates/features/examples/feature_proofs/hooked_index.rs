@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use holdfast_core::{Clock, Generation, ObjectKey, Result, SampleId};
-use holdfast_custody::{GroupName, Reason, Tick, Version};
+use holdfast_custody::{GroupName, Reason, SessionId, Tick, Version};
 use holdfast_index::{
-    AckOutcome, Commit, FreeList, Index, LeaseGrant, ListPlace, LiveSample, PassedOver, Quarantined, Reserve,
+    AckOutcome, Commit, FreeList, Index, LeaseGrant, ListPlace, LiveList, LiveSample, PassedOver, Quarantined, Reserve,
     SampleRef, Session, SweepReport, Terms, Unreadable,
 };
 use tokio_util::sync::CancellationToken;
@@ -141,6 +141,18 @@ impl Index for HookedIndex {
 
     async fn reopen(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
         self.inner.reopen(session, items, within).await
+    }
+
+    async fn peek(&self, group: &GroupName, count: usize, at_once: usize, within: Duration) -> Result<Vec<SampleRef>> {
+        self.inner.peek(group, count, at_once, within).await
+    }
+
+    async fn sessions(&self, within: Duration) -> Result<Vec<SessionId>> {
+        self.inner.sessions(within).await
+    }
+
+    async fn live(&self, after: Option<&ListPlace>, limit: usize, within: Duration) -> Result<LiveList> {
+        self.inner.live(after, limit, within).await
     }
 
     async fn look(&self, samples: &[SampleId], within: Duration) -> Result<Vec<Option<LiveSample>>> {

@@ -10,15 +10,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_core::{Deadline, Digest, Error, ErrorKind, ObjectKey, Result};
-use holdfast_engine::{PutOptions, PutOutcome, Span, Transfer};
+use holdfast_engine::{Pin, Presence, PutOptions, PutOutcome, Span, Transfer};
 use tokio::task::JoinHandle;
 
 use super::Io;
 use crate::io::checksum::digest_of;
+use crate::runtime::config::Residency;
 
 /// The first pause of a put that finds the engine full. Each later one is half as long again, up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+
+/// How often a put that waits for copies on SSD looks for them: one request for all of its objects. Holders write at their
+/// heartbeats, a second apart at the least.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// How much of a put's time is kept for the commit, at most.
+const SPARE_FOR_COMMIT: Duration = Duration::from_secs(1);
 
 /// An object to be written.
 #[derive(Debug)]
@@ -32,7 +40,69 @@ impl Io {
     fn put_options(&self) -> PutOptions {
         PutOptions {
             replicas: self.runtime.config.replicas,
+            pin: match self.runtime.config.residency {
+                Residency::Dram => Pin::Hard,
+                Residency::Spill => Pin::Evictable,
+            },
             ..PutOptions::default()
+        }
+    }
+
+    /// Waits until every object of these samples has been seen on SSD. Until then the engine may evict an object and lose
+    /// it; a sample must not be committed before.
+    pub(crate) async fn seen_on_ssd(&self, samples: Vec<Vec<ObjectKey>>, deadline: Deadline) -> Vec<Result<()>> {
+        let mut results: Vec<Result<()>> = samples.iter().map(|_| Ok(())).collect();
+        let mut open: Vec<(usize, ObjectKey)> = Vec::new();
+        for (sample, keys) in samples.into_iter().enumerate() {
+            open.extend(keys.into_iter().map(|key| (sample, key)));
+        }
+        // One object that never gets there must not take the time that the others need to be committed.
+        let left = self.runtime.left(deadline);
+        let spare = (left / 4).min(SPARE_FOR_COMMIT) + LOOK_EVERY;
+        let seen_by = Deadline::after(&*self.runtime.clock, left.saturating_sub(spare));
+        loop {
+            let (mut unseen, mut failed_look) = (Vec::new(), None);
+            for batch in open.chunks(self.runtime.max_batch()) {
+                let keys: Vec<ObjectKey> = batch.iter().map(|(_, key)| key.clone()).collect();
+                let engine = Arc::clone(&self.runtime.engine);
+                let probe = move |within| engine.probe(&keys, within);
+                let found = self.runtime.blocking.run("features.put", seen_by, probe).await;
+                match found {
+                    Ok(found) => {
+                        for ((sample, key), presence) in batch.iter().zip(found) {
+                            match presence {
+                                Presence::Present { ssd: 1.., .. } => {}
+                                Presence::Present { .. } => unseen.push((*sample, key.clone())),
+                                Presence::Absent | Presence::Unfinished => results[*sample] = Err(evicted(key)),
+                            }
+                        }
+                    }
+                    // What is on SSD is not known: a later look may tell.
+                    Err(error) if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout) => {
+                        unseen.extend(batch.iter().cloned());
+                        failed_look = Some(error);
+                    }
+                    Err(error) => {
+                        for (sample, _) in batch {
+                            results[*sample] = Err(error.clone());
+                        }
+                    }
+                }
+            }
+            unseen.retain(|(sample, _)| results[*sample].is_ok());
+            if unseen.is_empty() {
+                return results;
+            }
+            // A look without time would tell nothing.
+            if self.runtime.left(seen_by) <= LOOK_EVERY {
+                for (sample, key) in unseen {
+                    results[sample] = Err(not_on_ssd(&key, failed_look.clone()));
+                }
+                return results;
+            }
+            // The engine does not tell when a holder has written an object.
+            tokio::time::sleep(LOOK_EVERY).await;
+            open = unseen;
         }
     }
 
@@ -129,6 +199,28 @@ impl Digests {
         self.0.await.map_err(|failure| {
             Error::internal("features.checksum", "a checksum task panicked or was cancelled").caused_by(failure)
         })?
+    }
+}
+
+fn evicted(key: &ObjectKey) -> Error {
+    Error::unavailable(
+        "features.put",
+        "the engine evicted an object before it had a copy on SSD; nothing was committed, put the sample again",
+    )
+    .with("key", key)
+}
+
+fn not_on_ssd(key: &ObjectKey, failed_look: Option<Error>) -> Error {
+    let error = Error::unavailable(
+        "features.put",
+        "no copy on SSD was seen until the deadline, so nothing was committed; a store with residency \"spill\" needs a \
+         master with --enable_offload=true, without --offload_on_evict and --enable_oplog, and holders with an SSD folder \
+         and a bucket per object (docs/ssd.md); allow at least two heartbeats of the holders",
+    )
+    .with("key", key);
+    match failed_look {
+        Some(cause) => error.caused_by(cause),
+        None => error,
     }
 }
 

@@ -91,6 +91,15 @@ impl Inner {
             self.runtime.count.fenced.one();
             return Err(self.reclaim.gone(&lease.reference(), no_longer_held(lease)));
         }
+        let fetched = match fetched {
+            // What was read ahead may have been torn on its way, while the engine's copy is good; the first get has taken
+            // it out of the buffer.
+            Err(Trouble::Corrupt(_)) if self.runtime.prefetch.was_used() => {
+                let (moving, _moved) = mpsc::channel(1);
+                self.io.fetch(plan.objects()?, moving, deadline).await
+            }
+            fetched => fetched,
+        };
         let reference = lease.reference();
         match fetched {
             Ok(()) => Ok(()),

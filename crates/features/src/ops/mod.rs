@@ -3,10 +3,12 @@
 pub(crate) mod adopt;
 mod answer;
 mod commit;
+mod end;
 mod get;
 mod get_plan;
 pub(crate) mod put;
 mod put_plan;
+pub(crate) mod residency;
 mod retire;
 mod take;
 pub(crate) mod unleased;

@@ -43,6 +43,7 @@ use crate::ops::put_plan::{PutPlan, Record};
 use crate::reclaim::queue::Job;
 use crate::record::description::Description;
 use crate::record::plan::SampleObjects;
+use crate::runtime::config::Residency;
 use crate::runtime::inflight_puts::Begun;
 use crate::runtime::tasks::Caller;
 use crate::store::{FeatureStore, Inner};
@@ -436,8 +437,26 @@ impl Inner {
         }
     }
 
-    /// Moves all bytes: sealed, or unchanged. Returns for each sample what is to be recorded of it.
+    /// Moves all bytes, to where the store's residency asks for. Returns for each sample what is to be recorded of it.
     async fn write(&self, reserved: &[Reserved], deadline: Deadline) -> Vec<Result<Record>> {
+        let mut records = self.write_to_engine(reserved, deadline).await;
+        if self.runtime.config.residency == Residency::Spill {
+            let written = reserved.iter().zip(&records).map(|(sample, record)| match record {
+                Ok(_) => sample.keys.clone(),
+                Err(_) => Vec::new(),
+            });
+            let seen = self.io.seen_on_ssd(written.collect(), deadline).await;
+            for (record, seen) in records.iter_mut().zip(seen) {
+                if let Err(error) = seen {
+                    *record = Err(error);
+                }
+            }
+        }
+        records
+    }
+
+    /// Sealed, or unchanged.
+    async fn write_to_engine(&self, reserved: &[Reserved], deadline: Deadline) -> Vec<Result<Record>> {
         if let Some(seals) = &self.io.seals {
             return self.write_sealed(seals, reserved, deadline).await;
         }

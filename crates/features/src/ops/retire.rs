@@ -15,65 +15,86 @@ const LOOKS: usize = 4;
 
 impl Inner {
     pub(crate) async fn abort(&self, samples: &[SampleId], deadline: Deadline) -> Vec<Result<()>> {
-        let mut results = Vec::with_capacity(samples.len());
+        let mut given_up = Vec::with_capacity(samples.len());
         for sample in samples {
             let left = self.runtime.left(deadline);
             // A put that is already committing finishes first; then there is a live sample to retire.
-            let given_up = tokio::time::timeout(left, self.inflight_puts.give_up(sample)).await;
-            let retired = self.abort_live(sample, deadline).await;
-            results.push(match (given_up, retired) {
-                (Ok(true), Err(error)) if error.kind() == ErrorKind::NotFound => Ok(()),
-                (_, retired) => retired,
-            });
+            given_up.push(tokio::time::timeout(left, self.inflight_puts.give_up(sample)).await);
+        }
+        let retired = self.abort_live(samples, deadline).await;
+        let both = given_up.into_iter().zip(retired);
+        both.map(|both| match both {
+            (Ok(true), Err(error)) if error.kind() == ErrorKind::NotFound => Ok(()),
+            (_, retired) => retired,
+        })
+        .collect()
+    }
+
+    /// Retires whichever incarnations are live.
+    async fn abort_live(&self, samples: &[SampleId], deadline: Deadline) -> Vec<Result<()>> {
+        let mut results: Vec<Result<()>> = samples.iter().map(|_| Ok(())).collect();
+        let mut open: Vec<usize> = (0..samples.len()).collect();
+        for _ in 0..LOOKS {
+            let ids: Vec<SampleId> = open.iter().map(|at| samples[*at].clone()).collect();
+            let views = match self.runtime.index.look(&ids, self.runtime.left(deadline)).await {
+                Ok(views) => views,
+                Err(error) => {
+                    open.iter().for_each(|at| results[*at] = Err(error.clone()));
+                    return results;
+                }
+            };
+            // What a look does not find is gone, whatever an earlier turn has met.
+            open.iter().for_each(|at| results[*at] = Err(gone(&samples[*at])));
+            let (live, views): (Vec<usize>, Vec<LiveSample>) = open
+                .iter()
+                .zip(views)
+                .filter_map(|(at, view)| Some((*at, view?)))
+                .unzip();
+            let mut again = Vec::new();
+            for (at, retired) in live.into_iter().zip(self.retire_views(&views, deadline).await) {
+                // Put anew or retired since the look: look again.
+                let changed = |error: &Error| matches!(error.kind(), ErrorKind::Fenced | ErrorKind::NotFound);
+                if retired.as_ref().is_err_and(changed) {
+                    again.push(at);
+                }
+                results[at] = retired.map(|_| ());
+            }
+            open = again;
+            if open.is_empty() {
+                break;
+            }
         }
         results
     }
 
-    async fn abort_live(&self, sample: &SampleId, deadline: Deadline) -> Result<()> {
-        let mut last = None;
-        for _ in 0..LOOKS {
-            let left = self.runtime.left(deadline);
-            let mut views = self.runtime.index.look(std::slice::from_ref(sample), left).await?;
-            let Some(view) = views.pop().flatten() else {
-                let gone = Error::new(
-                    ErrorKind::NotFound,
-                    OPERATION,
-                    "there is no such sample, or not any more",
-                );
-                return Err(gone.with("sample", sample));
-            };
-            match self.retire_view(&view, deadline).await {
-                Ok(_) => return Ok(()),
-                // Put anew or retired since the look: look again.
-                Err(error) if matches!(error.kind(), ErrorKind::Fenced | ErrorKind::NotFound) => last = Some(error),
-                Err(error) => return Err(error),
-            }
+    /// Retires exactly these incarnations, all in one call to the index.
+    pub(crate) async fn retire_views(&self, views: &[LiveSample], deadline: Deadline) -> Vec<Result<AckOutcome>> {
+        if views.is_empty() {
+            return Vec::new();
         }
-        Err(last.unwrap_or_else(|| Error::internal(OPERATION, "the sample was never looked up; this is a bug")))
-    }
-
-    async fn retire_view(&self, view: &LiveSample, deadline: Deadline) -> Result<AckOutcome> {
-        let session = self.runtime.sessions.current(OPERATION, deadline).await?;
-        let (samples, left) = (std::slice::from_ref(&view.sample), self.runtime.left(deadline));
-        let mut answers = self
+        let session = match self.runtime.sessions.current(OPERATION, deadline).await {
+            Ok(session) => session,
+            Err(error) => return vec![Err(error); views.len()],
+        };
+        let samples: Vec<SampleRef> = views.iter().map(|view| view.sample.clone()).collect();
+        let left = self.runtime.left(deadline);
+        let answers = self
             .runtime
             .index
-            .retire(&session, samples, Reason::Aborted, left)
+            .retire(&session, &samples, Reason::Aborted, left)
             .await;
-        let answer = answers
-            .pop()
-            .unwrap_or_else(|| Err(Error::internal(OPERATION, "the index returned no answer (a bug)")));
-        if let Err(error) = &answer {
-            self.runtime.sessions.refused(&session, error);
-        }
-        let answer = answer?;
-        match Description::from_bytes(&view.description) {
-            Ok(description) => self.reclaim.after_answer(&view.sample, &description, answer),
-            Err(error) => {
-                tracing::error!(%error, sample = %view.sample.sample, "it is not known which objects to remove")
+        for (view, answer) in views.iter().zip(&answers) {
+            match (answer, Description::from_bytes(&view.description)) {
+                (Err(error), _) => {
+                    self.runtime.sessions.refused(&session, error);
+                }
+                (Ok(answer), Ok(description)) => self.reclaim.after_answer(&view.sample, &description, *answer),
+                (Ok(_), Err(error)) => {
+                    tracing::error!(%error, sample = %view.sample.sample, "it is not known which objects to remove")
+                }
             }
         }
-        Ok(answer)
+        answers
     }
 
     async fn retire(&self, samples: &[SampleRef], deadline: Deadline) -> Vec<Result<AckOutcome>> {
@@ -82,21 +103,28 @@ impl Inner {
             Ok(views) => views,
             Err(error) => return vec![Err(error); samples.len()],
         };
-        let mut results = Vec::with_capacity(samples.len());
-        for (sample, view) in samples.iter().zip(views) {
-            results.push(match view {
-                Some(view) if view.sample == *sample => self.retire_view(&view, deadline).await,
-                _ => Err(Error::new(
-                    ErrorKind::NotFound,
-                    OPERATION,
-                    "this generation of the sample is not live, or not any more",
-                )
-                .with("sample", &sample.sample)
-                .with("generation", sample.generation)),
-            });
-        }
-        results
+        let live = |(sample, view): (&SampleRef, Option<LiveSample>)| view.filter(|view| view.sample == *sample);
+        let views: Vec<Option<LiveSample>> = samples.iter().zip(views).map(live).collect();
+        let found: Vec<LiveSample> = views.iter().flatten().cloned().collect();
+        let mut answers = self.retire_views(&found, deadline).await.into_iter();
+        let answer = |(sample, view): (&SampleRef, Option<LiveSample>)| {
+            let answer = view.and_then(|_| answers.next());
+            answer.unwrap_or_else(|| Err(not_live(sample)))
+        };
+        samples.iter().zip(views).map(answer).collect()
     }
+}
+
+fn gone(sample: &SampleId) -> Error {
+    let message = "there is no such sample, or not any more";
+    Error::new(ErrorKind::NotFound, OPERATION, message).with("sample", sample)
+}
+
+fn not_live(sample: &SampleRef) -> Error {
+    let message = "this generation of the sample is not live, or not any more";
+    Error::new(ErrorKind::NotFound, OPERATION, message)
+        .with("sample", &sample.sample)
+        .with("generation", sample.generation)
 }
 
 impl FeatureStore {

@@ -1,7 +1,7 @@
 //! Getting a sample without a lease: one read of the index, and no write.
 //!
 //! ```text
-//! live reference ─▶ bytes move ─▶ every byte is the committed one ─▶ tensors
+//! live reference ─▶ bytes move ─▶ every byte is the committed one, or the sample is still live ─▶ tensors
 //!                      │ missing, or different
 //!                      ▼
 //!                    take a read lease, and get under that lease: what is seen then is true
@@ -12,8 +12,9 @@
 //!
 //! # Why that is enough
 //! - Bytes with the committed checksum, or that decrypt under the sample's seal, are the committed bytes, even if
-//!   another process removes the objects meanwhile. So they can be trusted without a lease. A sample with neither is
-//!   leased first.
+//!   another process removes the objects meanwhile. So they can be trusted without a lease.
+//! - A sample with neither is looked up again after its bytes have come: objects are removed only once their sample is not
+//!   live, so one that is still live was there, untouched, all the time.
 //! - The sample was live when the live reference was made, and the get counts as made then. That is why the get
 //!   consumes a [`LiveRef`]: a later get needs a later live reference.
 //! - Nothing is held, so nothing has to be given back if the process dies, and no removal waits for it.
@@ -78,19 +79,24 @@ impl Inner {
         caller: &Caller,
         deadline: Deadline,
     ) -> Result<()> {
-        if plan.is_checked() {
-            let (moving, _moved) = mpsc::channel(1);
-            match self.io.fetch(plan.objects()?, moving, deadline).await {
-                Ok(()) => return Ok(()),
-                // The memory is not used again: what became of the call is not known.
-                Err(Trouble::Failed(error)) => return Err(error.with("sample", &reference.sample)),
-                Err(Trouble::Missing(_) | Trouble::Corrupt(_)) => {}
-            }
+        let (moving, _moved) = mpsc::channel(1);
+        match self.io.fetch(plan.objects()?, moving, deadline).await {
+            Ok(()) if plan.is_checked() || self.is_live(reference, deadline).await? => return Ok(()),
+            // The memory is not used again: what became of the call is not known.
+            Err(Trouble::Failed(error)) => return Err(error.with("sample", &reference.sample)),
+            Ok(()) | Err(Trouble::Missing(_) | Trouble::Corrupt(_)) => {}
         }
         let lease = self.take_one(reference, caller, deadline).await;
         let lease = lease.map_err(|error| self.reclaim.gone(reference, error))?;
         // Dropping the lease releases it in the background.
         self.arrive(&lease, plan, deadline).await
+    }
+
+    /// Whether exactly this incarnation is live now.
+    async fn is_live(&self, reference: &SampleRef, deadline: Deadline) -> Result<bool> {
+        let sample = std::slice::from_ref(&reference.sample);
+        let live = self.runtime.index.look(sample, self.runtime.left(deadline)).await?;
+        Ok(live.into_iter().flatten().any(|live| live.sample == *reference))
     }
 }
 

@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use holdfast_core::key::PAGES_PREFIX;
 use holdfast_core::{Error, Result, StoreId};
+use holdfast_prefetch::PrefetchConfig;
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::seal::{Keyring, MIN_CHUNK_BYTES};
 
 /// How a feature store behaves in this process. Everything but the store's name has a default.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FeatureConfig {
     /// The store's name: the first part of every key. Default: none, it must be given.
@@ -29,6 +30,12 @@ pub struct FeatureConfig {
     /// How many copies of each object the engine keeps. Default: 1.
     #[serde(default = "default_replicas")]
     pub replicas: u32,
+    /// Where the objects of samples may lie. Default: in DRAM.
+    #[serde(default)]
+    pub residency: Residency,
+    /// How samples are read ahead that lie on SSD only. Default: a buffer of 256 MiB, registered when the first one is.
+    #[serde(default, skip_serializing)]
+    pub prefetch: PrefetchConfig,
     /// The most memory of the pool that gets receive into. It is allocated when it is first needed. A get of more than
     /// half of it that finds the pool in use receives into memory of its own, through a stage. Default: 1 GiB.
     #[serde(default = "default_pool_bytes")]
@@ -84,6 +91,19 @@ pub struct FeatureConfig {
     /// allocated when it is first needed. Default: 128 MiB.
     #[serde(default = "default_stage_bytes")]
     pub stage_bytes: u64,
+}
+
+/// Where the objects of a store's samples may lie. A setting of the process that puts them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Residency {
+    /// In DRAM, pinned: nothing but a removal takes them away, and the store cannot hold more than the holders' DRAM.
+    #[default]
+    Dram,
+    /// On SSD once DRAM is full. The engine may evict them from DRAM, so a put counts as committed only when every object
+    /// has been seen to have a copy on SSD; that takes a heartbeat of the holders. It needs a master that writes objects
+    /// to SSD when they are put (`docs/ssd.md` has the flags).
+    Spill,
 }
 
 /// Settings are shown and stored; keys must not be. Settings that were read back without their keys would open a plain
@@ -149,6 +169,8 @@ impl FeatureConfig {
             chunk_bytes: default_chunk_bytes(),
             checksum: default_checksum(),
             replicas: default_replicas(),
+            residency: Residency::default(),
+            prefetch: PrefetchConfig::default(),
             pool_bytes: default_pool_bytes(),
             warm_bytes: 0,
             lease_ticks: default_lease_ticks(),
@@ -177,6 +199,7 @@ impl FeatureConfig {
         if self.chunk_bytes < MIN_CHUNK {
             return refuse("chunk_bytes", "a chunk has at least 4,096 bytes");
         }
+        self.prefetch.validate()?;
         if self.replicas == 0 {
             return refuse("replicas", "an object needs at least one copy");
         }

@@ -11,9 +11,10 @@ pub(crate) mod tasks;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, Rng};
+use holdfast_core::{Clock, Deadline, Result, Rng};
 use holdfast_engine::Engine;
 use holdfast_index::Index;
+use holdfast_prefetch::PrefetchEngine;
 use tokio::runtime::Handle;
 
 use self::blocking::BlockingCalls;
@@ -26,6 +27,8 @@ use self::tasks::Tasks;
 #[derive(Debug)]
 pub(crate) struct Runtime {
     pub(crate) engine: Arc<dyn Engine>,
+    /// The same engine, by its own type.
+    pub(crate) prefetch: Arc<PrefetchEngine>,
     pub(crate) index: Arc<dyn Index>,
     pub(crate) config: FeatureConfig,
     pub(crate) clock: Arc<dyn Clock>,
@@ -44,18 +47,21 @@ impl Runtime {
         clock: Arc<dyn Clock>,
         rng: Arc<dyn Rng>,
         handle: Handle,
-    ) -> Self {
-        Self {
+    ) -> Result<Self> {
+        let prefetch = PrefetchEngine::new(engine, config.prefetch.clone(), Arc::clone(&clock))?;
+        let prefetch = Arc::new(prefetch);
+        Ok(Self {
             sessions: Sessions::new(Arc::clone(&index), Arc::clone(&clock)),
             blocking: BlockingCalls::new(config.max_in_flight, Arc::clone(&clock)),
             tasks: Tasks::new(handle),
             count: Counting::default(),
-            engine,
+            engine: Arc::clone(&prefetch) as Arc<dyn Engine>,
+            prefetch,
             index,
             config,
             clock,
             rng,
-        }
+        })
     }
 
     pub(crate) fn deadline(&self, within: Duration) -> Deadline {

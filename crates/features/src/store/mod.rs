@@ -67,6 +67,8 @@ pub(crate) struct Inner {
     pub(crate) unseen: Arc<UnseenLeases>,
     pub(crate) inflight_puts: Arc<InflightPuts>,
     pub(crate) unreadable: Unreadable,
+    /// Finds out which samples to read ahead.
+    pub(crate) ahead: Mutex<Option<tokio::task::JoinHandle<()>>>,
 }
 
 impl Inner {
@@ -96,7 +98,7 @@ impl FeatureStore {
         let handle = Handle::try_current().map_err(|error| {
             Error::invalid(OPERATION, "open the store inside a tokio runtime; its tasks run there").caused_by(error)
         })?;
-        let runtime = Arc::new(Runtime::new(engine, index, config, clock, rng, handle));
+        let runtime = Arc::new(Runtime::new(engine, index, config, clock, rng, handle)?);
         let config = &runtime.config;
         let memory = Memory::new(&runtime);
         let seals = config
@@ -121,6 +123,7 @@ impl FeatureStore {
             unseen: Arc::default(),
             inflight_puts: Arc::default(),
             unreadable: Unreadable::default(),
+            ahead: Mutex::new(None),
             runtime,
             memory,
             io,
@@ -330,6 +333,18 @@ impl FeatureStore {
             if tokio::time::timeout(time, &mut worker).await.is_err() {
                 worker.abort();
             }
+        }
+        let ahead = inner.ahead.lock().take();
+        if let Some(ahead) = ahead {
+            ahead.abort();
+            // It was told to end; whether it panicked before does not matter any more.
+            drop(ahead.await);
+        }
+        let prefetch = Arc::clone(&inner.runtime.prefetch);
+        let ended = tokio::task::spawn_blocking(move || prefetch.close());
+        let time = inner.runtime.left(deadline).max(Duration::from_millis(100));
+        if tokio::time::timeout(time, ended).await.is_err() {
+            tracing::warn!("a read ahead has not returned yet; its thread ends by itself");
         }
         let closed = inner.runtime.sessions.close(deadline).await;
         drained?;

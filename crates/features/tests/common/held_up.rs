@@ -24,6 +24,8 @@ pub enum Mode {
     LateGet,
     /// A get begins when it is let go.
     HangBeforeGet,
+    /// A probe takes all of its time and fails.
+    SilentProbe,
     /// One get brings another byte; those after it pass.
     TornOnce,
 }
@@ -46,6 +48,8 @@ struct State {
     mode: Mode,
     /// How often calls were let go. A call that is held up waits for the next time, whatever the mode is by then.
     let_go: u64,
+    /// How many calls are held up now.
+    held: usize,
 }
 
 impl Gate {
@@ -57,9 +61,11 @@ impl Gate {
     /// Waits until calls are let go once more than when this one came.
     fn wait(&self, came_at: u64) {
         let mut state = self.state.lock();
+        state.held += 1;
         while state.let_go == came_at {
             self.opened.wait(&mut state);
         }
+        state.held -= 1;
     }
 }
 
@@ -75,6 +81,7 @@ impl HeldUp {
                 state: Mutex::new(State {
                     mode: Mode::Pass,
                     let_go: 0,
+                    held: 0,
                 }),
                 opened: Condvar::new(),
             }),
@@ -84,6 +91,11 @@ impl HeldUp {
 
     pub fn set(&self, mode: Mode) {
         self.gate.state.lock().mode = mode;
+    }
+
+    /// Whether a call is held up now.
+    pub fn holds_one_up(&self) -> bool {
+        self.gate.state.lock().held > 0
     }
 
     /// Lets every call go; returns when those that were late are done.
@@ -167,6 +179,10 @@ impl Engine for HeldUp {
     }
 
     fn probe(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<Presence>> {
+        if self.gate.enter().0 == Mode::SilentProbe {
+            std::thread::sleep(within);
+            return Err(out_of_time("engine.probe").with_retry(Retry::Safe));
+        }
         self.inner.probe(keys, within)
     }
 

@@ -60,12 +60,22 @@ pub async fn open_with(endpoints: &Endpoints, engine: Arc<dyn Engine>, keyring: 
 }
 
 pub async fn open_as(endpoints: &Endpoints, engine: Arc<dyn Engine>, config: FeatureConfig) -> FeatureStore {
+    open_for(endpoints, engine, config, Duration::from_secs(3)).await
+}
+
+/// [`open_as`], with a session that lives this long without a sign of life.
+pub async fn open_for(
+    endpoints: &Endpoints,
+    engine: Arc<dyn Engine>,
+    config: FeatureConfig,
+    session_ttl: Duration,
+) -> FeatureStore {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let txn_store = EtcdStore::open(EtcdConfig::new(endpoints.etcd.clone()), Arc::clone(&clock), WITHIN)
         .await
         .expect("etcd");
     let settings = IndexConfig {
-        session_ttl: Duration::from_secs(3),
+        session_ttl,
         tick: TICK,
         lost_ticks: 20,
         ..IndexConfig::default()

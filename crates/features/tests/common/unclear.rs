@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use holdfast_core::{Error, Generation, ObjectKey, Result, Retry, SampleId};
-use holdfast_custody::{GroupName, Reason, Tick, Version};
+use holdfast_custody::{GroupName, Reason, SessionId, Tick, Version};
 use holdfast_index::{
-    AckOutcome, Commit, FreeList, Index, LeaseGrant, ListPlace, LiveSample, PassedOver, Quarantined, Reserve,
+    AckOutcome, Commit, FreeList, Index, LeaseGrant, ListPlace, LiveList, LiveSample, PassedOver, Quarantined, Reserve,
     SampleRef, Session, SweepReport, Terms, Unreadable,
 };
 use parking_lot::Mutex;
@@ -199,6 +199,21 @@ impl Index for Unclear {
 
     async fn reopen(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
         self.inner.reopen(session, items, within).await
+    }
+
+    async fn peek(&self, group: &GroupName, count: usize, at_once: usize, within: Duration) -> Result<Vec<SampleRef>> {
+        if !self.answers(within).await {
+            return Err(silent());
+        }
+        self.inner.peek(group, count, at_once, within).await
+    }
+
+    async fn sessions(&self, within: Duration) -> Result<Vec<SessionId>> {
+        self.inner.sessions(within).await
+    }
+
+    async fn live(&self, after: Option<&ListPlace>, limit: usize, within: Duration) -> Result<LiveList> {
+        self.inner.live(after, limit, within).await
     }
 
     async fn look(&self, samples: &[SampleId], within: Duration) -> Result<Vec<Option<LiveSample>>> {

@@ -1,0 +1,85 @@
+//! Ending a store: everything that it holds is retired and freed.
+//!
+//! ```text
+//! no other session is alive ─▶ retire page by page, until no sample is live ─▶ sweep ─▶ everything is freed
+//!    │ one is
+//!    ▼
+//!  Conflict
+//! ```
+//!
+//! Committed samples have no owner: a run that died leaves them, because its resumption may need them. Ending the store is
+//! how its user says that nobody does. Whatever fails, what was retired is retired, and another call goes on from there. The
+//! store can be used again afterwards, and so can its name.
+
+use std::time::Duration;
+
+use holdfast_core::{Deadline, Error, ErrorKind, Result, SampleId};
+use holdfast_index::LiveSample;
+
+use crate::store::{FeatureStore, Inner};
+
+const OPERATION: &str = "features.end";
+/// Samples in one call to the index.
+const PAGE: usize = 256;
+
+impl Inner {
+    async fn end(&self, others: bool, deadline: Deadline) -> Result<u64> {
+        let session = self.runtime.sessions.current(OPERATION, deadline).await?;
+        let alive = self.runtime.index.sessions(self.runtime.left(deadline)).await?;
+        let busy = alive.iter().filter(|other| **other != session.id()).count();
+        if busy > 0 && !others {
+            return Err(Error::new(
+                ErrorKind::Conflict,
+                OPERATION,
+                "other processes have this store open; stop them, wait until their sessions have ended, or say that the \
+                 store is to end under them",
+            )
+            .with("sessions", busy));
+        }
+        let (mut ended, mut later, mut place) = (0, 0, None);
+        loop {
+            let left = self.runtime.left(deadline);
+            let page = self.runtime.index.live(place.as_ref(), PAGE, left).await?;
+            later += page.later;
+            let ids: Vec<SampleId> = page.samples.into_iter().map(|sample| sample.sample).collect();
+            let views = self.runtime.index.look(&ids, self.runtime.left(deadline)).await?;
+            let views: Vec<LiveSample> = views.into_iter().flatten().collect();
+            for answer in self.retire_views(&views, deadline).await {
+                match answer {
+                    Ok(_) => ended += 1,
+                    // Another process has ended it, or put it anew.
+                    Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Fenced) => {}
+                    Err(error) => return Err(error.with("ended", ended)),
+                }
+            }
+            place = page.next;
+            if place.is_none() {
+                break;
+            }
+        }
+        if later > 0 {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                OPERATION,
+                "samples are left that a later release has put; end the store with that one",
+            )
+            .with("ended", ended)
+            .with("left", later));
+        }
+        // What sessions left that have ended: reservations, leases, samples that were to be freed.
+        self.reclaim.sweep(deadline).await?;
+        self.reclaim.queue.drain(deadline).await?;
+        Ok(ended)
+    }
+}
+
+impl FeatureStore {
+    /// Ends everything that the store holds, and returns once it is freed. `Conflict` if another session is alive, unless
+    /// `others`: then readers and producers there get errors. Returns how many samples ended.
+    pub async fn end(&self, others: bool, within: Duration) -> Result<u64> {
+        self.run(OPERATION, move |inner| async move {
+            inner.end(others, inner.deadline(within)).await
+        })
+        .await
+    }
+}
