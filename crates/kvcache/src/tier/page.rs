@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use holdfast_core::{Error, ObjectKey};
 use holdfast_engine::{Pin, PutOptions, Span};
+use holdfast_prefetch::PrefetchConfig;
 
 use super::footer::{FOOTER_BYTES, PageDefect, length_of};
 use super::inflight::Settling;
@@ -187,7 +188,7 @@ impl GetReport {
 }
 
 /// The settings of a page store. All have a default.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct StoreConfig {
     /// How pages are kept. Default: one copy, and the engine may evict it ([`Pin::Evictable`]): a page is expendable.
     pub put: PutOptions,
@@ -224,6 +225,12 @@ pub struct StoreConfig {
     /// The seal of a tier whose pages are encrypted and authenticated, under names that reveal nothing. It needs
     /// frames, and no page bypasses them. The same for all members. Default: none.
     pub seal: Option<PageSeal>,
+    /// Whether the queries of a [`super::Tier`] prefetch pages that are on SSD only, so that the get that follows finds
+    /// them in memory. Default: yes.
+    pub prefetch_on_query: bool,
+    /// How pages are prefetched. Default: a buffer of 128 MiB, registered when the first page is read ahead, and gets
+    /// that wait up to 50 ms for pages that are on their way.
+    pub prefetch: PrefetchConfig,
 }
 
 impl Default for StoreConfig {
@@ -246,6 +253,12 @@ impl Default for StoreConfig {
             full_pause: Duration::from_millis(10),
             remove_within: Duration::from_secs(1),
             seal: None,
+            prefetch_on_query: true,
+            prefetch: PrefetchConfig {
+                buffer_bytes: 128 << 20,
+                wait_for_prefetch: Duration::from_millis(50),
+                ..PrefetchConfig::default()
+            },
         }
     }
 }

@@ -2,6 +2,7 @@
 //! completion.
 
 use holdfast_core::{Error, Result};
+use holdfast_prefetch::Priority;
 
 use super::copier::{Copied, DeviceCopier};
 use super::host::HostMemoryMap;
@@ -63,9 +64,11 @@ impl Backend {
 
     fn query<'a>(&self, keys: impl Iterator<Item = &'a crate::plan::PageKey>, options: &CallOptions) -> Result<Ended> {
         let names: Vec<_> = keys.map(|key| self.names.object_name(key)).collect::<Result<_>>()?;
+        // A request waits for these pages: its prefetch follows, and waits for what is on its way.
+        let prefetch = self.store.config().prefetch_on_query.then_some(Priority::Wanted);
         let hits = self
             .store
-            .prefix_hits(&names, Some(self.host.page_bytes()), options.within)?;
+            .prefix_hits(&names, Some(self.host.page_bytes()), prefetch, options.within)?;
         Ok(Ended {
             completed: hits,
             failure: (hits < names.len()).then_some(Failure::Miss),
@@ -96,7 +99,7 @@ impl Backend {
     }
 
     fn backup(&self, pages: &[HostPageAt], options: &CallOptions, settling: &Settling) -> Result<Ended> {
-        let outcomes = self.store.put_settling(&self.pages(pages)?, options, settling);
+        let outcomes = self.store.put_missing(&self.pages(pages)?, options, settling);
         let completed = outcomes.iter().take_while(|outcome| outcome.is_stored()).count();
         let failure = outcomes.get(completed).map(|outcome| match outcome {
             PagePut::Full => Failure::Full,

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use holdfast_core::{Clock, Deadline, Error, ErrorKind, ObjectKey, Result};
 use holdfast_engine::{Engine, Presence, RemoveOutcome};
+use holdfast_prefetch::{Prefetch, PrefetchEngine, PrefetchStats, Priority};
 
 use super::footer::FOOTER_BYTES;
 use super::inflight::Settling;
@@ -22,11 +23,16 @@ use super::stats::{Counters, StoreStats};
 pub(super) const PUT: &str = "kv.put";
 pub(super) const GET: &str = "kv.get";
 
+/// How long a backup may ask which of its pages are there: an answer that takes longer saves nothing.
+const LOOK_WITHIN: Duration = Duration::from_millis(500);
+
 /// Pages in an engine, each with its length and its checksum. May be used from many threads at once.
 ///
 /// Every call blocks, but no longer than its deadline. A caller that must not block uses a [`super::Tier`].
 pub struct PageStore {
     pub(super) engine: Arc<dyn Engine>,
+    /// The same engine, by its own type.
+    prefetch: Arc<PrefetchEngine>,
     pub(super) config: StoreConfig,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) slab: FooterSlab,
@@ -69,6 +75,9 @@ impl PageStore {
                  set staging_frames",
             ));
         }
+        let prefetch = PrefetchEngine::new(engine, config.prefetch.clone(), Arc::clone(&clock))?;
+        let prefetch = Arc::new(prefetch);
+        let engine: Arc<dyn Engine> = Arc::clone(&prefetch) as Arc<dyn Engine>;
         let slab = FooterSlab::new(&*engine, config.footer_slots, within)?;
         let staging = match config.staging_frames {
             0 => None,
@@ -79,6 +88,7 @@ impl PageStore {
         };
         Ok(Self {
             engine,
+            prefetch,
             slab,
             staging,
             bad: Quarantine::new(config.bad_pages),
@@ -88,7 +98,7 @@ impl PageStore {
         })
     }
 
-    /// The engine. The owner of memory for pages registers it there.
+    /// The engine, with a prefetcher around it. The owner of memory for pages registers it there.
     pub fn engine(&self) -> &Arc<dyn Engine> {
         &self.engine
     }
@@ -106,6 +116,16 @@ impl PageStore {
     /// The counters so far.
     pub fn stats(&self) -> StoreStats {
         self.count.snapshot(self.bad.len())
+    }
+
+    /// The counters of its prefetcher so far.
+    pub fn prefetch_stats(&self) -> PrefetchStats {
+        self.prefetch.stats()
+    }
+
+    /// Ends all prefetches and joins their threads; everything else goes on to work.
+    pub fn end_prefetches(&self) {
+        self.prefetch.close();
     }
 
     /// `framed`: in a frame a page is one piece.
@@ -142,23 +162,51 @@ impl PageStore {
     /// cannot tell (Mooncake needs its admin address for that).
     pub fn exists(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<Hint>> {
         let keys = &*self.object_names(keys)?;
-        let deadline = Deadline::after(&*self.clock, within);
-        let mut hints = Vec::with_capacity(keys.len());
-        for batch in keys.chunks(self.engine.capabilities().max_batch.max(1)) {
-            hints.extend(self.probe(batch, deadline)?);
-        }
+        let (hints, _) = self.probe(keys, within)?;
         Ok(hints)
     }
 
+    /// [`PageStore::exists`], and pages that are on SSD only are on their way to memory when it returns.
+    pub fn exists_and_prefetch(
+        &self,
+        keys: &[ObjectKey],
+        priority: Priority,
+        within: Duration,
+    ) -> Result<(Vec<Hint>, Prefetch)> {
+        let keys = &*self.object_names(keys)?;
+        let (hints, found) = self.probe(keys, within)?;
+        Ok((hints, self.prefetch.prefetch_found(keys, &found, priority)))
+    }
+
+    /// Brings pages that are on SSD only to memory. Never blocks; what it returns tells how far it is.
+    pub fn prefetch(&self, keys: &[ObjectKey], priority: Priority) -> Result<Prefetch> {
+        Ok(self.prefetch.prefetch(&self.object_names(keys)?, priority))
+    }
+
     /// How many of these pages from the start are present without a gap; with `bytes`, only pages of that length count.
-    pub fn prefix_hits(&self, keys: &[ObjectKey], bytes: Option<u64>, within: Duration) -> Result<usize> {
+    /// With `prefetch`, those of them that are on SSD only are on their way to memory when it returns.
+    pub fn prefix_hits(
+        &self,
+        keys: &[ObjectKey],
+        bytes: Option<u64>,
+        prefetch: Option<Priority>,
+        within: Duration,
+    ) -> Result<usize> {
         let keys = &*self.object_names(keys)?;
         let deadline = Deadline::after(&*self.clock, within);
         let mut hits = 0;
         for batch in keys.chunks(self.engine.capabilities().max_batch.max(1)) {
-            let hints = self.probe(batch, deadline)?;
+            let (hints, found) = self.probe(batch, deadline.remaining(&*self.clock))?;
+            self.note_wrong_lengths(batch.iter().zip(&hints).map(|(key, hint)| (key, hint, bytes)));
             let here = hints.iter().take_while(|hint| hint.is_present(bytes)).count();
             hits += here;
+            let on_ssd = |hint: &Hint| matches!(hint, Hint::Present { in_dram: false, .. });
+            if let Some(priority) = prefetch
+                && hints[..here].iter().any(on_ssd)
+            {
+                // Nobody waits for it but the get that follows, which finds it by its keys.
+                drop(self.prefetch.prefetch_found(&batch[..here], &found[..here], priority));
+            }
             if here < batch.len() {
                 break;
             }
@@ -166,8 +214,12 @@ impl PageStore {
         Ok(hits)
     }
 
-    fn probe(&self, keys: &[ObjectKey], deadline: Deadline) -> Result<Vec<Hint>> {
-        let found = self.engine.probe(keys, deadline.remaining(&*self.clock))?;
+    fn probe(&self, keys: &[ObjectKey], within: Duration) -> Result<(Vec<Hint>, Vec<Presence>)> {
+        let found = self.prefetch.exists(keys, within)?;
+        Ok((self.hints(keys, &found)?, found))
+    }
+
+    fn hints(&self, keys: &[ObjectKey], found: &[Presence]) -> Result<Vec<Hint>> {
         if found.len() != keys.len() {
             return Err(other_count("kv.exists"));
         }
@@ -175,7 +227,7 @@ impl PageStore {
         let hints: Vec<Hint> = keys
             .iter()
             .zip(found)
-            .map(|(key, presence)| match presence {
+            .map(|(key, presence)| match *presence {
                 Presence::Present { bytes, dram, .. } if !bad.contains(key) => Hint::Present {
                     bytes: bytes.saturating_sub(FOOTER_BYTES as u64),
                     in_dram: dram > 0,
@@ -188,12 +240,66 @@ impl PageStore {
         Ok(hints)
     }
 
+    /// A page that is there with another length is wrong, and no get will find that out: it does not count as present. A put
+    /// of its key must not take it for the page.
+    fn note_wrong_lengths<'a>(&self, pages: impl Iterator<Item = (&'a ObjectKey, &'a Hint, Option<u64>)>) {
+        for (key, hint, bytes) in pages {
+            if hint.is_present(None) && !hint.is_present(bytes) {
+                self.bad.add(key);
+            }
+        }
+    }
+
+    /// Which pages the store has at this moment: evidence, unlike [`PageStore::exists`], which may be told what another
+    /// caller was told a moment ago.
+    fn look(&self, pages: &[Page], within: Duration) -> Result<Vec<Hint>> {
+        let keys: Vec<ObjectKey> = pages.iter().map(|page| page.key.clone()).collect();
+        let keys = &*self.object_names(&keys)?;
+        let deadline = Deadline::after(&*self.clock, within);
+        let mut found = Vec::with_capacity(keys.len());
+        for batch in keys.chunks(self.engine.capabilities().max_batch.max(1)) {
+            found.extend(self.engine.probe(batch, deadline.remaining(&*self.clock))?);
+        }
+        let hints = self.hints(keys, &found)?;
+        let each = keys.iter().zip(&hints).zip(pages);
+        self.note_wrong_lengths(each.map(|((key, hint), page)| (key, hint, Some(page.bytes()))));
+        Ok(hints)
+    }
+
     /// Stores pages. A key that has a page already counts as success, and no bytes move for it. A key named twice is
     /// put once.
     pub fn put(&self, pages: &[Page], options: &CallOptions) -> PutReport {
         let settling = Settling::default();
         let pages = self.put_settling(pages, options, &settling);
         PutReport { pages, settling }
+    }
+
+    /// Puts those of the pages that the store does not have. To the engine a put of a page that it has is no work
+    /// either, but it would be hashed and copied before the engine can say so.
+    pub(super) fn put_missing(&self, pages: &[Page], options: &CallOptions, settling: &Settling) -> Vec<PagePut> {
+        let deadline = Deadline::after(&*self.clock, options.within);
+        // Most of the time is for the pages: without an answer all of them are put, as if none were there.
+        let hints = self
+            .look(pages, (options.within / 4).min(LOOK_WITHIN))
+            .unwrap_or_else(|error| {
+                tracing::debug!(%error, "it is not known which pages the store has; all are put");
+                vec![Hint::Absent; pages.len()]
+            });
+        let is_there = |at: usize| hints[at].is_present(Some(pages[at].bytes()));
+        let missing: Vec<Page> = (0..pages.len())
+            .filter(|at| !is_there(*at))
+            .map(|at| pages[at].clone())
+            .collect();
+        let options = CallOptions {
+            within: deadline.remaining(&*self.clock),
+            ..options.clone()
+        };
+        let mut put = self.put_settling(&missing, &options, settling).into_iter();
+        let outcome = |at| match is_there(at) {
+            true => PagePut::Stored,
+            false => put.next().unwrap_or(PagePut::Skipped),
+        };
+        (0..pages.len()).map(outcome).collect()
     }
 
     pub(super) fn put_settling(&self, pages: &[Page], options: &CallOptions, settling: &Settling) -> Vec<PagePut> {
@@ -292,6 +398,47 @@ impl PageStore {
         };
         let pages = &*pages;
         let deadline = Deadline::after(&*self.clock, options.within);
+        let mut outcomes = self.get_all(pages, options, deadline, settling);
+        self.retry_wrong(pages, &mut outcomes, options, deadline, settling);
+        for (page, outcome) in pages.iter().zip(&outcomes) {
+            self.count.got(outcome, page.bytes());
+        }
+        self.evict_corrupt(pages, &outcomes);
+        outcomes
+    }
+
+    /// A page that was read ahead may have been torn on its way, while the engine's copy is good. The first get has taken
+    /// it out of the buffer: the second one reads the engine's.
+    fn retry_wrong(
+        &self,
+        pages: &[Page],
+        outcomes: &mut [PageGot],
+        options: &CallOptions,
+        deadline: Deadline,
+        settling: &Settling,
+    ) {
+        if !self.prefetch.was_used() || !outcomes.iter().any(|outcome| matches!(outcome, PageGot::Corrupt(_))) {
+            return;
+        }
+        // Where only a prefix counts, what was cut off behind the wrong page comes along.
+        let again = |outcome: &PageGot| match outcome {
+            PageGot::Corrupt(_) => true,
+            PageGot::Skipped => options.prefix_only && !options.stop.is_stopped(),
+            _ => false,
+        };
+        let open: Vec<usize> = (0..outcomes.len()).filter(|at| again(&outcomes[*at])).collect();
+        let chosen: Vec<Page> = open.iter().map(|at| pages[*at].clone()).collect();
+        let got = self.get_all(&chosen, options, deadline, settling);
+        for (at, outcome) in open.into_iter().zip(got) {
+            // A wrong page stays one, unless the engine says that its own is good or gone.
+            let told = matches!(outcome, PageGot::Loaded | PageGot::Miss | PageGot::Corrupt(_));
+            if told || !matches!(outcomes[at], PageGot::Corrupt(_)) {
+                outcomes[at] = outcome;
+            }
+        }
+    }
+
+    fn get_all(&self, pages: &[Page], options: &CallOptions, deadline: Deadline, settling: &Settling) -> Vec<PageGot> {
         let units: Vec<Range<usize>> = pipeline::units(pages, self.most(self.staging.is_some()));
         let call = Call {
             settling,
@@ -320,10 +467,6 @@ impl PageStore {
                 None => outcomes.extend(unit.map(|_| PageGot::Failed(panicked(GET)))),
             }
         }
-        for (page, outcome) in pages.iter().zip(&outcomes) {
-            self.count.got(outcome, page.bytes());
-        }
-        self.evict_corrupt(pages, &outcomes);
         outcomes
     }
 

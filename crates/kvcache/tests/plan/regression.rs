@@ -4,7 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use holdfast_kvcache::plan::flaw::Flaw;
-use holdfast_kvcache::plan::{Plan, PlanEvent, PlannerConfig, RequestId, Ticket, Work};
+use holdfast_kvcache::plan::{PageKeys, Plan, PlanEvent, PlannerConfig, RequestId, Ticket, Work};
 
 use crate::world::{PAGE, World, root};
 
@@ -212,4 +212,67 @@ fn an_event_with_the_turn_of_another_request_leaves_that_request_alone() {
     world
         .tell(&PlanEvent::Abort(ticket))
         .expect("the request is still there");
+}
+
+/// How many of a prompt's first pages are in L3.
+fn in_l3(world: &World, pages: u32) -> usize {
+    let mut keys = PageKeys::new(root(0), PAGE);
+    keys.extend(&prompt(pages));
+    let l3 = &world.memory[0].l3;
+    keys.as_slice().iter().filter(|key| l3.contains_key(*key)).count()
+}
+
+#[test]
+fn what_l3_evicts_while_the_host_serves_it_is_backed_up_again() {
+    let mut world = world(None, 9);
+    serve(&mut world, 1, &prompt(6), true);
+    assert_eq!(in_l3(&world, 6), 6);
+    world.memory[0].l3.clear();
+    serve(&mut world, 2, &prompt(6), true);
+    assert_eq!(in_l3(&world, 6), 6);
+}
+
+#[test]
+fn a_long_prompt_is_backed_up_again_part_by_part() {
+    let config = PlannerConfig {
+        prefetch_threshold: 1,
+        recheck_pages: 2,
+        ..PlannerConfig::new(root(0), PAGE, 9, 32)
+    };
+    let mut world = World::with_config(None, 1, config);
+    serve(&mut world, 1, &prompt(6), true);
+    world.memory[0].l3.clear();
+    serve(&mut world, 2, &prompt(6), true);
+    assert_eq!(in_l3(&world, 6), 2, "no more than a part for each request");
+    for id in 3..40 {
+        serve(&mut world, id, &prompt(6), true);
+    }
+    assert_eq!(in_l3(&world, 6), 6, "every part has its turn");
+}
+
+#[test]
+fn a_step_backs_up_one_request_again() {
+    let mut world = world(None, 12);
+    let served: Vec<Vec<u32>> = vec![prompt(4), other(4, 1)];
+    for (id, tokens) in (1..).zip(&served) {
+        serve(&mut world, id, tokens, true);
+    }
+    world.memory[0].l3.clear();
+    let tickets: Vec<Ticket> = (11..)
+        .zip(&served)
+        .map(|(id, tokens)| world.submit(id, tokens).unwrap())
+        .collect();
+    for _ in 0..4 {
+        world.step(1);
+        complete(&mut world);
+    }
+    for ticket in tickets {
+        world.compute(ticket.turn);
+        world.tell(&PlanEvent::PrefillDone(ticket)).unwrap();
+        world.tell(&PlanEvent::Finish(ticket)).unwrap();
+    }
+    world.step(1);
+    world.step(1);
+    complete(&mut world);
+    assert_eq!(world.memory[0].l3.len(), 4);
 }

@@ -142,6 +142,22 @@ fn pages_travel_between_device_and_host() {
 }
 
 #[test]
+fn a_backup_puts_what_the_store_has_not() {
+    let world = world();
+    world.back_up();
+    let stored = world.tier.store().stats().pages_stored;
+    world.wayward.remove_one(&name(3), WITHIN).expect("removed");
+    replace(&*world.wayward, &name(5), b"short");
+    for n in [3, 5] {
+        world.pool.write(n, &pattern(BYTES, u64::from(n)));
+    }
+    assert_eq!(world.run(1, Work::Backup(at(0, PAGES))), done(1, PAGES, None));
+    assert_eq!(world.tier.store().stats().pages_stored, stored + 2);
+    assert_eq!(world.run(2, Work::Prefetch(at(0, PAGES))), done(2, PAGES, None));
+    world.is_right(0..PAGES);
+}
+
+#[test]
 fn kv15_a_head_that_is_missing_makes_the_tail_worthless() {
     let world = world();
     world.back_up();

@@ -66,14 +66,14 @@ fn presence_is_told_with_the_length_and_a_prefix_ends_at_the_first_gap() {
     };
     let hints = store.exists(&keys, WITHIN).expect("hints");
     assert_eq!(hints, [there, there, there, Hint::Absent, there, Hint::Absent]);
-    let hits = |bytes| store.prefix_hits(&keys, bytes, WITHIN).expect("hits");
+    let hits = |bytes| store.prefix_hits(&keys, bytes, None, WITHIN).expect("hits");
     assert_eq!((hits(None), hits(Some(BYTES as u64)), hits(Some(1))), (3, 3, 0));
     assert_eq!(
-        store.prefix_hits(&keys[3..], None, WITHIN).expect("hits"),
+        store.prefix_hits(&keys[3..], None, None, WITHIN).expect("hits"),
         0,
         "the head is missing"
     );
-    assert_eq!(store.prefix_hits(&[], None, WITHIN).expect("hits"), 0);
+    assert_eq!(store.prefix_hits(&[], None, None, WITHIN).expect("hits"), 0);
 }
 
 #[test]

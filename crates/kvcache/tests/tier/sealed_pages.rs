@@ -102,7 +102,7 @@ fn pages_come_back_and_neither_bytes_nor_names_show() {
     assert_eq!(
         world
             .store
-            .prefix_hits(&keys, Some(BYTES as u64), WITHIN)
+            .prefix_hits(&keys, Some(BYTES as u64), None, WITHIN)
             .expect("hits"),
         2
     );

@@ -60,6 +60,19 @@ fn a_short_object_is_refused_and_makes_way() {
     }
 }
 
+#[test]
+fn a_short_object_that_only_a_probe_has_seen_makes_way() {
+    let world = world(0);
+    let whole = world.stored();
+    let hits = || world.store.prefix_hits(&[name(0)], Some(BYTES as u64), None, WITHIN);
+    assert_eq!(hits().expect("an answer"), 1);
+    replace(&*world.wayward, &name(0), &whole[..whole.len() - 64]);
+    assert_eq!(hits().expect("an answer"), 0, "it does not count");
+    assert!(world.put().is_stored());
+    assert_eq!(hits().expect("an answer"), 1, "it was put anew");
+    assert!(world.get().is_loaded() && world.pool.read(0) == pattern(BYTES, 0));
+}
+
 fn a_short_object_is_refused_and_makes_way_by(world: &World) {
     let whole = world.stored();
     for len in [1, FOOTER_BYTES, BYTES - 1, BYTES, BYTES + FOOTER_BYTES - 1] {
@@ -167,7 +180,7 @@ fn a_miss_after_a_hint_is_a_miss_by(world: &World) {
     assert_eq!(
         world
             .store
-            .prefix_hits(&keys, Some(BYTES as u64), WITHIN)
+            .prefix_hits(&keys, Some(BYTES as u64), None, WITHIN)
             .expect("hints"),
         2
     );

@@ -49,7 +49,7 @@ impl Slot {
         }
     }
 
-    /// Whether L3 has acknowledged it.
+    /// Whether L3 has acknowledged it. L3 may have evicted it since.
     pub(crate) fn in_l3(&self) -> bool {
         self.host & IN_L3 != 0
     }
@@ -59,8 +59,8 @@ impl Slot {
         self.host & ON_ITS_WAY != 0
     }
 
-    pub(crate) fn set_in_l3(&mut self) {
-        self.host |= IN_L3;
+    pub(crate) fn set_in_l3(&mut self, yes: bool) {
+        self.host = if yes { self.host | IN_L3 } else { self.host & !IN_L3 };
     }
 
     pub(crate) fn set_on_its_way(&mut self, yes: bool) {

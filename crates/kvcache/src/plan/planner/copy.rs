@@ -48,8 +48,16 @@ impl Planner {
     pub fn picture(&self) -> String {
         let index = &self.index;
         let mut text = format!(
-            "{:?} {:?} {:?} {:?} {:?} {:?} {:?} {} ",
-            self.requests, self.flights, self.deadlines, self.answered, self.draining, self.line, self.next, self.now
+            "{:?} {:?} {:?} {:?} {:?} {:?} {:?} {} {} ",
+            self.requests,
+            self.flights,
+            self.deadlines,
+            self.answered,
+            self.draining,
+            self.line,
+            self.next,
+            self.now,
+            self.rechecked == Some(self.now)
         );
         text += &format!("{:?} {:?} {} ", index.host.free(), index.device.free(), index.epoch());
         for (id, node) in index.each_node() {

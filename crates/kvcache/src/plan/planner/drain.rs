@@ -1,5 +1,7 @@
 //! From the device to the host, and from there to L3: finish, retract, write-back and backup.
 
+use std::ops::Range;
+
 use holdfast_core::Result;
 
 use super::{After, Flaw, Holds, Planner, unlawful};
@@ -178,13 +180,14 @@ impl Planner {
         After::Stays
     }
 
-    /// Backs up the pages that a host pin holds and L3 has not acknowledged. The pin is kept until the backup is
-    /// acknowledged.
+    /// Backs up the pages that a host pin holds and L3 has not acknowledged, and some that it may have evicted since.
+    /// The pin is kept until the backup is acknowledged.
     fn back_up(&mut self, turn: u64, source: Pin) {
         let mut wanted = Vec::new();
         if source.epoch == self.index.epoch() {
+            let again = self.rechecked_part(turn, source.depth);
             self.index.each_slot(&source, 0, |index, slot| {
-                if !slot.in_l3() && !slot.on_its_way() {
+                if (!slot.in_l3() || again.contains(&index)) && !slot.on_its_way() {
                     slot.set_on_its_way(true);
                     let host = HostPage(slot.page(Layer::Host));
                     wanted.push(HostPageAt {
@@ -210,6 +213,21 @@ impl Planner {
         self.issue(turn, Work::Backup(wanted), Holds::Backup { source });
     }
 
+    /// Which of a request's pages are backed up even though L3 has acknowledged them. A long request's pages have their
+    /// turn one part at a time; the turn number picks the part, the same on every rank.
+    fn rechecked_part(&mut self, turn: u64, depth: u32) -> Range<u32> {
+        let most = self.config.recheck_pages;
+        if most == 0 || self.rechecked == Some(self.now) {
+            return 0..0;
+        }
+        self.rechecked = Some(self.now);
+        let parts = u64::from(depth.div_ceil(most).max(1));
+        // Multiplied, so that requests that take turns do not each get the same part again and again.
+        let part = (turn.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) % parts;
+        let start = u32::try_from(part).unwrap_or(0).saturating_mul(most);
+        start..start.saturating_add(most)
+    }
+
     /// Marks the pages that L3 has now. Pages that it failed to store are not marked (KV23). Either way the pages are
     /// released.
     pub(super) fn backed_up(&mut self, work: &Work, completed: u32, source: Option<Pin>) {
@@ -228,9 +246,7 @@ impl Planner {
             };
             rest = last;
             slot.set_on_its_way(false);
-            if last < completed {
-                slot.set_in_l3();
-            }
+            slot.set_in_l3(last < completed);
         });
         self.index.release(source);
     }

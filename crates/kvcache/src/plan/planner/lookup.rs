@@ -165,7 +165,8 @@ impl Planner {
         if place.epoch == self.index.epoch() {
             self.counters.grew_before_completion += u64::from(duplicates > 0);
             let known = self.index.pin_below(place, &keys[..completed as usize]);
-            self.index.each_slot(&known, place.depth, |_, slot| slot.set_in_l3());
+            self.index
+                .each_slot(&known, place.depth, |_, slot| slot.set_in_l3(true));
             self.index.release(known);
         } else {
             self.counters.cleared_before_completion += 1;

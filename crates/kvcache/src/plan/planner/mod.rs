@@ -65,6 +65,10 @@ pub struct PlannerConfig {
     pub query_ticks: u64,
     /// For how many ticks a request waits for its prefetch. Default: 100.
     pub prefetch_ticks: u64,
+    /// How many pages that L3 acknowledged before are backed up again when a request is written back, for one request in
+    /// a step: L3 evicts by its own order, in which a page that host memory serves is not used. A backup of a page that
+    /// L3 still has moves no bytes. Default: 256; 0 for none.
+    pub recheck_pages: u32,
     /// How many ranks report each completion. Default: 1, for a caller that has already taken the minimum.
     pub ranks: u32,
 }
@@ -80,6 +84,7 @@ impl PlannerConfig {
             prefetch_threshold: 4,
             query_ticks: 10,
             prefetch_ticks: 100,
+            recheck_pages: 256,
             ranks: 1,
         }
     }
@@ -104,6 +109,8 @@ pub struct Planner {
     /// The next plan, as far as it is known.
     pub(crate) next: Plan,
     pub(crate) now: u64,
+    /// The last step in which pages that L3 had acknowledged were backed up again.
+    pub(crate) rechecked: Option<u64>,
     next_turn: u64,
     next_operation: u64,
     pub(crate) counters: Counters,
@@ -142,6 +149,7 @@ impl Planner {
             line: VecDeque::new(),
             next: Plan::default(),
             now: 0,
+            rechecked: None,
             next_turn: 0,
             next_operation: 0,
             counters: Counters::default(),
