@@ -25,6 +25,7 @@ from holdfast._secrets import Secret
 from holdfast._settings import Settings
 from holdfast._store import FeatureStore, Lease
 from holdfast._tensor import Tensor
+from holdfast._prefetch import Prefetch, Progress
 from holdfast._values import (
     AdoptedTensor,
     Answered,
@@ -70,6 +71,8 @@ __all__ = [
     "Invalid",
     "Lease",
     "NotFound",
+    "Prefetch",
+    "Progress",
     "PutItem",
     "Quarantined",
     "SampleRef",

@@ -11,6 +11,7 @@ from holdfast._calls import Calls
 from holdfast._convert import View, checked, estimate
 from holdfast._held import Held
 from holdfast._holdfast import Announced
+from holdfast._prefetch import Prefetch, Tier
 from holdfast._settings import Settings
 from holdfast._tensor import Tensor
 from holdfast._values import AdoptedTensor, Answered, Found, PutItem, Quarantined, SampleRef, Swept, TensorSpec
@@ -165,10 +166,10 @@ class StoreCalls:
         """Puts samples in one batch. Returns one result per sample: its reference, or the error."""
         return self._calls.put_many(items, timeout).wait()
 
-    def take(self, group: str, count: int = 1, *, timeout: float | None = None) -> list[Lease]:
+    def take(self, group: str, count: int = 1, *, ahead: int = 0, timeout: float | None = None) -> list[Lease]:
         """Takes the next samples of a group, up to ``count``. Waits for the first one; returns an empty list at the
-        timeout."""
-        return self._calls.take(group, count, timeout).wait()
+        timeout. With ``ahead``, that many further samples are read ahead if they lie on SSD, while the caller works."""
+        return self._calls.take(group, count, timeout, ahead).wait()
 
     def lease(self, ref: SampleRef, group: str, *, timeout: float | None = None) -> Lease:
         """Takes exactly this sample for a group."""
@@ -250,6 +251,24 @@ class StoreCalls:
     def find(self, samples: Iterable[str], *, timeout: float | None = None) -> list[Found | None]:
         """Looks up samples without taking them; None for a sample that is not live."""
         return self._calls.find(samples, timeout).wait()
+
+    def exists(self, samples: Iterable[str], *, timeout: float | None = None) -> list[bool]:
+        """Whether samples are live, without side effects."""
+        return [found is not None for found in self._calls.find(samples, timeout).wait()]
+
+    def tiers(self, samples: Iterable[str], *, timeout: float | None = None) -> list[Tier | None]:
+        """Where samples are, without side effects: ``local``, ``dram``, ``ssd`` or ``missing``; None for a sample that is
+        not live."""
+        return self._calls.tiers(samples, timeout).wait()
+
+    def prefetch(self, samples: Iterable[str], *, timeout: float | None = None) -> Prefetch:
+        """Brings samples that lie on SSD only to this process's memory. Returns as soon as their records are read; the
+        result tells how far it is. Samples that are not live are passed over."""
+        return self._calls.prefetch(samples, timeout).wait()
+
+    def prefetch_stats(self) -> dict[str, int]:
+        """Counters of prefetches in this process: their outcomes, and where gets were served from."""
+        return self._core().prefetch_stats()
 
     def ack_many(self, leases: Iterable[Lease], *, timeout: float | None = None) -> list[Answered | HoldfastError]:
         """Acknowledges leases in one batch."""
@@ -356,6 +375,12 @@ class StoreCalls:
         """Changes the store's budget, for all processes. It shrinks as far as samples do not hold it; :class:`Capacity` if
         they hold more. Processes that opened the store before its first budget are not bound by it."""
         self._calls.set_budget(nbytes, timeout).wait()
+
+    def end(self, *, others: bool = False, timeout: float | None = None) -> int:
+        """Ends everything that the store holds and returns once it is freed: how many samples that were. For a run that is
+        over, or that died and will not be resumed; samples have no owner, and stay until a call says that no process needs
+        them. :class:`Conflict` if another process has the store open, unless ``others``: its reads then fail."""
+        return self._calls.end(others, timeout).wait()
 
     def drain(self, *, timeout: float | None = None) -> None:
         """Waits until every sample that was retired here is freed; :class:`Timeout` says what is left."""

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 from holdfast import _convert as to
 from holdfast import _dtypes, _holdfast
 from holdfast._convert import View
+from holdfast._prefetch import Prefetch, Tier
 from holdfast._tensor import Tensor
 from holdfast._values import AdoptedTensor, Answered, Found, PutItem, Quarantined, SampleRef, Swept
 from holdfast.errors import HoldfastError, Invalid
@@ -89,8 +90,8 @@ class Calls(Generic[L]):
 
         return Pending(self._core().put(good, self.within(timeout)), finish)
 
-    def take(self, group: str, count: int, timeout: float | None) -> Pending[list[L]]:
-        operation = self._core().take(group, count, self.within(timeout))
+    def take(self, group: str, count: int, timeout: float | None, ahead: int = 0) -> Pending[list[L]]:
+        operation = self._core().take(group, count, ahead, self.within(timeout))
         return Pending(operation, lambda leases: [self._lease(lease) for lease in leases])
 
     def lease(self, ref: SampleRef, group: str, timeout: float | None) -> Pending[L]:
@@ -131,6 +132,12 @@ class Calls(Generic[L]):
     def find(self, samples: Iterable[str], timeout: float | None) -> Pending[list[Found | None]]:
         operation = self._core().find(to.names_of(samples) or [], self.within(timeout))
         return Pending(operation, lambda found: [to.to_found(one) for one in found])
+
+    def tiers(self, samples: Iterable[str], timeout: float | None) -> Pending[list[Tier | None]]:
+        return Pending(self._core().tiers(to.names_of(samples) or [], self.within(timeout)), list)
+
+    def prefetch(self, samples: Iterable[str], timeout: float | None) -> Pending[Prefetch]:
+        return Pending(self._core().prefetch(to.names_of(samples) or [], self.within(timeout)), Prefetch)
 
     def ack(self, leases: list[_holdfast.Lease], timeout: float | None) -> Pending[list[Answered | HoldfastError]]:
         return Pending(self._core_for(leases).ack(leases, self.within(timeout)), to.each(to.to_answered))
@@ -214,6 +221,9 @@ class Calls(Generic[L]):
 
     def set_budget(self, nbytes: int, timeout: float | None) -> Pending[None]:
         return Pending(self._core().set_budget(nbytes, self.within(timeout)), to.same)
+
+    def end(self, others: bool, timeout: float | None) -> Pending[int]:
+        return Pending(self._core().end(others, self.within(timeout)), to.same)
 
     def drain(self, timeout: float | None) -> Pending[None]:
         return Pending(self._core().drain(self.within(timeout)), to.same)

@@ -5,14 +5,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final, TypeVar
+from collections.abc import Callable
+from typing import Final, TypeVar
 
-from holdfast._store import Lease
 from holdfast.errors import Fenced, Unavailable
-
-if TYPE_CHECKING:
-    import torch
 
 log: Final = logging.getLogger("holdfast")
 
@@ -23,15 +19,14 @@ _VERDICT_WITHIN_S: Final = 5.0
 """How long after the loss grace the verdict may come: the store checks at least every two seconds."""
 
 
-def get_waiting(lease: Lease, names: Iterable[str]) -> dict[str, torch.Tensor]:
+def get_waiting(get: Callable[[], T]) -> T:
     """Gets tensors. Bytes that the engine does not have now come back if their holder registers again; until the loss
     grace has ended, it is unknown whether it will. So the get is retried until there is a verdict, or should have been
     one."""
-    wanted = list(names)
     give_up: float | None = None
     while True:
         try:
-            return lease.get(wanted, as_="torch")
+            return get()
         except Unavailable as error:
             if error.facts.get("reason") != "missing":
                 raise

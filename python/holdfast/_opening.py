@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from holdfast._environment import addresses_of_etcd, addresses_of_masters
 from holdfast._keys import Key, keys_of
@@ -26,11 +26,13 @@ def open(  # noqa: A001 - holdfast.open
     budget: int | None = None,
     pool_bytes: int = 1 << 30,
     warm_bytes: int = 0,
+    residency: Literal["dram", "spill"] = "dram",
     checksum: bool = True,
     lease_seconds: float = 60.0,
     sweep_every: float | None = 1.0,
     timeout: float = 30.0,
     environment: Mapping[str, str] | None = None,
+    prefetch: Mapping[str, Any] | None = None,
     engine: Mapping[str, Any] | None = None,
     features: Mapping[str, Any] | None = None,
     index: Mapping[str, Any] | None = None,
@@ -71,11 +73,13 @@ def open(  # noqa: A001 - holdfast.open
         budget=budget,
         pool_bytes=pool_bytes,
         warm_bytes=warm_bytes,
+        residency=residency,
         checksum=checksum,
         lease_seconds=lease_seconds,
         sweep_every=sweep_every,
         timeout=timeout,
         environment=dict(environment or {}),
+        prefetch=dict(prefetch or {}),
         engine=dict(engine or {}),
         features=dict(features or {}),
         index=dict(index or {}),

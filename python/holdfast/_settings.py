@@ -6,7 +6,7 @@ import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from holdfast import _secrets
 from holdfast._keys import Keys
@@ -27,7 +27,8 @@ def warn_about_budget(store: str, asked_for: int | None, in_force: int | None) -
 
 _TIMES: Final = frozenset(
     "session_ttl tick sweep_every call_within loss_grace connect_within close_within connect_timeout try_timeout "
-    "write_timeout keep_alive watch_probe watch_patience".split()
+    "write_timeout keep_alive watch_probe watch_patience keep begin_within within remember cool_down look_every cache_for "
+    "wait_for_prefetch".split()
 )
 """The settings that are times. Here they are numbers of seconds."""
 
@@ -57,6 +58,12 @@ class Settings:
     """The most memory of the pool into which gets without ``into`` receive."""
     warm_bytes: int = 0
     """How much of ``pool_bytes`` is allocated when the store is opened."""
+    residency: Literal["dram", "spill"] = "dram"
+    """Where samples that this process puts may lie. ``dram``: pinned in DRAM. ``spill``: on SSD once DRAM is full; a put
+    then returns only when every object has been seen on SSD. ``docs/ssd.md`` has the flags of the master that it
+    needs."""
+    prefetch: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of prefetches, as for :class:`holdfast.kv.PageStore`."""
     checksum: bool = True
     """Whether tensors get a checksum when they are put. A get always verifies the checksum of a tensor that has one."""
     lease_seconds: float = 60.0
@@ -125,6 +132,8 @@ class Settings:
         features = {
             "store": self.store,
             "checksum": self.checksum,
+            "residency": self.residency,
+            "prefetch": _durations(self.prefetch),
             "pool_bytes": self.pool_bytes,
             "warm_bytes": self.warm_bytes,
             "lease_ticks": max(1, round(self.lease_seconds / tick)),

@@ -51,6 +51,11 @@ class Options:
     """The most seconds that one batch of gets may take; pages that have not arrived by then are misses."""
     set_timeout: float = 20.0
     """The most seconds that one batch of sets may take."""
+    prefetch_on_exist: bool = True
+    """Whether pages that an existence query finds on SSD only are read ahead, so that the get that follows finds them in
+    memory. It costs nothing where there is no SSD tier."""
+    prefetch: dict[str, Any] = field(default_factory=dict)
+    """Settings of prefetches: see :class:`holdfast.kv.PageStore`."""
     weights_version: str = ""
     """The version of the model's weights. Pages of another version are not found."""
     interface_v1: bool = False
@@ -103,6 +108,7 @@ class Options:
                 "replicas": self.replicas,
                 "direct_put_bytes": self.direct_put_bytes or None,
             },
+            prefetch=self.prefetch,
         )
 
 

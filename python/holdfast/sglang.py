@@ -194,7 +194,12 @@ class HoldfastHiCacheStorage(HiCacheStorage):  # type: ignore[misc]  # published
 
     def _hits(self, names: list[str], nbytes: int | None) -> int:
         try:
-            return self.pages.prefix_hits(names, nbytes=nbytes, timeout=self.options.exists_timeout)
+            return self.pages.prefix_hits(
+                names,
+                nbytes=nbytes,
+                prefetch=self.options.prefetch_on_exist,
+                timeout=self.options.exists_timeout,
+            )
         except HoldfastError as error:
             log.warning("whether %d pages exist is not known: %s", len(names), error)
             return 0
@@ -260,7 +265,9 @@ class HoldfastHiCacheStorage(HiCacheStorage):  # type: ignore[misc]  # published
     def _present(self, pool: Pool, keys: list[str]) -> list[bool]:
         names = pool.names.all(keys)
         try:
-            hints = self.pages.exists(names, timeout=self.options.exists_timeout)
+            hints = self.pages.exists(
+                names, prefetch=self.options.prefetch_on_exist, timeout=self.options.exists_timeout
+            )
         except HoldfastError as error:
             log.warning("whether %d pages exist is not known: %s", len(names), error)
             return [False] * len(keys)

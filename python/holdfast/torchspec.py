@@ -222,7 +222,8 @@ class EagleStore:
                 specs = {spec.name: spec for spec in lease.tensors}
                 for name in names:
                     self._check(key, name, specs.get(SUFFIXES[name]), shapes, dtypes or {})
-                return get_waiting(lease, [SUFFIXES[name] for name in names])
+                wanted = [SUFFIXES[name] for name in names]
+                return get_waiting(lambda: lease.get(wanted, as_="torch"))
 
         got = again_if_fenced(read_and_get)
         where = self._device if device is None else device

@@ -97,11 +97,14 @@ class HoldfastTierManager(SecondaryTierManager):
         key: str | None = None,
         environment: dict[str, str] | None = None,
         engine: dict[str, Any] | None = None,
+        prefetch_on_exist: bool = True,
+        prefetch: dict[str, Any] | None = None,
     ) -> None:
         """``tag`` is a prefix of all names; ``weights_version`` is part of them. While ``most_jobs`` jobs are open, the
         next one fails at once. With ``key`` (``env:NAME``, ``file:PATH``, or its text; the same for all processes)
         chunks are encrypted and authenticated, and their names reveal nothing. ``frame_bytes`` is at least one chunk;
-        the default is one chunk or 8 MiB, whichever is larger."""
+        the default is one chunk or 8 MiB, whichever is larger. With ``prefetch_on_exist`` chunks that a lookup finds on
+        SSD only are read ahead; ``prefetch`` holds settings of that (see :class:`holdfast.kv.PageStore`)."""
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         if frames < 1:
             raise Invalid("frames must be at least 1", operation="vllm.options")
@@ -121,8 +124,11 @@ class HoldfastTierManager(SecondaryTierManager):
             key=key,
             environment=environment,
             engine=engine,
+            prefetch=prefetch,
         )
-        self._memory = self.pages.register(Memory.of(primary_kv_view))
+        self._prefetch_on_exist = prefetch_on_exist
+        # Only the address is kept: an export of the view would keep vLLM from closing its memory.
+        self._base = self.pages.register(Memory.of(primary_kv_view)).address
         self._finished: queue.SimpleQueue[JobResult] = queue.SimpleQueue()
         self._loading: dict[int, list[OffloadKey]] = {}
         self._open = 0
@@ -140,8 +146,9 @@ class HoldfastTierManager(SecondaryTierManager):
 
     def present(self, keys: list[OffloadKey]) -> list[bool]:
         """Whether chunks seem to exist, with exactly the right length. Blocks; called on the thread for lookups."""
+        names = [self.name(key) for key in keys]
         try:
-            hints = self.pages.exists([self.name(key) for key in keys], timeout=self._exists_timeout)
+            hints = self.pages.exists(names, prefetch=self._prefetch_on_exist, timeout=self._exists_timeout)
         except HoldfastError as error:
             log.warning("it is unknown whether %d chunks exist: %s", len(keys), error)
             return [False] * len(keys)
@@ -231,7 +238,7 @@ class HoldfastTierManager(SecondaryTierManager):
         self, threads: ThreadPoolExecutor, job: TransferJob, work: Callable[[list[str], list[int]], list[bool]]
     ) -> None:
         keys = list(job.keys)
-        slots = [self._memory.address + int(chunk) * self.block_size_bytes for chunk in job.chunk_ids]
+        slots = [self._base + int(chunk) * self.block_size_bytes for chunk in job.chunk_ids]
         with self._idle:
             refused = self._open >= self._most_jobs or self._closed
             if not refused:

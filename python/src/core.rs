@@ -8,15 +8,16 @@ use std::time::Duration;
 
 use holdfast_core::{Digest, Error, ErrorKind, ObjectKey, Result, SampleId};
 use holdfast_features::{
-    AdoptedTensor, Announcement, FeatureStore, GroupName, Lease, Publication, PutItem, Quarantined, SampleRef,
+    AdoptedTensor, Announcement, FeatureStore, GroupName, Lease, Publication, PutItem, Quarantined, SampleRef, Tier,
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{IntoPyDict, PyBytes};
 
 use crate::convert::{self, each, publication, sample_ref, seconds};
 use crate::errors::OrRaise;
 use crate::keys::Keys;
+use crate::kv::pages::{Prefetch, prefetch_counters};
 use crate::lease::{PyAnnounced, PyLease};
 use crate::opening::{Opened, Parts, Settings, guard, open};
 use crate::operation::{Operation, Until};
@@ -242,18 +243,16 @@ impl Core {
         Operation::begin(within, work, deliver).or_raise(py)
     }
 
-    /// Takes the next samples of a group. Result: a list of leases.
-    fn take(&self, py: Python<'_>, group: &str, count: usize, timeout: f64) -> PyResult<Operation> {
+    /// Takes the next samples of a group, and reads `ahead` further ones ahead. Result: a list of leases.
+    fn take(&self, py: Python<'_>, group: &str, count: usize, ahead: usize, timeout: f64) -> PyResult<Operation> {
         let (parts, within) = self.begin(py, timeout)?;
         let group = GroupName::new(group).or_raise(py)?;
         let work = async move {
-            Ok(parts
-                .store
-                .lease_next(&group, count, within)
-                .await?
-                .into_iter()
-                .map(Ok)
-                .collect())
+            let leases = parts.store.lease_next(&group, count, within).await?;
+            if ahead > 0 && !leases.is_empty() {
+                parts.store.read_ahead(&group, ahead, count);
+            }
+            Ok(leases.into_iter().map(Ok).collect())
         };
         let deliver = |py: Python<'_>, leases, late| each(py, leases, late, lease);
         Operation::begin(within, work, deliver).or_raise(py)
@@ -331,6 +330,37 @@ impl Core {
         let work = async move { Ok(parts.store.find(&samples, within).await?.into_iter().map(Ok).collect()) };
         let deliver = |py: Python<'_>, found, late| each(py, found, late, convert::found);
         Operation::begin(within, work, deliver).or_raise(py)
+    }
+
+    /// Where samples are. Result: for each the name of its tier, or `None` for a sample that is not live.
+    fn tiers(&self, py: Python<'_>, samples: Vec<String>, timeout: f64) -> PyResult<Operation> {
+        let (parts, within) = self.begin(py, timeout)?;
+        let samples = sample_ids(py, &samples)?;
+        let work = async move { parts.store.tiers(&samples, within).await };
+        let deliver = |py: Python<'_>, tiers: Vec<Option<Tier>>, _late| {
+            let names: Vec<Option<&str>> = tiers.into_iter().map(|tier| tier.map(Tier::name)).collect();
+            names.into_py_any(py)
+        };
+        Operation::begin(within, work, deliver).or_raise(py)
+    }
+
+    /// Begins to bring samples to memory. Result: a prefetch.
+    fn prefetch(&self, py: Python<'_>, samples: Vec<String>, timeout: f64) -> PyResult<Operation> {
+        let (parts, within) = self.begin(py, timeout)?;
+        let samples = sample_ids(py, &samples)?;
+        let work = async move { parts.store.prefetch(&samples, within).await };
+        Operation::begin(within, work, |py, prefetch, _late| {
+            Prefetch::new(prefetch).into_py_any(py)
+        })
+        .or_raise(py)
+    }
+
+    /// The counters of prefetches.
+    fn prefetch_stats(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let parts = self.0.get("store").or_raise(py)?.parts().or_raise(py)?;
+        prefetch_counters(&parts.store.prefetch_stats())
+            .into_py_dict(py)?
+            .into_py_any(py)
     }
 
     /// Acknowledges that samples were used.
@@ -525,6 +555,13 @@ impl Core {
         let (parts, within) = self.begin(py, timeout)?;
         let work = async move { parts.store.set_budget(bytes, within).await };
         Operation::begin(within, work, |py, (), _late| Ok(py.None())).or_raise(py)
+    }
+
+    /// Ends everything that the store holds. Result: how many samples ended.
+    fn end(&self, py: Python<'_>, others: bool, timeout: f64) -> PyResult<Operation> {
+        let (parts, within) = self.begin(py, timeout)?;
+        let work = async move { parts.store.end(others, within).await };
+        Operation::begin(within, work, |py, ended, _late| ended.into_py_any(py)).or_raise(py)
     }
 
     /// Waits until everything that was retired here is freed.

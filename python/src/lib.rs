@@ -63,7 +63,7 @@ mod _holdfast {
     #[pymodule_export]
     use crate::events::{next_events, wake_events, want_events};
     #[pymodule_export]
-    use crate::kv::pages::{Pages, Settling, open_pages};
+    use crate::kv::pages::{Pages, Prefetch, Settling, open_pages};
     #[pymodule_export]
     use crate::kv::planner::{PageKeys, Planner, namespace_root, object_name};
     #[pymodule_export]

@@ -13,7 +13,7 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, Error, Result, Rng, SystemClock, SystemRng};
+use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result, Rng, SystemClock, SystemRng};
 use holdfast_engine::Engine;
 use holdfast_engine_mooncake::{MooncakeConfig, MooncakeEngine};
 use holdfast_features::seal::Keyring;
@@ -185,6 +185,7 @@ pub(crate) async fn open(settings: Settings, client: Option<Py<PyAny>>, within: 
         in_force = Some(budget);
     }
     process::claim_engine()?;
+    let admin = engine.admin.join(", ");
     engine.connect_within = left();
     let connected = tokio::task::spawn_blocking(move || match client {
         Some(client) => MooncakeEngine::adopt(client, engine),
@@ -194,6 +195,7 @@ pub(crate) async fn open(settings: Settings, client: Option<Py<PyAny>>, within: 
         Error::internal(OPERATION, "the task that connects the engine panicked or was cancelled").caused_by(failure)
     })??);
     let reaper = Arc::new(EngineReaper::new(Arc::clone(&engine)));
+    admin_answers(&engine, &admin, left()).await?;
     let opening = FeatureStore::open(engine, Arc::new(index), features, Arc::clone(&clock), rng);
     let store = tokio::time::timeout(left(), opening)
         .await
@@ -210,6 +212,27 @@ pub(crate) async fn open(settings: Settings, client: Option<Py<PyAny>>, within: 
 /// Declares the current content of etcd to be the index from now on. Returns the name of the epoch that begins with it.
 pub(crate) async fn guard(settings: Settings, within: Duration) -> Result<String> {
     restore_guard(settings.etcd, Arc::new(SystemClock::new()), within).await
+}
+
+/// Checks that a master answers at an admin address. Without one, a store opens and the first call that needs it fails:
+/// adopting what a serving engine wrote, hours later.
+async fn admin_answers(engine: &Arc<dyn Engine>, admin: &str, within: Duration) -> Result<()> {
+    let engine = Arc::clone(engine);
+    let asked = tokio::task::spawn_blocking(move || engine.usage(within)).await;
+    let asked = asked.map_err(|failure| {
+        Error::internal(OPERATION, "the task that asks the master panicked or was cancelled").caused_by(failure)
+    })?;
+    match asked {
+        Err(error) if error.kind() == ErrorKind::Unavailable => Err(Error::unavailable(
+            OPERATION,
+            "no master answers at its admin address; name its HTTP port (the master's flag --metrics_port) in the setting \
+             admin, or in HOLDFAST_ADMIN",
+        )
+        .with("admin", admin)
+        .caused_by(error)),
+        // Whatever else is wrong there is for the call that needs it.
+        _ => Ok(()),
+    }
 }
 
 /// Checks that a process listens at the master's address.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -21,6 +22,14 @@ def cluster() -> Iterator[Cluster]:
 
     Samples outlive the store that put them, so the holder has room for those of all tests."""
     with running_cluster(segment_mib=1024) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def ssd_cluster() -> Iterator[Cluster]:
+    """One master and two holders of 64 MiB, each with an SSD folder."""
+    with running_cluster(holders=2, segment_mib=64, ssd=True, lease_ttl="1s") as running:
+        os.environ.update({**running.client_env, "MC_LOG_LEVEL": "ERROR"})  # read when the engine is loaded
         yield running
 
 

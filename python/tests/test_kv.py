@@ -101,59 +101,101 @@ def test_without_frames_a_late_get_says_when_its_memory_is_free() -> None:
         assert report.settling.wait(60)
 
 
-def test_an_event_loop_drives_planner_and_tier(cluster: Cluster) -> None:
+class Server:
+    """A serving engine's loop over a planner and a tier; its device is a dictionary. Never blocks on the store."""
+
+    def __init__(self, cluster: Cluster, namespace: kv.Namespace, contents: dict[bytes, bytes]) -> None:
+        self.namespace, self.contents = namespace, contents
+        self.host = np.zeros((32, PAGE), dtype=np.uint8)
+        self.device: dict[int, bytes] = {}
+        self.store = kv.PageStore(**settings(cluster))
+        parts = [kv.Part(self.store.register(self.host).address, PAGE, PAGE)]
+        self.planner = kv.Planner(namespace, host_pages=32, device_pages=32)
+        self.tier = kv.Tier(self.store, namespace, host_pages=32, parts=parts)
+        self.tick = self.requests = 0
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.tier.close()
+        self.store.close()
+
+    def copy(self, operation: kv.Operation) -> None:
+        for page in operation.pages:
+            assert page.host is not None and page.device is not None
+            if operation.kind == "load-back":
+                self.device[page.device] = self.host[page.host].tobytes()
+                assert self.device[page.device] == self.contents[page.key]
+            else:
+                self.host[page.host] = np.frombuffer(self.device[page.device], dtype=np.uint8)
+        done = kv.Completion(operation.id, len(operation.pages))
+        assert self.planner.on_event(kv.Completed([done]))
+
+    def compute(self, grant: kv.Grant, keys: kv.PageKeys) -> None:
+        for at, (place, key) in enumerate(zip(grant.pages, keys.keys(), strict=False)):
+            if at >= grant.cached:
+                self.contents.setdefault(key, os.urandom(PAGE))
+            self.device[place] = self.contents[key]
+        self.planner.on_event(kv.PrefillDone(grant.ticket))
+        self.planner.on_event(kv.Finish(grant.ticket))
+
+    def serve(self, prompt: list[int]) -> int:
+        """Serves a prompt until nothing is on its way any more. Returns how many of its pages were cached."""
+        keys = kv.PageKeys(self.namespace, prompt)
+        self.requests += 1
+        ticket = self.planner.submit(self.requests, keys)
+        assert self.planner.state(ticket) == "Submitted"
+        cached, deadline = -1, time.monotonic() + 30
+        while self.planner.pending:
+            assert time.monotonic() < deadline
+            self.tick += 1
+            plan = self.planner.step(self.tick)
+            for operation in plan.operations:
+                if operation.kind in ("load-back", "write-back"):
+                    self.copy(operation)
+                else:
+                    assert self.tier.submit(operation, timeout=10) is None
+            for grant in plan.grants:
+                cached = grant.cached
+                self.compute(grant, keys)
+            for event in self.tier.wait(0.01):
+                if isinstance(event, kv.Completion):
+                    self.planner.on_event(kv.Completed([event]))
+        assert self.tier.stats()["open"] == 0
+        return cached
+
+
+@pytest.fixture
+def namespace() -> kv.Namespace:
+    return kv.Namespace(model=uuid.uuid4().hex, dtype="bf16", layout="whole", page_tokens=4)
+
+
+def test_an_event_loop_drives_planner_and_tier(cluster: Cluster, namespace: kv.Namespace) -> None:
     """A prompt is computed, written back and backed up; a second server has it prefetched, without ever blocking."""
-    namespace = kv.Namespace(model=uuid.uuid4().hex, dtype="bf16", layout="whole", page_tokens=4)
     tokens = list(range(41))
     contents: dict[bytes, bytes] = {}
+    with Server(cluster, namespace, contents) as first:
+        assert first.serve(tokens) == 0
+    with Server(cluster, namespace, contents) as second:
+        assert second.serve(tokens) == 10, "all full pages came from the other server"
 
-    def serve(prompt: list[int], compute: bool) -> int:
-        host = np.zeros((32, PAGE), dtype=np.uint8)
-        device: dict[int, bytes] = {}
-        with kv.PageStore(**settings(cluster)) as store:
-            run = store.register(host)
-            parts = [kv.Part(run.address, PAGE, PAGE)]
-            planner = kv.Planner(namespace, host_pages=32, device_pages=32)
-            keys = kv.PageKeys(namespace, prompt)
-            cached = -1
-            with kv.Tier(store, namespace, host_pages=32, parts=parts) as tier:
-                ticket = planner.submit(1, keys)
-                assert planner.state(ticket) == "Submitted"
-                tick, deadline = 0, time.monotonic() + 30
-                while planner.pending:
-                    assert time.monotonic() < deadline
-                    tick += 1
-                    plan = planner.step(tick)
-                    for operation in plan.operations:
-                        if operation.kind in ("load-back", "write-back"):
-                            for page in operation.pages:
-                                assert page.host is not None and page.device is not None
-                                if operation.kind == "load-back":
-                                    device[page.device] = host[page.host].tobytes()
-                                    assert device[page.device] == contents[page.key]
-                                else:
-                                    host[page.host] = np.frombuffer(device[page.device], dtype=np.uint8)
-                            done = kv.Completion(operation.id, len(operation.pages))
-                            assert planner.on_event(kv.Completed([done]))
-                        else:
-                            refused = tier.submit(operation, timeout=10)
-                            assert refused is None
-                    for grant in plan.grants:
-                        cached = grant.cached
-                        for at, (place, key) in enumerate(zip(grant.pages, keys.keys(), strict=False)):
-                            if at >= cached and compute:
-                                contents[key] = os.urandom(PAGE)
-                            device[place] = contents[key]
-                        planner.on_event(kv.PrefillDone(grant.ticket))
-                        planner.on_event(kv.Finish(grant.ticket))
-                    for event in tier.wait(0.01):
-                        if isinstance(event, kv.Completion):
-                            planner.on_event(kv.Completed([event]))
-                assert tier.stats()["open"] == 0
-            return cached
 
-    assert serve(tokens, compute=True) == 0
-    assert serve(tokens, compute=False) == 10, "all full pages came from the other server"
+def test_pages_that_the_store_has_lost_are_backed_up_again(cluster: Cluster, namespace: kv.Namespace) -> None:
+    tokens = list(range(41))
+    contents: dict[bytes, bytes] = {}
+    pages = [namespace.object_name(key) for key in kv.PageKeys(namespace, tokens).keys()[:10]]
+    with Server(cluster, namespace, contents) as server, kv.PageStore(**settings(cluster)) as other:
+        assert server.serve(tokens) == 0
+        assert other.prefix_hits(pages, nbytes=PAGE) == 10
+        # The store evicts what it was not asked for; the server has it in memory, and does not ask.
+        assert other.remove(pages[2:7]) == [True] * 5
+        stored = server.store.stats()["pages_stored"]
+        assert server.serve(tokens) == 10
+        assert other.prefix_hits(pages, nbytes=PAGE) == 10
+        assert server.store.stats()["pages_stored"] == stored + 5, "what the store still had was not put again"
+    with Server(cluster, namespace, contents) as second:
+        assert second.serve(tokens) == 10
 
 
 def test_device_copies_are_the_callers(cluster: Cluster) -> None:

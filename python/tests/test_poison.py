@@ -15,7 +15,7 @@ import torch
 import holdfast
 import holdfast.aio
 from conftest import OpenStore
-from holdfast.specforge_removals import Removals
+from holdfast.specforge._removals import Removals
 from servers import REPOSITORY, Cluster
 
 

@@ -15,6 +15,7 @@ import pytest
 import sglang_parts as parts
 import torch
 
+from real.sglang import backend
 from servers import Cluster, running_cluster
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # SGLang's own, at import
@@ -35,19 +36,7 @@ def pages_cluster() -> Iterator[Cluster]:
 
 def options(cluster: Cluster, **more: Any) -> dict[str, Any]:
     """The extra config of a server on this cluster."""
-    return {
-        "backend_name": "holdfast",
-        "module_path": "holdfast.sglang",
-        "class_name": "HoldfastHiCacheStorage",
-        "interface_v1": 1,
-        "master": cluster.master,
-        "admin": cluster.admin,
-        "metadata": cluster.metadata,
-        "environment": {**cluster.client_env, "MC_LOG_LEVEL": "ERROR"},
-        "frame_bytes": 4 << 20,
-        "extra_backend_tag": f"test-{uuid.uuid4().hex[:8]}",
-        **more,
-    }
+    return backend(cluster, f"test-{uuid.uuid4().hex[:8]}", **{"frame_bytes": 4 << 20, **more})
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from specforge.runtime.data_plane.ref_serialization import ref_from_dict, ref_to
 import holdfast
 from conftest import OpenStore
 from holdfast.specforge import FeatureStoreFailure, HoldfastFeatureStore, replace_mooncake_store
+from holdfast.specforge import _refs as refs
 from servers import Cluster
 from test_callers import until
 
@@ -70,7 +71,7 @@ def test_it_is_a_feature_store_and_gives_the_bytes_back(features: HoldfastFeatur
     assert (ref.sample_id, ref.num_tokens, ref.run_id) == ("run:task/1,é", 8, "run")
     assert ref.estimated_bytes == features.estimate_bytes(ref.feature_specs) == 64 * 2 + 8 * 8
     got, handle = features.get(ref)
-    assert isinstance(handle, FeatureHandle) and handle.generation == ref.metadata["generation"]
+    assert isinstance(handle, FeatureHandle) and ref.metadata["generation"] == refs.told(handle.generation)
     assert list(got) == ["hidden_states", "input_ids"]
     for name, tensor in tensors(3).items():
         assert got[name].dtype == tensor.dtype and torch.equal(got[name], tensor)

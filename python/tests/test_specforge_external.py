@@ -20,6 +20,7 @@ from specforge.runtime.data_plane.ref_serialization import ref_from_dict, ref_to
 
 from conftest import OpenStore
 from holdfast.specforge import HoldfastFeatureStore
+from holdfast.specforge import _refs as refs
 from servers import Cluster
 
 OpenFeatures = Callable[..., HoldfastFeatureStore]
@@ -93,7 +94,7 @@ def test_what_a_server_wrote_is_got_by_the_consumer_and_removed(open_features: O
     producer.adopt(ref)
     producer.adopt(ref)
     assert producer.health()["provisional_external"] == 0
-    assert ref.metadata["generation"] == 1, "the writer's stays what it is"
+    assert ref.metadata["generation"] == refs.told(1), "still the writer's"
     for told in (elsewhere(ref), unadopted):  # the second was sent on before it was adopted
         got, handle = consumer.get(told)
         assert torch.equal(got["input_ids"], IDS) and torch.equal(got["hidden_state"], HIDDEN)

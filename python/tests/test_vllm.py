@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from real.vllm import tier
 from servers import Cluster, running_cluster
+from ssd_parts import crowd_out
 from stand_ins import stand_in
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM's own, at import
@@ -78,16 +80,7 @@ class Server:
             engine_id=made.config.engine_id, num_chunks=CHUNKS, rank=None, kv_bytes_per_chunk=CHUNK, cpu_page_size=CHUNK
         )
         self.primary = CPUPrimaryTierOffloadingManager(num_chunks=CHUNKS, mmap_region=self.region)
-        config = {
-            "type": "HoldfastTierManager",
-            "module_path": "holdfast.vllm",
-            "master": cluster.master,
-            "admin": cluster.admin,
-            "metadata": cluster.metadata,
-            "environment": {**cluster.client_env, "MC_LOG_LEVEL": "ERROR"},
-            "tag": tag,
-            **more,
-        }
+        config = tier(cluster, tag, **more)
         self.tier: Any = SecondaryTierFactory.create_secondary_tier(config, self.primary.get_kv_memoryview(), made)
         self.manager: Any = TieringOffloadingManager(self.primary, [self.tier])
 
@@ -177,6 +170,29 @@ def test_chunks_of_one_server_are_loaded_by_another_byte_identical(serve: Callab
     second.manager.on_request_finished(context)
 
 
+@pytest.mark.parametrize("on", [False, True])
+def test_chunks_on_ssd_are_read_ahead_by_the_lookup(ssd_cluster: Cluster, on: bool) -> None:
+    settings = {"prefetch_on_exist": on, "prefetch": {"wait_for_prefetch": 5.0}}
+    tag = f"test-{uuid.uuid4().hex[:8]}"
+    with ExitStack() as servers:
+        first, second = Server(ssd_cluster, tag), Server(ssd_cluster, tag, **settings)
+        servers.callback(second.close)
+        servers.callback(first.close)
+        wanted = keys(6)
+        contents = first.compute(wanted)
+        names = [first.tier.name(key) for key in wanted]
+        assert crowd_out(first.tier.pages, names) == names
+        context = request()
+        second.manager.on_new_request(context)
+        assert looked_up(second, wanted, context) == ["HIT"] * 6
+        loaded = second.manager.prepare_load(wanted, context)
+        assert [second.memory[int(slot)].tobytes() for slot in loaded.block_ids] == contents
+        second.manager.complete_load(wanted, context)
+        second.manager.on_request_finished(context)
+        stats = second.tier.pages.prefetch_stats()
+        assert (stats["gets_local"], stats["gets_ssd"]) == ((6, 0) if on else (0, 6)), stats
+
+
 def test_a_wrong_chunk_is_recomputed_and_never_served(serve: Callable[..., Server], tier_cluster: Cluster) -> None:
     from mooncake.store import MooncakeDistributedStore
 
@@ -194,6 +210,15 @@ def test_a_wrong_chunk_is_recomputed_and_never_served(serve: Callable[..., Serve
     assert looked_up(second, wanted, context) == ["HIT", "MISS", "MISS"]
     assert second.tier.pages.stats()["gets_corrupt"] == 1
     second.manager.on_request_finished(context)
+
+
+def test_a_tier_that_is_shut_down_lets_vllms_memory_go(serve: Callable[..., Server]) -> None:
+    server = serve()
+    server.compute(keys(2))
+    mapped = server.region.mmap_obj
+    server.close()
+    server.region.cleanup()
+    assert mapped is not None and mapped.closed, "it was still exported"
 
 
 def test_other_models_and_tags_share_nothing(serve: Callable[..., Server]) -> None:

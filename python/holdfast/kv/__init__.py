@@ -12,6 +12,7 @@ length or checksum is not exactly right is a miss. There are three layers, each 
 
 from __future__ import annotations
 
+from holdfast._prefetch import Prefetch, PrefetchOutcome, Progress
 from holdfast.kv._pages import GetReport, Hint, Memory, PageStore, PutReport, Settling
 from holdfast.kv._plan import (
     Abort,
@@ -59,7 +60,10 @@ __all__ = [
     "Part",
     "Plan",
     "Planner",
+    "Prefetch",
+    "PrefetchOutcome",
     "PrefillDone",
+    "Progress",
     "PutReport",
     "Rank",
     "Reserve",

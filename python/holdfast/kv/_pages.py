@@ -12,6 +12,7 @@ from holdfast import _events, _holdfast, _process
 from holdfast._holdfast import Settling as Settling
 from holdfast._inputs import owner_of_array
 from holdfast._keys import OneKey
+from holdfast._prefetch import Prefetch
 from holdfast._secrets import Secret
 from holdfast._settings import _durations, _usual_admin, addresses
 from holdfast.errors import HoldfastError, Invalid
@@ -21,6 +22,9 @@ GetOutcome = Literal["loaded", "miss", "wrong-length", "corrupt", "failed", "ski
 
 FRAMES: Final = 4
 FRAME_BYTES: Final = 8 << 20
+
+PREFETCH: Final[Mapping[str, Any]] = {"buffer_bytes": 128 << 20, "wait_for_prefetch": 0.05}
+"""What pages do differently from the defaults of prefetches."""
 
 
 class Memory(NamedTuple):
@@ -127,11 +131,17 @@ class PageStore:
         environment: Mapping[str, str] | None = None,
         engine: Mapping[str, Any] | None = None,
         pages: Mapping[str, Any] | None = None,
+        prefetch: Mapping[str, Any] | None = None,
         key: OneKey | None = None,
     ) -> None:
         """Opens a page store. ``engine`` holds further settings of the engine, ``pages`` further settings of the store:
         ``replicas``, ``call_pages``, ``lanes``, ``streams``, ``footer_slots``, ``full_retries``, ``call_parts``,
         ``direct_put_bytes``.
+
+        ``prefetch`` holds settings of prefetches, times in seconds: ``route`` (``buffer``: into memory of this process;
+        ``promote``: by the engine, into DRAM of a holder), ``buffer_bytes``, ``keep``, ``wait_for_prefetch`` (how long a
+        get waits for pages that are on their way), ``cache_for`` (how long an answer of :meth:`exists` may be used
+        again), ``workers``, ``queue``, and the further ones that ``docs/ssd.md`` lists.
 
         With ``key`` (32 bytes, their base64 or hex text, ``env:NAME`` or ``file:PATH``; the same for all members) pages
         are encrypted and authenticated, and their names reveal nothing. It needs ``frames``."""
@@ -149,6 +159,8 @@ class PageStore:
             ),
             "pages": {"frames": frames, "call_bytes": frame_bytes, **(pages or {})},
         }
+        if prefetch is not None:
+            settings["prefetch"] = _durations({**PREFETCH, **prefetch})
         self.frames = frames
         self.frame_bytes = frame_bytes
         self.timeout = timeout
@@ -179,15 +191,39 @@ class PageStore:
         """Unregisters memory. Calls in flight that use it continue with it."""
         return self._native.unregister(memory.address)
 
-    def exists(self, keys: Sequence[str], *, timeout: float | None = None) -> list[Hint | None]:
-        """What is known about these pages, without side effects and without reading them."""
+    def exists(
+        self, keys: Sequence[str], *, prefetch: bool = False, timeout: float | None = None
+    ) -> list[Hint | None]:
+        """What is known about these pages, without side effects and without reading them. With ``prefetch``, those that
+        are on SSD only are on their way to memory when it returns; :meth:`exists_and_prefetch` also tells how far."""
+        if prefetch:
+            return self.exists_and_prefetch(keys, timeout=timeout)[0]
         found = self._native.exists(keys, self._within(timeout))
         return [None if hint is None else Hint(*hint) for hint in found]
 
-    def prefix_hits(self, keys: Sequence[str], *, nbytes: int | None = None, timeout: float | None = None) -> int:
-        """The number of pages from the start that exist without a gap; with ``nbytes``, pages of exactly that
-        length."""
-        return self._native.prefix_hits(keys, nbytes, self._within(timeout))
+    def exists_and_prefetch(
+        self, keys: Sequence[str], *, timeout: float | None = None
+    ) -> tuple[list[Hint | None], Prefetch]:
+        """What :meth:`exists` tells; and pages that are on SSD only are on their way to memory when it returns."""
+        found, native = self._native.exists_and_prefetch(keys, self._within(timeout))
+        return [None if hint is None else Hint(*hint) for hint in found], Prefetch(native)
+
+    def prefetch(self, keys: Sequence[str], *, wanted: bool = False) -> Prefetch:
+        """Brings pages that are on SSD only to memory. Never blocks: a thread finds out where they are. Pages that are
+        ``wanted``, because a request waits for them, go before all others."""
+        return Prefetch(self._native.prefetch(keys, wanted))
+
+    def prefix_hits(
+        self,
+        keys: Sequence[str],
+        *,
+        nbytes: int | None = None,
+        prefetch: bool = False,
+        timeout: float | None = None,
+    ) -> int:
+        """The number of pages from the start that exist without a gap; with ``nbytes``, pages of exactly that length.
+        With ``prefetch``, those of them that are on SSD only are on their way to memory when it returns."""
+        return self._native.prefix_hits(keys, nbytes, prefetch, self._within(timeout))
 
     def put(
         self, keys: Sequence[str], parts: Sequence[int], sizes: Sequence[int], *, timeout: float | None = None
@@ -220,6 +256,11 @@ class PageStore:
     def stats(self) -> dict[str, int]:
         """Counters of this store since it was opened."""
         return self._native.stats()
+
+    def prefetch_stats(self) -> dict[str, int]:
+        """Counters of prefetches since the store was opened: their outcomes, where gets were served from
+        (``gets_local``, ``gets_dram``, ``gets_ssd``, ``gets_unknown``), the requests of probes, the buffer in use."""
+        return self._native.prefetch_stats()
 
     def close(self, *, timeout: float | None = None) -> None:
         """Releases memory and engine. Any call after that raises; closing twice does nothing."""

@@ -228,7 +228,11 @@ class Plan:
 
 
 class Planner:
-    """Turns events into plans. The same events in the same order give the same plans on every rank."""
+    """Turns events into plans. The same events in the same order give the same plans on every rank.
+
+    ``recheck_pages``: when a request is written back, that many of its pages that the store acknowledged before are
+    backed up again, because the store may have evicted them since; for one request in a step, and at no cost where the
+    store still has them. 0: none."""
 
     __slots__ = ("native",)
 
@@ -241,6 +245,7 @@ class Planner:
         prefetch_threshold: int = 4,
         query_ticks: int = 10,
         prefetch_ticks: int = 100,
+        recheck_pages: int = 256,
         ranks: int = 1,
     ) -> None:
         self.native = _holdfast.Planner(
@@ -251,6 +256,7 @@ class Planner:
             prefetch_threshold,
             query_ticks,
             prefetch_ticks,
+            recheck_pages,
             ranks,
         )
 

@@ -7,6 +7,7 @@ use holdfast_core::{Clock, Deadline, Error, Result, SystemClock};
 use holdfast_engine::{Engine, Pin, PutOptions};
 use holdfast_engine_mooncake::{MooncakeConfig, MooncakeEngine};
 use holdfast_kvcache::tier::{PageSeal, PageStore, StoreConfig};
+use holdfast_prefetch::PrefetchConfig;
 use pyo3::prelude::*;
 use serde::Deserialize;
 
@@ -23,8 +24,14 @@ const OPERATION: &str = "kv.open";
 pub(super) struct Settings {
     engine: MooncakeConfig,
     pages: PageSettings,
+    #[serde(default = "usual_prefetch")]
+    prefetch: PrefetchConfig,
     #[serde(skip)]
     seal: Option<PageSeal>,
+}
+
+fn usual_prefetch() -> PrefetchConfig {
+    StoreConfig::default().prefetch
 }
 
 /// The settings of the page store; [`StoreConfig`] documents each of them.
@@ -89,6 +96,7 @@ impl Settings {
         let mut settings: Self = read_json(OPERATION, text)?;
         settings.seal = seal;
         settings.engine.validate()?;
+        settings.prefetch.validate()?;
         Ok(settings)
     }
 }
@@ -115,6 +123,7 @@ pub(super) async fn open(settings: Settings, client: Option<Py<PyAny>>, within: 
     let Settings {
         mut engine,
         pages,
+        prefetch,
         seal,
     } = settings;
     if client.is_none() {
@@ -135,6 +144,7 @@ pub(super) async fn open(settings: Settings, client: Option<Py<PyAny>>, within: 
             config.direct_put_bytes = None;
         }
         config.seal = seal;
+        config.prefetch = prefetch;
         let ranges = Ranges::new(config.staging_frames > 0, config.direct_put_bytes);
         let left = deadline.remaining(&*clock);
         let store = Arc::new(PageStore::new(engine, config, clock, left)?);

@@ -14,6 +14,7 @@ use std::time::Duration;
 use holdfast_core::{Error, ObjectKey, Result, Retry, SystemClock};
 use holdfast_engine::RemoveOutcome;
 use holdfast_kvcache::tier::{self, CallOptions, Hint, Page, PageGot, PagePut};
+use holdfast_prefetch::{Outcome, PrefetchStats, Priority};
 use parking_lot::Mutex;
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
@@ -70,6 +71,55 @@ impl Settling {
         let settling = self.0.get("call").or_raise(py)?;
         Ok(py.detach(|| settling.wait(&SystemClock::new(), within)))
     }
+}
+
+/// A prefetch that was begun.
+#[pyclass(frozen, module = "holdfast._holdfast")]
+pub(crate) struct Prefetch(ProcessBound<holdfast_prefetch::Prefetch>);
+
+impl Prefetch {
+    pub(crate) fn new(prefetch: holdfast_prefetch::Prefetch) -> Self {
+        Self(ProcessBound::new(prefetch))
+    }
+}
+
+#[pymethods]
+impl Prefetch {
+    /// The name of each object's outcome; `None` for what is on its way.
+    fn outcomes(&self, py: Python<'_>) -> PyResult<Vec<Option<&'static str>>> {
+        Ok(outcome_names(&self.0.get("prefetch").or_raise(py)?.outcomes()))
+    }
+
+    /// Waits until every object has ended. Returns the outcomes so far.
+    fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<Vec<Option<&'static str>>> {
+        let within = seconds(timeout).or_raise(py)?;
+        let prefetch = self.0.get("prefetch").or_raise(py)?;
+        Ok(outcome_names(&py.detach(|| prefetch.wait(within))))
+    }
+
+    /// Gives up what was not begun.
+    fn cancel(&self, py: Python<'_>) -> PyResult<()> {
+        self.0.get("prefetch").or_raise(py)?.cancel();
+        Ok(())
+    }
+}
+
+fn outcome_names(outcomes: &[Option<Outcome>]) -> Vec<Option<&'static str>> {
+    outcomes
+        .iter()
+        .map(|outcome| outcome.as_ref().map(Outcome::name))
+        .collect()
+}
+
+/// For each key the length of its page and whether it is in DRAM, or `None`.
+type Hints = Vec<Option<(u64, bool)>>;
+
+fn plain(hints: Vec<Hint>) -> Hints {
+    let one = |hint| match hint {
+        Hint::Absent => None,
+        Hint::Present { bytes, in_dram } => Some((bytes, in_dram)),
+    };
+    hints.into_iter().map(one).collect()
 }
 
 /// An outcome for each page, errors by the position of their page, and when the memory is free.
@@ -174,23 +224,46 @@ impl Pages {
     }
 
     /// For each key the length of its page and whether it is in DRAM, or `None`.
-    fn exists(&self, py: Python<'_>, keys: Vec<String>, timeout: f64) -> PyResult<Vec<Option<(u64, bool)>>> {
+    fn exists(&self, py: Python<'_>, keys: Vec<String>, timeout: f64) -> PyResult<Hints> {
         let (opened, within) = self.begin(py, timeout)?;
         let keys = names(&keys).or_raise(py)?;
         let hints = py.detach(|| opened.store.exists(&keys, within)).or_raise(py)?;
-        let one = |hint| match hint {
-            Hint::Absent => None,
-            Hint::Present { bytes, in_dram } => Some((bytes, in_dram)),
-        };
-        Ok(hints.into_iter().map(one).collect())
+        Ok(plain(hints))
     }
 
-    /// The number of pages from the start that exist without a gap; with `nbytes`, pages of that length.
-    #[pyo3(signature = (keys, nbytes, timeout))]
-    fn prefix_hits(&self, py: Python<'_>, keys: Vec<String>, nbytes: Option<u64>, timeout: f64) -> PyResult<usize> {
+    /// What `exists` tells, and a prefetch of the pages that are on SSD only.
+    fn exists_and_prefetch(&self, py: Python<'_>, keys: Vec<String>, timeout: f64) -> PyResult<(Hints, Prefetch)> {
         let (opened, within) = self.begin(py, timeout)?;
         let keys = names(&keys).or_raise(py)?;
-        py.detach(|| opened.store.prefix_hits(&keys, nbytes, within))
+        let answer = py.detach(|| opened.store.exists_and_prefetch(&keys, Priority::Guess, within));
+        let (hints, prefetch) = answer.or_raise(py)?;
+        Ok((plain(hints), Prefetch::new(prefetch)))
+    }
+
+    /// Begins to prefetch pages; `wanted` if a request waits for them. Does not block.
+    fn prefetch(&self, py: Python<'_>, keys: Vec<String>, wanted: bool) -> PyResult<Prefetch> {
+        let opened = self.opened().or_raise(py)?;
+        let keys = names(&keys).or_raise(py)?;
+        let priority = if wanted { Priority::Wanted } else { Priority::Guess };
+        let prefetch = py.detach(|| opened.store.prefetch(&keys, priority)).or_raise(py)?;
+        Ok(Prefetch::new(prefetch))
+    }
+
+    /// The number of pages from the start that exist without a gap; with `nbytes`, pages of that length. With
+    /// `prefetch`, those of them that are on SSD only are prefetched.
+    #[pyo3(signature = (keys, nbytes, prefetch, timeout))]
+    fn prefix_hits(
+        &self,
+        py: Python<'_>,
+        keys: Vec<String>,
+        nbytes: Option<u64>,
+        prefetch: bool,
+        timeout: f64,
+    ) -> PyResult<usize> {
+        let (opened, within) = self.begin(py, timeout)?;
+        let keys = names(&keys).or_raise(py)?;
+        let prefetch = prefetch.then_some(Priority::Guess);
+        py.detach(|| opened.store.prefix_hits(&keys, nbytes, prefetch, within))
             .or_raise(py)
     }
 
@@ -269,6 +342,14 @@ impl Pages {
         all.into_py_dict(py)?.into_py_any(py)
     }
 
+    /// The counters of the prefetcher.
+    fn prefetch_stats(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let opened = self.opened().or_raise(py)?;
+        prefetch_counters(&opened.store.prefetch_stats())
+            .into_py_dict(py)?
+            .into_py_any(py)
+    }
+
     /// Starts to close the store: releases memory and engine. Does nothing the second time.
     fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<Operation> {
         let within = seconds(timeout).or_raise(py)?;
@@ -276,6 +357,7 @@ impl Pages {
         let work = async move {
             let gone = tokio::task::spawn_blocking(move || {
                 if let Some(opened) = opened {
+                    opened.store.end_prefetches();
                     opened.ranges.clear();
                     drop(opened);
                 }
@@ -288,4 +370,27 @@ impl Pages {
         };
         Operation::begin(within, work, |py: Python<'_>, (), _late| Ok(py.None())).or_raise(py)
     }
+}
+
+/// The counters of a prefetcher, by name.
+pub(crate) fn prefetch_counters(stats: &PrefetchStats) -> [(&'static str, u64); 16] {
+    let (outcomes, sources) = (stats.outcomes, stats.sources);
+    [
+        ("asked", outcomes.asked),
+        ("begun", outcomes.begun),
+        ("resident", outcomes.resident),
+        ("absent", outcomes.absent),
+        ("refused", outcomes.refused),
+        ("expired", outcomes.expired),
+        ("cancelled", outcomes.cancelled),
+        ("failed", outcomes.failed),
+        ("gets_local", sources.local),
+        ("gets_dram", sources.dram),
+        ("gets_ssd", sources.ssd),
+        ("gets_unknown", sources.unknown),
+        ("probe_requests", stats.probes.requests),
+        ("probe_keys", stats.probes.keys),
+        ("buffered", stats.buffered as u64),
+        ("buffer_bytes", stats.buffer_bytes as u64),
+    ]
 }

@@ -121,12 +121,14 @@ impl Planner {
         prefetch_threshold: u32,
         query_ticks: u64,
         prefetch_ticks: u64,
+        recheck_pages: u32,
         ranks: u32,
     ) -> PyResult<Self> {
         let config = PlannerConfig {
             prefetch_threshold,
             query_ticks,
             prefetch_ticks,
+            recheck_pages,
             ranks,
             ..PlannerConfig::new(key(root).or_raise(py)?, page_tokens, host_pages, device_pages)
         };

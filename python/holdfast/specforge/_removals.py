@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from holdfast._store import FeatureStore, Lease
 from holdfast._values import SampleRef
 from holdfast.errors import Denied, Fenced, HoldfastError, NotFound, Timeout
-from holdfast.specforge_refs import FeatureStoreFailure
+from holdfast.specforge._refs import FeatureStoreFailure
 
 log: Final = logging.getLogger("holdfast.specforge")
 
@@ -65,6 +65,12 @@ class Removals:
         if given_up:
             raise KeyError(f"sample {ref} was released or aborted here")
 
+    def owed(self, samples: Iterable[str]) -> list[str]:
+        """Those of these samples whose removal is still owed."""
+        with self._lock:
+            owed = {owed.sample for owed in self._owed}
+        return [sample for sample in dict.fromkeys(samples) if sample in owed]
+
     def superseded(self, sample: str) -> None:
         """Notes that a new incarnation was committed: removals owed for an older one have thereby happened."""
         for owed in self._forget(sample):
@@ -100,6 +106,12 @@ class Removals:
         self.superseded(sample)
         return True
 
+    def abort_at_drain(self, ref: SampleRef, nbytes: int) -> None:
+        """Ends this incarnation at the next drain or gc, with all others that wait for it, in one call. Until then it is
+        owed: gets in this process are refused."""
+        with self._lock:
+            self._owed.append(Owed(ref.sample, ref, nbytes))
+
     def retire(self, ref: SampleRef, nbytes: int) -> bool:
         """Ends exactly this incarnation."""
         return self._try(Owed(ref.sample, ref, nbytes))
@@ -118,7 +130,8 @@ class Removals:
         bytes."""
         with self._lock:
             due = [owed for owed in self._owed if samples is None or owed.sample in samples]
-        settled = [owed for owed in due if self._try(owed)]
+        used_up = [owed for owed in due if owed.used_up and self._try(owed)]
+        settled = used_up + self._try_together([owed for owed in due if not owed.used_up])
         return len(settled), sum(owed.nbytes for owed in settled)
 
     def look_again(self) -> tuple[int, int]:
@@ -186,6 +199,32 @@ class Removals:
         with self._lock:
             self._owed = [other for other in self._owed if other is not owed]
         return True
+
+    def _try_together(self, owed: list[Owed]) -> list[Owed]:
+        """Retires samples in one call; returns those that are settled."""
+        if not owed:
+            return []
+        try:
+            answers = self._store.retire_many([one.ref for one in owed])
+        except HoldfastError as error:
+            log.warning("%d removals failed and will be retried: %s", len(owed), error)
+            if isinstance(error, Denied):
+                raise
+            return []
+        settled = []
+        denied: Denied | None = None
+        for one, answer in zip(owed, answers):
+            if not isinstance(answer, HoldfastError) or isinstance(answer, (NotFound, Fenced)):
+                settled.append(one)
+                continue
+            log.warning("the removal of %s failed and will be retried: %s", one.ref, answer)
+            denied = answer if isinstance(answer, Denied) else denied
+        done = {id(one) for one in settled}
+        with self._lock:
+            self._owed = [other for other in self._owed if id(other) not in done]
+        if denied is not None:
+            raise denied
+        return settled
 
     def _forget(self, sample: str) -> list[Owed]:
         with self._lock:

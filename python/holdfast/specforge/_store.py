@@ -1,19 +1,14 @@
-"""SpecForge's feature store, in Holdfast's custody. Needs ``specforge`` 0.2 and ``torch``.
-
-```python
-from holdfast.specforge import HoldfastFeatureStore
-
-store = HoldfastFeatureStore(store_id="run-7", master="127.0.0.1:50051", etcd=["http://127.0.0.1:2379"])
-```
+"""The store: SpecForge's calls, on a Holdfast store that all processes of a run share.
 
 | SpecForge | here |
 |---|---|
-| ``SampleRef`` | a sample of the store ``store_id``; its generation is given by the shared index (``specforge_refs``) |
+| ``SampleRef`` | a sample of the store ``store_id``; its generation is given by the shared index (``_refs``) |
 | ``get`` and its ``FeatureHandle`` | a reader in the index, held by this process until ``release``; the handle's token finds it |
-| ``release`` of the last handle | the sample is retired: from then on no process gets it (``specforge_removals``) |
-| ``release`` with ``retain_on_release`` | the reader ends and the sample stays, until a process aborts it |
+| ``get`` with ``retain_on_release`` | a read without a lease: no release ends the sample, so nothing has to count readers |
+| ``release`` of the last handle | the sample is retired: from then on no process gets it (``_removals``) |
+| ``release`` with ``retain_on_release`` | the sample stays, until a process aborts it |
 | ``abort`` | the sample is retired, whichever process reads it |
-| ``track_external_attempt``, ``adopt`` | a reservation in the index, and its commit (``specforge_external``) |
+| ``track_external_attempt``, ``adopt`` | a reservation in the index, and its commit (``_external``) |
 | ``max_resident_bytes`` | the budget of the store, over all processes |
 
 A handle is valid only in the process that got it; releasing it in another process does nothing, and does not free its
@@ -28,12 +23,13 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from specforge.runtime.contracts import FeatureHandle, FeatureSpec
@@ -41,23 +37,30 @@ from specforge.runtime.contracts import SampleRef as Reference
 from specforge.runtime.data_plane.disaggregated import AuthPolicy
 from specforge.runtime.data_plane.feature_store import FeatureStore as Contract
 
-from holdfast import specforge_refs as refs
 from holdfast._environment import merged, settings_of_environment
 from holdfast._getting import again_if_fenced, get_waiting
 from holdfast._lending import check_memory
 from holdfast._opening import open as open_store
 from holdfast._store import FeatureStore, Lease
-from holdfast.errors import HoldfastError
-from holdfast.specforge_external import ExternalAttempts
-from holdfast.specforge_known import KnownSamples
-from holdfast.specforge_refs import FeatureCorrupt, FeatureStoreFailure
-from holdfast.specforge_removals import Removals
-
-__all__ = ["FeatureCorrupt", "FeatureStoreFailure", "HoldfastFeatureStore", "replace_mooncake_store"]
+from holdfast._values import SampleRef
+from holdfast.errors import HoldfastError, NotFound
+from holdfast.specforge import _refs as refs
+from holdfast.specforge._external import ExternalAttempts
+from holdfast.specforge._known import KnownSamples
+from holdfast.specforge._refs import FeatureStoreFailure
+from holdfast.specforge._removals import Removals
 
 log: Final = logging.getLogger("holdfast.specforge")
 
 LEASE_SECONDS: Final = 3600.0
+
+DRAINED_NEXT: Final = "optimizer-boundary-durable-ack"
+"""The reason that SpecForge gives when it aborts the samples of a step one by one. It drains exactly these next (its main
+branch retries their removal one step later), and if it dies before, its ledger makes it abort them again: so they may wait
+for that, which ends them all in one call."""
+
+Read: TypeAlias = "tuple[SampleRef, Lease | None, dict[str, torch.Tensor]]"
+"""Which incarnation was read, the reader that has to be released, and the tensors."""
 
 
 class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no type information
@@ -71,6 +74,10 @@ class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no 
     ``replica_num`` copies are kept of each object, as far as the cluster has that many holders. ``hard_pin=False`` is
     refused: an object that may be evicted is not in custody. ``max_release_attempts`` is accepted but not needed:
     ``gc`` retries until a removal is done. A segment in ``setup_kwargs`` is not lent, see ``_lending``.
+
+    Of SpecForge's main branch: ``receive_pool_bytes`` is the size of the pool. ``receive_buffers`` may be ``pinned`` or
+    ``pageable``, and tensors arrive in memory of the pool either way. ``max_quarantined_bytes`` is accepted but not needed:
+    memory that a failed transfer may still write to belongs to the pool, and comes back to it.
     """
 
     def __init__(
@@ -87,6 +94,9 @@ class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no 
         max_release_attempts: int = 3,
         replica_num: int = 1,
         hard_pin: bool = True,
+        receive_buffers: str = "pinned",
+        receive_pool_bytes: int | None = None,
+        max_quarantined_bytes: int | None = None,
         clock: Callable[[], float] = time.monotonic,
         external_sample_bytes: int = 0,
         **settings: Any,
@@ -94,7 +104,7 @@ class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no 
         self.auth = auth or AuthPolicy()
         self._credential = credential
         self.auth.check(credential)
-        _check_arguments(max_release_attempts, replica_num, hard_pin)
+        _check_arguments(max_release_attempts, replica_num, hard_pin, receive_buffers)
         self._close: Callable[[], None] = _leave_open
         if isinstance(store, FeatureStore):
             told = setup_kwargs or settings or max_resident_bytes is not None or replica_num != 1
@@ -104,6 +114,7 @@ class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no 
             with refs.in_specforge_terms():
                 given = merged(
                     {"lease_seconds": LEASE_SECONDS, "features": {"replicas": replica_num}},
+                    {} if receive_pool_bytes is None else {"pool_bytes": receive_pool_bytes},
                     _of_mooncake(setup_kwargs or {}),
                     settings_of_environment("external_sample_bytes"),
                     settings,
@@ -121,12 +132,19 @@ class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no 
         self._store = store
         self._clock = clock
         self._lock = threading.Lock()
-        self._leases: dict[str, Lease] = {}
+        self._leases: dict[str, Lease | None] = {}  # by the token of a handle; None if it was read without a lease
         self._known = KnownSamples(store)
         self._numbers = itertools.count(1)
         self._force_freed = 0
         self._removals = Removals(store)
         self._external = ExternalAttempts(store, self.store_id, external_sample_bytes)
+        log.info(
+            "process %d keeps the samples of %s in Holdfast: master %s, index %s",
+            os.getpid(),
+            self.store_id,
+            store.settings.master,
+            ", ".join(store.settings.etcd),
+        )
 
     def put(self, tensors: dict[str, torch.Tensor], *, sample_id: str, metadata: dict[str, Any]) -> Reference:
         """Puts a sample: visible to all processes as a whole, or not at all. Over the budget it waits for room, then
@@ -149,16 +167,31 @@ class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no 
         process."""
         self.auth.check(self._credential)
         wanted = list(dict.fromkeys(names or sample_ref.feature_keys))
-        lease, tensors = again_if_fenced(lambda: self._read_and_get(sample_ref, wanted, device))
-        token = f"{lease.ref}:{next(self._numbers)}"
+        read = self._get_retained if self.retain_on_release else self._read_and_get
+        ref, lease, tensors = again_if_fenced(lambda: read(sample_ref, wanted, device))
+        token = f"{ref}:{next(self._numbers)}"
         with self._lock:
             self._leases[token] = lease
-        self._known.add(lease.ref, lease.nbytes, None)
-        return {name: tensors[name] for name in wanted}, FeatureHandle(lease.sample, lease.generation, token)
+        nbytes = sum(tensor.nbytes for tensor in tensors.values()) if lease is None else lease.nbytes
+        self._known.add(ref, nbytes, None)
+        return {name: tensors[name] for name in wanted}, FeatureHandle(ref.sample, ref.generation, token)
 
-    def _read_and_get(
-        self, sample_ref: Reference, wanted: list[str], device: torch.device | str
-    ) -> tuple[Lease, dict[str, torch.Tensor]]:
+    def _get_retained(self, sample_ref: Reference, wanted: list[str], device: torch.device | str) -> Read:
+        """Without a lease: what is retained ends by an abort alone, and no lease would delay that."""
+        ref = refs.custody_of(self.store_id, sample_ref) or self._live_as(sample_ref)
+        self._removals.refuse(ref)
+        with refs.in_specforge_terms():
+            tensors = get_waiting(lambda: self._store.get(ref, wanted, as_="torch"))
+        return ref, None, _moved(tensors, device)
+
+    def _live_as(self, sample_ref: Reference) -> SampleRef:
+        with refs.in_specforge_terms():
+            (found,) = self._store.find([sample_ref.sample_id])
+        if found is None or not refs.is_meant(found.tensors, sample_ref):
+            raise KeyError(refs.not_in_custody(self.store_id, sample_ref))
+        return found.ref
+
+    def _read_and_get(self, sample_ref: Reference, wanted: list[str], device: torch.device | str) -> Read:
         with refs.in_specforge_terms():
             lease = self._read(sample_ref)
         try:
@@ -166,21 +199,22 @@ class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no 
             if missing:
                 raise KeyError(f"sample {lease.ref} has no {sorted(missing)}")
             with refs.in_specforge_terms():
-                tensors = get_waiting(lease, wanted)
-            if str(device) != "cpu":
-                tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
+                tensors = get_waiting(lambda: lease.get(wanted, as_="torch"))
+            return lease.ref, lease, _moved(tensors, device)
         except BaseException:
             self._removals.let_go(lease)  # only the reader ends: the sample is not used up
             raise
-        return lease, tensors
 
     def _read(self, sample_ref: Reference) -> Lease:
         ref = refs.custody_of(self.store_id, sample_ref)
         if ref is not None:
             self._removals.refuse(ref)
             return self._store.lease_shared(ref)
-        lease = self._store.lease_shared(sample_ref.sample_id)
-        if refs.was_written_as(lease.tensors, int(sample_ref.metadata.get(refs.GENERATION, 0))):
+        try:
+            lease = self._store.lease_shared(sample_ref.sample_id)
+        except NotFound as error:
+            raise KeyError(refs.not_in_custody(self.store_id, sample_ref)) from error
+        if refs.is_meant(lease.tensors, sample_ref):
             try:
                 self._removals.refuse(lease.ref)
                 return lease
@@ -188,18 +222,14 @@ class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no 
                 self._removals.let_go(lease)
                 raise
         self._removals.let_go(lease)
-        raise KeyError(f"sample {lease.ref} is not what this reference means; adopt the reference where it was made")
+        raise KeyError(refs.not_in_custody(self.store_id, sample_ref))
 
     def release(self, handle: FeatureHandle, *, reason: str = "consumed") -> None:
         """Ends a reader. Unless samples are retained, the end of the last reader, in any process, ends the sample.
         Idempotent."""
         with self._lock:
             lease = self._leases.pop(handle.lease_token, None)
-        if lease is None:
-            return
-        if self.retain_on_release:
-            self._removals.let_go(lease)
-        elif self._removals.use_up(lease):
+        if lease is not None and self._removals.use_up(lease):
             self._known.forget(lease.ref)
             self._external.removing()
 
@@ -211,11 +241,15 @@ class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no 
         under the id later.
         """
         known = self._known.pop(sample_id)
+        if known is not None and reason == DRAINED_NEXT and self.retain_on_release:
+            self._removals.abort_at_drain(known.ref, known.nbytes)
+            self._external.removing()
+            return
         ref, nbytes = (None, 0) if known is None else (known.ref, known.nbytes)
         with refs.in_specforge_terms():
             self._removals.abort(sample_id, ref, nbytes)
         with self._lock:
-            readers = [lease for lease in self._leases.values() if lease.sample == sample_id]
+            readers = [lease for lease in self._leases.values() if lease is not None and lease.sample == sample_id]
         for lease in readers:
             self._removals.let_go(lease)  # the reader can get nothing more, and would delay the removal of the bytes
         self._external.removing()
@@ -254,6 +288,21 @@ class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no 
         """Settles the removals of these samples: the index has recorded them, so they will happen. Does not wait for
         the bytes."""
         return self._removals.settle(frozenset(sample_ids), max_attempts, retry_interval_s, sleep, wait=False)
+
+    def retry_sample_removals(self, sample_ids: Iterable[str]) -> dict[str, Any]:
+        """Tries once to settle removals, without a pause: what SpecForge's main branch calls at each optimizer boundary, for
+        the samples of the one before. All that are owed are settled along with them."""
+        asked = list(dict.fromkeys(sample_ids))
+        with refs.in_specforge_terms():
+            _, nbytes = self._removals.try_again()
+        remaining = self._removals.owed(asked)
+        return {
+            "removed": len(asked) - len(remaining),
+            "removed_bytes": nbytes,
+            "release_pending": len(remaining),
+            "remaining_ids": remaining,
+            "attempts": 1,
+        }
 
     def gc(self, *, now: float | None = None) -> dict[str, int]:
         """Settles owed removals, extends readers, and ends samples past ``max_hold_age_s`` that no process reads."""
@@ -337,17 +386,27 @@ class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no 
 
     def _renew(self) -> None:
         with self._lock:
-            leases = list(self._leases.values())
+            leases = [lease for lease in self._leases.values() if lease is not None]
         for lease, result in zip(leases, self._store.renew_many(leases) if leases else []):
             if isinstance(result, HoldfastError):
                 log.debug("the reader of %s was not extended: %s", lease.ref, result)
+
+
+def _moved(tensors: dict[str, torch.Tensor], device: torch.device | str) -> dict[str, torch.Tensor]:
+    if str(device) == "cpu":
+        return tensors
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
 def _leave_open() -> None:
     """Does nothing: the caller opened the store, and closes it."""
 
 
-def _check_arguments(max_release_attempts: int, replica_num: int, hard_pin: bool) -> None:
+def _check_arguments(max_release_attempts: int, replica_num: int, hard_pin: bool, receive_buffers: str) -> None:
+    if receive_buffers not in ("pinned", "pageable"):
+        raise ValueError(
+            f"receive_buffers={receive_buffers!r} is not supported: tensors arrive in host memory; use pinned or pageable"
+        )
     if replica_num < 1:
         raise ValueError("replica_num must be at least 1")
     if max_release_attempts < 1:
@@ -372,6 +431,8 @@ def _opened(name: str, client: object | None, setup: Mapping[str, Any], settings
 
 def _of_mooncake(setup: Mapping[str, Any]) -> dict[str, Any]:
     """Translates the arguments of Mooncake's ``setup`` into settings."""
+    if setup.get("protocol") == "nvlink":
+        raise ValueError("protocol='nvlink' keeps samples in the server's GPU, not in Mooncake; use tcp or rdma")
     settings: dict[str, Any] = {}
     names = {
         "master_server_addr": "master",
@@ -388,15 +449,3 @@ def _of_mooncake(setup: Mapping[str, Any]) -> dict[str, Any]:
         elif name != "global_segment_size":  # ignored: the segment is not lent
             raise ValueError(f"setup_kwargs: {name} has no meaning here; see holdfast.open for the settings")
     return settings
-
-
-def replace_mooncake_store() -> None:
-    """Makes SpecForge's own launchers use Holdfast in place of ``MooncakeFeatureStore``, in this process.
-
-    They still read their own variables (``MOONCAKE_MASTER_SERVER_ADDR``, ...). The variables of ``_environment`` are
-    read in addition: ``HOLDFAST_ETCD``, ``HOLDFAST_ADMIN``, ``HOLDFAST_KEY`` if the store is sealed, and
-    ``HOLDFAST_SETTINGS`` for every other setting, including ``external_sample_bytes``.
-    """
-    from specforge.runtime.data_plane import mooncake_store
-
-    mooncake_store.MooncakeFeatureStore = HoldfastFeatureStore

@@ -23,11 +23,11 @@ from collections.abc import Iterable
 
 from specforge.runtime.contracts import SampleRef as Reference
 
-from holdfast import specforge_refs as refs
 from holdfast._holdfast import Announced
 from holdfast._store import FeatureStore
 from holdfast._values import AdoptedTensor, Found, SampleRef
 from holdfast.errors import Fenced, HoldfastError, NotFound
+from holdfast.specforge import _refs as refs
 
 
 class ExternalAttempts:
@@ -78,6 +78,7 @@ class ExternalAttempts:
             ref = self._adopt(sample.sample_id, generation, announced, tensors)
             self._announced.pop(attempt, None)
         sample.metadata[refs.CUSTODY] = ref.generation
+        sample.metadata[refs.GENERATION] = refs.told(generation)
         return ref
 
     def _adopt(

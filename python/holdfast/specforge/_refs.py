@@ -5,6 +5,10 @@ A sample that a serving engine wrote keeps SpecForge's own reference. Its ``meta
 is part of the object keys), so ours is stored beside it, under :data:`CUSTODY`, when the reference is adopted. The
 writer's generation is also recorded with the sample, as an empty tensor whose shape encodes it (:func:`written_spec`).
 So any process can tell whether a live sample is the one that a reference without :data:`CUSTODY` means.
+
+In a mixed run some processes use SpecForge's own store. It takes ``metadata["generation"]`` for a number and finds the
+objects by it, custody or not. So a generation in our references is a text (:func:`told`): that store's ``int()`` refuses
+it, and the message that its user gets ends with what to do.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ GENERATION: Final = "generation"
 """The key in a reference's metadata that holds SpecForge's generation."""
 CUSTODY: Final = "holdfast_generation"
 """The key in an adopted reference's metadata that holds our generation."""
+TOGETHER: Final = "start every process of the run with python -m holdfast.specforge"
 WRITTEN: Final = ".written"
 """The empty tensor that records which generation a serving engine wrote."""
 
@@ -60,6 +65,19 @@ def staged(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
 
 
+def told(generation: int) -> str:
+    """A generation, for a reference's metadata."""
+    return f"{generation} of a Holdfast store: {TOGETHER}"
+
+
+def _number(generation: object) -> int:
+    """The generation in a reference's metadata: of ours, or of SpecForge's own."""
+    number = str(generation).partition(" ")[0]
+    if not number.isdecimal():
+        raise KeyError(f"{generation!r} is no generation")
+    return int(number)
+
+
 def reference(
     store_id: str, ref: SampleRef, tensors: Mapping[str, torch.Tensor], nbytes: int, metadata: Mapping[str, Any]
 ) -> Reference:
@@ -85,7 +103,7 @@ def reference(
         tokenizer_version=str(metadata.get("tokenizer_version", "unknown")),
         num_tokens=int(metadata.get("num_tokens", 0)),
         estimated_bytes=nbytes,
-        metadata={**{k: v for k, v in metadata.items() if k != "num_tokens"}, GENERATION: ref.generation},
+        metadata={**{k: v for k, v in metadata.items() if k != "num_tokens"}, GENERATION: told(ref.generation)},
     )
 
 
@@ -98,11 +116,11 @@ def custody_of(store_id: str, sample: Reference) -> SampleRef | None:
     if parts.scheme != SCHEME:
         noted = sample.metadata.get(CUSTODY)
         return None if noted is None else SampleRef(sample.sample_id, int(noted))
-    told = parse_qs(parts.query).get(GENERATION, ["0"])[0]
-    carried = sample.metadata.get(GENERATION, told)
-    if not told.isdecimal() or int(carried) != int(told):
-        raise KeyError(f"sample {sample.sample_id}: the reference names generation {told} and carries {carried}")
-    return SampleRef(sample.sample_id, int(told))
+    named = parse_qs(parts.query).get(GENERATION, ["0"])[0]
+    carried = sample.metadata.get(GENERATION, named)
+    if _number(carried) != _number(named):
+        raise KeyError(f"sample {sample.sample_id}: the reference names generation {named} and carries {carried}")
+    return SampleRef(sample.sample_id, _number(named))
 
 
 def writer_generation(sample: Reference) -> int:
@@ -110,12 +128,25 @@ def writer_generation(sample: Reference) -> int:
     generation = sample.metadata.get(GENERATION)
     if generation is None:
         raise ValueError(f"sample {sample.sample_id} cannot be adopted: its reference carries no generation")
-    return int(generation)
+    return _number(generation)
 
 
 def written_spec(generation: int) -> TensorSpec:
     """The empty tensor that records the writer's generation."""
     return TensorSpec(WRITTEN, "uint8", (0, generation))
+
+
+def is_meant(tensors: Iterable[TensorSpec], sample: Reference) -> bool:
+    """Whether a live sample of these tensors is the one that a reference means that was never adopted as this object."""
+    return was_written_as(tensors, _number(sample.metadata.get(GENERATION, 0)))
+
+
+def not_in_custody(store_id: str, sample: Reference) -> str:
+    """What to say of a reference that SpecForge's own store, or a serving engine, made."""
+    return (
+        f"sample {sample.sample_id} is not in the Holdfast store {store_id}: it has ended, or the process that made "
+        f"{sample.feature_store_uri} keeps its samples in SpecForge's own store; {TOGETHER}"
+    )
 
 
 def was_written_as(tensors: Iterable[TensorSpec], generation: int) -> bool:
