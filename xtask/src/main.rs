@@ -16,6 +16,7 @@ mod fuzz;
 mod instrumented;
 mod kv;
 mod readme;
+mod real;
 mod sanitize;
 
 use std::path::PathBuf;
@@ -45,6 +46,8 @@ enum Task {
     Docs,
     /// Runs the README's commands as they are printed
     Readme,
+    /// A framework itself, on a CPU, with Holdfast in place
+    Real(real::Real),
     /// Sets up, builds and quickly tests HEAD in a bare Debian root (needs root; half an hour, 20 GB)
     Fresh(fresh::Fresh),
     /// Fuzzes every decoder of foreign bytes, guided by coverage
@@ -62,6 +65,7 @@ fn main() -> Result<()> {
         Task::Prove(options) => cargo::prove(&options),
         Task::Docs => cargo::docs(),
         Task::Readme => readme::run(),
+        Task::Real(options) => real::run(&options),
         Task::Fresh(options) => fresh::run(&options),
         Task::Fuzz(options) => fuzz::run(&options),
         Task::Sanitize(options) => sanitize::run(&options),

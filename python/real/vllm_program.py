@@ -1,0 +1,69 @@
+"""One vLLM process: serves prompts of token ids, and writes what it generated to a file, as JSON.
+
+``python -m real.vllm_program SETTINGS REPORT``, with settings as JSON: ``model``, ``prompts``, ``tier`` (of Holdfast,
+or null for none), ``engine_id``, ``block_size``, ``blocks_per_chunk``, ``new_tokens``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def transfer(settings: dict[str, Any]) -> dict[str, Any]:
+    """vLLM's setting for KV offloading, with Holdfast below its primary tier."""
+    if settings["tier"] is None:
+        return {}
+    extra: dict[str, Any] = {
+        "spec_name": "CpuTieringOffloadingSpec",
+        "spec_module_path": "real.vllm_copies",
+        "cpu_bytes_to_use": 64 << 20,
+        "secondary_tiers": [settings["tier"]],
+    }
+    if settings["blocks_per_chunk"] > 1:
+        extra["blocks_per_chunk"] = settings["blocks_per_chunk"]
+    return {
+        "kv_transfer_config": {
+            "kv_connector": "OffloadingConnector",
+            "kv_role": "kv_both",
+            "engine_id": settings["engine_id"],
+            "kv_connector_extra_config": extra,
+        }
+    }
+
+
+def main() -> None:
+    settings = json.loads(sys.argv[1])
+    from vllm import LLM, SamplingParams
+
+    engine = LLM(
+        model=settings["model"],
+        dtype="float32",
+        max_model_len=1024,
+        enforce_eager=True,
+        max_num_seqs=4,
+        block_size=settings["block_size"],
+        enable_prefix_caching=True,
+        distributed_executor_backend="uni",
+        disable_log_stats=False,
+        **transfer(settings),
+    )
+    greedy = SamplingParams(temperature=0, max_tokens=settings["new_tokens"], ignore_eos=True)
+    begun = time.monotonic()
+    prompts: list[Any] = [{"prompt_token_ids": prompt} for prompt in settings["prompts"]]
+    answers = engine.generate(prompts, greedy, use_tqdm=False)
+    took = time.monotonic() - begun
+    report = {
+        "tokens": [list(answer.outputs[0].token_ids) for answer in answers],
+        "cached": [answer.num_cached_tokens or 0 for answer in answers],
+        "seconds": took,
+    }
+    engine.llm_engine.engine_core.shutdown()
+    Path(sys.argv[2]).write_text(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+//! `cargo xtask real vllm`: the frameworks themselves, on a CPU, with Holdfast in place. The programs are in
+//! `python/real`; the last line that they print is one JSON object.
+
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use clap::{Args, ValueEnum};
+
+use crate::features::build_package;
+use crate::repository;
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Framework {
+    /// Prefixes across vLLM processes, with a control
+    Vllm,
+    /// Prefixes across SGLang servers and flushes, with a control
+    Sglang,
+    /// Training offline and online, against SpecForge's own store
+    Specforge,
+}
+
+impl Framework {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Vllm => "vllm",
+            Self::Sglang => "sglang",
+            Self::Specforge => "specforge",
+        }
+    }
+}
+
+#[derive(Args)]
+pub(crate) struct Real {
+    framework: Framework,
+    /// Only the figures, as one line of JSON
+    #[arg(long)]
+    json: bool,
+    /// Keep the figures for docs/verified.md, if nothing went wrong
+    #[arg(long)]
+    record: bool,
+}
+
+pub(crate) fn run(options: &Real) -> Result<()> {
+    build_package()?;
+    let python = repository().join("python");
+    let mut command = Command::new(repository().join(".venv/bin/python"));
+    command
+        .args(["-m", &format!("real.{}", options.framework.name())])
+        .args(options.json.then_some("--json"))
+        .args(options.record.then(|| format!("--record={}", options.framework.name())))
+        .current_dir(python);
+    let status = command
+        .status()
+        .with_context(|| format!("{command:?} could not be started: run .ci/setup"))?;
+    ensure!(status.success(), "{command:?} ended with {status}");
+    Ok(())
+}
