@@ -44,7 +44,7 @@ class Lease(Held):
     ) -> dict[str, Tensor]: ...
     @overload
     def get(
-        self, names: Iterable[str] | None = ..., *, as_: Literal["torch"], timeout: float | None = ...
+        self, names: Iterable[str] | None = ..., *, as_: Literal["torch"], device: torch.device | str | int | None = ..., timeout: float | None = ...
     ) -> dict[str, torch.Tensor]: ...
     @overload
     def get(
@@ -58,10 +58,11 @@ class Lease(Held):
         *,
         into: Mapping[str, TensorLike] | None = None,
         as_: View = "tensor",
+        device: torch.device | str | int | None = None,
         timeout: float | None = None,
     ) -> dict[str, Any]:
         """The sample's tensors: exactly the committed bytes, or an error. See :meth:`FeatureStore.get`."""
-        return self._calls.get(self.native, names, into, as_, timeout).wait()
+        return self._calls.get(self.native, names, into, as_, device, timeout).wait()
 
     def ack(self, *, timeout: float | None = None) -> Answered:
         """Acknowledges that the sample was used. Final; the last group's ack frees the sample."""
@@ -210,6 +211,7 @@ class StoreCalls:
         names: Iterable[str] | None = ...,
         *,
         as_: Literal["torch"],
+        device: torch.device | str | int | None = ...,
         timeout: float | None = ...,
     ) -> dict[str, torch.Tensor]: ...
     @overload
@@ -232,6 +234,7 @@ class StoreCalls:
         *,
         into: Mapping[str, TensorLike] | None = None,
         as_: View = "tensor",
+        device: torch.device | str | int | None = None,
         timeout: float | None = None,
     ) -> dict[str, Any]:
         """Gets a sample's tensors: exactly the committed bytes, or an error and no bytes.
@@ -241,12 +244,15 @@ class StoreCalls:
         With ``into`` the bytes go into the caller's tensors instead, which are returned; after an error their content
         is unspecified.
 
+        With ``device`` (and ``as_="torch"``) they arrive on that device: through stages in page-locked memory, on a stream of
+        Holdfast's, and the call returns when they are there.
+
         A reference or an id is looked up and read in one call, without a lease: the bytes that arrive are compared with
         the committed checksums, so no lease has to protect them meanwhile (a store without checksums takes a lease for
         that time).
         """
         held = what.native if isinstance(what, Lease) else what
-        return self._calls.get(held, names, into, as_, timeout).wait()
+        return self._calls.get(held, names, into, as_, device, timeout).wait()
 
     def find(self, samples: Iterable[str], *, timeout: float | None = None) -> list[Found | None]:
         """Looks up samples without taking them; None for a sample that is not live."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator, Iterable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from holdfast import _convert as to
 from holdfast import _dtypes, _holdfast
@@ -15,6 +15,9 @@ from holdfast._tensor import Tensor
 from holdfast._values import AdoptedTensor, Answered, Found, PutItem, Quarantined, SampleRef, Swept
 from holdfast.errors import HoldfastError, Invalid
 
+if TYPE_CHECKING:
+    import torch
+
 T = TypeVar("T")
 L = TypeVar("L")
 
@@ -23,15 +26,26 @@ class Pending(Generic[T]):
     """A call in flight. A caller that leaves (Ctrl-C, a cancelled task, a timeout, the last reference is dropped)
     cancels it: waits end, uncommitted work is undone, and leases are returned as if never taken."""
 
-    __slots__ = ("_finish", "_operation")
+    __slots__ = ("_failed", "_finish", "_operation")
 
-    def __init__(self, operation: _holdfast.Operation[Any], finish: Callable[[Any], T]) -> None:
+    def __init__(
+        self,
+        operation: _holdfast.Operation[Any],
+        finish: Callable[[Any], T],
+        failed: Callable[[], None] = lambda: None,
+    ) -> None:
         self._operation = operation
         self._finish = finish
+        self._failed = failed
 
     def wait(self) -> T:
         """Waits for the result. Other threads run meanwhile, and Ctrl-C works."""
-        return self._finish(self._operation.wait())
+        try:
+            result = self._operation.wait()
+        except BaseException:
+            self._failed()
+            raise
+        return self._finish(result)
 
     def __await__(self) -> Generator[Any, None, T]:
         return self._result().__await__()
@@ -56,8 +70,14 @@ class Pending(Generic[T]):
         except BaseException:
             # Cancelled, perhaps after the operation had ended but before the caller learned of it.
             self._operation.cancel()
+            self._failed()
             raise
-        return self._finish(self._operation.result())
+        try:
+            result = self._operation.result()
+        except BaseException:
+            self._failed()
+            raise
+        return self._finish(result)
 
 
 class Calls(Generic[L]):
@@ -116,18 +136,23 @@ class Calls(Generic[L]):
         names: Iterable[str] | None,
         into: Mapping[str, Any] | None,
         view: View,
+        device: torch.device | str | int | None,
         timeout: float | None,
     ) -> Pending[dict[str, Any]]:
         to.check_view(view)
-        if names is not None and into is not None:
-            raise Invalid("pass either names or into: into names its tensors itself", operation="python.get")
+        if into is not None and (names is not None or device is not None):
+            raise Invalid("into says which tensors and where: pass neither names nor device with it", operation="python.get")
         wanted, within = to.names_of(names), self.within(timeout)
-        destinations = None if into is None else to.given(into, written=True)
+        on_device = to.on_device(device, view)
+        allocator = to.allocator(on_device)
+        destinations = allocator if into is None else to.given(into, written=True)
         if isinstance(what, _holdfast.Lease):
             operation = self._core_for([what]).get(what, wanted, destinations, within)
         else:
             operation = self._core().read_get(*to.from_name(what), wanted, destinations, within)
-        return Pending(operation, lambda got: to.views(got, into, view))
+        if allocator is not None:
+            return Pending(operation, lambda _: allocator.handed_out())
+        return Pending(operation, lambda got: to.views(got, into, view, on_device), lambda: to.after_failed(into))
 
     def find(self, samples: Iterable[str], timeout: float | None) -> Pending[list[Found | None]]:
         operation = self._core().find(to.names_of(samples) or [], self.within(timeout))

@@ -22,6 +22,9 @@ from holdfast._values import (
 from holdfast.errors import HoldfastError, Invalid
 
 if TYPE_CHECKING:
+    import torch
+
+    from holdfast._device import Allocator
     from holdfast._inputs import TensorLike
 
 T = TypeVar("T")
@@ -115,16 +118,48 @@ def given(tensors: Mapping[str, Any], *, written: bool = False) -> list[_holdfas
     return all_given
 
 
-def views(got: _holdfast.Got, into: Mapping[str, Any] | None, view: View) -> dict[str, Any]:
+def views(
+    got: _holdfast.Got, into: Mapping[str, Any] | None, view: View, device: torch.device | None = None
+) -> dict[str, Any]:
     """The result of a get, in the view that the caller asked for."""
     if into is not None:
         return {spec[0]: into[spec[0]] for spec, _ in got}
+    if device is not None:
+        return {name: one.to(device) for name, one in views(got, None, "torch").items()}
     tensors = [Tensor(name, dtype, tuple(shape), nbytes, memory) for (name, dtype, shape, nbytes), memory in got]
     if view == "tensor":
         return {tensor.name: tensor for tensor in tensors}
     if view == "torch":
         return {tensor.name: tensor.torch() for tensor in tensors}
     return {tensor.name: tensor.numpy() for tensor in tensors}
+
+
+def on_device(device: torch.device | str | int | None, view: View) -> torch.device | None:
+    """The device that a get puts tensors on; None for host memory."""
+    if device is None or str(device).partition(":")[0] == "cpu":
+        return None
+    if view != "torch":
+        raise Invalid("tensors on a device are torch's: pass as_=\"torch\"", operation="python.get", facts={"as_": view})
+    import torch
+
+    return torch.device(device)
+
+
+def allocator(device: torch.device | None) -> Allocator | None:
+    """Memory of a device for the tensors of a get; None if they arrive in host memory first."""
+    if device is None:
+        return None
+    from holdfast._device import Allocator, has_streams
+
+    return Allocator(device) if has_streams(device) else None
+
+
+def after_failed(into: Mapping[str, Any] | None) -> None:
+    """What the caller does next with memory of a device comes after copies that a failed get may have left behind."""
+    if into is not None and any(getattr(getattr(one, "device", None), "type", "cpu") != "cpu" for one in into.values()):
+        from holdfast._device import caller_waits_for_copies
+
+        caller_waits_for_copies(list(into.values()))
 
 
 def check_view(view: View) -> None:

@@ -10,7 +10,7 @@ T = TypeVar("T")
 Ref = tuple[str, int]
 Spec = tuple[str, str, Sequence[int], int]
 Lent = tuple[int, int, object]
-Given = tuple[str, str, Sequence[int], Memory | Lent | None]
+Given = tuple[str, str, Sequence[int], Memory | OnDevice | Lent | None]
 Item = tuple[str, Sequence[Given], Sequence[str], bool, int]
 Got = list[tuple[Spec, Memory | None]]
 Event = tuple[int, str, str, list[tuple[str, str]], float, str, str, int]
@@ -47,6 +47,9 @@ class Memory:
     def check_settled(self) -> None: ...
     def tobytes(self) -> bytes: ...
     def dlpack(self, code: int, bits: int, shape: Sequence[int], versioned: bool) -> object: ...
+
+class OnDevice:
+    def __init__(self, nbytes: int, tensor: object) -> None: ...
 
 class Imported:
     @property
@@ -91,7 +94,7 @@ class Core:
         self,
         held: Lease,
         names: Sequence[str] | None,
-        into: Sequence[Given] | None,
+        into: Sequence[Given] | Callable[[Sequence[Spec]], Sequence[OnDevice | None]] | None,
         timeout: float,
     ) -> Operation[Got]: ...
     def read_get(
@@ -99,7 +102,7 @@ class Core:
         sample: str,
         generation: int | None,
         names: Sequence[str] | None,
-        into: Sequence[Given] | None,
+        into: Sequence[Given] | Callable[[Sequence[Spec]], Sequence[OnDevice | None]] | None,
         timeout: float,
     ) -> Operation[Got]: ...
     def find(self, samples: Sequence[str], timeout: float) -> Operation[list[Any]]: ...

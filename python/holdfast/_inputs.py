@@ -6,6 +6,7 @@ engine uses it.
 
 | passed | kept alive | the bytes stay in place unless |
 |---|---|---|
+| torch tensor on a device | the tensor, until its copies have ended (module ``_device``) | as below |
 | torch tensor | its storage | the storage itself is resized (``untyped_storage().resize_``, as some sharding code does) |
 | numpy array | a view of it, which holds the owner of the bytes | ``resize(..., refcheck=False)`` is called on the owner |
 | ``__dlpack__`` | the object in the capsule | its producer breaks DLPack's rule |
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     import torch
 
     TensorLike = Union["torch.Tensor", "numpy.ndarray[Any, Any]", Tensor, "SupportsDlpack", bytes, bytearray, memoryview]
-"""A tensor that can be put or read into: a torch tensor on the CPU, a numpy array, a :class:`Tensor`, any object with
+"""A tensor that can be put or read into: a torch tensor, on the CPU or on a device, a numpy array, a :class:`Tensor`, any object with
 ``__dlpack__`` in host memory, or any object with the buffer protocol. It must be contiguous in each case."""
 
 
@@ -47,8 +48,8 @@ class Input(NamedTuple):
 
     dtype: str
     shape: Sequence[int]
-    source: _holdfast.Memory | tuple[int, int, object] | None
-    """Its memory: memory of a store, or address, length and owner; None if it has no bytes."""
+    source: _holdfast.Memory | _holdfast.OnDevice | tuple[int, int, object] | None
+    """Its memory: memory of a store, memory of a device, or address, length and owner; None if it has no bytes."""
     writable: bool
 
 
@@ -72,12 +73,6 @@ def _refusal(why: str, what: str) -> Invalid:
 
 
 def _of_torch(tensor: torch.Tensor, what: str) -> Input:
-    if tensor.device.type != "cpu":
-        raise Unsupported(
-            "only tensors in host memory can be moved so far; call .cpu() first",
-            operation="python.tensor",
-            facts={"tensor": what, "device": str(tensor.device)},
-        )
     if str(tensor.layout) != "torch.strided":
         raise _refusal("a sparse tensor has no bytes of its own; call .to_dense() first", what)
     if not tensor.is_contiguous():
@@ -85,7 +80,13 @@ def _of_torch(tensor: torch.Tensor, what: str) -> Input:
     if tensor.is_conj() or tensor.is_neg():
         raise _refusal("this tensor is a lazy conjugate or negation; call .resolve_conj().resolve_neg() first", what)
     nbytes = tensor.numel() * tensor.element_size()
-    source = (tensor.data_ptr(), nbytes, tensor.untyped_storage()) if nbytes else None
+    source: _holdfast.OnDevice | tuple[int, int, object] | None = None
+    if nbytes and tensor.device.type != "cpu":
+        from holdfast._device import on_device
+
+        source = on_device(tensor, what)
+    elif nbytes:
+        source = (tensor.data_ptr(), nbytes, tensor.untyped_storage())
     return Input(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), source, True)
 
 

@@ -48,6 +48,7 @@ from typing import Any, Final
 
 import torch
 
+from holdfast._device import dense
 from holdfast._environment import merged, settings_of_environment
 from holdfast._getting import again_if_fenced, get_waiting
 from holdfast._lending import check_memory
@@ -217,23 +218,25 @@ class EagleStore:
         """
         names = [name for name in SUFFIXES if name in shapes]
 
-        def read_and_get() -> dict[str, torch.Tensor]:
+        def read_and_get() -> tuple[dict[str, torch.Tensor], torch.Tensor]:
             with self._store.lease_shared(key) as lease:
                 specs = {spec.name: spec for spec in lease.tensors}
                 for name in names:
                     self._check(key, name, specs.get(SUFFIXES[name]), shapes, dtypes or {})
                 wanted = [SUFFIXES[name] for name in names]
-                return get_waiting(lambda: lease.get(wanted, as_="torch"))
+                got = get_waiting(lambda: lease.get(wanted, as_="torch", device=where))
+                on_host = got if where.type == "cpu" else get_waiting(lambda: lease.get([ids], as_="torch"))
+                return got, on_host[ids]
 
-        got = again_if_fenced(read_and_get)
-        where = self._device if device is None else device
-        tensors = {name: got[SUFFIXES[name]].to(where) for name in names}
+        where, ids = torch.device(self._device if device is None else device), SUFFIXES["input_ids"]
+        got, input_ids_cpu = again_if_fenced(read_and_get)
+        tensors = {name: got[SUFFIXES[name]] for name in names}
         return self._output(
             hidden_states=tensors["hidden_states"],
             target=tensors.get("target"),
             input_ids=tensors["input_ids"],
             last_hidden_states=tensors.get("last_hidden_states"),
-            input_ids_cpu=got[SUFFIXES["input_ids"]],
+            input_ids_cpu=input_ids_cpu,
         )
 
     def exists(self, key: str) -> bool:
@@ -305,7 +308,7 @@ class EagleStore:
 
     @staticmethod
     def _as_they_are(tensors: Mapping[str, torch.Tensor]) -> dict[str, Tensor | torch.Tensor]:
-        return {SUFFIXES[name]: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+        return {SUFFIXES[name]: dense(tensor) for name, tensor in tensors.items()}
 
     def _put_later(self, key: str, tensors: dict[str, Any]) -> None:
         with self._lock:

@@ -22,7 +22,7 @@ use crate::lease::{PyAnnounced, PyLease};
 use crate::opening::{Opened, Parts, Settings, guard, open};
 use crate::operation::{Operation, Until};
 use crate::process::ProcessBound;
-use crate::tensors::{Given, Got, Ready, Wish, memory, sources, spec};
+use crate::tensors::{Given, Got, IntoMemory, Ready, Wish, memory, sources, spec};
 
 /// Sample, tensors, groups, retain, most attempts.
 type Item = (String, Vec<Given>, Vec<String>, bool, u32);
@@ -32,9 +32,9 @@ type Adopted = (String, String, Vec<u64>, String, Option<String>);
 /// A sample that can be put.
 type Prepared = (SampleId, Publication, Vec<Ready>);
 
-fn prepared((sample, given, groups, retain, max_attempts): Item) -> Result<Prepared> {
+fn prepared(py: Python<'_>, (sample, given, groups, retain, max_attempts): Item) -> Result<Prepared> {
     let publication = publication(&groups, retain, max_attempts)?;
-    let ready: Result<Vec<Ready>> = given.into_iter().map(Ready::of).collect();
+    let ready: Result<Vec<Ready>> = given.into_iter().map(|given| Ready::of(py, given)).collect();
     Ok((SampleId::new(sample)?, publication, ready?))
 }
 
@@ -190,7 +190,7 @@ impl Core {
     fn put(&self, py: Python<'_>, items: Vec<Item>, timeout: f64) -> PyResult<Operation> {
         let (parts, within) = self.begin(py, timeout)?;
         // An error in one sample is the result of that sample only.
-        let items: Vec<Result<Prepared>> = items.into_iter().map(prepared).collect();
+        let items: Vec<Result<Prepared>> = items.into_iter().map(|item| prepared(py, item)).collect();
         let wanted = items.iter().filter_map(|item| item.as_ref().ok());
         // From now on, even while this put waits, a later put of the id replaces it, and an abort gives it up.
         let turn = parts.store.begin_put(wanted.map(|(sample, _, _)| sample));
@@ -283,7 +283,7 @@ impl Core {
         py: Python<'_>,
         held: &Bound<'_, PyLease>,
         names: Option<Vec<String>>,
-        into: Option<Vec<Given>>,
+        into: Option<IntoMemory>,
         timeout: f64,
     ) -> PyResult<Operation> {
         let (parts, within) = self.begin(py, timeout)?;
@@ -305,7 +305,7 @@ impl Core {
         sample: String,
         generation: Option<u64>,
         names: Option<Vec<String>>,
-        into: Option<Vec<Given>>,
+        into: Option<IntoMemory>,
         timeout: f64,
     ) -> PyResult<Operation> {
         let (parts, within) = self.begin(py, timeout)?;

@@ -35,6 +35,7 @@
 
 mod convert;
 mod core;
+mod device;
 mod dlpack;
 mod errors;
 mod events;
@@ -58,6 +59,8 @@ mod _holdfast {
     use super::{after_fork, finish, spec_bytes, version};
     #[pymodule_export]
     use crate::core::{Core, open_store, restore_guard};
+    #[pymodule_export]
+    use crate::device::OnDevice;
     #[pymodule_export]
     use crate::dlpack::{Imported, import_dlpack};
     #[pymodule_export]

@@ -13,11 +13,12 @@ use std::time::Duration;
 
 use holdfast_core::{DType, Error, Result, TensorName, TensorSpec};
 use holdfast_engine::{Access, Busy, Span};
-use holdfast_features::{Description, Destination, Source, TensorIn, TensorOut, Wanted};
+use holdfast_features::{Description, Destination, DeviceBytes, Source, TensorIn, TensorOut, Wanted};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 
 use crate::convert::Spec;
+use crate::device::{Allocator, OnDevice};
 use crate::errors::OrRaise;
 use crate::loan_table::{Output, Piece};
 use crate::memory::Memory;
@@ -30,6 +31,9 @@ pub(crate) enum Bytes {
     /// Memory of a store.
     #[pyo3(transparent)]
     Own(Py<Memory>),
+    /// Memory of a device.
+    #[pyo3(transparent)]
+    OnDevice(Py<OnDevice>),
     /// Memory of another object: address, length, and the object that keeps it alive.
     Lent(usize, usize, Py<PyAny>),
 }
@@ -44,12 +48,14 @@ pub(crate) enum Place {
     Piece(Piece),
     /// In the pool; the original piece is kept with it.
     Copied(Span, Piece),
+    Device(Arc<dyn DeviceBytes>),
 }
 
 impl Place {
-    pub(crate) fn of(bytes: Option<Bytes>) -> Result<Self> {
+    pub(crate) fn of(py: Python<'_>, bytes: Option<Bytes>) -> Result<Self> {
         Ok(match bytes {
             None => Self::Nowhere,
+            Some(Bytes::OnDevice(tensor)) => Self::Device(tensor.get().bytes(py)?),
             Some(Bytes::Own(memory)) => {
                 let output = memory.get().output()?;
                 if output.is_known() {
@@ -77,11 +83,11 @@ pub(crate) fn spec(name: &str, dtype: &str, shape: Vec<u64>) -> Result<TensorSpe
 }
 
 impl Ready {
-    pub(crate) fn of(given: Given) -> Result<Self> {
+    pub(crate) fn of(py: Python<'_>, given: Given) -> Result<Self> {
         let (name, dtype, shape, bytes) = given;
         Ok(Self {
             spec: spec(&name, &dtype, shape)?,
-            place: Place::of(bytes)?,
+            place: Place::of(py, bytes)?,
         })
     }
 }
@@ -120,15 +126,16 @@ async fn copied(parts: &Parts, pieces: &[&Piece], within: Duration) -> Result<Op
     Ok(Some(spans))
 }
 
-/// Registered memory for each place, in order.
-async fn registered(parts: &Parts, places: Vec<Place>, within: Duration) -> Result<Vec<Vec<Span>>> {
+/// The memory of each place, in order: registered, or on a device.
+async fn registered(parts: &Parts, places: Vec<Place>, within: Duration) -> Result<Vec<Source>> {
     let mut pieces = Vec::new();
-    let mut spans: Vec<Option<Vec<Span>>> = Vec::with_capacity(places.len());
+    let mut known: Vec<Option<Source>> = Vec::with_capacity(places.len());
     for place in places {
-        spans.push(match place {
-            Place::Nowhere => Some(Vec::new()),
-            Place::Output(output) => Some(vec![output.span().clone()]),
-            Place::Copied(span, _source) => Some(vec![span]),
+        known.push(match place {
+            Place::Nowhere => Some(Source::Spans(Vec::new())),
+            Place::Output(output) => Some(Source::from(output.span().clone())),
+            Place::Copied(span, _source) => Some(Source::from(span)),
+            Place::Device(bytes) => Some(Source::Device(bytes)),
             Place::Piece(piece) => {
                 pieces.push(piece);
                 None
@@ -137,9 +144,9 @@ async fn registered(parts: &Parts, places: Vec<Place>, within: Duration) -> Resu
     }
     let mut lent = parts.loans.lend(&parts.store, pieces, within).await?.into_iter();
     let missing = || Error::internal("python.lend", "a tensor got no memory; this is a bug in Holdfast");
-    spans
+    known
         .into_iter()
-        .map(|known| known.or_else(|| lent.next().map(|span| vec![span])).ok_or_else(missing))
+        .map(|known| known.or_else(|| lent.next().map(Source::from)).ok_or_else(missing))
         .collect()
 }
 
@@ -182,14 +189,14 @@ pub(crate) async fn sources(parts: &Parts, samples: Vec<Vec<Ready>>, within: Dur
     }
     let until = Until::after(within);
     let places = small_copied(parts, places, until.left()).await?;
-    let mut spans = registered(parts, places, until.left()).await?.into_iter();
-    let tensor = |spec: TensorSpec, spans: Option<Vec<Span>>| TensorIn {
+    let mut memory = registered(parts, places, until.left()).await?.into_iter();
+    let tensor = |spec: TensorSpec, memory: Option<Source>| TensorIn {
         spec,
-        bytes: Source::Spans(spans.unwrap_or_default()),
+        bytes: memory.unwrap_or(Source::Spans(Vec::new())),
     };
     Ok(specs
         .into_iter()
-        .map(|of_sample| of_sample.into_iter().map(|spec| tensor(spec, spans.next())).collect())
+        .map(|of_sample| of_sample.into_iter().map(|spec| tensor(spec, memory.next())).collect())
         .collect())
 }
 
@@ -198,21 +205,34 @@ pub(crate) enum Wish {
     All,
     Names(Vec<TensorName>),
     Into(Vec<Ready>),
+    /// Into memory of a device, which is allocated when the tensors are known.
+    Allocated(Option<Vec<TensorName>>, Allocator),
+}
+
+/// Where a get puts bytes, according to Python.
+#[derive(FromPyObject)]
+pub(crate) enum IntoMemory {
+    /// These tensors.
+    #[pyo3(transparent)]
+    Given(Vec<Given>),
+    /// What this function returns for the specs of the tensors.
+    #[pyo3(transparent)]
+    Allocator(Py<PyAny>),
 }
 
 impl Wish {
-    pub(crate) fn of(py: Python<'_>, names: Option<Vec<String>>, into: Option<Vec<Given>>) -> PyResult<Self> {
-        if let Some(into) = into {
-            let chosen: Result<Vec<Ready>> = into.into_iter().map(Ready::of).collect();
-            return Ok(Self::Into(chosen.or_raise(py)?));
-        }
-        match names {
-            None => Ok(Self::All),
-            Some(names) => {
-                let names: Result<Vec<TensorName>> = names.iter().map(TensorName::new).collect();
-                Ok(Self::Names(names.or_raise(py)?))
+    pub(crate) fn of(py: Python<'_>, names: Option<Vec<String>>, into: Option<IntoMemory>) -> PyResult<Self> {
+        let checked = |names: Vec<String>| names.iter().map(TensorName::new).collect::<Result<Vec<_>>>();
+        let names = names.map(checked).transpose().or_raise(py)?;
+        Ok(match (into, names) {
+            (Some(IntoMemory::Given(into)), _) => {
+                let chosen: Result<Vec<Ready>> = into.into_iter().map(|given| Ready::of(py, given)).collect();
+                Self::Into(chosen.or_raise(py)?)
             }
-        }
+            (Some(IntoMemory::Allocator(allocate)), names) => Self::Allocated(names, Allocator::new(allocate)),
+            (None, None) => Self::All,
+            (None, Some(names)) => Self::Names(names),
+        })
     }
 
     /// The get plan for a sample with this description.
@@ -220,6 +240,21 @@ impl Wish {
         Ok(match self {
             Self::All => Wanted::All,
             Self::Names(names) => Wanted::Names(names),
+            Self::Allocated(names, allocator) => {
+                let all = sample.tensors().iter().map(|tensor| &tensor.spec);
+                let chosen: Vec<TensorSpec> = match &names {
+                    None => all.cloned().collect(),
+                    Some(names) => names
+                        .iter()
+                        .filter_map(|name| sample.tensor(name).map(|tensor| tensor.spec.clone()))
+                        .collect(),
+                };
+                match names {
+                    // The get itself reports that there is no such tensor.
+                    Some(names) if names.len() > chosen.len() => Wanted::Names(names),
+                    _ => Wanted::Into(allocator.allocate(chosen, within).await?),
+                }
+            }
             Self::Into(chosen) => {
                 let mut names = Vec::with_capacity(chosen.len());
                 let mut places = Vec::with_capacity(chosen.len());
@@ -228,9 +263,13 @@ impl Wish {
                     names.push(spec.name().clone());
                     places.push(place);
                 }
-                let spans = registered(parts, places, within).await?;
-                let each = names.into_iter().zip(spans.into_iter().map(Destination::Spans));
-                Wanted::Into(each.collect())
+                let memory = registered(parts, places, within).await?.into_iter();
+                let destinations = memory.map(|source| match source {
+                    Source::Spans(spans) => Destination::Spans(spans),
+                    Source::Lent(memory) => Destination::Lent(memory),
+                    Source::Device(bytes) => Destination::Device(bytes),
+                });
+                Wanted::Into(names.into_iter().zip(destinations).collect())
             }
         })
     }

@@ -141,7 +141,7 @@ def test_pool_memory_of_a_get_whose_caller_left_comes_back(open_store: OpenStore
     store = open_store()
     ref = store.put("sample-1", {"x": torch.ones(50_000_000, dtype=torch.uint8)})
     for seconds in (0.001, 0.01, 0.05):
-        pending = store._calls.get(ref, None, None, "tensor", 60)
+        pending = store._calls.get(ref, None, None, "tensor", None, 60)
         time.sleep(seconds)
         del pending
     until("memory comes back", lambda: idle(store) and store.health()["pool"]["lent"] == 0)

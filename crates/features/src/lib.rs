@@ -119,6 +119,7 @@ mod runtime;
 pub mod seal;
 mod store;
 
+pub use memory::device::{Device, DeviceBytes, DeviceCopy, Direction};
 pub use memory::pool::{BufferPool, PoolUse};
 pub use memory::tensors::{Destination, Source, TensorIn, TensorOut, Wanted};
 pub use ops::adopt::{AdoptedTensor, Announced, Announcement};

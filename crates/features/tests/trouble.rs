@@ -451,9 +451,7 @@ async fn a_put_to_ssd_that_nobody_confirms_says_so_in_its_time_and_leaves_nothin
         ..world.config()
     };
     let engine = HeldUp::new(world.cluster.connect());
-    let store = world
-        .open_on(engine.clone(), world.txn_store.client(), spilling)
-        .await;
+    let store = world.open_on(engine.clone(), world.txn_store.client(), spilling).await;
     let clock = SystemClock::new();
     // The in-memory engine has no SSD; in the second round its master does not answer.
     for mode in [Mode::Pass, Mode::SilentProbe] {

@@ -60,11 +60,6 @@ def in_specforge_terms() -> Iterator[None]:
         raise FeatureStoreFailure(str(error)) from error
 
 
-def staged(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's bytes in host memory, contiguous. Nothing is copied if they already are."""
-    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-
-
 def told(generation: int) -> str:
     """A generation, for a reference's metadata."""
     return f"{generation} of a Holdfast store: {TOGETHER}"

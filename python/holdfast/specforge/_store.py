@@ -38,6 +38,7 @@ from specforge.runtime.data_plane.disaggregated import AuthPolicy
 from specforge.runtime.data_plane.feature_store import FeatureStore as Contract
 
 from holdfast._environment import merged, settings_of_environment
+from holdfast._device import dense
 from holdfast._getting import again_if_fenced, get_waiting
 from holdfast._lending import check_memory
 from holdfast._opening import open as open_store
@@ -152,7 +153,7 @@ class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no 
         self.auth.check(self._credential)
         if not tensors:
             raise ValueError("a sample needs at least one tensor")
-        staged = {name: refs.staged(tensor) for name, tensor in tensors.items()}
+        staged = {name: dense(tensor) for name, tensor in tensors.items()}
         with refs.in_specforge_terms():
             ref = self._store.put(sample_id, staged)
             nbytes = self._store.estimate_bytes(staged)
@@ -181,8 +182,8 @@ class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no 
         ref = refs.custody_of(self.store_id, sample_ref) or self._live_as(sample_ref)
         self._removals.refuse(ref)
         with refs.in_specforge_terms():
-            tensors = get_waiting(lambda: self._store.get(ref, wanted, as_="torch"))
-        return ref, None, _moved(tensors, device)
+            tensors = get_waiting(lambda: self._store.get(ref, wanted, as_="torch", device=device))
+        return ref, None, tensors
 
     def _live_as(self, sample_ref: Reference) -> SampleRef:
         with refs.in_specforge_terms():
@@ -199,8 +200,8 @@ class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no 
             if missing:
                 raise KeyError(f"sample {lease.ref} has no {sorted(missing)}")
             with refs.in_specforge_terms():
-                tensors = get_waiting(lambda: lease.get(wanted, as_="torch"))
-            return lease.ref, lease, _moved(tensors, device)
+                tensors = get_waiting(lambda: lease.get(wanted, as_="torch", device=device))
+            return lease.ref, lease, tensors
         except BaseException:
             self._removals.let_go(lease)  # only the reader ends: the sample is not used up
             raise
@@ -390,12 +391,6 @@ class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no 
         for lease, result in zip(leases, self._store.renew_many(leases) if leases else []):
             if isinstance(result, HoldfastError):
                 log.debug("the reader of %s was not extended: %s", lease.ref, result)
-
-
-def _moved(tensors: dict[str, torch.Tensor], device: torch.device | str) -> dict[str, torch.Tensor]:
-    if str(device) == "cpu":
-        return tensors
-    return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
 def _leave_open() -> None:

@@ -3,6 +3,7 @@
 mod checksum;
 pub(crate) mod read;
 pub(crate) mod sealed;
+pub(crate) mod staged;
 pub(crate) mod write;
 pub(crate) mod write_sealed;
 
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use holdfast_core::TensorSpec;
 
 use self::sealed::Seals;
-use crate::memory::pool::BufferPool;
+use crate::memory::Stages;
 use crate::reclaim::queue::ReclaimQueue;
 use crate::runtime::Runtime;
 
@@ -21,23 +22,17 @@ pub(crate) struct Io {
     runtime: Arc<Runtime>,
     /// Told when the engine is full: there may be samples to be freed.
     queue: Arc<ReclaimQueue>,
-    /// Stages that reads arrive in when they cannot arrive at their destination.
-    incoming: BufferPool,
+    pub(crate) stages: Stages,
     /// The keys of a sealed store, and the state that sealing needs.
     pub(crate) seals: Option<Seals>,
 }
 
 impl Io {
-    pub(crate) fn new(
-        runtime: Arc<Runtime>,
-        queue: Arc<ReclaimQueue>,
-        incoming: BufferPool,
-        seals: Option<Seals>,
-    ) -> Self {
+    pub(crate) fn new(runtime: Arc<Runtime>, queue: Arc<ReclaimQueue>, seals: Option<Seals>) -> Self {
         Self {
+            stages: Stages::new(&runtime),
             runtime,
             queue,
-            incoming,
             seals,
         }
     }

@@ -25,6 +25,7 @@ use tokio::task::JoinSet;
 use super::checksum::{verify, verify_copied};
 use super::{Io, split};
 use crate::io::sealed::{Scratch, SealedRun};
+use crate::memory::device::{Copying, DevicePart, Direction, ObjectMemory};
 use crate::memory::pool::BufferPool;
 use crate::memory::spans::part;
 use crate::seal::TensorOpener;
@@ -42,7 +43,7 @@ const CHECKED_AT_ONCE: u64 = 8 << 20;
 pub(crate) struct Incoming {
     pub(crate) key: ObjectKey,
     /// Where its part of a tensor goes.
-    pub(crate) parts: Vec<Span>,
+    pub(crate) memory: ObjectMemory,
     pub(crate) check: Check,
     /// Whether it arrives in a stage although it is plain.
     pub(crate) staged: bool,
@@ -87,7 +88,10 @@ pub(crate) type Moving = mpsc::Sender<Infallible>;
 /// An object that has arrived and is not checked yet.
 struct Arrived {
     object: Incoming,
-    memory: Vec<Span>,
+    /// Where it has arrived: in a stage, or at its destination.
+    at: Vec<Span>,
+    /// Where a sealed object is opened that goes to a device.
+    plain: Option<Span>,
 }
 
 impl Io {
@@ -116,11 +120,16 @@ impl Io {
             }
             let last = units.peek().is_none();
             let told = if last { moving.take() } else { None };
-            match self.bring(unit, told, deadline).await {
+            let arrived = match self.bring(unit, told, deadline).await {
+                Ok(arrived) => self.with_plain(arrived, deadline).await,
+                Err(trouble) => Err(trouble),
+            };
+            match arrived {
                 Ok(arrived) => {
                     for share in shares(arrived, self.runtime.config.streams) {
                         let calls = self.runtime.blocking.clone();
-                        let check = move |_| Ok(share.check());
+                        let clock = Arc::clone(&self.runtime.clock);
+                        let check = move |_| Ok(share.check(|| deadline.remaining(&*clock)));
                         checking.spawn(async move { calls.run(OPERATION, deadline, check).await? });
                     }
                 }
@@ -139,18 +148,41 @@ impl Io {
 
     /// One call: gets some objects. Returns those that are not checked yet.
     async fn bring(&self, unit: Vec<Incoming>, moving: Option<Moving>, deadline: Deadline) -> Result<Vec<Arrived>> {
-        let stage = stage_of(&unit, &self.incoming, deadline).await?;
-        let engine = Arc::clone(&self.runtime.engine);
+        let stage = stage_of(&unit, &self.stages.incoming, deadline).await?;
+        let (engine, clock) = (Arc::clone(&self.runtime.engine), Arc::clone(&self.runtime.clock));
         let work = move |within| {
             let bytes: u64 = unit.iter().map(Incoming::bytes).sum();
             Ok(get(&*engine, unit, stage.as_ref(), moving, within).and_then(|arrived| {
-                if bytes > CHECKED_AT_ONCE {
+                // A copy to a device, too, is waited for beside the next call.
+                if bytes > CHECKED_AT_ONCE || arrived.iter().any(|one| one.object.memory.device().is_some()) {
                     return Ok(arrived);
                 }
-                Share(arrived).check().map(|()| Vec::new())
+                let share = Share(arrived);
+                share.check(|| deadline.remaining(&*clock)).map(|()| Vec::new())
             }))
         };
         self.runtime.blocking.run(OPERATION, deadline, work).await?
+    }
+
+    /// Memory to open sealed objects in that go to a device.
+    async fn with_plain(&self, mut arrived: Vec<Arrived>, deadline: Deadline) -> Result<Vec<Arrived>> {
+        let opened = |one: &&mut Arrived| one.object.opens_for_device();
+        let len = arrived
+            .iter_mut()
+            .filter(opened)
+            .map(|one| one.object.memory.len())
+            .sum();
+        if len == 0 {
+            return Ok(arrived);
+        }
+        let plain = self.stages.plain.take(len, deadline).await?;
+        let mut at = 0;
+        for one in arrived.iter_mut().filter(opened) {
+            let len = one.object.memory.len();
+            one.plain = Some(part(&plain, at, len)?);
+            at += len;
+        }
+        Ok(arrived)
     }
 }
 
@@ -170,15 +202,19 @@ impl Incoming {
     fn bytes(&self) -> u64 {
         match &self.check {
             Check::Seal(seal) => seal.run.sealed_len(),
-            Check::Nothing | Check::Digest(_) => self.parts.iter().map(|part| part.len() as u64).sum(),
+            Check::Nothing | Check::Digest(_) => self.memory.len() as u64,
         }
+    }
+
+    fn opens_for_device(&self) -> bool {
+        matches!(self.check, Check::Seal(_)) && self.memory.device().is_some()
     }
 
     /// How many bytes of a stage it needs, if it arrives in one.
     fn staged_len(&self) -> Result<Option<usize>> {
         match &self.check {
             Check::Seal(seal) => Ok(Some(seal.sealed_len()?)),
-            Check::Nothing | Check::Digest(_) if self.staged => Ok(Some(self.parts.iter().map(Span::len).sum())),
+            Check::Nothing | Check::Digest(_) if self.staged => Ok(Some(self.memory.len())),
             Check::Nothing | Check::Digest(_) => Ok(None),
         }
     }
@@ -198,17 +234,21 @@ async fn stage_of(unit: &[Incoming], stages: &BufferPool, deadline: Deadline) ->
 
 /// Where objects arrive: in the stage, or at their destination.
 fn destinations(unit: Vec<Incoming>, stage: Option<&Span>) -> Result<Vec<Arrived>> {
-    let mut at = 0;
+    let mut from = 0;
     let arrive = |object: Incoming| {
-        let memory = match (object.staged_len()?, stage) {
+        let at = match (object.staged_len()?, stage) {
             (Some(len), Some(stage)) => {
-                at += len;
-                vec![part(stage, at - len, len)?]
+                from += len;
+                vec![part(stage, from - len, len)?]
             }
             (Some(_), None) => return Err(Error::internal(OPERATION, "an object has no stage to arrive in").into()),
-            (None, _) => object.parts.clone(),
+            (None, _) => object.memory.host().to_vec(),
         };
-        Ok(Arrived { object, memory })
+        Ok(Arrived {
+            object,
+            at,
+            plain: None,
+        })
     };
     unit.into_iter().map(arrive).collect()
 }
@@ -223,7 +263,7 @@ fn get(
     let arrived = destinations(unit, stage)?;
     let transfers: Vec<Transfer> = arrived
         .iter()
-        .map(|Arrived { object, memory }| Transfer::scattered(object.key.clone(), memory.clone()))
+        .map(|Arrived { object, at, .. }| Transfer::scattered(object.key.clone(), at.clone()))
         .collect();
     let outcomes = engine.get(&transfers, within);
     drop(moving);
@@ -281,21 +321,65 @@ fn shares(arrived: Vec<Arrived>, threads: usize) -> Vec<Share> {
 }
 
 impl Share {
-    fn check(&self) -> Result<()> {
+    fn check(&self, left: impl Fn() -> Duration) -> Result<()> {
         let mut scratch = Scratch::default();
-        for Arrived { object, memory } in &self.0 {
-            let checked = match (&object.check, memory.as_slice()) {
-                (Check::Nothing, [stage]) if object.staged => verify_copied(stage, &object.parts, None),
-                (Check::Digest(recorded), [stage]) if object.staged => {
-                    verify_copied(stage, &object.parts, Some(*recorded))
-                }
-                (Check::Nothing, _) => Ok(()),
-                (Check::Digest(recorded), parts) => verify(parts, *recorded),
-                (Check::Seal(seal), [stage]) => seal.open(stage, &object.parts, &mut scratch),
-                (Check::Seal(_), _) => Err(Error::internal(OPERATION, "a sealed object arrived in pieces")),
+        let mut copies = Vec::new();
+        for one in &self.0 {
+            let checked = match one.object.memory.device() {
+                None => one.check(&mut scratch),
+                // While it is copied, the next object is checked.
+                Some(part) => one
+                    .check_for(part, &mut scratch)
+                    .map(|copying| copies.push((copying, one))),
             };
-            checked.map_err(|error| error.with("key", &object.key))?;
+            checked.map_err(|error| error.with("key", &one.object.key))?;
+        }
+        for (copying, one) in copies {
+            copying
+                .ended(left())
+                .map_err(|error| error.with("key", &one.object.key))?;
         }
         Ok(())
     }
+}
+
+impl Arrived {
+    /// Checks it; on the way to its destination, if it has arrived in a stage.
+    fn check(&self, scratch: &mut Scratch) -> holdfast_core::Result<()> {
+        let to = self.object.memory.host();
+        match (&self.object.check, self.at.as_slice()) {
+            (Check::Nothing, [stage]) if self.object.staged => verify_copied(stage, to, None),
+            (Check::Digest(recorded), [stage]) if self.object.staged => verify_copied(stage, to, Some(*recorded)),
+            (Check::Nothing, _) => Ok(()),
+            (Check::Digest(recorded), parts) => verify(parts, *recorded),
+            (Check::Seal(seal), [stage]) => seal.open(stage, to, scratch),
+            (Check::Seal(_), _) => Err(in_pieces()),
+        }
+    }
+
+    /// Checks it, and begins to copy it to its device.
+    fn check_for(&self, to: &DevicePart, scratch: &mut Scratch) -> holdfast_core::Result<Copying> {
+        let [stage] = self.at.as_slice() else {
+            return Err(in_pieces());
+        };
+        let checked = match (&self.object.check, &self.plain) {
+            (Check::Nothing, _) => stage,
+            (Check::Digest(recorded), _) => {
+                verify(&self.at, *recorded)?;
+                stage
+            }
+            (Check::Seal(seal), Some(plain)) => {
+                seal.open(stage, std::slice::from_ref(plain), scratch)?;
+                plain
+            }
+            (Check::Seal(_), None) => {
+                return Err(Error::internal(OPERATION, "a sealed object has no memory to open in"));
+            }
+        };
+        to.begin(Direction::ToDevice, checked)
+    }
+}
+
+fn in_pieces() -> Error {
+    Error::internal(OPERATION, "an object that passes through a stage arrived in pieces")
 }

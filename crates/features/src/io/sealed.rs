@@ -43,7 +43,6 @@ use holdfast_core::{Error, ErrorKind, Nonce, Result, Rng, StoreId, TensorSpec};
 use holdfast_engine::Span;
 use holdfast_index::SampleRef;
 
-use crate::memory::pool::BufferPool;
 use crate::memory::spans::{read_at, write_at};
 use crate::record::description::Description;
 use crate::runtime::config::FeatureConfig;
@@ -68,12 +67,10 @@ pub(crate) struct Seals {
     object_bytes: u64,
     /// The most bytes of one call, if it has more than one object.
     unit_bytes: u64,
-    /// The stages that puts send from.
-    pub(crate) outgoing: BufferPool,
 }
 
 impl Seals {
-    pub(crate) fn new(keyring: Keyring, config: &FeatureConfig, outgoing: BufferPool) -> Self {
+    pub(crate) fn new(keyring: Keyring, config: &FeatureConfig) -> Self {
         let chunk_bytes = u32::try_from(config.chunk_bytes).map_or(DEFAULT_CHUNK_BYTES, |n| n.min(DEFAULT_CHUNK_BYTES));
         let whole = u64::from(chunk_bytes.max(1));
         Self {
@@ -82,7 +79,6 @@ impl Seals {
             chunk_bytes,
             object_bytes: config.chunk_bytes / whole * whole,
             unit_bytes: MOST_UNIT_BYTES.min(config.stage_bytes / 2),
-            outgoing,
         }
     }
 

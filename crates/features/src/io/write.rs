@@ -10,11 +10,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_core::{Deadline, Digest, Error, ErrorKind, ObjectKey, Result};
-use holdfast_engine::{Pin, Presence, PutOptions, PutOutcome, Span, Transfer};
+use holdfast_engine::{Pin, Presence, PutOptions, PutOutcome, Transfer};
 use tokio::task::JoinHandle;
 
 use super::Io;
 use crate::io::checksum::digest_of;
+use crate::memory::device::ObjectMemory;
 use crate::runtime::config::Residency;
 
 /// The first pause of a put that finds the engine full. Each later one is half as long again, up to [`LONGEST_PAUSE`].
@@ -180,10 +181,14 @@ impl Io {
     }
 
     /// Starts to compute the checksums of samples' objects, in parallel with the transfer. The caller awaits the
-    /// result.
-    pub(crate) fn digests(&self, samples: Vec<Vec<Vec<Span>>>, deadline: Deadline) -> Digests {
+    /// result. There is none for an object on a device: its checksum is computed when it has been copied.
+    pub(crate) fn digests(&self, samples: Vec<Vec<ObjectMemory>>, deadline: Deadline) -> Digests {
         let calls = self.runtime.blocking.clone();
-        let of_sample = |chunks: &Vec<Vec<Span>>| chunks.iter().map(|parts| digest_of(parts)).collect();
+        let of_object = |memory: &ObjectMemory| match memory {
+            ObjectMemory::Host(parts) => digest_of(parts).map(Some),
+            ObjectMemory::Device(_) => Ok(None),
+        };
+        let of_sample = move |objects: &Vec<ObjectMemory>| objects.iter().map(of_object).collect();
         let record = move |_| samples.iter().map(of_sample).collect();
         Digests(tokio::spawn(async move {
             calls.run("features.checksum", deadline, record).await
@@ -192,10 +197,10 @@ impl Io {
 }
 
 /// Checksums that are being computed: for each sample, those of its objects.
-pub(crate) struct Digests(JoinHandle<Result<Vec<Vec<Digest>>>>);
+pub(crate) struct Digests(JoinHandle<Result<Vec<Vec<Option<Digest>>>>>);
 
 impl Digests {
-    pub(crate) async fn ready(self) -> Result<Vec<Vec<Digest>>> {
+    pub(crate) async fn ready(self) -> Result<Vec<Vec<Option<Digest>>>> {
         self.0.await.map_err(|failure| {
             Error::internal("features.checksum", "a checksum task panicked or was cancelled").caused_by(failure)
         })?

@@ -1,11 +1,7 @@
 //! Writing the objects of sealed samples: seal into a stage, send the stage, give it back.
 //!
-//! ```text
-//! seal   ── 1 ──┬── 2 ──┬── 3 ──┐
-//! send          └── 1 ──┴── 2 ──┴── 3 ──
-//! ```
-//! A stage is kept while the engine has no room, because a chunk is sealed only once; so a retry sends the same bytes
-//! again.
+//! While one unit is sent, the next is sealed (module `staged`). A stage is kept while the engine has no room, because a
+//! chunk is sealed only once; so a retry sends the same bytes again.
 //!
 //! *What if the call outlives its deadline?* The engine holds the stage, and the stage holds the sample's witness: the
 //! sample is undone when the engine has let go, as in a plain store (module `put`). *What if one object fails?* The
@@ -14,12 +10,14 @@
 use std::sync::Arc;
 
 use holdfast_core::{Deadline, Error, Nonce, ObjectKey, Result, TensorSpec};
-use holdfast_engine::{Span, Transfer};
+use holdfast_engine::Transfer;
 use holdfast_index::SampleRef;
 
 use super::{Io, split};
 use crate::io::sealed::{Scratch, SealedRun, Seals, run_of};
+use crate::io::staged::{Stageable, Staged};
 use crate::io::write::Outgoing;
+use crate::memory::device::{DevicePart, ObjectMemory, begin_all};
 use crate::memory::spans::part;
 use crate::reclaim::undo::UndoGuard;
 use crate::record::description::Description;
@@ -32,7 +30,7 @@ struct Unsealed {
     /// Which of the samples it belongs to.
     sample: usize,
     key: ObjectKey,
-    plain: Vec<Span>,
+    plain: ObjectMemory,
     seal: SealedRun<TensorSealer>,
     witness: Arc<UndoGuard>,
 }
@@ -51,7 +49,7 @@ pub(crate) struct ToSeal {
 pub(crate) struct SampleToSeal<'a> {
     pub(crate) reference: &'a SampleRef,
     pub(crate) nonce: Nonce,
-    pub(crate) tensors: &'a [(TensorSpec, Vec<Vec<Span>>)],
+    pub(crate) tensors: &'a [(TensorSpec, Vec<ObjectMemory>)],
     pub(crate) witness: &'a Arc<UndoGuard>,
     pub(crate) keys: &'a [ObjectKey],
 }
@@ -95,6 +93,20 @@ impl SampleToSeal<'_> {
     }
 }
 
+impl Stageable for Unsealed {
+    fn sample(&self) -> usize {
+        self.sample
+    }
+
+    async fn stage(io: &Io, unit: Vec<Self>, deadline: Deadline) -> Staged {
+        let samples: Vec<usize> = unit.iter().map(|object| object.sample).collect();
+        match io.seal_all(unit, deadline).await {
+            Ok(ready) => Staged::all(ready),
+            Err(error) => Staged::none(samples, &error),
+        }
+    }
+}
+
 impl Io {
     /// Seals and writes. Returns for each sample how it is sealed, if all its objects are stored.
     pub(crate) async fn send_sealed(&self, seals: &Seals, to_seal: ToSeal, deadline: Deadline) -> Vec<Result<Seal>> {
@@ -102,72 +114,56 @@ impl Io {
             objects,
             seals: mut results,
         } = to_seal;
-        let samples = results.len();
-        let mut units = split(objects, self.runtime.max_batch(), seals.unit_bytes(), |object| {
+        let units = split(objects, self.runtime.max_batch(), seals.unit_bytes(), |object| {
             object.seal.run.sealed_len()
-        })
-        .into_iter();
-        let mut ready = None;
-        loop {
-            // Nothing more is sealed of a sample that has failed.
-            let next = units.next().map(|mut unit| {
-                unit.retain(|object| results[object.sample].is_ok());
-                unit
-            });
-            if next.is_none() && ready.is_none() {
-                return results;
+        });
+        let sent = self.send_staged(units, results.len(), deadline).await;
+        for (result, sent) in results.iter_mut().zip(sent) {
+            if let (Ok(_), Err(error)) = (&result, sent) {
+                *result = Err(error);
             }
-            let seal = async {
-                match next {
-                    Some(unit) => Some(self.seal_unit(seals, unit, deadline).await),
-                    None => None,
-                }
-            };
-            let send = async {
-                match ready.take() {
-                    Some(outgoing) => self.send(outgoing, samples, deadline).await,
-                    None => Vec::new(),
-                }
-            };
-            let (ready_next, sent) = tokio::join!(seal, send);
-            note(&mut results, sent);
-            ready = match ready_next {
-                Some(Ok(outgoing)) => Some(outgoing),
-                Some(Err(failed)) => {
-                    note(&mut results, failed.of(samples));
-                    None
-                }
-                None => None,
-            };
         }
+        results
     }
 
     /// Seals some objects into a stage.
-    async fn seal_unit(
-        &self,
-        seals: &Seals,
-        unit: Vec<Unsealed>,
-        deadline: Deadline,
-    ) -> std::result::Result<Vec<Outgoing>, NotSealed> {
-        let samples: Vec<usize> = unit.iter().map(|object| object.sample).collect();
-        let sealed = self.seal_all(seals, unit, deadline).await;
-        sealed.map_err(|error| NotSealed { samples, error })
-    }
-
-    async fn seal_all(&self, seals: &Seals, unit: Vec<Unsealed>, deadline: Deadline) -> Result<Vec<Outgoing>> {
+    async fn seal_all(&self, unit: Vec<Unsealed>, deadline: Deadline) -> Result<Vec<Outgoing>> {
         if unit.is_empty() {
             return Ok(Vec::new());
         }
         let lengths: Result<Vec<usize>> = unit.iter().map(|object| object.seal.sealed_len()).collect();
         let lengths = lengths?;
-        let stage = seals.outgoing.take(lengths.iter().sum(), deadline).await?;
+        let stage = self.stages.outgoing.take(lengths.iter().sum(), deadline).await?;
+        let on_device = |unit: &[Unsealed]| -> usize {
+            let parts = unit.iter().filter_map(|object| object.plain.device());
+            parts.map(DevicePart::len).sum()
+        };
+        let plain = match on_device(&unit) {
+            0 => None,
+            len => Some(self.stages.plain.take(len, deadline).await?),
+        };
+        let clock = Arc::clone(&self.runtime.clock);
         let seal = move |_| {
             let mut scratch = Scratch::default();
             let mut outgoing = Vec::with_capacity(unit.len());
             let mut at = 0;
+            let parts = unit.iter().filter_map(|object| object.plain.device());
+            let mut copies = plain
+                .map(|plain| begin_all(parts, &plain))
+                .unwrap_or_default()
+                .into_iter();
             for (object, len) in unit.into_iter().zip(lengths) {
                 let into = part(&stage, at, len)?;
-                object.seal.seal(&object.plain, &into, &mut scratch)?;
+                let copied = match object.plain {
+                    ObjectMemory::Host(parts) => parts,
+                    ObjectMemory::Device(_) => {
+                        let missing = || Error::internal(OPERATION, "an object was not copied; this is a bug");
+                        let (copying, host) = copies.next().ok_or_else(missing)??;
+                        copying.ended(deadline.remaining(&*clock))?;
+                        vec![host]
+                    }
+                };
+                object.seal.seal(&copied, &into, &mut scratch)?;
                 outgoing.push(Outgoing {
                     sample: object.sample,
                     transfer: Transfer::new(object.key, into.guarded(object.witness)?),
@@ -177,35 +173,5 @@ impl Io {
             Ok(outgoing)
         };
         self.runtime.blocking.run("features.seal", deadline, seal).await
-    }
-}
-
-/// Objects of these samples were not sealed.
-struct NotSealed {
-    samples: Vec<usize>,
-    error: Error,
-}
-
-impl NotSealed {
-    /// As results for `count` samples.
-    fn of(self, count: usize) -> Vec<Result<()>> {
-        let failed = |sample| self.samples.contains(&sample);
-        let result = |sample| {
-            if failed(sample) {
-                Err(self.error.clone())
-            } else {
-                Ok(())
-            }
-        };
-        (0..count).map(result).collect()
-    }
-}
-
-/// Merges failures into the results; the first failure of a sample counts.
-fn note(results: &mut [Result<Seal>], more: Vec<Result<()>>) {
-    for (all, this) in results.iter_mut().zip(more) {
-        if let (Ok(_), Err(error)) = (&all, this) {
-            *all = Err(error);
-        }
     }
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod backing;
 pub(crate) mod claims;
+pub(crate) mod device;
 pub(crate) mod pool;
 pub(crate) mod spans;
 pub(crate) mod tensors;
@@ -9,13 +10,13 @@ pub(crate) mod tensors;
 use std::ops::Range;
 use std::sync::Arc;
 
-use holdfast_core::{Clock, Deadline, Result};
+use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result, Retry};
 use holdfast_engine::busy::Waiting;
 use holdfast_engine::{Access, Busy, Claim, HostMemory, Region, Span};
 
 use self::backing::Backing;
+use self::device::DeviceBytes;
 use self::pool::BufferPool;
-use self::tensors::Source;
 use crate::runtime::Runtime;
 use crate::runtime::blocking::BlockingCalls;
 
@@ -29,9 +30,6 @@ pub(crate) struct Memory {
     pub(crate) backing: Backing,
     /// Private memory, for tensors that the pool has no room for.
     pub(crate) private: Backing,
-    /// Stages that gets receive objects into that do not arrive at their destination: sealed objects, and those of
-    /// tensors in private memory.
-    pub(crate) incoming: BufferPool,
     sealed: bool,
 }
 
@@ -49,7 +47,6 @@ impl Memory {
             pool: pool(runtime, backing.clone(), config.pool_bytes),
             backing,
             private,
-            incoming: stage(runtime),
             sealed,
         }
     }
@@ -66,12 +63,8 @@ impl Memory {
         self.blocking.run("features.register", deadline, call).await
     }
 
-    /// The spans of this memory, registered now if they were not; in a plain store, with the engine.
-    pub(crate) async fn registered(&self, source: Source, deadline: Deadline) -> Result<Vec<Span>> {
-        let spans = match source {
-            Source::Lent(memory) => return Ok(vec![self.register(memory, deadline).await?.whole()]),
-            Source::Spans(spans) => spans,
-        };
+    /// The same memory, registered now if it was not; in a plain store, with the engine.
+    pub(crate) async fn registered(&self, spans: Vec<Span>, deadline: Deadline) -> Result<Vec<Span>> {
         if !spans.iter().any(|span| self.is_private(span)) {
             return Ok(spans);
         }
@@ -113,11 +106,54 @@ fn pool(runtime: &Runtime, backing: Backing, bytes: u64) -> BufferPool {
     BufferPool::new(backing, runtime.blocking.clone(), Arc::clone(&runtime.clock), bytes)
 }
 
-/// A stage: registered memory that objects pass through. It allocates nothing before it is used.
-pub(crate) fn stage(runtime: &Runtime) -> BufferPool {
-    pool(
-        runtime,
-        Backing::Engine(Arc::clone(&runtime.engine)),
-        runtime.config.stage_bytes,
-    )
+/// Memory that objects pass through which do not move straight between tensor and engine: sealed ones, those of tensors
+/// in private memory, and those of tensors on a device. It allocates nothing before it is used.
+#[derive(Debug)]
+pub(crate) struct Stages {
+    /// Puts send from here. Apart from those of gets: a put that waits for room in the engine keeps its stage, and gets make
+    /// that room.
+    pub(crate) outgoing: BufferPool,
+    /// Gets arrive here.
+    pub(crate) incoming: BufferPool,
+    /// Private memory, for the plaintext of tensors on a device in a sealed store. It is the last memory that an operation
+    /// asks for, and none waits for anything while it has some.
+    pub(crate) plain: BufferPool,
+}
+
+impl Stages {
+    pub(crate) fn new(runtime: &Runtime) -> Self {
+        let stage = |backing| pool(runtime, backing, runtime.config.stage_bytes);
+        let registered = || stage(Backing::Engine(Arc::clone(&runtime.engine)));
+        Self {
+            outgoing: registered(),
+            incoming: registered(),
+            plain: stage(Backing::private()),
+        }
+    }
+
+    /// Checks that a tensor on a device can pass in objects of this size. From now on, new stages are in memory that its
+    /// device copies fast.
+    pub(crate) fn prepare_for(
+        &self,
+        operation: &'static str,
+        bytes: &dyn DeviceBytes,
+        object_bytes: u64,
+    ) -> Result<()> {
+        let object = usize::try_from(object_bytes).unwrap_or(usize::MAX).min(bytes.len());
+        if !self.outgoing.ever_fits(object) {
+            return Err(Error::new(
+                ErrorKind::Capacity,
+                operation,
+                "an object of a tensor on a device does not fit into a stage; raise stage_bytes, or put in smaller chunks \
+                 (chunk_bytes)",
+            )
+            .with_retry(Retry::Never)
+            .with("object_bytes", object)
+            .with("stage_bytes", self.outgoing.usage().budget));
+        }
+        for pool in [&self.outgoing, &self.incoming, &self.plain] {
+            pool.allocate_for(&bytes.device());
+        }
+        Ok(())
+    }
 }

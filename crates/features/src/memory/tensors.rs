@@ -1,10 +1,15 @@
 //! Tensors on their way in and out: their specs, and where their bytes lie.
 //!
 //! Bytes move once, between the memory named here and the engine. Memory is named as registered [`Span`]s, or *lent*:
-//! then it is registered for the transfer and unregistered after it.
+//! then it is registered for the transfer and unregistered after it. Bytes on a device pass through a stage (module
+//! `device`).
+
+use std::sync::Arc;
 
 use holdfast_core::{Error, Result, TensorName, TensorSpec};
 use holdfast_engine::{HostMemory, Span};
+
+use crate::memory::device::DeviceBytes;
 
 /// A tensor to be put.
 #[derive(Debug)]
@@ -23,6 +28,8 @@ pub enum Source {
     Spans(Vec<Span>),
     /// Memory that is registered for the transfer. It must not overlap memory that is registered already.
     Lent(HostMemory),
+    /// Memory of a device.
+    Device(Arc<dyn DeviceBytes>),
 }
 
 impl Source {
@@ -31,6 +38,7 @@ impl Source {
         match self {
             Self::Spans(spans) => spans.iter().map(|span| span.len() as u64).sum(),
             Self::Lent(memory) => memory.len() as u64,
+            Self::Device(bytes) => bytes.len() as u64,
         }
     }
 }
@@ -99,6 +107,8 @@ pub enum Destination {
     /// Memory that is registered for the transfer, exactly as long as the tensor. It must not overlap memory that is
     /// registered already.
     Lent(HostMemory),
+    /// Memory of a device, exactly as long as the tensor.
+    Device(Arc<dyn DeviceBytes>),
 }
 
 /// A tensor that was got: exactly the committed bytes.
@@ -108,7 +118,8 @@ pub enum Destination {
 pub struct TensorOut {
     /// Its name, element type and shape.
     pub spec: TensorSpec,
-    /// Its bytes, in order. One piece, unless the caller's own memory came in several; none for a tensor without bytes.
+    /// Its bytes, in order. One piece, unless the caller's own memory came in several; none for a tensor without bytes, or
+    /// on a device.
     pub parts: Vec<Span>,
 }
 

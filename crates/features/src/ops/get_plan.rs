@@ -21,6 +21,7 @@ use holdfast_index::SampleRef;
 use crate::io::read::{Check, Incoming};
 use crate::io::sealed::{SealedRun, opener, run_of};
 use crate::memory::backing::Backing;
+use crate::memory::device::{DeviceBytes, ObjectMemory, cut_device};
 use crate::memory::spans::{cut, wipe};
 use crate::memory::tensors::{Destination, Source, TensorOut, Wanted, check_length};
 use crate::record::description::{DescribedTensor, Description};
@@ -44,11 +45,27 @@ pub(crate) struct GetPlan<'a> {
 /// A tensor and its destination memory.
 struct PlannedTensor<'a> {
     described: &'a DescribedTensor,
-    parts: Vec<Span>,
+    memory: TensorMemory,
     /// Whether it is the caller's memory, which other operations may use too.
     claimed: bool,
     /// Whether plain bytes arrive in a stage, because the engine does not know this memory.
     staged: bool,
+}
+
+/// The destination memory of a tensor.
+enum TensorMemory {
+    Host(Vec<Span>),
+    Device(Arc<dyn DeviceBytes>),
+}
+
+impl TensorMemory {
+    /// Its pieces in the host's memory.
+    fn host(&self) -> &[Span] {
+        match self {
+            Self::Host(parts) => parts,
+            Self::Device(_) => &[],
+        }
+    }
 }
 
 impl GetPlan<'_> {
@@ -77,14 +94,23 @@ impl GetPlan<'_> {
                 true => part.clone().guarded(Arc::clone(&self.claim)),
                 false => Ok(part.clone()),
             };
-            let parts: Result<Vec<Span>> = tensor.parts.iter().map(held).collect();
-            let chunks = cut(&parts?, self.description.chunk_bytes())?;
+            let chunk = self.description.chunk_bytes();
+            let memory: Vec<ObjectMemory> = match &tensor.memory {
+                TensorMemory::Host(parts) => {
+                    let parts: Result<Vec<Span>> = parts.iter().map(held).collect();
+                    cut(&parts?, chunk)?.into_iter().map(ObjectMemory::Host).collect()
+                }
+                TensorMemory::Device(bytes) => {
+                    let parts = cut_device(bytes, chunk).into_iter();
+                    parts.map(ObjectMemory::Device).collect()
+                }
+            };
             let checks = checks(tensor.described, self.description, self.opener.as_ref(), keys.len())?;
-            for ((key, parts), check) in keys.into_iter().zip(chunks).zip(checks) {
+            for ((key, memory), check) in keys.into_iter().zip(memory).zip(checks) {
                 let staged = tensor.staged;
                 objects.push(Incoming {
                     key,
-                    parts,
+                    memory,
                     check,
                     staged,
                 });
@@ -96,7 +122,10 @@ impl GetPlan<'_> {
     pub(crate) fn tensors(self) -> Vec<TensorOut> {
         let out = |tensor: PlannedTensor<'_>| TensorOut {
             spec: tensor.described.spec.clone(),
-            parts: tensor.parts,
+            parts: match tensor.memory {
+                TensorMemory::Host(parts) => parts,
+                TensorMemory::Device(_) => Vec::new(),
+            },
         };
         self.tensors.into_iter().map(out).collect()
     }
@@ -119,22 +148,30 @@ impl Inner {
         })?;
         let mut tensors = Vec::new();
         for (tensor, destination) in choose(description, wanted)? {
-            tensors.push((tensor, self.given(tensor, destination, deadline).await?));
+            let given = self.given(tensor, destination, deadline).await?;
+            if let Some(TensorMemory::Device(bytes)) = &given {
+                let stages = &self.io.stages;
+                stages.prepare_for(OPERATION, &**bytes, description.chunk_bytes())?;
+            }
+            tensors.push((tensor, given));
         }
         let given = tensors.iter().filter_map(|(_, given)| given.as_ref());
-        let ranges: Vec<_> = given.flatten().map(Span::range).collect();
+        let ranges: Vec<_> = given.flat_map(TensorMemory::host).map(Span::range).collect();
         let claim = self.memory.claim(OPERATION, Access::Write, ranges, deadline).await?;
         let wanting = tensors.iter().filter(|(_, given)| given.is_none());
         let wanting: Vec<&DescribedTensor> = wanting.map(|(tensor, _)| *tensor).collect();
         let mut made = self.memory_for(&wanting, description, deadline).await?.into_iter();
-        let plan = |(tensor, given): (&'a DescribedTensor, Option<Vec<Span>>)| {
+        let plan = |(tensor, given): (&'a DescribedTensor, Option<TensorMemory>)| {
             let claimed = given.is_some();
-            let parts = given.unwrap_or_else(|| made.next().into_iter().collect());
-            let private = parts.iter().any(|part| self.memory.private.keeps_private(part));
+            let memory = given.unwrap_or_else(|| TensorMemory::Host(made.next().into_iter().collect()));
+            let unknown = match &memory {
+                TensorMemory::Host(parts) => parts.iter().any(|part| self.memory.private.keeps_private(part)),
+                TensorMemory::Device(_) => true,
+            };
             PlannedTensor {
                 described: tensor,
-                staged: private && opener.is_none(),
-                parts,
+                staged: unknown && opener.is_none(),
+                memory,
                 claimed,
             }
         };
@@ -152,7 +189,8 @@ impl Inner {
     /// Clears the memory of tensors that are not handed out (SS3 in module `sealed`). Nothing else writes there any
     /// more: the engine may still write only to a stage.
     pub(crate) async fn clear(&self, plan: &GetPlan<'_>) {
-        let parts: Vec<Span> = plan.tensors.iter().flat_map(|tensor| tensor.parts.clone()).collect();
+        let host = plan.tensors.iter().flat_map(|tensor| tensor.memory.host());
+        let parts: Vec<Span> = host.cloned().collect();
         let again = parts.clone();
         let deadline = self.runtime.own_deadline();
         let cleared = self
@@ -173,18 +211,20 @@ impl Inner {
         tensor: &DescribedTensor,
         destination: Destination,
         deadline: Deadline,
-    ) -> Result<Option<Vec<Span>>> {
+    ) -> Result<Option<TensorMemory>> {
         let source = match destination {
-            Destination::Pool if tensor.spec.bytes() == 0 => return Ok(Some(Vec::new())),
+            Destination::Pool if tensor.spec.bytes() == 0 => return Ok(Some(TensorMemory::Host(Vec::new()))),
             Destination::Pool => return Ok(None),
             Destination::Spans(spans) => Source::Spans(spans),
             Destination::Lent(memory) => Source::Lent(memory),
+            Destination::Device(bytes) => Source::Device(bytes),
         };
         check_length(OPERATION, &tensor.spec, source.bytes())?;
-        match source {
-            Source::Spans(spans) => Ok(Some(spans)),
-            lent @ Source::Lent(_) => self.memory.registered(lent, deadline).await.map(Some),
-        }
+        Ok(Some(match source {
+            Source::Spans(spans) => TensorMemory::Host(spans),
+            Source::Lent(memory) => TensorMemory::Host(vec![self.memory.register(memory, deadline).await?.whole()]),
+            Source::Device(bytes) => TensorMemory::Device(bytes),
+        }))
     }
 
     /// Memory for each of these tensors: from the pool, or allocated for it if together they are more than the pool can
@@ -216,7 +256,7 @@ impl Inner {
                 Some(_) => tensor.spec.bytes(),
                 None => tensor.spec.bytes().min(chunk),
             };
-            self.io.seals.is_some() || usize::try_from(object).is_ok_and(|len| self.memory.incoming.ever_fits(len))
+            self.io.seals.is_some() || usize::try_from(object).is_ok_and(|len| self.io.stages.incoming.ever_fits(len))
         };
         let backings = tensors.iter().map(|tensor| match passes(tensor) {
             true => self.memory.private.clone(),

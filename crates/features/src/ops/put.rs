@@ -34,9 +34,11 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::io::sealed::Seals;
+use crate::io::staged::OnDevice;
 use crate::io::write::{Digests, Outgoing};
 use crate::io::write_sealed::{SampleToSeal, ToSeal};
 use crate::memory::claims::at_once;
+use crate::memory::device::ObjectMemory;
 use crate::memory::tensors::TensorIn;
 use crate::ops::commit::Committed;
 use crate::ops::put_plan::{PutPlan, Record};
@@ -206,8 +208,13 @@ impl Inner {
         }
         // Started before the index has answered: the bytes are here already.
         let digests = (self.runtime.config.checksum && self.io.seals.is_none()).then(|| {
-            self.io
-                .digests(samples.iter().map(|ready| ready.prepared.chunks()).collect(), deadline)
+            self.io.digests(
+                samples
+                    .iter()
+                    .map(|ready| ready.prepared.objects().cloned().collect())
+                    .collect(),
+                deadline,
+            )
         });
         let (session, reserved) = match self.runtime.sessions.current(OPERATION, deadline).await {
             Ok(session) => {
@@ -460,18 +467,31 @@ impl Inner {
         if let Some(seals) = &self.io.seals {
             return self.write_sealed(seals, reserved, deadline).await;
         }
-        let mut objects = Vec::new();
+        let (mut objects, mut on_device) = (Vec::new(), Vec::new());
         for (sample, reservation) in reserved.iter().enumerate() {
-            let all = reservation.prepared.tensors.iter().flat_map(|(_, chunks)| chunks);
-            for (key, parts) in reservation.keys.iter().zip(all) {
-                objects.push(Outgoing {
-                    sample,
-                    transfer: Transfer::scattered(key.clone(), parts.clone()),
-                });
+            let all = reservation.keys.iter().zip(reservation.prepared.objects());
+            for (position, (key, memory)) in all.enumerate() {
+                match memory {
+                    ObjectMemory::Host(parts) => objects.push(Outgoing {
+                        sample,
+                        transfer: Transfer::scattered(key.clone(), parts.clone()),
+                    }),
+                    ObjectMemory::Device(part) => on_device.push(OnDevice {
+                        sample,
+                        position,
+                        key: key.clone(),
+                        part: part.clone(),
+                        witness: Arc::clone(&reservation.prepared.witness),
+                    }),
+                }
             }
         }
-        let sent = self.io.send(objects, reserved.len(), deadline).await;
-        sent.into_iter().map(|sent| sent.map(|()| Record::Nothing)).collect()
+        let (sent, copied) = tokio::join!(
+            self.io.send(objects, reserved.len(), deadline),
+            self.io.send_from_device(on_device, reserved.len(), deadline)
+        );
+        let both = |(sent, copied): (Result<()>, Result<_>)| sent.and(copied).map(Record::Copied);
+        sent.into_iter().zip(copied).map(both).collect()
     }
 
     async fn write_sealed(&self, seals: &Seals, reserved: &[Reserved], deadline: Deadline) -> Vec<Result<Record>> {
@@ -506,7 +526,7 @@ impl Inner {
 }
 
 /// The checksums of all samples, when they are ready; none if none are computed.
-async fn of_all(digests: Option<Digests>) -> Result<Option<Vec<Vec<Digest>>>> {
+async fn of_all(digests: Option<Digests>) -> Result<Option<Vec<Vec<Option<Digest>>>>> {
     match digests {
         Some(digests) => digests.ready().await.map(Some),
         None => Ok(None),
@@ -517,7 +537,7 @@ async fn of_all(digests: Option<Digests>) -> Result<Option<Vec<Vec<Digest>>>> {
 fn recorded(
     reserved: &[Reserved],
     written: Vec<Result<Record>>,
-    digests: Result<Option<Vec<Vec<Digest>>>>,
+    digests: Result<Option<Vec<Vec<Option<Digest>>>>>,
 ) -> Vec<Result<Record>> {
     let mut digests = match digests {
         Ok(None) => return written,
@@ -525,8 +545,18 @@ fn recorded(
         Err(error) => return written.into_iter().map(|_| Err(error.clone())).collect(),
     };
     let with_digests = |(sample, written): (&Reserved, Result<Record>)| {
-        let own = digests.get_mut(sample.order).map(std::mem::take);
-        written.map(|_| Record::Digests(own.unwrap_or_default()))
+        let mut own = digests.get_mut(sample.order).map(std::mem::take).unwrap_or_default();
+        written.map(|record| {
+            if let Record::Copied(copied) = record {
+                for (position, digest) in copied {
+                    if let Some(place) = own.get_mut(position) {
+                        *place = Some(digest);
+                    }
+                }
+            }
+            // A missing one is found when the sample is described.
+            Record::Digests(own.into_iter().flatten().collect())
+        })
     };
     reserved.iter().zip(written).map(with_digests).collect()
 }

@@ -7,8 +7,9 @@ use holdfast_custody::Publication;
 use holdfast_engine::busy::Waiting;
 use holdfast_engine::{Access, Busy, Claim, Span};
 
+use crate::memory::device::{ObjectMemory, cut_device};
 use crate::memory::spans::cut;
-use crate::memory::tensors::TensorIn;
+use crate::memory::tensors::{Source, TensorIn};
 use crate::ops::put::PutItem;
 use crate::reclaim::undo::UndoGuard;
 use crate::record::description::{DescribedTensor, Description, chunks_of};
@@ -25,7 +26,7 @@ pub(crate) struct PutPlan {
     pub(crate) sample: SampleId,
     pub(crate) publication: Publication,
     pub(crate) nonce: Nonce,
-    pub(crate) tensors: Vec<(TensorSpec, Vec<Vec<Span>>)>,
+    pub(crate) tensors: Vec<(TensorSpec, Vec<ObjectMemory>)>,
     pub(crate) plan: String,
     pub(crate) bytes: u64,
     pub(crate) witness: Arc<UndoGuard>,
@@ -41,8 +42,8 @@ struct InUse {
 
 /// What was learned about a sample while it was written.
 pub(crate) enum Record {
-    /// Nothing.
-    Nothing,
+    /// The checksums of objects that came from a device, by their positions among the sample's objects.
+    Copied(Vec<(usize, Digest)>),
     /// The checksums of all its objects.
     Digests(Vec<Digest>),
     /// How it is sealed, and the tag over its description.
@@ -51,13 +52,13 @@ pub(crate) enum Record {
 
 impl PutPlan {
     /// The memory of its objects.
-    pub(crate) fn chunks(&self) -> Vec<Vec<Span>> {
-        self.tensors.iter().flat_map(|(_, chunks)| chunks.clone()).collect()
+    pub(crate) fn objects(&self) -> impl Iterator<Item = &ObjectMemory> {
+        self.tensors.iter().flat_map(|(_, objects)| objects)
     }
 
     /// Asks for a claim on its memory.
     pub(crate) fn claim(&self) -> Result<Waiting> {
-        let spans = self.tensors.iter().flat_map(|(_, chunks)| chunks).flatten();
+        let spans = self.objects().flat_map(ObjectMemory::host);
         Busy::process().claim(OPERATION, Access::Read, spans.map(Span::range))
     }
 
@@ -70,7 +71,7 @@ impl PutPlan {
     /// The sample's description, with what was learned while it was written.
     pub(crate) fn describe(&self, chunk_bytes: u64, record: Record) -> Result<Description> {
         let (encoding, record_tag, checksums) = match record {
-            Record::Nothing => (Encoding::Plain, None, None),
+            Record::Copied(_) => (Encoding::Plain, None, None),
             Record::Digests(digests) => (Encoding::Plain, None, Some(digests)),
             Record::Seal(header, tag) => (Encoding::Sealed(header), Some(tag), None),
         };
@@ -117,16 +118,28 @@ impl Inner {
         let mut tensors = Vec::with_capacity(item.tensors.len());
         let mut planned: Vec<(TensorName, u64)> = Vec::with_capacity(item.tensors.len());
         let mut bytes = 0_u64;
+        let mut add = |tensors: &mut Vec<_>, spec: TensorSpec, objects: Vec<ObjectMemory>| {
+            planned.push((spec.name().clone(), chunks_of(spec.bytes(), chunk)));
+            bytes = bytes.saturating_add(self.io.stored_bytes(&spec));
+            tensors.push((spec, objects));
+        };
         for TensorIn { spec, bytes: from } in item.tensors {
-            let spans = self.memory.registered(from, deadline).await?;
+            let spans = match from {
+                Source::Lent(memory) => vec![self.memory.register(memory, deadline).await?.whole()],
+                Source::Spans(spans) => self.memory.registered(spans, deadline).await?,
+                Source::Device(bytes) => {
+                    self.io.stages.prepare_for(OPERATION, &*bytes, chunk)?;
+                    let objects = cut_device(&bytes, chunk).into_iter().map(ObjectMemory::Device);
+                    add(&mut tensors, spec, objects.collect());
+                    continue;
+                }
+            };
             let lent: Result<Vec<Span>> = spans
                 .into_iter()
                 .map(|span| span.guarded(Arc::clone(&source)))
                 .collect();
-            let chunks = cut(&lent?, chunk)?;
-            planned.push((spec.name().clone(), chunks_of(spec.bytes(), chunk)));
-            bytes = bytes.saturating_add(self.io.stored_bytes(&spec));
-            tensors.push((spec, chunks));
+            let objects = cut(&lent?, chunk)?.into_iter().map(ObjectMemory::Host);
+            add(&mut tensors, spec, objects.collect());
         }
         Ok(PutPlan {
             sample: item.sample,

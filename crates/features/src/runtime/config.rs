@@ -87,8 +87,8 @@ pub struct FeatureConfig {
     #[serde(default)]
     pub accept_seal_v1: bool,
     /// The most staging memory, for puts and for gets each: bytes pass through it that do not move straight between
-    /// tensor and engine. Those are the bytes of a sealed store, and of gets that the pool has no room for. It is
-    /// allocated when it is first needed. Default: 128 MiB.
+    /// tensor and engine. Those are the bytes of a sealed store, of tensors on a device, and of gets that the pool has no
+    /// room for. It is allocated when it is first needed. Default: 128 MiB.
     #[serde(default = "default_stage_bytes")]
     pub stage_bytes: u64,
 }

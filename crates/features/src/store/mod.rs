@@ -22,8 +22,8 @@ use self::lease::UnseenLeases;
 use self::unreadable::Unreadable;
 use crate::io::Io;
 use crate::io::sealed::Seals;
+use crate::memory::Memory;
 use crate::memory::pool::BufferPool;
-use crate::memory::{self, Memory};
 use crate::reclaim::Reclaim;
 use crate::reclaim::worker::Swept;
 use crate::runtime::Runtime;
@@ -101,17 +101,9 @@ impl FeatureStore {
         let runtime = Arc::new(Runtime::new(engine, index, config, clock, rng, handle)?);
         let config = &runtime.config;
         let memory = Memory::new(&runtime);
-        let seals = config
-            .keyring
-            .clone()
-            .map(|keyring| Seals::new(keyring, config, memory::stage(&runtime)));
+        let seals = config.keyring.clone().map(|keyring| Seals::new(keyring, config));
         let reclaim = Arc::new(Reclaim::new(Arc::clone(&runtime)));
-        let io = Io::new(
-            Arc::clone(&runtime),
-            Arc::clone(&reclaim.queue),
-            memory.incoming.clone(),
-            seals,
-        );
+        let io = Io::new(Arc::clone(&runtime), Arc::clone(&reclaim.queue), seals);
         runtime.sessions.current(OPERATION, runtime.own_deadline()).await?;
         if config.warm_bytes > 0 {
             memory.pool.warm(config.warm_bytes, config.call_within).await?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use holdfast_core::{Error, ObjectKey, Result, Retry};
+use holdfast_core::{Clock, Error, ObjectKey, Result, Retry, SystemClock, Timestamp};
 use holdfast_engine::{
     Capabilities, Engine, GetOutcome, HostMemory, Presence, PromoteOutcome, PutOptions, PutOutcome, Region,
     Registrations, RemoveOutcome, Transfer, Usage,
@@ -24,6 +24,8 @@ pub enum Mode {
     LateGet,
     /// A get begins when it is let go.
     HangBeforeGet,
+    /// Puts and gets take so much longer.
+    Slow(Duration),
     /// A probe takes all of its time and fails.
     SilentProbe,
     /// One get brings another byte; those after it pass.
@@ -35,7 +37,13 @@ pub struct HeldUp {
     inner: Arc<dyn Engine>,
     gate: Arc<Gate>,
     late: Mutex<Vec<JoinHandle<()>>>,
+    clock: SystemClock,
+    puts: Mutex<Vec<CallTime>>,
+    gets: Mutex<Vec<CallTime>>,
 }
+
+/// When a call began and ended.
+type CallTime = (Timestamp, Timestamp);
 
 #[derive(Debug)]
 struct Gate {
@@ -86,11 +94,36 @@ impl HeldUp {
                 opened: Condvar::new(),
             }),
             late: Mutex::default(),
+            clock: SystemClock::new(),
+            puts: Mutex::default(),
+            gets: Mutex::default(),
         })
     }
 
     pub fn set(&self, mode: Mode) {
         self.gate.state.lock().mode = mode;
+    }
+
+    /// When puts were made in mode `Slow`.
+    pub fn put_times(&self) -> Vec<CallTime> {
+        self.puts.lock().clone()
+    }
+
+    /// When gets were made in mode `Slow`.
+    pub fn get_times(&self) -> Vec<CallTime> {
+        self.gets.lock().clone()
+    }
+
+    fn slowly<T>(&self, takes: Duration, times: &Mutex<Vec<CallTime>>, call: impl FnOnce() -> T) -> T {
+        let begun = self.clock.now();
+        #[allow(
+            clippy::disallowed_methods,
+            reason = "a slow call takes time; nothing waits for the sleep"
+        )]
+        std::thread::sleep(takes);
+        let outcome = call();
+        times.lock().push((begun, self.clock.now()));
+        outcome
     }
 
     /// Whether a call is held up now.
@@ -142,6 +175,9 @@ impl Engine for HeldUp {
             });
             return Err(out_of_time("engine.put"));
         }
+        if let Mode::Slow(takes) = mode {
+            return self.slowly(takes, &self.puts, || self.inner.put(batch, options, within));
+        }
         let outcomes = self.inner.put(batch, options, within);
         if mode == Mode::HangAfterPut {
             self.gate.wait(came_at);
@@ -168,6 +204,7 @@ impl Engine for HeldUp {
                 return Err(out_of_time("engine.get").with_retry(Retry::Safe));
             }
             Mode::HangBeforeGet => {}
+            Mode::Slow(takes) => return self.slowly(takes, &self.gets, || self.inner.get(batch, within)),
             _ => return self.inner.get(batch, within),
         }
         self.gate.wait(came_at);
@@ -180,6 +217,10 @@ impl Engine for HeldUp {
 
     fn probe(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<Presence>> {
         if self.gate.enter().0 == Mode::SilentProbe {
+            #[allow(
+                clippy::disallowed_methods,
+                reason = "a master that is silent takes all the time there is"
+            )]
             std::thread::sleep(within);
             return Err(out_of_time("engine.probe").with_retry(Retry::Safe));
         }

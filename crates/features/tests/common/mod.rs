@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub, reason = "every test file uses a part of this")]
 #![allow(clippy::expect_used, clippy::panic, reason = "a test ends by panicking")]
 
+pub mod device;
 pub mod held_up;
 pub mod raw;
 #[cfg(feature = "embed")]

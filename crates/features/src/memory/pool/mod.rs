@@ -38,6 +38,7 @@ use tokio::sync::Notify;
 
 use self::space::{Block, GRAIN, Space, rounded};
 use crate::memory::backing::Backing;
+use crate::memory::device::Device;
 use crate::runtime::blocking::BlockingCalls;
 
 const OPERATION: &str = "features.pool";
@@ -54,6 +55,8 @@ struct Shared {
     calls: BlockingCalls,
     clock: Arc<dyn Clock>,
     budget: usize,
+    /// Where the memory of new slabs comes from, if not from the system.
+    device: Mutex<Option<Arc<dyn Device>>>,
     state: Mutex<State>,
 }
 
@@ -165,8 +168,14 @@ impl BufferPool {
             calls,
             clock,
             budget: usize::try_from(budget).unwrap_or(usize::MAX),
+            device: Mutex::new(None),
             state: Mutex::default(),
         }))
+    }
+
+    /// From now on, new slabs are in memory that this device copies fast.
+    pub(crate) fn allocate_for(&self, device: &Arc<dyn Device>) {
+        *self.0.device.lock() = Some(Arc::clone(device));
     }
 
     /// Memory of exactly `len` bytes. It returns to the pool when the last clone of the span is dropped, by the caller
@@ -370,10 +379,15 @@ impl Shared {
     /// Makes a slab: allocates memory, registers it, touches every page.
     async fn make(&self, coming: Coming<'_>, deadline: Deadline) -> Result<()> {
         let (backing, len) = (self.backing.clone(), coming.len);
+        let device = self.device.lock().clone();
         let region = self
             .calls
             .run(OPERATION, deadline, move |within| {
-                let region = backing.region(HostMemory::allocate(len)?, within)?;
+                let memory = match device {
+                    Some(device) => device.stage(len)?,
+                    None => HostMemory::allocate(len)?,
+                };
+                let region = backing.region(memory, within)?;
                 let whole = region.whole();
                 for page in (0..len).step_by(GRAIN) {
                     whole.write(page, &[0])?;

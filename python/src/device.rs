@@ -1,0 +1,177 @@
+//! Tensors on a device, whose copies Python makes: an object of `holdfast._device` knows the device's library, its streams
+//! and its events. Here it is called from the store's threads.
+
+#![expect(unsafe_code, reason = "the FFI edge: memory of Python objects, named by its address")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_core::{Error, Result, Retry, TensorName, TensorSpec};
+use holdfast_engine::{HostMemory, Span};
+use holdfast_engine_mooncake::interpreter;
+use holdfast_features::{Destination, Device, DeviceBytes, DeviceCopy, Direction};
+use pyo3::prelude::*;
+
+use crate::convert::Spec;
+
+const OPERATION: &str = "python.device";
+
+/// A tensor on a device: its length, and the object that copies its bytes.
+#[pyclass(frozen, module = "holdfast._holdfast")]
+pub(crate) struct OnDevice {
+    len: usize,
+    tensor: Py<PyAny>,
+}
+
+#[pymethods]
+impl OnDevice {
+    #[new]
+    fn new(nbytes: usize, tensor: Py<PyAny>) -> Self {
+        Self { len: nbytes, tensor }
+    }
+}
+
+impl OnDevice {
+    pub(crate) fn bytes(&self, py: Python<'_>) -> Result<Arc<dyn DeviceBytes>> {
+        let library = self
+            .tensor
+            .getattr(py, "device")
+            .map_err(|error| failed(&error.to_string()))?;
+        Ok(Arc::new(TensorBytes {
+            len: self.len,
+            tensor: Object(Some(self.tensor.clone_ref(py))),
+            library: Arc::new(Library(Object(Some(library)))),
+        }))
+    }
+}
+
+/// A Python object that threads of the store may drop.
+#[derive(Debug)]
+struct Object(Option<Py<PyAny>>);
+
+impl Drop for Object {
+    fn drop(&mut self) {
+        let mut object = self.0.take();
+        // At the end of the interpreter it can no longer be dropped, and need not be.
+        if interpreter::attach(|_| drop(object.take())).is_none() {
+            std::mem::forget(object);
+        }
+    }
+}
+
+impl Object {
+    /// Calls into Python. An exception is the device's.
+    fn call<R>(&self, call: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<R>) -> Result<R> {
+        let ended = || Error::unavailable(OPERATION, "Python is ending; nothing is copied any more");
+        let object = self.0.as_ref().ok_or_else(ended)?;
+        let called = interpreter::attach(|py| call(object.bind(py)).map_err(|error| failed(&error.to_string())));
+        called.ok_or_else(ended)?
+    }
+}
+
+fn failed(why: &str) -> Error {
+    Error::unavailable(
+        OPERATION,
+        "the device failed to copy; nothing was committed or handed out (the device's own error says why; most such errors \
+         last until the process ends)",
+    )
+    .with_retry(Retry::Never)
+    .with("error", why)
+}
+
+/// A function of Python's that allocates memory of a device for tensors.
+#[derive(Debug)]
+pub(crate) struct Allocator(Object);
+
+impl Allocator {
+    pub(crate) fn new(function: Py<PyAny>) -> Self {
+        Self(Object(Some(function)))
+    }
+
+    /// Memory for each tensor.
+    pub(crate) async fn allocate(
+        self,
+        specs: Vec<TensorSpec>,
+        within: Duration,
+    ) -> Result<Vec<(TensorName, Destination)>> {
+        let allocate = move || {
+            let given: Vec<Spec> = specs.iter().map(Spec::of).collect();
+            let memory = self.0.call(|function| {
+                let tensors: Vec<Option<Py<OnDevice>>> = function.call1((given,))?.extract()?;
+                let py = function.py();
+                let bytes = |tensor: Option<Py<OnDevice>>| tensor.map(|tensor| tensor.get().bytes(py)).transpose();
+                Ok(tensors.into_iter().map(bytes).collect::<Result<Vec<_>>>())
+            })??;
+            let destination = |bytes: Option<Arc<dyn DeviceBytes>>| match bytes {
+                Some(bytes) => Destination::Device(bytes),
+                None => Destination::Spans(Vec::new()),
+            };
+            let names = specs.iter().map(|spec| spec.name().clone());
+            Ok(names.zip(memory.into_iter().map(destination)).collect())
+        };
+        let late = || {
+            Error::unavailable(
+                OPERATION,
+                "the device did not allocate memory in time; nothing was read",
+            )
+        };
+        match tokio::time::timeout(within, tokio::task::spawn_blocking(allocate)).await {
+            Ok(allocated) => {
+                allocated.map_err(|failure| Error::internal(OPERATION, "an allocation panicked").caused_by(failure))?
+            }
+            Err(_) => Err(late()),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct TensorBytes {
+    len: usize,
+    tensor: Object,
+    /// A store keeps it for its stages, and must not keep the tensor.
+    library: Arc<Library>,
+}
+
+/// The library of a device, by the object that allocates its stages.
+#[derive(Debug)]
+struct Library(Object);
+
+#[derive(Debug)]
+struct Copy(Object);
+
+impl DeviceBytes for TensorBytes {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn device(&self) -> Arc<dyn Device> {
+        Arc::<Library>::clone(&self.library)
+    }
+
+    fn begin(&self, direction: Direction, at: usize, host: &Span) -> Result<Box<dyn DeviceCopy>> {
+        let to_device = direction == Direction::ToDevice;
+        let args = (to_device, at, host.address(), host.len());
+        let copy = self
+            .tensor
+            .call(|tensor| Ok(tensor.call_method1("begin", args)?.unbind()))?;
+        Ok(Box::new(Copy(Object(Some(copy)))))
+    }
+}
+
+impl Device for Library {
+    fn stage(&self, len: usize) -> Result<HostMemory> {
+        let allocate =
+            |device: &Bound<'_, PyAny>| device.call_method1("stage", (len,))?.extract::<(usize, Py<PyAny>)>();
+        let (address, owner) = self.0.call(allocate)?;
+        let base = std::ptr::with_exposed_provenance_mut::<u8>(address);
+        // SAFETY: `stage` returns memory of this length that lives as long as its owner, and nothing else uses it.
+        unsafe { HostMemory::lent(base, len, Object(Some(owner))) }
+    }
+}
+
+impl DeviceCopy for Copy {
+    fn wait(&mut self, within: Duration) -> Result<bool> {
+        let wait = |copy: &Bound<'_, PyAny>| copy.call_method1("wait", (within.as_secs_f64(),))?.extract();
+        self.0.call(wait)
+    }
+}
