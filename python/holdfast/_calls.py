@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from holdfast import _convert as to
 from holdfast import _dtypes, _holdfast
 from holdfast._convert import View
+from holdfast._device import callers_wait
 from holdfast._prefetch import Prefetch, Tier
 from holdfast._tensor import Tensor
 from holdfast._values import AdoptedTensor, Answered, Found, PutItem, Quarantined, SampleRef, Swept
@@ -145,14 +146,15 @@ class Calls(Generic[L]):
         wanted, within = to.names_of(names), self.within(timeout)
         on_device = to.on_device(device, view)
         allocator = to.allocator(on_device)
-        destinations = allocator if into is None else to.given(into, written=True)
+        given = None if into is None else to.given(into, written=True)
+        destinations = allocator if given is None else given
         if isinstance(what, _holdfast.Lease):
             operation = self._core_for([what]).get(what, wanted, destinations, within)
         else:
             operation = self._core().read_get(*to.from_name(what), wanted, destinations, within)
         if allocator is not None:
             return Pending(operation, lambda _: allocator.handed_out())
-        return Pending(operation, lambda got: to.views(got, into, view, on_device), lambda: to.after_failed(into))
+        return Pending(operation, lambda got: to.views(got, into, view, on_device), lambda: callers_wait(given or ()))
 
     def find(self, samples: Iterable[str], timeout: float | None) -> Pending[list[Found | None]]:
         operation = self._core().find(to.names_of(samples) or [], self.within(timeout))

@@ -154,14 +154,6 @@ def allocator(device: torch.device | None) -> Allocator | None:
     return Allocator(device) if has_streams(device) else None
 
 
-def after_failed(into: Mapping[str, Any] | None) -> None:
-    """What the caller does next with memory of a device comes after copies that a failed get may have left behind."""
-    if into is not None and any(getattr(getattr(one, "device", None), "type", "cpu") != "cpu" for one in into.values()):
-        from holdfast._device import caller_waits_for_copies
-
-        caller_waits_for_copies(list(into.values()))
-
-
 def check_view(view: View) -> None:
     """Refuses an unknown view before any byte moves."""
     if view not in ("tensor", "torch", "numpy"):

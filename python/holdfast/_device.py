@@ -1,7 +1,7 @@
 """Tensors on a device: CUDA, and every other one that torch knows with streams and events.
 
 An engine moves host memory. So the bytes of such a tensor pass through a stage: page-locked host memory of the store's,
-where the device has such a thing. They are copied on a stream of Holdfast's own, chunk by chunk, while other chunks are
+where the device has such a thing. They are copied on streams of Holdfast's own, chunk by chunk, while other chunks are
 sent or arrive.
 
 Order, for a call that gets a tensor while its caller's current stream is ``S``:
@@ -9,7 +9,8 @@ Order, for a call that gets a tensor while its caller's current stream is ``S``:
 - What ``S`` was told before the call comes before the copies: they wait for an event on ``S``. What it is told after the
   call has returned comes after them: the call returns when they have ended.
 - A call that fails or is given up may leave copies behind that end later. The tensor stays alive until then
-  (``record_stream``, and a reference), and ``S`` waits for them before it does anything else with it.
+  (``record_stream``, and a reference). After a get that failed ``S`` waits for what is queued, and another call of Holdfast's
+  with the same memory waits until the first has ended, even if its caller has left.
 
 Where: the put is in the module ``io/staged.rs`` and the get in ``io/read.rs`` of ``crates/features``; they call
 :meth:`DeviceTensor.begin` and :meth:`Copy.wait` on threads of theirs.
@@ -17,12 +18,13 @@ Where: the put is in the module ``io/staged.rs`` and the get in ``io/read.rs`` o
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast import _holdfast
@@ -37,18 +39,29 @@ _LONGEST_PAUSE_S: Final = 0.001
 
 
 class Device:
-    """A device of torch's: its module, and the streams that Holdfast copies on."""
+    """A device of torch's, and its module."""
 
     def __init__(self, device: torch.device) -> None:
         import torch
 
         self.torch = device
         self.module: Any = torch.get_device_module(device)
-        # One for each direction, so that puts and gets do not wait for each other.
-        self._streams = {to_device: self.module.Stream(device) for to_device in (False, True)}
 
-    def stream(self, to_device: bool) -> Any:
-        return self._streams[to_device]
+    def stream(self) -> Any:
+        """A stream for the copies of one tensor, or of one get. torch has a few of them and hands them out in turn; copies of
+        different calls must not wait for each other's callers."""
+        return self.module.Stream(self.torch)
+
+    def current_stream(self) -> Any:
+        return self.module.current_stream(self.torch)
+
+    @contextlib.contextmanager
+    def on(self, stream: Any) -> Iterator[None]:
+        """Makes this the current stream. The thread is one of the store's and has no device of its own: without the first
+        context the second would leave it on device 0, and have a context made there."""
+        with self.module.device(self.torch.index) if hasattr(self.module, "device") else contextlib.nullcontext():
+            with self.module.stream(stream):
+                yield
 
     def stage(self, nbytes: int) -> tuple[int, object]:
         """Host memory for stages: its address and its owner."""
@@ -71,7 +84,11 @@ def has_streams(device: torch.device) -> bool:
     import torch
 
     needed = ("Stream", "Event", "current_stream", "current_device", "stream")
-    return device.type != "meta" and all(hasattr(torch.get_device_module(device), name) for name in needed)
+    try:
+        module = torch.get_device_module(device)
+    except RuntimeError:  # it has no module at all
+        return False
+    return device.type != "meta" and all(hasattr(module, name) for name in needed)
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
@@ -104,34 +121,59 @@ def device_of(device: torch.device, what: str) -> Device:
 class DeviceTensor:
     """A contiguous tensor on a device, in a call that was made just now."""
 
-    def __init__(self, tensor: torch.Tensor, what: str, *, queued_on: Any = None) -> None:
+    def __init__(self, tensor: torch.Tensor, what: str, *, stream: Any = None) -> None:
+        """``stream``: it was allocated on this one, which copies. Otherwise the caller has used it on its current stream."""
         import torch
 
         self.device = device_of(tensor.device, what)
         self._tensor = tensor
-        self._bytes = tensor.detach().view(-1).view(torch.uint8)
-        # What the caller had its device do before this call.
-        self._before = self.device.module.Event()
-        self._before.record(queued_on or self.device.module.current_stream(self.device.torch))
+        with torch.inference_mode(tensor.is_inference()):
+            self._bytes = tensor.detach().view(-1).view(torch.uint8)
+        self._stream = stream or self.device.stream()
+        if stream is None:
+            # What the caller had its device do before this call.
+            before = self.device.module.Event()
+            before.record(self.device.current_stream())
+            self._stream.wait_event(before)
+
+    @property
+    def native(self) -> _holdfast.OnDevice:
+        return _holdfast.OnDevice(self._tensor.data_ptr(), self._bytes.numel(), self)
 
     def begin(self, to_device: bool, at: int, address: int, nbytes: int) -> Copy:
         """Queues a copy between the tensor's bytes from ``at`` on and host memory."""
         import torch
 
         host = torch.frombuffer((ctypes.c_ubyte * nbytes).from_address(address), dtype=torch.uint8)
-        part = self._bytes[at : at + nbytes]
-        stream = self.device.stream(to_device)
         done = self.device.module.Event()
-        with self.device.module.stream(stream):
-            stream.wait_event(self._before)
+        # The tensor may be gone before the copy ends, if the call is given up.
+        self._tensor.record_stream(self._stream)
+        # A tensor that was made in inference mode can be written there only.
+        with torch.inference_mode(self._tensor.is_inference()), self.device.on(self._stream):
+            part = self._bytes[at : at + nbytes]
             if to_device:
                 part.copy_(host, non_blocking=True)
             else:
                 host.copy_(part, non_blocking=True)
-            done.record(stream)
-        # The tensor may be gone before the copy ends, if the call is given up.
-        self._tensor.record_stream(stream)
+            try:
+                done.record(self._stream)
+            except Exception as error:  # the copy is queued, and nobody can say when it ends
+                return Copy(_Unknown(error), (self._tensor, host))
         return Copy(done, (self._tensor, host))
+
+    def caller_waits(self) -> None:
+        """What the caller's current stream does next comes after the copies that are queued."""
+        self.device.current_stream().wait_stream(self._stream)
+
+
+class _Unknown:
+    """Takes the place of an event that could not be recorded."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def query(self) -> bool:
+        raise self._error
 
 
 class Copy:
@@ -156,18 +198,27 @@ class Copy:
 
 def on_device(tensor: torch.Tensor, what: str) -> _holdfast.OnDevice:
     """A tensor on a device, for the compiled module."""
-    return _holdfast.OnDevice(tensor.numel() * tensor.element_size(), DeviceTensor(tensor, what))
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    if isinstance(tensor, FakeTensor) or is_traceable_wrapper_subclass(tensor):
+        raise Unsupported(
+            "this tensor has no bytes of its own on the device; pass the one that has (of a DTensor: .to_local())",
+            operation="python.tensor",
+            facts={"tensor": what, "type": type(tensor).__name__},
+        )
+    return DeviceTensor(tensor, what).native
 
 
-def caller_waits_for_copies(tensors: Sequence[object]) -> None:
-    """After a call that failed: its copies may end later, and what the caller does with these tensors comes after them."""
-    import torch
-
-    for where in {tensor.device for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.device.type != "cpu"}:
-        device = device_of(where, "")
-        current = device.module.current_stream(device.torch)
-        for to_device in (False, True):
-            current.wait_stream(device.stream(to_device))
+def callers_wait(given: Iterable[_holdfast.Given]) -> None:
+    """After a get that failed: its copies may end later, and what the caller does with the tensors comes after them."""
+    for _, _, _, source in given:
+        if isinstance(source, _holdfast.OnDevice):
+            tensor: DeviceTensor = source.tensor
+            try:
+                tensor.caller_waits()
+            except Exception as error:  # a lost device: the get's own error is the one to report
+                log.debug("a stream does not wait for a failed get: %s", error)
 
 
 class Allocator:
@@ -182,18 +233,17 @@ class Allocator:
         import torch
 
         made: list[_holdfast.OnDevice | None] = []
-        stream = self._device.stream(True)
-        with self._device.module.stream(stream):
+        stream = self._device.stream()
+        with self._device.on(stream):
             for name, dtype, shape, nbytes in specs:
                 tensor = torch.empty(tuple(shape), dtype=getattr(torch, dtype), device=self._device.torch)
                 self.tensors[name] = tensor
-                one = DeviceTensor(tensor, name, queued_on=stream) if nbytes else None
-                made.append(None if one is None else _holdfast.OnDevice(nbytes, one))
+                made.append(DeviceTensor(tensor, name, stream=stream).native if nbytes else None)
         return made
 
     def handed_out(self) -> dict[str, torch.Tensor]:
         """The tensors, whose bytes are all there. Used on the caller's stream from here on."""
-        current = self._device.module.current_stream(self._device.torch)
+        current = self._device.current_stream()
         for tensor in self.tensors.values():
             tensor.record_stream(current)
         return self.tensors

@@ -3,10 +3,11 @@
 
 #![expect(unsafe_code, reason = "the FFI edge: memory of Python objects, named by its address")]
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Error, Result, Retry, TensorName, TensorSpec};
+use holdfast_core::{Deadline, Error, Result, Retry, SystemClock, TensorName, TensorSpec};
 use holdfast_engine::{HostMemory, Span};
 use holdfast_engine_mooncake::interpreter;
 use holdfast_features::{Destination, Device, DeviceBytes, DeviceCopy, Direction};
@@ -15,19 +16,28 @@ use pyo3::prelude::*;
 use crate::convert::Spec;
 
 const OPERATION: &str = "python.device";
+/// How long a thread may wait inside the interpreter, which cannot end meanwhile.
+const INSIDE_AT_MOST: Duration = Duration::from_millis(100);
 
-/// A tensor on a device: its length, and the object that copies its bytes.
+/// A tensor on a device: where it is, and the object that copies its bytes.
 #[pyclass(frozen, module = "holdfast._holdfast")]
 pub(crate) struct OnDevice {
+    address: usize,
     len: usize,
+    /// The object that copies its bytes.
+    #[pyo3(get)]
     tensor: Py<PyAny>,
 }
 
 #[pymethods]
 impl OnDevice {
     #[new]
-    fn new(nbytes: usize, tensor: Py<PyAny>) -> Self {
-        Self { len: nbytes, tensor }
+    fn new(address: usize, nbytes: usize, tensor: Py<PyAny>) -> Self {
+        Self {
+            address,
+            len: nbytes,
+            tensor,
+        }
     }
 }
 
@@ -38,6 +48,7 @@ impl OnDevice {
             .getattr(py, "device")
             .map_err(|error| failed(&error.to_string()))?;
         Ok(Arc::new(TensorBytes {
+            address: self.address,
             len: self.len,
             tensor: Object(Some(self.tensor.clone_ref(py))),
             library: Arc::new(Library(Object(Some(library)))),
@@ -126,6 +137,7 @@ impl Allocator {
 
 #[derive(Debug)]
 struct TensorBytes {
+    address: usize,
     len: usize,
     tensor: Object,
     /// A store keeps it for its stages, and must not keep the tensor.
@@ -142,6 +154,10 @@ struct Copy(Object);
 impl DeviceBytes for TensorBytes {
     fn len(&self) -> usize {
         self.len
+    }
+
+    fn range(&self) -> Range<usize> {
+        self.address..self.address.saturating_add(self.len)
     }
 
     fn device(&self) -> Arc<dyn Device> {
@@ -171,7 +187,17 @@ impl Device for Library {
 
 impl DeviceCopy for Copy {
     fn wait(&mut self, within: Duration) -> Result<bool> {
-        let wait = |copy: &Bound<'_, PyAny>| copy.call_method1("wait", (within.as_secs_f64(),))?.extract();
-        self.0.call(wait)
+        let clock = SystemClock::new();
+        let deadline = Deadline::after(&clock, within);
+        loop {
+            let left = deadline.remaining(&clock);
+            let slice = left.min(INSIDE_AT_MOST).as_secs_f64();
+            if self.0.call(|copy| copy.call_method1("wait", (slice,))?.extract())? {
+                return Ok(true);
+            }
+            if deadline.remaining(&clock).is_zero() {
+                return Ok(false);
+            }
+        }
     }
 }

@@ -229,7 +229,16 @@ impl Wish {
                 let chosen: Result<Vec<Ready>> = into.into_iter().map(|given| Ready::of(py, given)).collect();
                 Self::Into(chosen.or_raise(py)?)
             }
-            (Some(IntoMemory::Allocator(allocate)), names) => Self::Allocated(names, Allocator::new(allocate)),
+            (Some(IntoMemory::Allocator(allocate)), names) if allocate.bind(py).is_callable() => {
+                Self::Allocated(names, Allocator::new(allocate))
+            }
+            (Some(IntoMemory::Allocator(_)), _) => {
+                let error = Error::internal(
+                    "python.get",
+                    "the memory to get into is not what it should be; this is a bug",
+                );
+                return Err(error).or_raise(py);
+            }
             (None, None) => Self::All,
             (None, Some(names)) => Self::Names(names),
         })

@@ -14,6 +14,7 @@ There is one such device in a process. It stands for a GPU: not for its speed, b
 from __future__ import annotations
 
 import contextlib
+import itertools
 import queue
 import random
 import threading
@@ -29,6 +30,7 @@ from torch.utils.backend_registration import _DummyBackendModule, _setup_private
 
 NAME: Final = "late"
 REUSED: Final = 0xDD
+STREAMS: Final = 32
 
 
 class DeviceLost(RuntimeError):
@@ -123,6 +125,7 @@ class _Block:
 
 
 _streams: dict[int, Stream] = {}
+_numbers = itertools.count()
 
 
 class Stream(torch.Stream):
@@ -132,7 +135,9 @@ class Stream(torch.Stream):
 
     def __new__(cls, device: object = None, **_: object) -> Stream:
         with _lock:
-            number = len(_streams)
+            number = next(_numbers)
+            if number >= STREAMS:  # as with CUDA: there is a pool of them, and they are handed out in turn
+                return _streams[1 + number % (STREAMS - 1)]
             made = super().__new__(cls, stream_id=number, device_index=0, device_type=20)  # 20: PrivateUse1
             _streams[number] = made
         made._queue = queue.SimpleQueue()
@@ -230,6 +235,11 @@ class LateTensor(torch.Tensor):
 
     def __init__(self, size: Any, dtype: torch.dtype, block: _Block, begin: int, end: int) -> None:
         _memory[self.untyped_storage()._cdata] = (block, begin, end)
+
+
+    def data_ptr(self) -> int:
+        block, begin, _ = _where(self)
+        return int(block.bytes.ctypes.data) + begin
 
 
 def _where(tensor: torch.Tensor) -> tuple[_Block, int, int]:

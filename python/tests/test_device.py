@@ -271,6 +271,53 @@ def test_a_thousand_interleavings(
     assert 0 < stages.peak <= 2 * STAGE_BYTES  # one for puts, one for gets
 
 
+def test_inference_mode_and_gradients_change_nothing(store: FeatureStore) -> None:
+    data = pattern(100_000, 3)
+    with torch.inference_mode():
+        source = on_device(data)
+        ref = store.put("run/1", {"t": source})
+        into = torch.empty(100_000, dtype=torch.uint8, device=DEVICE)
+        store.get(ref, into={"t": into})
+        assert late_device.content(into) == as_bytes(data)
+        got = store.get(ref, as_="torch", device=DEVICE)["t"]
+    assert late_device.content(got) == as_bytes(data)
+
+
+def test_tensors_without_bytes_of_their_own_are_refused(store: FeatureStore) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        fake = torch.empty(10, device="cuda")
+    with pytest.raises(Unsupported, match="no bytes of its own"):
+        store.put("run/1", {"t": fake})
+
+
+def test_a_busy_caller_does_not_hold_up_others(store: FeatureStore) -> None:
+    """What one stream has queued delays the copies of the calls that depend on it, and no others."""
+    module, late = torch.get_device_module(DEVICE), threading.Event()
+    busy, source = late_device.Stream(), on_device(pattern(1000, 1))
+    busy.enqueue(lambda: None if late.wait(60) else None)
+    failed: list[BaseException] = []
+
+    def put_late() -> None:
+        with module.stream(busy):
+            try:
+                store.put("run/late", {"t": source}, timeout=30)
+            except HoldfastError as error:
+                failed.append(error)
+
+    waiting = threading.Thread(target=put_late)
+    waiting.start()
+    try:
+        other = on_device(pattern(1000, 2))
+        for n in range(3):
+            store.put(f"run/{n}", {"t": other}, timeout=5)
+    finally:
+        late.set()
+        waiting.join(60)
+    assert failed == []
+
+
 def test_a_failed_call_names_the_tensor(store: FeatureStore) -> None:
     late_device.hold(True)
     with pytest.raises(HoldfastError) as raised:

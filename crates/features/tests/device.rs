@@ -161,27 +161,112 @@ async fn a_late_copy_fails_its_call_and_its_stage_waits_for_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_device_that_fails_costs_its_own_samples_only() {
-    let (good, bad, world) = (FakeDevice::new(), FakeDevice::new(), World::new());
-    let store = world.open().await;
-    bad.lose();
-    let items = vec![
-        on_device(&good, "run/0", &LENS, 1),
-        on_device(&bad, "run/1", &LENS, 2),
-        item("run/2", &LENS, 3),
-    ];
-    let mut outcomes = store.put_many(items, WITHIN).await.into_iter();
-    let first = outcomes.next().expect("an outcome").expect("stored");
-    let error = outcomes.next().expect("an outcome").expect_err("its device is lost");
-    assert!(error.to_string().contains("the device is lost"), "{error}");
-    let third = outcomes.next().expect("an outcome").expect("stored");
-    for (stored, seed) in [(first, 1), (third, 3)] {
-        let lease = take(&store, &stored).await;
-        check_tensors(&get_all(&store, &lease).await.expect("tensors"), &LENS, seed);
-        let error = get_to_device(&bad, &store, &lease, WITHIN).await.expect_err("lost");
+    for config in configs(&World::new()) {
+        let (good, bad, world) = (FakeDevice::new(), FakeDevice::new(), World::new());
+        // Small enough to share a stage.
+        let lens = [100, 1000];
+        let store = open(&world, config).await;
+        bad.lose();
+        let items = vec![
+            on_device(&good, "run/0", &lens, 1),
+            on_device(&bad, "run/1", &lens, 2),
+            item("run/2", &lens, 3),
+        ];
+        let mut outcomes = store.put_many(items, WITHIN).await.into_iter();
+        let first = outcomes.next().expect("an outcome").expect("stored");
+        let error = outcomes.next().expect("an outcome").expect_err("its device is lost");
         assert!(error.to_string().contains("the device is lost"), "{error}");
-        ack(&store, &lease).await.expect("acknowledged");
+        let third = outcomes.next().expect("an outcome").expect("stored");
+        for (stored, seed) in [(first, 1), (third, 3)] {
+            let lease = take(&store, &stored).await;
+            check_tensors(&get_all(&store, &lease).await.expect("tensors"), &lens, seed);
+            let into = bad.bytes(vec![0; lens[1]]);
+            let wanted = Wanted::Into(vec![(name("t1"), Destination::Device(into))]);
+            let error = store.get(&lease, wanted, WITHIN).await.expect_err("lost");
+            assert!(error.to_string().contains("the device is lost"), "{error}");
+            ack(&store, &lease).await.expect("acknowledged");
+        }
+        close_empty(&world, store).await;
     }
-    close_empty(&world, store).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stage_that_a_late_copy_may_touch_is_not_given_out() {
+    let (late, good, world) = (FakeDevice::new(), FakeDevice::new(), World::new());
+    let config = FeatureConfig {
+        chunk_bytes: 16 << 10,
+        stage_bytes: 32 << 10,
+        ..world.config()
+    };
+    let store = open(&world, config).await;
+    late.hold(true);
+    for n in 0..2 {
+        let error = store.put(on_device(&late, &format!("run/{n}"), &LENS, 1), SOON).await;
+        assert_eq!(error.expect_err("late").kind(), ErrorKind::Unavailable);
+    }
+    let error = store
+        .put(on_device(&good, "run/2", &LENS, 1), SOON)
+        .await
+        .expect_err("no stage is free");
+    assert_eq!(error.kind(), ErrorKind::Capacity, "{error}");
+    late.hold(false);
+    put(&store, on_device(&good, "run/2", &LENS, 1)).await;
+}
+
+/// An operation whose caller has left runs to its end; another on the same memory comes after it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_get_whose_caller_left_does_not_write_over_the_next_one() {
+    let (device, world) = (FakeDevice::new(), World::new());
+    let config = FeatureConfig {
+        stage_bytes: 8 << 10,
+        ..world.config()
+    };
+    let store = open(&world, config).await;
+    let lens = [1, 10 * 4096];
+    let mut leases = Vec::new();
+    for n in 0..2_u64 {
+        let stored = put(&store, item(&format!("run/{n}"), &lens, 10 * n)).await;
+        leases.push(take(&store, &stored).await);
+    }
+    let memory = device.bytes(vec![0; lens[1]]);
+    let wanted = || {
+        let bytes: Arc<dyn DeviceBytes> = Arc::<FakeBytes>::clone(&memory);
+        Wanted::Into(vec![(name("t1"), Destination::Device(bytes))])
+    };
+    device.set_copy_time(Duration::from_millis(5));
+    device.hold(true);
+    let first = store.get(&leases[0], wanted(), WITHIN);
+    assert!(tokio::time::timeout(SOON, first).await.is_err(), "its copies are held");
+    let second = tokio::spawn({
+        let (store, lease, wanted) = (store.clone(), leases[1].clone(), wanted());
+        async move { store.get(&lease, wanted, WITHIN).await.map(|_| ()) }
+    });
+    device.hold(false);
+    second.await.expect("no panic").expect("on the device");
+    assert!(memory.to_vec() == pattern(lens[1], 11), "bytes of the get before");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_busy_device_takes_no_slot_of_the_engine() {
+    let (device, world) = (FakeDevice::new(), World::new());
+    let config = FeatureConfig {
+        max_in_flight: 2,
+        ..world.config()
+    };
+    let store = open(&world, config).await;
+    device.hold(true);
+    let mut waiting = Vec::new();
+    for n in 0..4_u64 {
+        let (store, item) = (store.clone(), on_device(&device, &format!("run/{n}"), &LENS, n));
+        waiting.push(tokio::spawn(async move { store.put(item, WITHIN).await.map(|_| ()) }));
+    }
+    let stored = put(&store, item("run/host", &LENS, 9)).await;
+    let lease = take(&store, &stored).await;
+    check_tensors(&get_all(&store, &lease).await.expect("tensors"), &LENS, 9);
+    device.hold(false);
+    for put in waiting {
+        put.await.expect("no panic").expect("stored");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -127,7 +127,10 @@ impl Io {
             match arrived {
                 Ok(arrived) => {
                     for share in shares(arrived, self.runtime.config.streams) {
-                        let calls = self.runtime.blocking.clone();
+                        let calls = match share.goes_to_device() {
+                            true => self.runtime.for_device.clone(),
+                            false => self.runtime.blocking.clone(),
+                        };
                         let clock = Arc::clone(&self.runtime.clock);
                         let check = move |_| Ok(share.check(|| deadline.remaining(&*clock)));
                         checking.spawn(async move { calls.run(OPERATION, deadline, check).await? });
@@ -321,6 +324,10 @@ fn shares(arrived: Vec<Arrived>, threads: usize) -> Vec<Share> {
 }
 
 impl Share {
+    fn goes_to_device(&self) -> bool {
+        self.0.iter().any(|one| one.object.memory.device().is_some())
+    }
+
     fn check(&self, left: impl Fn() -> Duration) -> Result<()> {
         let mut scratch = Scratch::default();
         let mut copies = Vec::new();

@@ -17,7 +17,8 @@
 //!   memory.
 //! - SS2: the bytes that are checked are the bytes that are used: a chunk is copied out of the stage first, so no
 //!   process can change it in between.
-//! - SS3: only authenticated bytes are written to a tensor's memory. If the get fails, that memory is cleared.
+//! - SS3: only authenticated bytes are written to a tensor's memory. If the get fails, that memory is cleared; memory of a
+//!   device is not, and its content is unspecified.
 //! - SS4: a store with keys reads only sealed samples. Otherwise an attacker that can write an object and a record
 //!   could present plain bytes as a sample of the store. So there is no downgrade, and no adoption of objects of other
 //!   writers.

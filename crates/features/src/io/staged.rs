@@ -48,21 +48,14 @@ pub(crate) trait Stageable: Send + Sized {
 /// What became of a unit that was brought into a stage.
 #[derive(Default)]
 pub(crate) struct Staged {
-    ready: Vec<Outgoing>,
+    pub(crate) ready: Vec<Outgoing>,
     /// The samples that failed.
-    failed: Vec<(usize, Error)>,
+    pub(crate) failed: Vec<(usize, Error)>,
     /// Checksums of objects, by sample and position.
     digests: Vec<(usize, (usize, Digest))>,
 }
 
 impl Staged {
-    pub(crate) fn all(ready: Vec<Outgoing>) -> Self {
-        Self {
-            ready,
-            ..Self::default()
-        }
-    }
-
     pub(crate) fn none(samples: Vec<usize>, error: &Error) -> Self {
         Self {
             failed: samples.into_iter().map(|sample| (sample, error.clone())).collect(),
@@ -177,7 +170,7 @@ impl Stageable for OnDevice {
             }
             Ok(staged)
         };
-        let staged = io.runtime.blocking.run(OPERATION, deadline, copy).await;
+        let staged = io.runtime.for_device.run(OPERATION, deadline, copy).await;
         staged.unwrap_or_else(|error| Staged::none(samples, &error))
     }
 }

@@ -8,16 +8,17 @@
 //! other objects of its sample are not begun; those in flight end, and are removed with it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use holdfast_core::{Deadline, Error, Nonce, ObjectKey, Result, TensorSpec};
-use holdfast_engine::Transfer;
+use holdfast_engine::{Span, Transfer};
 use holdfast_index::SampleRef;
 
 use super::{Io, split};
 use crate::io::sealed::{Scratch, SealedRun, Seals, run_of};
 use crate::io::staged::{Stageable, Staged};
 use crate::io::write::Outgoing;
-use crate::memory::device::{DevicePart, ObjectMemory, begin_all};
+use crate::memory::device::{Copying, DevicePart, ObjectMemory, begin_all};
 use crate::memory::spans::part;
 use crate::reclaim::undo::UndoGuard;
 use crate::record::description::Description;
@@ -100,10 +101,36 @@ impl Stageable for Unsealed {
 
     async fn stage(io: &Io, unit: Vec<Self>, deadline: Deadline) -> Staged {
         let samples: Vec<usize> = unit.iter().map(|object| object.sample).collect();
-        match io.seal_all(unit, deadline).await {
-            Ok(ready) => Staged::all(ready),
-            Err(error) => Staged::none(samples, &error),
-        }
+        let staged = io.seal_all(unit, deadline).await;
+        staged.unwrap_or_else(|error| Staged::none(samples, &error))
+    }
+}
+
+impl Unsealed {
+    /// Seals it, after its copy from the device if it comes from one.
+    fn sealed(
+        self,
+        copied: Option<Result<(Copying, Span)>>,
+        into: Span,
+        scratch: &mut Scratch,
+        within: Duration,
+    ) -> Result<Outgoing> {
+        let plain = match (self.plain, copied) {
+            (ObjectMemory::Host(parts), _) => parts,
+            (ObjectMemory::Device(_), Some(copied)) => {
+                let (copying, host) = copied?;
+                copying.ended(within)?;
+                vec![host]
+            }
+            (ObjectMemory::Device(_), None) => {
+                return Err(Error::internal(OPERATION, "an object was not copied; this is a bug"));
+            }
+        };
+        self.seal.seal(&plain, &into, scratch)?;
+        Ok(Outgoing {
+            sample: self.sample,
+            transfer: Transfer::new(self.key, into.guarded(self.witness)?),
+        })
     }
 }
 
@@ -127,51 +154,39 @@ impl Io {
     }
 
     /// Seals some objects into a stage.
-    async fn seal_all(&self, unit: Vec<Unsealed>, deadline: Deadline) -> Result<Vec<Outgoing>> {
-        if unit.is_empty() {
-            return Ok(Vec::new());
-        }
+    async fn seal_all(&self, unit: Vec<Unsealed>, deadline: Deadline) -> Result<Staged> {
         let lengths: Result<Vec<usize>> = unit.iter().map(|object| object.seal.sealed_len()).collect();
         let lengths = lengths?;
         let stage = self.stages.outgoing.take(lengths.iter().sum(), deadline).await?;
-        let on_device = |unit: &[Unsealed]| -> usize {
-            let parts = unit.iter().filter_map(|object| object.plain.device());
-            parts.map(DevicePart::len).sum()
-        };
-        let plain = match on_device(&unit) {
-            0 => None,
-            len => Some(self.stages.plain.take(len, deadline).await?),
+        let on_device: usize = parts_on_device(&unit).map(DevicePart::len).sum();
+        let (calls, plain) = match on_device {
+            0 => (&self.runtime.blocking, None),
+            len => {
+                let plain = self.stages.plain.take(len, deadline).await?;
+                (&self.runtime.for_device, Some(plain))
+            }
         };
         let clock = Arc::clone(&self.runtime.clock);
         let seal = move |_| {
-            let mut scratch = Scratch::default();
-            let mut outgoing = Vec::with_capacity(unit.len());
-            let mut at = 0;
-            let parts = unit.iter().filter_map(|object| object.plain.device());
-            let mut copies = plain
-                .map(|plain| begin_all(parts, &plain))
-                .unwrap_or_default()
-                .into_iter();
+            let copies = plain.map(|plain| begin_all(parts_on_device(&unit), &plain));
+            let mut copies = copies.unwrap_or_default().into_iter();
+            let (mut scratch, mut staged, mut at) = (Scratch::default(), Staged::default(), 0);
             for (object, len) in unit.into_iter().zip(lengths) {
+                let (sample, key) = (object.sample, object.key.clone());
+                let copied = object.plain.device().and_then(|_| copies.next());
                 let into = part(&stage, at, len)?;
-                let copied = match object.plain {
-                    ObjectMemory::Host(parts) => parts,
-                    ObjectMemory::Device(_) => {
-                        let missing = || Error::internal(OPERATION, "an object was not copied; this is a bug");
-                        let (copying, host) = copies.next().ok_or_else(missing)??;
-                        copying.ended(deadline.remaining(&*clock))?;
-                        vec![host]
-                    }
-                };
-                object.seal.seal(&copied, &into, &mut scratch)?;
-                outgoing.push(Outgoing {
-                    sample: object.sample,
-                    transfer: Transfer::new(object.key, into.guarded(object.witness)?),
-                });
+                match object.sealed(copied, into, &mut scratch, deadline.remaining(&*clock)) {
+                    Ok(outgoing) => staged.ready.push(outgoing),
+                    Err(error) => staged.failed.push((sample, error.with("key", key))),
+                }
                 at += len;
             }
-            Ok(outgoing)
+            Ok(staged)
         };
-        self.runtime.blocking.run("features.seal", deadline, seal).await
+        calls.run("features.seal", deadline, seal).await
     }
+}
+
+fn parts_on_device(unit: &[Unsealed]) -> impl Iterator<Item = &DevicePart> {
+    unit.iter().filter_map(|object| object.plain.device())
 }

@@ -14,7 +14,10 @@
 //! - DM2: nothing is checked, sent or committed before its copy has ended, and no get returns before its copies have.
 //! - DM3: memory on either side that a copy may still touch is not used again: a copy that is given up keeps both until it
 //!   has ended. If the device cannot say whether it has, they are kept for good.
-//! - DM4: the stages of a store take no more than `stage_bytes` for puts and for gets each.
+//! - DM4: the stages of a store take no more than `stage_bytes` for puts, for gets, and in a sealed store for plaintext.
+//! - DM5: two operations that touch the same bytes on a device come one after the other, also if the caller of the first has
+//!   left: their memory is claimed like host memory (module `claims`), and the parts of it that are still to be copied hold the
+//!   claim.
 //!
 //! | event | outcome |
 //! |---|---|
@@ -22,6 +25,7 @@
 //! | the device fails during a copy | its error; only the samples of that copy fail; the stage is lost if nobody can say more |
 //! | the caller leaves | the put is undone as ever; its copies end by themselves |
 
+use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -29,13 +33,13 @@ use std::time::Duration;
 
 use holdfast_core::{Error, Result};
 use holdfast_engine::{HostMemory, Span};
-use tokio::runtime::Handle;
+use parking_lot::{Condvar, Mutex};
 
 use crate::memory::spans::part;
 
 /// How long a copy that was given up is waited for. Then its memory is kept for good.
 const LATE_COPY_WITHIN: Duration = Duration::from_secs(600);
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// A kind of device.
 pub trait Device: fmt::Debug + Send + Sync {
@@ -61,6 +65,10 @@ pub trait DeviceBytes: fmt::Debug + Send + Sync {
     /// How many there are.
     fn len(&self) -> usize;
 
+    /// Where they are in this process's addresses, or a range that no other memory has: operations on overlapping ranges come
+    /// one after the other (DM5).
+    fn range(&self) -> Range<usize>;
+
     /// The device that they are on.
     fn device(&self) -> Arc<dyn Device>;
 
@@ -82,6 +90,17 @@ pub(crate) struct DevicePart {
     bytes: Arc<dyn DeviceBytes>,
     at: usize,
     len: usize,
+    _guard: Guard,
+}
+
+/// What the operation on some bytes holds while they may still be touched.
+#[derive(Clone)]
+struct Guard(#[expect(dead_code, reason = "it is only held")] Arc<dyn Any + Send + Sync>);
+
+impl fmt::Debug for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Guard")
+    }
 }
 
 impl DevicePart {
@@ -102,7 +121,7 @@ impl DevicePart {
         Ok(Copying(Some(Begun {
             copy,
             _host: host.clone(),
-            _bytes: Arc::clone(&self.bytes),
+            _part: self.clone(),
         })))
     }
 }
@@ -139,13 +158,18 @@ impl ObjectMemory {
     }
 }
 
-/// Cuts the bytes of a tensor on a device into those of its objects.
-pub(crate) fn cut_device(bytes: &Arc<dyn DeviceBytes>, chunk_bytes: u64) -> Vec<DevicePart> {
+/// Cuts the bytes of a tensor on a device into those of its objects. `guard` is held while any of them may be touched.
+pub(crate) fn cut_device(
+    bytes: &Arc<dyn DeviceBytes>,
+    chunk_bytes: u64,
+    guard: Arc<dyn Any + Send + Sync>,
+) -> Vec<DevicePart> {
     let chunk = usize::try_from(chunk_bytes).unwrap_or(usize::MAX).max(1);
     let of = |Range { start: at, end }: Range<usize>| DevicePart {
         bytes: Arc::clone(bytes),
         at,
         len: end - at,
+        _guard: Guard(Arc::clone(&guard)),
     };
     let len = bytes.len();
     (0..len)
@@ -162,7 +186,7 @@ pub(crate) struct Copying(Option<Begun>);
 struct Begun {
     copy: Box<dyn DeviceCopy>,
     _host: Span,
-    _bytes: Arc<dyn DeviceBytes>,
+    _part: DevicePart,
 }
 
 impl Copying {
@@ -186,34 +210,64 @@ impl Copying {
 
 impl Drop for Copying {
     fn drop(&mut self) {
-        let Some(begun) = self.0.take() else {
+        if let Some(begun) = self.0.take() {
+            keep_until_ended(begun);
+        }
+    }
+}
+
+/// Copies that were given up, and when they are given up for good. One thread looks after all of them, while there are any.
+static LATE: Mutex<Late> = Mutex::new(Late {
+    copies: Vec::new(),
+    is_watched: false,
+});
+
+struct Late {
+    copies: Vec<(Begun, u64)>,
+    is_watched: bool,
+}
+
+fn keep_until_ended(begun: Begun) {
+    let rounds = LATE_COPY_WITHIN.as_millis() / LOOK_EVERY.as_millis().max(1);
+    let mut late = LATE.lock();
+    late.copies.push((begun, u64::try_from(rounds).unwrap_or(u64::MAX)));
+    if !late.is_watched {
+        let watching = std::thread::Builder::new().name("holdfast-late-copies".to_owned());
+        // Without a thread they are kept until the next one is given up.
+        late.is_watched = watching.spawn(watch_late_copies).is_ok();
+    }
+}
+
+fn watch_late_copies() {
+    let never = Condvar::new();
+    loop {
+        let mut late = LATE.lock();
+        never.wait_for(&mut late, LOOK_EVERY);
+        let copies = std::mem::take(&mut late.copies);
+        if copies.is_empty() {
+            late.is_watched = false;
             return;
-        };
-        match Handle::try_current() {
-            Ok(runtime) => drop(runtime.spawn_blocking(move || keep_until_ended(begun))),
-            Err(_) => keep_for_good(begun),
         }
+        drop(late);
+        // Asking a device may take time, and dropping memory may call into the program.
+        let still_late: Vec<_> = copies.into_iter().filter_map(still_late).collect();
+        LATE.lock().copies.extend(still_late);
     }
 }
 
-fn keep_until_ended(mut begun: Begun) {
-    let rounds = LATE_COPY_WITHIN.as_secs() / LOOK_EVERY.as_secs().max(1);
-    for _ in 0..rounds {
-        match begun.copy.wait(LOOK_EVERY) {
-            Ok(true) => return,
-            Ok(false) => {}
-            Err(error) => {
-                tracing::error!(%error, "a device failed during a copy; the memory of the copy is not used again");
-                return keep_for_good(begun);
-            }
+/// Looks at a copy that was given up; none if nothing has to be kept any more, or all of it for good.
+fn still_late((mut begun, rounds): (Begun, u64)) -> Option<(Begun, u64)> {
+    match begun.copy.wait(Duration::ZERO) {
+        Ok(true) => return None,
+        Ok(false) if rounds > 0 => return Some((begun, rounds - 1)),
+        Ok(false) => tracing::error!("a device did not end a copy; the memory of the copy is not used again"),
+        Err(error) => {
+            tracing::error!(%error, "a device failed during a copy; the memory of the copy is not used again");
         }
     }
-    tracing::error!("a device did not end a copy; the memory of the copy is not used again");
-    keep_for_good(begun);
-}
-
-fn keep_for_good(begun: Begun) {
+    // Whether the device still touches it is unknown (DM3).
     std::mem::forget(begun);
+    None
 }
 
 /// Begins to copy objects from the device into `stage`, one after the other. Returns each with its part of the stage.

@@ -12,6 +12,7 @@
 //! arrive one after the other in a stage, are checked there and copied. Only if an object fits no stage (one of another
 //! program, or of a store with larger chunks) is its tensor's memory registered.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use holdfast_core::{Deadline, Error, ErrorKind, Result, StoreId, TensorName};
@@ -66,6 +67,14 @@ impl TensorMemory {
             Self::Device(_) => &[],
         }
     }
+
+    /// What is to be claimed.
+    fn ranges(&self) -> Vec<Range<usize>> {
+        match self {
+            Self::Host(parts) => parts.iter().map(Span::range).collect(),
+            Self::Device(bytes) => vec![bytes.range()],
+        }
+    }
 }
 
 impl GetPlan<'_> {
@@ -101,7 +110,8 @@ impl GetPlan<'_> {
                     cut(&parts?, chunk)?.into_iter().map(ObjectMemory::Host).collect()
                 }
                 TensorMemory::Device(bytes) => {
-                    let parts = cut_device(bytes, chunk).into_iter();
+                    let claim: Arc<Claim> = Arc::clone(&self.claim);
+                    let parts = cut_device(bytes, chunk, claim).into_iter();
                     parts.map(ObjectMemory::Device).collect()
                 }
             };
@@ -156,7 +166,7 @@ impl Inner {
             tensors.push((tensor, given));
         }
         let given = tensors.iter().filter_map(|(_, given)| given.as_ref());
-        let ranges: Vec<_> = given.flat_map(TensorMemory::host).map(Span::range).collect();
+        let ranges: Vec<_> = given.flat_map(TensorMemory::ranges).collect();
         let claim = self.memory.claim(OPERATION, Access::Write, ranges, deadline).await?;
         let wanting = tensors.iter().filter(|(_, given)| given.is_none());
         let wanting: Vec<&DescribedTensor> = wanting.map(|(tensor, _)| *tensor).collect();

@@ -1,5 +1,6 @@
 //! A sample before it is put: checked, its memory registered, guarded and cut into objects.
 
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use holdfast_core::{Deadline, Digest, Error, Nonce, Result, SampleId, TensorName, TensorSpec};
@@ -30,14 +31,16 @@ pub(crate) struct PutPlan {
     pub(crate) plan: String,
     pub(crate) bytes: u64,
     pub(crate) witness: Arc<UndoGuard>,
-    source: Arc<InUse>,
+    /// While it is held, no other operation writes to the memory. Held by that memory, too.
+    claim: Arc<OnceLock<Claim>>,
+    /// The memory of devices that it is put from.
+    on_device: Vec<Range<usize>>,
 }
 
 /// Held by the memory that a sample is put from, and so by the engine for as long as it may read that memory.
 struct InUse {
     _witness: Arc<UndoGuard>,
-    /// While it is held, no other operation writes to the memory.
-    claim: OnceLock<Claim>,
+    _claim: Arc<OnceLock<Claim>>,
 }
 
 /// What was learned about a sample while it was written.
@@ -58,14 +61,14 @@ impl PutPlan {
 
     /// Asks for a claim on its memory.
     pub(crate) fn claim(&self) -> Result<Waiting> {
-        let spans = self.objects().flat_map(ObjectMemory::host);
-        Busy::process().claim(OPERATION, Access::Read, spans.map(Span::range))
+        let host = self.objects().flat_map(ObjectMemory::host).map(Span::range);
+        Busy::process().claim(OPERATION, Access::Read, host.chain(self.on_device.iter().cloned()))
     }
 
     /// Keeps the claim that was granted: from here on neither another operation nor a late call writes to the memory,
     /// until the put has ended and the engine has let go of it.
     pub(crate) fn keep(&self, claim: Claim) {
-        self.source.claim.get_or_init(|| claim);
+        self.claim.get_or_init(|| claim);
     }
 
     /// The sample's description, with what was learned while it was written.
@@ -109,15 +112,17 @@ impl Inner {
             ));
         }
         let witness = Arc::new(UndoGuard::new(Arc::clone(&self.reclaim.queue)));
+        let claim = Arc::new(OnceLock::new());
         let source = Arc::new(InUse {
             _witness: Arc::clone(&witness),
-            claim: OnceLock::new(),
+            _claim: Arc::clone(&claim),
         });
         let chunk = self.io.object_bytes();
         self.check_size(&item, chunk)?;
         let mut tensors = Vec::with_capacity(item.tensors.len());
         let mut planned: Vec<(TensorName, u64)> = Vec::with_capacity(item.tensors.len());
         let mut bytes = 0_u64;
+        let mut on_device = Vec::new();
         let mut add = |tensors: &mut Vec<_>, spec: TensorSpec, objects: Vec<ObjectMemory>| {
             planned.push((spec.name().clone(), chunks_of(spec.bytes(), chunk)));
             bytes = bytes.saturating_add(self.io.stored_bytes(&spec));
@@ -129,7 +134,10 @@ impl Inner {
                 Source::Spans(spans) => self.memory.registered(spans, deadline).await?,
                 Source::Device(bytes) => {
                     self.io.stages.prepare_for(OPERATION, &*bytes, chunk)?;
-                    let objects = cut_device(&bytes, chunk).into_iter().map(ObjectMemory::Device);
+                    on_device.push(bytes.range());
+                    // Not the witness: the engine sees only the stage, which holds it itself.
+                    let guard: Arc<OnceLock<Claim>> = Arc::clone(&claim);
+                    let objects = cut_device(&bytes, chunk, guard).into_iter().map(ObjectMemory::Device);
                     add(&mut tensors, spec, objects.collect());
                     continue;
                 }
@@ -149,7 +157,8 @@ impl Inner {
             tensors,
             bytes,
             witness,
-            source,
+            claim,
+            on_device,
         })
     }
 

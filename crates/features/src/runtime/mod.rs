@@ -35,6 +35,8 @@ pub(crate) struct Runtime {
     pub(crate) rng: Arc<dyn Rng>,
     pub(crate) sessions: Sessions,
     pub(crate) blocking: BlockingCalls,
+    /// For calls that wait for a device: a busy one must not take the slots of engine calls.
+    pub(crate) for_device: BlockingCalls,
     pub(crate) tasks: Tasks,
     pub(crate) count: Counting,
 }
@@ -53,6 +55,7 @@ impl Runtime {
         Ok(Self {
             sessions: Sessions::new(Arc::clone(&index), Arc::clone(&clock)),
             blocking: BlockingCalls::new(config.max_in_flight, Arc::clone(&clock)),
+            for_device: BlockingCalls::new(config.max_in_flight, Arc::clone(&clock)),
             tasks: Tasks::new(handle),
             count: Counting::default(),
             engine: Arc::clone(&prefetch) as Arc<dyn Engine>,

@@ -195,6 +195,11 @@ impl DeviceBytes for FakeBytes {
         self.bytes.lock().len()
     }
 
+    fn range(&self) -> std::ops::Range<usize> {
+        let bytes = self.bytes.lock();
+        bytes.as_ptr().addr()..bytes.as_ptr().addr() + bytes.len()
+    }
+
     fn device(&self) -> Arc<dyn Device> {
         Arc::<Shared>::clone(&self.device)
     }

@@ -173,9 +173,21 @@ impl BufferPool {
         }))
     }
 
-    /// From now on, new slabs are in memory that this device copies fast.
+    /// From now on, new slabs are in memory that this device copies fast, and idle ones make way for them. The first device
+    /// decides.
     pub(crate) fn allocate_for(&self, device: &Arc<dyn Device>) {
-        *self.0.device.lock() = Some(Arc::clone(device));
+        {
+            let mut known = self.0.device.lock();
+            if known.is_some() {
+                return;
+            }
+            *known = Some(Arc::clone(device));
+        }
+        let mut state = self.0.state.lock();
+        let idle = state.space.drop_idle(usize::MAX);
+        let idle: Vec<Region> = idle.iter().filter_map(|id| state.slabs.remove(id)).collect();
+        drop(state);
+        drop(idle); // it unregisters them
     }
 
     /// Memory of exactly `len` bytes. It returns to the pool when the last clone of the span is dropped, by the caller
