@@ -38,6 +38,8 @@ pub struct PageStore {
     pub(super) slab: FooterSlab,
     pub(super) staging: Option<Staging>,
     bad: Quarantine,
+    /// Pages that a caller found to have another length than it expected.
+    suspect: Quarantine,
     count: Counters,
 }
 
@@ -92,6 +94,7 @@ impl PageStore {
             slab,
             staging,
             bad: Quarantine::new(config.bad_pages),
+            suspect: Quarantine::new(config.bad_pages),
             count: Counters::default(),
             config,
             clock,
@@ -197,7 +200,12 @@ impl PageStore {
         let mut hits = 0;
         for batch in keys.chunks(self.engine.capabilities().max_batch.max(1)) {
             let (hints, found) = self.probe(batch, deadline.remaining(&*self.clock))?;
-            self.note_wrong_lengths(batch.iter().zip(&hints).map(|(key, hint)| (key, hint, bytes)));
+            // The page is wrong, or the caller is: the put of the page will tell, because it knows the length.
+            for (key, hint) in batch.iter().zip(&hints) {
+                if has_other_length(hint, bytes) {
+                    self.suspect.add(key);
+                }
+            }
             let here = hints.iter().take_while(|hint| hint.is_present(bytes)).count();
             hits += here;
             let on_ssd = |hint: &Hint| matches!(hint, Hint::Present { in_dram: false, .. });
@@ -240,16 +248,6 @@ impl PageStore {
         Ok(hints)
     }
 
-    /// A page that is there with another length is wrong, and no get will find that out: it does not count as present. A put
-    /// of its key must not take it for the page.
-    fn note_wrong_lengths<'a>(&self, pages: impl Iterator<Item = (&'a ObjectKey, &'a Hint, Option<u64>)>) {
-        for (key, hint, bytes) in pages {
-            if hint.is_present(None) && !hint.is_present(bytes) {
-                self.bad.add(key);
-            }
-        }
-    }
-
     /// Which pages the store has at this moment: evidence, unlike [`PageStore::exists`], which may be told what another
     /// caller was told a moment ago.
     fn look(&self, pages: &[Page], within: Duration) -> Result<Vec<Hint>> {
@@ -261,9 +259,37 @@ impl PageStore {
             found.extend(self.engine.probe(batch, deadline.remaining(&*self.clock))?);
         }
         let hints = self.hints(keys, &found)?;
-        let each = keys.iter().zip(&hints).zip(pages);
-        self.note_wrong_lengths(each.map(|((key, hint), page)| (key, hint, Some(page.bytes()))));
+        for ((key, hint), page) in keys.iter().zip(&hints).zip(pages) {
+            if has_other_length(hint, Some(page.bytes())) {
+                self.bad.add(key);
+            }
+        }
         Ok(hints)
+    }
+
+    /// Looks at those of the pages that a caller found to have another length than it expected: no get will find out that
+    /// they are wrong, because they do not count as present, and the engine would take them for these pages.
+    fn look_at_suspects(&self, pages: &[Page], by_key: &HashMap<&ObjectKey, usize>, within: Duration) {
+        let suspects = self.suspect.among(by_key.keys().copied());
+        for batch in suspects.chunks(self.engine.capabilities().max_batch.max(1)) {
+            let found = match self.engine.probe(batch, within) {
+                Ok(found) if found.len() == batch.len() => found,
+                // They stay suspect, and the next put looks at them.
+                Ok(_) => continue,
+                Err(error) => {
+                    tracing::debug!(%error, "it is not known whether pages have the right length");
+                    continue;
+                }
+            };
+            for (key, presence) in batch.iter().zip(found) {
+                let page = by_key.get(key).map(|at| &pages[*at]);
+                let right = page.map(|page| page.bytes().saturating_add(FOOTER_BYTES as u64));
+                if matches!(presence, Presence::Present { bytes, .. } if Some(bytes) != right) {
+                    self.bad.add(key);
+                }
+                self.suspect.remove(key);
+            }
+        }
     }
 
     /// Stores pages. A key that has a page already counts as success, and no bytes move for it. A key named twice is
@@ -315,6 +341,7 @@ impl PageStore {
             .enumerate()
             .map(|(at, page)| *first.entry(&page.key).or_insert(at))
             .collect();
+        self.look_at_suspects(pages, &first, (options.within / 4).min(LOOK_WITHIN));
         let blocked = self.purge(self.bad.among(first.keys().copied()), deadline);
         let mut outcomes: Vec<PagePut> = pages.iter().map(|_| PagePut::Skipped).collect();
         let mut open: Vec<usize> = Vec::with_capacity(first.len());
@@ -524,6 +551,11 @@ impl PageStore {
         }
         blocked
     }
+}
+
+/// Whether a page is there, but not with this length.
+fn has_other_length(hint: &Hint, bytes: Option<u64>) -> bool {
+    hint.is_present(None) && !hint.is_present(bytes)
 }
 
 pub(super) fn refusal(operation: &'static str, page: &Page) -> Option<Error> {

@@ -276,3 +276,19 @@ fn a_step_backs_up_one_request_again() {
     complete(&mut world);
     assert_eq!(world.memory[0].l3.len(), 4);
 }
+
+/// A host that has nothing to do takes no steps; the time of a query begins when a plan hands it out.
+#[test]
+fn a_query_after_a_pause_has_all_of_its_time() {
+    let mut world = world(None, 16);
+    world.step(1);
+    let ticket = world.submit(1, &prompt(4)).unwrap();
+    let plan = world.step(500);
+    assert_eq!(plan.cancel, []);
+    assert!(matches!(plan.operations[0].work, Work::Query(_)));
+    assert!(!world.is_running(ticket.turn), "it waits for the answer");
+    let plan = world.step(9);
+    assert_eq!(plan.cancel, []);
+    let plan = world.step(2);
+    assert_eq!(plan.cancel.len(), 1, "ten ticks have passed");
+}

@@ -73,6 +73,20 @@ fn a_short_object_that_only_a_probe_has_seen_makes_way() {
     assert!(world.get().is_loaded() && world.pool.read(0) == pattern(BYTES, 0));
 }
 
+/// The caller may be the one that is wrong.
+#[test]
+fn a_caller_that_expects_another_length_harms_no_page() {
+    let world = world(0);
+    world.stored();
+    let hits = |bytes: usize| world.store.prefix_hits(&[name(0)], Some(bytes as u64), None, WITHIN);
+    assert_eq!(hits(BYTES - 1).expect("an answer"), 0);
+    assert_eq!(hits(BYTES).expect("an answer"), 1);
+    assert!(world.store.exists(&[name(0)], WITHIN).expect("an answer")[0].is_present(None));
+    assert!(world.put().is_stored());
+    assert_eq!(world.store.stats().bad_pages_removed, 0);
+    assert!(world.get().is_loaded() && world.pool.read(0) == pattern(BYTES, 0));
+}
+
 fn a_short_object_is_refused_and_makes_way_by(world: &World) {
     let whole = world.stored();
     for len in [1, FOOTER_BYTES, BYTES - 1, BYTES, BYTES + FOOTER_BYTES - 1] {

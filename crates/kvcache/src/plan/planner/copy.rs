@@ -33,6 +33,7 @@ impl Planner {
             by_id: self.by_id.clone(),
             flights,
             deadlines: self.deadlines.clone(),
+            asking: self.asking.clone(),
             answered: self.answered.clone(),
             draining: self.draining.clone(),
             line: self.line.clone(),
@@ -48,10 +49,11 @@ impl Planner {
     pub fn picture(&self) -> String {
         let index = &self.index;
         let mut text = format!(
-            "{:?} {:?} {:?} {:?} {:?} {:?} {:?} {} {} ",
+            "{:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {} {} ",
             self.requests,
             self.flights,
             self.deadlines,
+            self.asking,
             self.answered,
             self.draining,
             self.line,

@@ -25,8 +25,26 @@ impl Planner {
         let query = self.issue(turn, work, Holds::Nothing);
         let until = self.now + self.config.query_ticks;
         self.deadlines.insert((until, query));
+        self.asking.push(turn);
         self.counters.queries += 1;
         Waits::ForL3 { query, until }
+    }
+
+    /// The queries that came since the last step are handed out by this one, and their time begins. Ticks may have passed
+    /// meanwhile, if the host had nothing to do.
+    pub(super) fn begin_queries(&mut self) {
+        for turn in std::mem::take(&mut self.asking) {
+            let Some(request) = self.requests.get_mut(&turn) else {
+                continue;
+            };
+            if let Phase::Submitted(state) = &mut request.phase
+                && let Waits::ForL3 { query, until } = &mut state.waits
+                && self.deadlines.remove(&(*until, *query))
+            {
+                *until = self.now + self.config.query_ticks;
+                self.deadlines.insert((*until, *query));
+            }
+        }
     }
 
     /// L3 has answered. The range that it has is kept as absolute indices, and judged at the next step.

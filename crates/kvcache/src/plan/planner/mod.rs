@@ -100,6 +100,8 @@ pub struct Planner {
     pub(crate) flights: BTreeMap<OperationId, Flight>,
     /// When a request stops waiting for an operation.
     pub(crate) deadlines: BTreeSet<(u64, OperationId)>,
+    /// Requests whose query the next plan hands out: their time begins then.
+    pub(crate) asking: Vec<u64>,
     /// Requests whose query was answered.
     pub(crate) answered: VecDeque<u64>,
     /// Requests to write back.
@@ -144,6 +146,7 @@ impl Planner {
             by_id: HashMap::new(),
             flights: BTreeMap::new(),
             deadlines: BTreeSet::new(),
+            asking: Vec::new(),
             answered: VecDeque::new(),
             draining: VecDeque::new(),
             line: VecDeque::new(),
@@ -220,6 +223,7 @@ impl Planner {
     /// Returns the plan for this `tick`. Ticks never go back; a smaller one is treated as the latest.
     pub fn step(&mut self, tick: u64) -> Plan {
         self.now = self.now.max(tick);
+        self.begin_queries();
         self.expire();
         while let Some(turn) = self.answered.pop_front() {
             self.decide(turn);
