@@ -163,6 +163,8 @@ class Server:
                 if isinstance(event, kv.Completion):
                     self.planner.on_event(kv.Completed([event]))
         assert self.tier.stats()["open"] == 0
+        for pool in self.planner.pools():
+            assert pool.owned == 0 and sum(pool) == 32
         return cached
 
 

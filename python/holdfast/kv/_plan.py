@@ -227,6 +227,14 @@ class Plan:
     grants: list[Grant]
 
 
+class Pool(NamedTuple):
+    """The pages of a pool: free, owned by a request or an operation, and in the index. They add up to its size."""
+
+    free: int
+    owned: int
+    indexed: int
+
+
 class Planner:
     """Turns events into plans. The same events in the same order give the same plans on every rank.
 
@@ -316,6 +324,11 @@ class Planner:
     def state(self, ticket: Ticket) -> State | None:
         """The state of a request, if it has not ended."""
         return cast(State | None, self.native.state(ticket))
+
+    def pools(self) -> tuple[Pool, Pool]:
+        """The pages of the host pool and of the device pool. When nothing is pending, none is owned."""
+        host, device = self.native.pools()
+        return Pool(*host), Pool(*device)
 
     def counters(self) -> dict[str, int]:
         """The planner's counters."""
