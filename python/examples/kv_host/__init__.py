@@ -6,6 +6,7 @@
 ``model``      a small random Llama, whole or one rank's part of it
 ``metrics``    what is counted
 ``pools``      the device's pages and the host's pages, and the copies between them
+``inputs``     the prompts of both programs
 ``__main__``   serves four requests, serves them again, and serves them after a restart
 ``ranks``      two ranks, one of which cannot read some of its pages
 =============  ===================================================================================================

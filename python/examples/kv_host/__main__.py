@@ -4,33 +4,13 @@ those of the environment (HOLDFAST_MASTER, HOLDFAST_ADMIN), or those on this hos
 from __future__ import annotations
 
 import asyncio
-import os
 import uuid
-from random import Random
-from typing import Any
 
 import torch
 
 from examples.kv_host import Host, Result, generate, make
-from examples.kv_host.model import VOCABULARY
+from examples.kv_host.inputs import PAGE_TOKENS, TOKENS, prompts, settings
 from holdfast import kv
-
-PAGE_TOKENS = 8
-TOKENS = 12
-
-
-def settings() -> dict[str, Any]:
-    """Where the cluster is."""
-    names = {"master": "HOLDFAST_MASTER", "admin": "HOLDFAST_ADMIN", "metadata": "HOLDFAST_METADATA"}
-    return {setting: os.environ[name] for setting, name in names.items() if name in os.environ}
-
-
-def prompts(count: int, *, shared: int, own: int) -> list[list[int]]:
-    """Prompts of tokens that begin alike."""
-    random = Random(11)
-    start = [random.randrange(VOCABULARY) for _ in range(shared)]
-    return [start + [random.randrange(VOCABULARY) for _ in range(own)] for _ in range(count)]
-
 
 async def ask(host: Host, asked: list[list[int]]) -> list[Result]:
     """All of them at once."""

@@ -174,6 +174,11 @@ class Host:
         """Waits until every request has ended, and every copy and every transfer that was begun."""
         await asyncio.wait_for(self._idle.wait(), timeout)
 
+    def generated(self, number: int) -> int:
+        """How many tokens a request has so far; 0 if it is not there."""
+        request = self._requests.get(number)
+        return 0 if request is None else len(request.tokens)
+
     def digest(self) -> str:
         """A hash over all plans and all tokens so far: the same on all ranks."""
         return self._digest.hexdigest()

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import os
-import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,13 @@ from typing import Any
 import torch
 
 from examples.kv_host import Aborted, Gloo, Host, generate, make
-from examples.kv_host.__main__ import PAGE_TOKENS, TOKENS, prompts, settings
 from examples.kv_host.group import Report
+from examples.kv_host.inputs import PAGE_TOKENS, TOKENS, prompts, settings
+from examples.kv_host.model import config
 from holdfast import kv
 
 WITHIN_S = 240.0
-"""For both processes; most of it is the time to import torch and transformers."""
+"""For both processes: far more than they need."""
 FOOTER_BYTES = 64
 """Behind every page, in its object."""
 
@@ -132,18 +134,31 @@ async def rank(number: int, folder: Path) -> dict[str, Any]:
     return told
 
 
+def run(number: int, folder: Path) -> None:
+    """A rank's process."""
+    seen = asyncio.run(rank(number, folder))
+    (folder / f"rank-{number}.json").write_text(json.dumps(seen))
+
+
 def main() -> None:
     """Runs both ranks, compares what they have seen, and prints it."""
+    os.environ.update({"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"})
+    config()  # imports transformers, which takes seconds, once for both
+    # Forked: nothing was opened yet, and no thread runs.
+    forked = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory(prefix="kv-host-") as folder:
-        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "examples.kv_host.ranks", folder]
-        processes = [subprocess.Popen([*command, str(number)], env=environment) for number in range(2)]
+        processes = [forked.Process(target=run, args=(number, Path(folder))) for number in range(2)]
+        for process in processes:
+            process.start()
+        deadline = time.monotonic() + WITHIN_S
         try:
-            codes = [process.wait(WITHIN_S) for process in processes]
+            for process in processes:
+                process.join(max(0.0, deadline - time.monotonic()))
         finally:
             for process in processes:
                 process.kill()  # does nothing to one that has ended
-                process.wait()
+                process.join()
+        codes = [process.exitcode for process in processes]
         if codes != [0, 0]:
             sys.exit(f"the ranks ended with {codes}")
         zero, one = (json.loads((Path(folder) / f"rank-{number}.json").read_text()) for number in range(2))
@@ -153,8 +168,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 1:
-        main()
-    else:
-        seen = asyncio.run(rank(int(sys.argv[2]), Path(sys.argv[1])))
-        (Path(sys.argv[1]) / f"rank-{sys.argv[2]}.json").write_text(json.dumps(seen))
+    main()
