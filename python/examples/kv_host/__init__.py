@@ -2,7 +2,7 @@
 
 =============  ===================================================================================================
 ``host``       the server: rounds, copies, requests
-``group``      the ranks: one collective in each round
+``group``      the ranks: two collectives in each round
 ``model``      a small random Llama, whole or one rank's part of it
 ``metrics``    what is counted
 ``pools``      the device's pages and the host's pages, and the copies between them
@@ -13,8 +13,8 @@
 
 A round::
 
-    exchange: new requests, aborts, tick, ended operations of all ranks     (one collective)
-        -> events -> Reserve -> Planner.step -> plan
+    exchange: new requests, aborts, tick, ended operations of all ranks     (a collective)
+        -> events -> Reserve -> Planner.step -> plan, the same on all ranks (a collective)
              queries, prefetches, backups  -> Tier.submit                   (its threads)
              load-backs, write-backs       -> copies between the pools      (one thread)
              grants                        -> the model: a prompt, or one token of each request   (one thread)
@@ -34,19 +34,19 @@ What holds:
 * A generated token has KV only after the model has run on it, so ``Appended`` names a token one round after its choice.
 * The oldest request with pages always gets its next token: the youngest one gives up its pages for it. So all of them end.
 * All ranks make the same plans: the tick, the requests and the aborts are those of rank 0, and an operation has ended when
-  it has ended on all ranks. Every rank joins the one collective of every round, whatever failed on it (KV22), and the
-  ranks compare a hash over all their plans there.
+  it has ended on all ranks, told in the order of the plans. Every rank joins both collectives of every round, whatever
+  failed on it (KV22). No plan is carried out before all ranks have compared it.
 
 When something fails:
 
 =====================================  ==============================================================================
 L3 is slow, gone, or has a wrong page  the pages are computed; a request waits for L3 only until its deadline
 a copy fails                           the pages from there on are computed, or are not written back
-a caller is cancelled, or too late     its request is aborted, and its pages are free as soon as nothing uses them
+a caller is cancelled, or too late     it does not wait any longer; its request is aborted as below
 a request is aborted under a transfer  its pages stay with the transfer until that has ended
 the model raises                       all callers get the error, and the host ends
 a rank dies, or hangs                  the collective of the others raises after its timeout, and they end
-the ranks' plans differ                all ranks see it in the same round, and end
+the ranks' plans or tokens differ      all ranks see it in the same round, before they act on it, and end
 =====================================  ==============================================================================
 """
 

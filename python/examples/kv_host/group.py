@@ -1,5 +1,5 @@
-"""The ranks of a host. In every round each rank brings a :class:`Report` to one collective, and all of them get all
-reports, in the order of the ranks."""
+"""The ranks of a host. Every round has two collectives, which every rank joins: in the first one each brings a
+:class:`Report` and gets all of them, in the order of the ranks; in the second one they compare the plans that follow."""
 
 from __future__ import annotations
 
@@ -34,8 +34,6 @@ class Report:
     aborts: list[int]
     stop: bool
     """Rank 0 is done: this is the last round."""
-    digest: bytes
-    """A hash over all plans and all tokens so far."""
     done: list[kv.Completion | None]
     """For each open operation, in the order in which the plans named them, how it ended on this rank; None if it has not.
     A part that failed is told like any other: no rank ever stays away (KV22)."""
@@ -46,12 +44,17 @@ class Diverged(RuntimeError):
 
 
 class Group(Protocol):
-    """Brings the reports of all ranks together. Every rank calls :meth:`exchange` once in every round."""
+    """Brings all ranks together. Every rank calls :meth:`exchange` and then :meth:`agrees`, once in every round. Both block
+    until all ranks have called them, for at most the group's timeout; then they raise."""
 
     tp: kv.Rank
 
     def exchange(self, report: Report) -> Sequence[Report]:
-        """Blocks until all ranks have called it, for at most the group's timeout; then it raises."""
+        """The reports of all ranks."""
+        ...
+
+    def agrees(self, digest: bytes) -> bool:
+        """Whether all ranks have brought the same digest."""
         ...
 
 
@@ -64,10 +67,14 @@ class Alone:
         """What the only rank has brought."""
         return [report]
 
+    def agrees(self, digest: bytes) -> bool:
+        """There is nobody to differ."""
+        return True
+
 
 class Gloo:
     """Ranks on this machine that meet through a file. Collectives must be called from one thread, in the same order on all
-    ranks: the exchanges, and the sums within the model."""
+    ranks: those of the rounds, and the sums within the model."""
 
     def __init__(self, tp: kv.Rank, meeting: Path, *, timeout: float = 60.0) -> None:
         import torch.distributed as collectives
@@ -89,6 +96,13 @@ class Gloo:
         self._collectives.all_gather_object(reports, report)
         self.exchanges += 1
         return [found for found in reports if found is not None]
+
+    def agrees(self, digest: bytes) -> bool:
+        """Whether all ranks have brought the same digest."""
+        mine = torch.tensor(list(digest), dtype=torch.uint8)
+        all_of_them = [torch.empty_like(mine) for _ in range(self.tp.size)]
+        self._collectives.all_gather(all_of_them, mine)
+        return all(torch.equal(mine, other) for other in all_of_them)
 
     def add_up(self, partial: torch.Tensor) -> torch.Tensor:
         """The sum over all ranks, the same bits on each of them."""

@@ -132,7 +132,7 @@ class Host:
         self._ids = itertools.count(1)
         self._arrived: deque[Submission] = deque()
         self._to_abort: list[int] = []
-        self._futures: dict[int, tuple[asyncio.Future[Result], float]] = {}
+        self._futures: dict[int, asyncio.Future[Result]] = {}
         self._requests: dict[int, Request] = {}
         self._retracted: list[Request] = []
         self._open: dict[int, kv.Operation] = {}
@@ -154,19 +154,30 @@ class Host:
             raise RuntimeError("requests go to rank 0 of a host that runs")
         if not prompt or max_tokens < 1:
             raise ValueError("a request needs a prompt and a token to generate")
+        if not all(0 <= token < self.model.config.vocab_size for token in prompt):
+            raise ValueError("the model does not know a token of this prompt")
         # So that a request which is alone on the device always finds room for its next token.
         if (len(prompt) + max_tokens) // self.namespace.page_tokens + 1 > self._device_pages:
             raise ValueError("this request is larger than the device's pool of pages")
-        number = next(self._ids)
-        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        future.add_done_callback(lambda done: self.abort(number) if done.cancelled() else None)
-        self._futures[number] = (future, time.monotonic() + timeout)
+        number, loop = next(self._ids), asyncio.get_running_loop()
+        future: asyncio.Future[Result] = loop.create_future()
+        too_late = loop.call_later(timeout, self.abort, number, f"was not done within {timeout} s")
+
+        def ended(done: asyncio.Future[Result]) -> None:
+            too_late.cancel()
+            if done.cancelled():
+                self.abort(number)
+
+        future.add_done_callback(ended)
+        self._futures[number] = future
         self._arrived.append(Submission(number, list(prompt), max_tokens))
         self._tell()
         return Pending(number, future)
 
-    def abort(self, number: int) -> None:
-        """Gives a request up. Its pages are free when :meth:`drained` returns; if it has ended, nothing happens."""
+    def abort(self, number: int, why: str = "was aborted") -> None:
+        """Gives a request up. Who waits for it is told at once, whatever the store and the model do; its pages are free when
+        nothing uses them any more. If it has ended, nothing happens."""
+        self._settle(number, Aborted(f"request {number} {why}"))
         self._to_abort.append(number)
         self._tell()
 
@@ -230,11 +241,17 @@ class Host:
                 reports = await loop.run_in_executor(self._model_thread, self.group.exchange, self._report())
                 self._take_in(reports)
                 self._make_room()
-                work = self._carry_out(self._plan(reports[0].tick))
+                plan = self._plan(reports[0].tick)
+                # Before anything is done by it: the sums within the model are collectives, too.
+                if not await loop.run_in_executor(self._model_thread, self.group.agrees, self._digest.digest()):
+                    raise Diverged(f"the plans or the tokens of the ranks differ in round {self.metrics.rounds}")
+                work = self._carry_out(plan)
                 computed = await loop.run_in_executor(self._model_thread, self._compute, work)
                 for request, logits in computed:
                     self._advance(request, logits)
                 self._ended = reports[0].stop
+                if self._tasks[1].done():
+                    self._tasks[1].result()  # nobody tells any more how operations end
                 await self._pause(bool(work))
         except BaseException as error:
             self._fail(error)
@@ -244,14 +261,11 @@ class Host:
 
     def _report(self) -> Report:
         """What this rank brings to the next round. It does not wait for anything."""
-        now = time.monotonic()
-        late = [number for number, (future, until) in self._futures.items() if now > until and not future.done()]
         report = Report(
-            tick=int((now - self._started) / TICK_S),
+            tick=int((time.monotonic() - self._started) / TICK_S),
             submissions=list(self._arrived),
-            aborts=self._to_abort + late,
+            aborts=self._to_abort,
             stop=self._stopping and self._is_idle(),
-            digest=self._digest.digest(),
             done=[self._done.get(number) for number in self._open],
         )
         self._arrived.clear()
@@ -260,8 +274,6 @@ class Host:
 
     def _take_in(self, reports: Sequence[Report]) -> None:
         """What has happened since the last round, in the same order on every rank."""
-        if any(report.digest != reports[0].digest for report in reports):
-            raise Diverged(f"the plans of the ranks differ in round {self.metrics.rounds}")
         for submission in reports[0].submissions:
             keys = kv.PageKeys(self.namespace, submission.prompt)
             ticket = self.planner.submit(submission.id, keys)
@@ -331,9 +343,7 @@ class Host:
             self.tier.cancel(number)  # a copy cannot be cancelled; it ends soon by itself
         for ticket, how in plan.ended:
             del self._requests[ticket.request]
-            if how == "aborted":
-                self.metrics.aborted += 1
-                self._settle(ticket.request, Aborted(f"request {ticket.request} was aborted, or was not done in time"))
+            self.metrics.aborted += how == "aborted"
         self._retracted += [self._requests[of.request] for of in plan.retracted if of.request in self._requests]
         for grant in plan.grants:
             self._granted(self._requests[grant.ticket.request], grant)
@@ -442,7 +452,7 @@ class Host:
         return self.planner.state(request.ticket)
 
     def _settle(self, number: int, result: Result | BaseException) -> None:
-        future, _ = self._futures.pop(number, (None, 0.0))
+        future = self._futures.pop(number, None)
         if future is None or future.done():
             return  # on another rank than 0, or nobody waits any more
         if isinstance(result, Result):

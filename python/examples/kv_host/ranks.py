@@ -9,7 +9,7 @@ by gloo, twice in each layer), half of every page in pools of its own, and its o
    stop there, those of rank 0 do not. Both publish the smaller count and compute the rest.
 3. The device is too small for all requests, and one is aborted: pages are evicted, and requests are retracted.
 
-In every round each rank compares the plans and the tokens, and the logits are those of the same two ranks without a cache.
+In every round the ranks compare their plans and tokens, and the logits are those of the same two ranks without a cache.
 """
 
 from __future__ import annotations
