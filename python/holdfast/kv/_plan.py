@@ -269,7 +269,8 @@ class Planner:
         )
 
     def submit(self, request: int, keys: PageKeys) -> Ticket:
-        """Takes in a request."""
+        """Takes in a request. How long it waits for L3 counts from the tick of the last :meth:`step`, so go on calling that
+        while there is nothing to do: otherwise the first request after a pause does not wait at all."""
         return Ticket(*self.native.submit(request, keys.native))
 
     def on_event(self, event: Event) -> bool:
