@@ -101,7 +101,9 @@ async def test_four_requests_at_once_share_a_prefix_on_the_device(start: Callabl
         await all_pages_are_back(host)
 
 
-async def test_logits_are_near_those_of_one_pass_over_everything(start: Callable[..., Host], distinct: list[list[int]]) -> None:
+async def test_logits_are_near_those_of_one_pass_over_everything(
+    start: Callable[..., Host], distinct: list[list[int]]
+) -> None:
     """Against the model as transformers runs it, without spans of ours. Other shapes have other last bits."""
     async with start() as host:
         result = await ask(host, distinct[0])
