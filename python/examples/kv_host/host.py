@@ -142,7 +142,6 @@ class Host:
         self._news = asyncio.Event()
         self._idle = asyncio.Event()
         self._stopping = self._ended = False
-        # A request's deadlines count from the tick of the last step, which is 0 before the first one.
         self._started = time.monotonic()
         self._tasks: list[asyncio.Task[None]] = []
 

@@ -269,8 +269,7 @@ class Planner:
         )
 
     def submit(self, request: int, keys: PageKeys) -> Ticket:
-        """Takes in a request. How long it waits for L3 counts from the tick of the last :meth:`step`, so go on calling that
-        while there is nothing to do: otherwise the first request after a pause does not wait at all."""
+        """Takes in a request. How long it waits for L3 counts from the next :meth:`step`."""
         return Ticket(*self.native.submit(request, keys.native))
 
     def on_event(self, event: Event) -> bool:
