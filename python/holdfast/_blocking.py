@@ -14,7 +14,7 @@ from holdfast._holdfast import Announced
 from holdfast._prefetch import Prefetch, Tier
 from holdfast._settings import Settings
 from holdfast._tensor import Tensor
-from holdfast._values import AdoptedTensor, Answered, Found, PutItem, Quarantined, SampleRef, Swept, TensorSpec
+from holdfast._values import AdoptedTensor, Answered, Found, LiveSession, PutItem, Quarantined, SampleRef, Swept, TensorSpec
 from holdfast.errors import Fenced, HoldfastError
 
 if TYPE_CHECKING:
@@ -362,6 +362,11 @@ class StoreCalls:
     def sweep(self, *, timeout: float | None = None) -> Swept:
         """Takes back ended leases and reservations of all processes, and frees what is due."""
         return self._calls.sweep(timeout).wait()
+
+    def sessions(self, *, timeout: float | None = None) -> list[LiveSession]:
+        """The sessions of this store that are alive: which process, on which host, since when. A process that died is listed
+        until its session has ended (``session_ttl``)."""
+        return self._calls.sessions(timeout).wait()
 
     def quarantined(
         self, *, after: Quarantined | None = None, limit: int = 1000, timeout: float | None = None

@@ -13,7 +13,7 @@ from holdfast._convert import View
 from holdfast._device import callers_wait
 from holdfast._prefetch import Prefetch, Tier
 from holdfast._tensor import Tensor
-from holdfast._values import AdoptedTensor, Answered, Found, PutItem, Quarantined, SampleRef, Swept
+from holdfast._values import AdoptedTensor, Answered, Found, LiveSession, PutItem, Quarantined, SampleRef, Swept
 from holdfast.errors import HoldfastError, Invalid
 
 if TYPE_CHECKING:
@@ -237,6 +237,9 @@ class Calls(Generic[L]):
 
     def sweep(self, timeout: float | None) -> Pending[Swept]:
         return Pending(self._core().sweep(self.within(timeout)), to.to_swept)
+
+    def sessions(self, timeout: float | None) -> Pending[list[LiveSession]]:
+        return Pending(self._core().sessions(self.within(timeout)), lambda all: [to.to_session(one) for one in all])
 
     def quarantined(self, after: Quarantined | None, limit: int, timeout: float | None) -> Pending[list[Quarantined]]:
         place = None if after is None else (after.key, after.version)

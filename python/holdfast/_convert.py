@@ -13,6 +13,7 @@ from holdfast._values import (
     Answered,
     Found,
     GroupProgress,
+    LiveSession,
     PutItem,
     Quarantined,
     SampleRef,
@@ -93,6 +94,13 @@ def to_found(found: dict[str, Any] | None) -> Found | None:
         retain=found["retain"],
         max_attempts=found["max_attempts"],
     )
+
+
+def to_session(session: tuple[int, tuple[str, int, str, str, str, int] | None]) -> LiveSession:
+    """A session, from the compiled module."""
+    number, said = session
+    host, pid, program, version, role, started_ms = said or ("", 0, "", "", "", 0)
+    return LiveSession(number, host, pid, program, version, role, started_ms / 1000)
 
 
 def to_quarantined(listed: Iterable[tuple[str, int, str, int, bool]]) -> list[Quarantined]:

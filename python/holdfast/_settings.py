@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -52,6 +54,8 @@ class Settings:
     """How bytes move: ``tcp`` or ``rdma``."""
     local_hostname: str = "127.0.0.1"
     """The name under which other hosts reach this one."""
+    role: str = ""
+    """What this process is in its run (``producer``, ``trainer-3``), for :meth:`FeatureStore.sessions`. Free text."""
     budget: int | None = None
     """The most bytes that the store may hold. The first process that sets it decides. None: only the engine's limit."""
     pool_bytes: int = 1 << 30
@@ -146,6 +150,8 @@ class Settings:
             "index": _durations(self.index),
             "etcd": _durations({"endpoints": list(self.etcd), **_secrets.written(self.etcd_options)}),
             "budget": self.budget,
+            "program": " ".join(os.path.basename(part) for part in sys.argv[:2])[:200],
+            "role": self.role,
         }
         try:
             return json.dumps(sections)

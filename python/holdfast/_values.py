@@ -150,6 +150,22 @@ class Swept:
 
 
 @dataclass(frozen=True)
+class LiveSession:
+    """A session of a store that is alive, and what its process says of itself. Nothing of that is checked."""
+
+    session: int
+    host: str
+    pid: int
+    program: str
+    version: str
+    """The release of Holdfast; empty if the process says nothing, as those of earlier releases."""
+    role: str
+    """See :attr:`Settings.role`."""
+    started: float
+    """When the session was opened, in seconds since 1970, by the clock of its host."""
+
+
+@dataclass(frozen=True)
 class Quarantined:
     """A record in quarantine: it could not be parsed. It does no harm; :meth:`FeatureStore.quarantined` lists them."""
 

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use holdfast_core::{Error, Generation, Result, SampleId, TensorSpec};
 use holdfast_custody::Progress;
-use holdfast_features::{AckOutcome, Found, GroupName, Health, Publication, Quarantined, Reason, SampleRef, Swept};
+use holdfast_features::{
+    AckOutcome, Found, GroupName, Health, Identity, LiveSession, Publication, Quarantined, Reason, SampleRef, Swept,
+};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -142,6 +144,22 @@ pub(crate) fn swept(py: Python<'_>, swept: &Swept) -> PyResult<Py<PyAny>> {
     dict.set_item("quarantined", swept.quarantined)?;
     dict.set_item("later", swept.later)?;
     dict.into_py_any(py)
+}
+
+/// Id, and what the process says of itself: host, process id, program, version, role, milliseconds since 1970.
+pub(crate) fn live_session(py: Python<'_>, session: LiveSession) -> PyResult<Py<PyAny>> {
+    let said = session.identity.map(|identity| {
+        let Identity {
+            host,
+            pid,
+            program,
+            version,
+            role,
+            started_ms,
+        } = identity;
+        (host, pid, program, version, role, started_ms)
+    });
+    (session.id.0, said).into_py_any(py)
 }
 
 /// Key, version, reason, length, and whether the record stays under its key.

@@ -512,6 +512,13 @@ impl Core {
     }
 
     /// Lists the records in quarantine, which could not be parsed. Result: a list of tuples.
+    fn sessions(&self, py: Python<'_>, timeout: f64) -> PyResult<Operation> {
+        let (parts, within) = self.begin(py, timeout)?;
+        let work = async move { Ok(parts.store.sessions(within).await?.into_iter().map(Ok).collect()) };
+        let deliver = |py: Python<'_>, sessions, late| each(py, sessions, late, convert::live_session);
+        Operation::begin(within, work, deliver).or_raise(py)
+    }
+
     fn quarantined(
         &self,
         py: Python<'_>,

@@ -18,7 +18,7 @@ use holdfast_engine::Engine;
 use holdfast_engine_mooncake::{MooncakeConfig, MooncakeEngine};
 use holdfast_features::seal::Keyring;
 use holdfast_features::{FeatureConfig, FeatureStore};
-use holdfast_index::{Index, IndexConfig, TxnIndex};
+use holdfast_index::{Identity, Index, IndexConfig, TxnIndex};
 use holdfast_index_etcd::{EtcdConfig, EtcdStore, restore_guard};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
@@ -41,6 +41,10 @@ pub(crate) struct Settings {
     index: IndexConfig,
     features: FeatureConfig,
     budget: Option<u64>,
+    #[serde(default)]
+    program: String,
+    #[serde(default)]
+    role: String,
 }
 
 impl Settings {
@@ -159,6 +163,8 @@ pub(crate) async fn open(settings: Settings, client: Option<Py<PyAny>>, within: 
         index,
         features,
         budget,
+        program,
+        role,
     } = settings;
     if client.is_none() {
         master_listens(OPERATION, &engine.master, left()).await?;
@@ -171,7 +177,11 @@ pub(crate) async fn open(settings: Settings, client: Option<Py<PyAny>>, within: 
         index,
         Arc::clone(&clock),
         Arc::clone(&rng),
-    );
+    )
+    .with_identity(Identity {
+        program,
+        ..Identity::of_this_process(&role)
+    });
     let mut in_force = budget;
     if let Some(bytes) = budget {
         let budget = index.ensure_budget(bytes, left()).await?;

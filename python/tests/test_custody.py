@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import socket
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -249,3 +252,20 @@ def test_a_budget_is_changed_and_serves_who_waits(open_store: OpenStore) -> None
     store.set_budget(1 << 20)
     with pytest.raises(holdfast.Capacity, match="whole budget"):
         store.put("large", {"x": bytes((1 << 20) + 1)}, timeout=5)
+
+
+def test_sessions_say_who_they_are(open_store: OpenStore) -> None:
+    begun = time.time()
+    first, second = open_store(role="producer"), open_store(role="trainer-3")
+    for store in (first, second):
+        store.put("s", {"t": b"x"})  # a store opens its session when it is first used
+    sessions = first.sessions()
+    assert sorted(one.role for one in sessions) == ["producer", "trainer-3"]
+    for one in sessions:
+        assert (one.pid, one.host, one.version) == (os.getpid(), socket.gethostname(), holdfast.version())
+        assert "pytest" in one.program or "__main__" in one.program
+        assert begun - 60 < one.started < time.time() + 60
+    second.close()
+    assert [one.role for one in first.sessions()] == ["producer"]
+    with pytest.raises(holdfast.Conflict, match=f"{os.getpid()} on {socket.gethostname()}"):
+        open_store(role="other").end()

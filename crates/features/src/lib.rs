@@ -136,4 +136,4 @@ pub use store::health::Health;
 pub use store::lease::{Found, Lease};
 
 pub use holdfast_custody::{GroupName, Publication, Reason, Token};
-pub use holdfast_index::{AckOutcome, PassedOver, Quarantined, SampleRef, SweepReport};
+pub use holdfast_index::{AckOutcome, Identity, LiveSession, PassedOver, Quarantined, SampleRef, SweepReport};

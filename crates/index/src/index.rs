@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use crate::quota::Quota;
 use crate::ready::ReadyLists;
+use crate::record::identity::Identity;
 use crate::store::{Transaction, TxnStore, Write, is_full};
 use crate::txn::session::Session;
 use crate::txn::{IndexConfig, TxnCore};
@@ -22,6 +23,8 @@ pub struct TxnIndex {
     pub(crate) swept_to: Mutex<Option<String>>,
     /// The record of a lost sample at which the last sweep of this process ended, if there was more.
     pub(crate) kept_to: Mutex<Option<String>>,
+    /// What this process says of itself in its sessions.
+    identity: Identity,
 }
 
 impl TxnIndex {
@@ -40,7 +43,14 @@ impl TxnIndex {
             core,
             swept_to: Mutex::default(),
             kept_to: Mutex::default(),
+            identity: Identity::of_this_process(""),
         }
+    }
+
+    /// The same index; its sessions say this of their process.
+    #[must_use]
+    pub fn with_identity(self, identity: Identity) -> Self {
+        Self { identity, ..self }
     }
 
     /// The settings.
@@ -65,7 +75,7 @@ impl TxnIndex {
             writes: vec![
                 Write::Put {
                     key: alive,
-                    value: Vec::new(),
+                    value: self.identity.opened_now().to_bytes(),
                     session: Some(id),
                 },
                 Write::put(existed, Vec::new()),

@@ -36,11 +36,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use holdfast_core::{Generation, ObjectKey, Result, SampleId};
-use holdfast_custody::{GroupName, Reason, SessionId, Tick, Version};
+use holdfast_custody::{GroupName, Reason, Tick, Version};
 use tokio_util::sync::CancellationToken;
 
 pub use index::TxnIndex;
 use ready::shards::ReadyEntry;
+pub use record::identity::{Identity, LiveSession};
 pub use record::schema;
 use record::types::any_sample;
 pub use record::types::{
@@ -257,8 +258,8 @@ pub trait Index: Send + Sync + Debug {
     /// process begin with, if each takes `at_once`. Other processes may be faster.
     async fn peek(&self, group: &GroupName, count: usize, at_once: usize, within: Duration) -> Result<Vec<SampleRef>>;
 
-    /// The sessions that are alive.
-    async fn sessions(&self, within: Duration) -> Result<Vec<SessionId>>;
+    /// The sessions that are alive, and what their processes say of themselves.
+    async fn sessions(&self, within: Duration) -> Result<Vec<LiveSession>>;
 
     /// Live samples in the order of their names, `limit` at most, from behind a place on.
     async fn live(&self, after: Option<&ListPlace>, limit: usize, within: Duration) -> Result<LiveList>;
@@ -419,7 +420,7 @@ impl Index for TxnIndex {
         self.ready.peek(group, count, at_once, self.core.deadline(within)).await
     }
 
-    async fn sessions(&self, within: Duration) -> Result<Vec<SessionId>> {
+    async fn sessions(&self, within: Duration) -> Result<Vec<LiveSession>> {
         self.do_sessions(self.core.deadline(within)).await
     }
 

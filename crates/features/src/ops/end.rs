@@ -14,7 +14,7 @@
 use std::time::Duration;
 
 use holdfast_core::{Deadline, Error, ErrorKind, Result, SampleId};
-use holdfast_index::LiveSample;
+use holdfast_index::{LiveSample, LiveSession};
 
 use crate::store::{FeatureStore, Inner};
 
@@ -26,15 +26,20 @@ impl Inner {
     async fn end(&self, others: bool, deadline: Deadline) -> Result<u64> {
         let session = self.runtime.sessions.current(OPERATION, deadline).await?;
         let alive = self.runtime.index.sessions(self.runtime.left(deadline)).await?;
-        let busy = alive.iter().filter(|other| **other != session.id()).count();
-        if busy > 0 && !others {
-            return Err(Error::new(
+        let busy: Vec<&LiveSession> = alive.iter().filter(|other| other.id != session.id()).collect();
+        if !busy.is_empty() && !others {
+            let error = Error::new(
                 ErrorKind::Conflict,
                 OPERATION,
                 "other processes have this store open; stop them, wait until their sessions have ended, or say that the \
                  store is to end under them",
             )
-            .with("sessions", busy));
+            .with("sessions", busy.len());
+            let known = busy.iter().find_map(|other| other.identity.as_ref());
+            return Err(match known {
+                Some(one) => error.with("one_of_them", format!("{} {} on {}", one.program, one.pid, one.host)),
+                None => error,
+            });
         }
         let (mut ended, mut later, mut place) = (0, 0, None);
         loop {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result, Rng, TensorSpec};
 use holdfast_engine::{Engine, HostMemory, Region, Span};
-use holdfast_index::{Index, Quarantined};
+use holdfast_index::{Index, LiveSession, Quarantined};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -288,6 +288,11 @@ impl FeatureStore {
             passed_over: inner.runtime.index.passed_over(),
             counters: inner.runtime.count.read(),
         }
+    }
+
+    /// The sessions of this store that are alive, and what their processes say of themselves.
+    pub async fn sessions(&self, within: Duration) -> Result<Vec<LiveSession>> {
+        self.inner().runtime.index.sessions(within).await
     }
 
     /// Records of this store that no process could read, up to `limit`, in the order of their keys: after this one, or

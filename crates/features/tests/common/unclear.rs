@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use holdfast_core::{Error, Generation, ObjectKey, Result, Retry, SampleId};
-use holdfast_custody::{GroupName, Reason, SessionId, Tick, Version};
+use holdfast_custody::{GroupName, Reason, Tick, Version};
 use holdfast_index::{
-    AckOutcome, Commit, FreeList, Index, LeaseGrant, ListPlace, LiveList, LiveSample, PassedOver, Quarantined, Reserve,
-    SampleRef, Session, SweepReport, Terms, Unreadable,
+    AckOutcome, Commit, FreeList, Index, LeaseGrant, ListPlace, LiveList, LiveSample, LiveSession, PassedOver,
+    Quarantined, Reserve, SampleRef, Session, SweepReport, Terms, Unreadable,
 };
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
@@ -208,7 +208,7 @@ impl Index for Unclear {
         self.inner.peek(group, count, at_once, within).await
     }
 
-    async fn sessions(&self, within: Duration) -> Result<Vec<SessionId>> {
+    async fn sessions(&self, within: Duration) -> Result<Vec<LiveSession>> {
         self.inner.sessions(within).await
     }
 

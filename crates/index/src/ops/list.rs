@@ -1,11 +1,11 @@
 //! What a store has, in pages: never the whole table in one read.
 
 use holdfast_core::{Deadline, Result};
-use holdfast_custody::SessionId;
 
 use crate::index::TxnIndex;
 use crate::ops::look::view;
 use crate::record::codec::unreadable;
+use crate::record::identity::{Identity, LiveSession};
 use crate::record::layout::{Layout, after};
 use crate::record::types::{ListPlace, LiveList};
 use crate::store::Entry;
@@ -15,15 +15,21 @@ use crate::txn::pages::MOST_BYTES;
 const PAGE: usize = 1000;
 
 impl TxnIndex {
-    pub(crate) async fn do_sessions(&self, deadline: Deadline) -> Result<Vec<SessionId>> {
+    pub(crate) async fn do_sessions(&self, deadline: Deadline) -> Result<Vec<LiveSession>> {
         let mut range = self.core.layout().all_alive();
         let mut sessions = Vec::new();
         loop {
             let keys = self.core.read_keys([range.clone()], PAGE, deadline).await?;
             let keys = keys.into_iter().next().unwrap_or_default();
-            sessions.extend(keys.iter().filter_map(|key| Layout::session_of(key)));
-            match keys.last() {
-                Some(last) if keys.len() == PAGE => range.start = after(last),
+            let (entries, looked_at) = self.core.read_values(&keys, MOST_BYTES, deadline).await?;
+            sessions.extend(entries.iter().filter_map(|entry| {
+                Some(LiveSession {
+                    id: Layout::session_of(&entry.key)?,
+                    identity: Identity::from_bytes(&entry.value),
+                })
+            }));
+            match looked_at.checked_sub(1).map(|last| &keys[last]) {
+                Some(last) if looked_at < keys.len() || keys.len() == PAGE => range.start = after(last),
                 _ => return Ok(sessions),
             }
         }

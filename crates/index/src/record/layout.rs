@@ -12,7 +12,7 @@
 //!
 //! | key, under the store's root | what | kept in step by |
 //! |---|---|---|
-//! | `n/{session}` | the session is alive (vanishes with it) | session |
+//! | `n/{session}` | the session is alive (vanishes with it), and who holds it: [`crate::record::identity`] | session |
 //! | `z/{session}` | the session existed and is not cleared yet | session, sweep |
 //! | `o/{session}/{slot}` | the last transaction of one slot (vanishes with the session) | every transaction |
 //! | `p/{sample}` | [`Reserved`] | reserve, commit, abort |

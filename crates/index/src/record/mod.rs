@@ -3,6 +3,7 @@
 
 pub(crate) mod codec;
 pub(crate) mod grants;
+pub(crate) mod identity;
 pub(crate) mod layout;
 pub(crate) mod refusal;
 pub mod schema;

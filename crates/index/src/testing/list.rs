@@ -7,13 +7,14 @@ use holdfast_custody::Reason;
 
 use super::client::{CALL, a};
 use super::context::Context;
+use crate::record::identity::LiveSession;
 
 cases! {
     "list" Nothing
     live_samples_come_in_pages
         "Live samples in the order of their names, `limit` at most, from behind a place on.";
     sessions_are_those_alive
-        "The sessions that are alive.";
+        "The sessions that are alive, and what their processes say of themselves.";
     what_is_peeked_is_what_the_next_take_gets
         "Those that the next takes of this process begin with, if each takes `at_once`.";
 }
@@ -43,12 +44,28 @@ async fn live_samples_come_in_pages(context: &Context) -> CaseResult {
 
 async fn sessions_are_those_alive(context: &Context) -> CaseResult {
     let other = context.join().await?;
-    let ids = |alive: Vec<_>| alive.into_iter().collect::<BTreeSet<_>>();
-    let both = ids(vec![context.session().id(), other.session().id()]);
-    ensure_eq!(ids(context.index().sessions(CALL).await?), both, "both sessions");
+    let ids = |alive: &[LiveSession]| alive.iter().map(|session| session.id).collect::<BTreeSet<_>>();
+    let both = BTreeSet::from([context.session().id(), other.session().id()]);
+    let alive = context.index().sessions(CALL).await?;
+    ensure_eq!(ids(&alive), both, "both sessions");
+    for session in &alive {
+        let said = session
+            .identity
+            .as_ref()
+            .map(|identity| (identity.pid, identity.started_ms > 0));
+        ensure_eq!(
+            said,
+            Some((std::process::id(), true)),
+            "what a session says of its process"
+        );
+    }
     context.harness().kill_session(other.session()).await?;
-    let mine = ids(vec![context.session().id()]);
-    ensure_eq!(ids(context.index().sessions(CALL).await?), mine, "the one that is left");
+    let alive = context.index().sessions(CALL).await?;
+    ensure_eq!(
+        ids(&alive),
+        BTreeSet::from([context.session().id()]),
+        "the one that is left"
+    );
     Ok(())
 }
 

@@ -1,0 +1,139 @@
+//! Who holds a session, for the people who operate a store. Nothing is decided by it, and none of it is trusted: any
+//! process that may write to the index may say what it likes.
+//!
+//! It is the value of the session's liveness key, as JSON. A session of an earlier release has an empty value, and one whose
+//! value cannot be read counts as one that said nothing: a session is alive because its key is there, whatever it says.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use holdfast_custody::SessionId;
+use serde::{Deserialize, Serialize};
+
+/// The most bytes of each text. What is longer is cut off when it is written, and not read.
+const MOST_TEXT: usize = 256;
+/// The most bytes of a value that is read.
+const MOST_BYTES: usize = 4096;
+
+/// What a process says of itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Identity {
+    /// The name of its host.
+    pub host: String,
+    /// Its process id there.
+    pub pid: u32,
+    /// What is running.
+    pub program: String,
+    /// The release of Holdfast.
+    pub version: String,
+    /// What it is in the run: producer, trainer, a rank's name. Free text.
+    pub role: String,
+    /// When the session was opened, in milliseconds since 1970, by the clock of its host.
+    pub started_ms: u64,
+}
+
+impl Identity {
+    /// This process, from what the system knows of it.
+    pub fn of_this_process(role: &str) -> Self {
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        let program = std::env::current_exe().ok().and_then(|path| {
+            let name = path.file_name()?;
+            Some(name.to_string_lossy().into_owned())
+        });
+        Self {
+            host: host.trim().to_owned(),
+            pid: std::process::id(),
+            program: program.unwrap_or_default(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            role: role.to_owned(),
+            started_ms: 0,
+        }
+    }
+
+    /// The same, for a session that is opened now.
+    pub(crate) fn opened_now(&self) -> Self {
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "for people, who compare it with their own clocks"
+        )]
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+        Self {
+            started_ms: u64::try_from(since.as_millis()).unwrap_or(u64::MAX),
+            ..self.clone()
+        }
+    }
+
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        let said = Self {
+            host: cut(&self.host),
+            program: cut(&self.program),
+            version: cut(&self.version),
+            role: cut(&self.role),
+            ..self.clone()
+        };
+        // It has no part that JSON could not say; without it, the session is one that said nothing.
+        serde_json::to_vec(&said).unwrap_or_default()
+    }
+
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let said: Self = serde_json::from_slice(bytes.get(..bytes.len().min(MOST_BYTES))?).ok()?;
+        let is_short = |text: &String| text.len() <= MOST_TEXT;
+        let are_short = [&said.host, &said.program, &said.version, &said.role]
+            .into_iter()
+            .all(is_short);
+        are_short.then_some(said)
+    }
+}
+
+fn cut(text: &str) -> String {
+    let mut end = MOST_TEXT.min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text[..end].to_owned()
+}
+
+/// A session that is alive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LiveSession {
+    /// Its id.
+    pub id: SessionId,
+    /// What its process says of itself; none if it says nothing that this release can read.
+    pub identity: Option<Identity>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn what_is_said_is_read(host in ".{0,400}", role in ".{0,400}", pid: u32, started_ms: u64) {
+            let said = Identity { host, pid, role, started_ms, ..Identity::of_this_process("") };
+            let read = Identity::from_bytes(&said.to_bytes()).expect("what this release has written");
+            prop_assert!(said.host.starts_with(&read.host) && said.role.starts_with(&read.role));
+            prop_assert_eq!((read.pid, read.started_ms), (pid, started_ms));
+            if said.host.len() <= MOST_TEXT {
+                prop_assert_eq!(read.host, said.host);
+            }
+        }
+
+        #[test]
+        fn nonsense_says_nothing(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            prop_assume!(serde_json::from_slice::<Identity>(&bytes).is_err());
+            prop_assert_eq!(Identity::from_bytes(&bytes), None);
+        }
+    }
+
+    #[test]
+    fn a_later_release_may_say_more_and_an_enemy_is_not_believed_at_length() {
+        let more = br#"{"host":"h","pid":7,"gpu":"none","role":"trainer"}"#;
+        let read = Identity::from_bytes(more).expect("a later release's");
+        assert_eq!((read.host.as_str(), read.pid, read.role.as_str()), ("h", 7, "trainer"));
+        assert_eq!(Identity::from_bytes(b""), None);
+        let long = format!(r#"{{"host":"{}"}}"#, "x".repeat(MOST_TEXT + 1));
+        assert_eq!(Identity::from_bytes(long.as_bytes()), None);
+    }
+}
