@@ -25,8 +25,10 @@ import json
 import logging
 import time
 import urllib.request
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -40,6 +42,7 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolTransferResult,
 )
 
+from holdfast._counters import Counters, Metric
 from holdfast._sglang_config import Names, Options
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.kv import Memory
@@ -49,6 +52,14 @@ __all__ = ["HoldfastHiCacheStorage"]
 log: Final = logging.getLogger("holdfast.sglang")
 
 Parts = tuple[list[int], list[int]]
+
+
+@cache
+def _counter(metric: Metric) -> Any:
+    """A counter, which a process may register once. SGLang's server collects it with its own."""
+    from prometheus_client import Counter
+
+    return Counter(f"sglang:{metric.name}", metric.about, ["model_name", "tp_rank", metric.label])
 
 
 @dataclass(frozen=True)
@@ -95,7 +106,9 @@ class HoldfastHiCacheStorage(HiCacheStorage):  # type: ignore[misc]  # published
         self.pages = self.options.open()
         self._pools: dict[Any, Pool] = {}
         self._flat: Names | None = None
-        self._transfers: dict[str, list[tuple[int, float]]] = {"get": [], "set": []}
+        # Filled by the threads that move pages, emptied by the scheduler's.
+        self._transfers: dict[str, deque[tuple[int, float]]] = {"get": deque(), "set": deque()}
+        self._counters = Counters(self.pages)
 
     # Pools.
 
@@ -171,8 +184,7 @@ class HoldfastHiCacheStorage(HiCacheStorage):  # type: ignore[misc]  # published
             log.warning("%d pages were not loaded: %s", len(keys), error)
             return [False] * len(keys)
         _tell("loaded", report.errors, len(names))
-        self._note("get", len(keys), begun)
-        return pool.pages(report.loaded)
+        return self._noted("get", pool.pages(report.loaded), begun)
 
     def _store(self, pool: Pool, keys: list[str], indices: torch.Tensor) -> list[bool]:
         names, addresses, sizes = pool.objects(keys, indices)
@@ -185,12 +197,12 @@ class HoldfastHiCacheStorage(HiCacheStorage):  # type: ignore[misc]  # published
             log.warning("%d pages were not stored: %s", len(keys), error)
             return [False] * len(keys)
         _tell("stored", report.errors, len(names))
-        self._note("set", len(keys), begun)
-        return pool.pages(report.stored)
+        return self._noted("set", pool.pages(report.stored), begun)
 
-    def _note(self, what: str, count: int, begun: float) -> None:
-        if self.storage_config.enable_storage_metrics:
-            self._transfers[what].append((count, time.perf_counter() - begun))
+    def _noted(self, what: str, moved: list[bool], begun: float) -> list[bool]:
+        if self.storage_config.enable_storage_metrics and any(moved):
+            self._transfers[what].append((sum(moved), time.perf_counter() - begun))
+        return moved
 
     def _hits(self, names: list[str], nbytes: int | None) -> int:
         try:
@@ -398,7 +410,8 @@ class HoldfastHiCacheStorage(HiCacheStorage):  # type: ignore[misc]  # published
         return list(addresses(given)) if given is not None else _usual_admin(self.options.master)
 
     def get_stats(self) -> Any:
-        """Pages and GB/s of each get and set since the last call, in the form of SGLang's metrics."""
+        """Pages and GB/s of each get and set since the last call, in the form of SGLang's metrics. Pages that did not move
+        do not count."""
         from sglang.srt.observability.metrics_collector import StorageMetrics
 
         metrics = StorageMetrics()
@@ -408,10 +421,19 @@ class HoldfastHiCacheStorage(HiCacheStorage):  # type: ignore[misc]  # published
             ("get", metrics.prefetch_pgs, metrics.prefetch_bandwidth),
             ("set", metrics.backup_pgs, metrics.backup_bandwidth),
         ):
-            taken, self._transfers[what] = self._transfers[what], []
+            moved = self._transfers[what]
+            taken = [moved.popleft() for _ in range(len(moved))]
             pages.extend(count for count, _ in taken)
             speed.extend(count * gib / max(seconds, 1e-9) for count, seconds in taken)
+        if self.storage_config.enable_storage_metrics:
+            self._tell_counters()
         return metrics
+
+    def _tell_counters(self) -> None:
+        """What SGLang's metrics have no place for: the page store's own counters."""
+        config = self.storage_config
+        for metric, label, more in self._counters.grown():
+            _counter(metric).labels(config.model_name or "", str(config.tp_rank), label).inc(more)
 
     def page_stats(self) -> dict[str, int]:
         """The page store's counters: pages loaded, missed, refused as wrong, ..."""

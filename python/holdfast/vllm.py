@@ -26,13 +26,18 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 from urllib.parse import quote
 
 from vllm.v1.kv_offload.base import (
+    Locality,
     LookupResult,
+    Medium,
+    OffloadingCounterMetadata,
+    OffloadingEvent,
+    OffloadingMetricMetadata,
     OffloadKey,
     ReqContext,
     RequestOffloadingContext,
@@ -42,9 +47,14 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from holdfast._counters import GETS, REFUSED, Counters
 from holdfast.errors import HoldfastError, Invalid, Timeout
 from holdfast.kv import Memory, Namespace, PageStore, Rank
+
+if TYPE_CHECKING:
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 
 __all__ = ["HoldfastTierManager"]
 
@@ -54,6 +64,27 @@ PAGES_A_CALL: Final = 256
 """The most chunks in one call of the page store; a job may have more."""
 AFTER_A_CALL_S: Final = 5.0
 """How much longer than the timeout of its call a job may take to end while the tier is drained."""
+
+OWNER: Final = "holdfast"
+"""Who owns the chunks that events tell of."""
+MOVED: Final = frozenset({"stored", "loaded"})
+"""Outcomes of chunks that moved."""
+GONE: Final = frozenset({"miss", "wrong-length", "corrupt"})
+"""Outcomes of gets that tell that the tier does not have the chunk. What is wrong is removed."""
+
+METRIC: Final = "vllm:kv_offload_"
+"""How the names of the tier's own metrics begin, as those of all offloading do."""
+
+Work = Callable[[list[str], list[int]], Sequence[str]]
+"""Moves chunks, given by the names of their objects and their slots. Returns the outcome of each."""
+
+
+class _Ended(NamedTuple):
+    """A job that has ended, and what that says about chunks, for events."""
+
+    result: JobResult
+    stored: Sequence[OffloadKey] = ()
+    gone: Sequence[OffloadKey] = ()
 
 
 class _Lookups(AsyncLookupManager):
@@ -70,6 +101,10 @@ class _Lookups(AsyncLookupManager):
 
 class HoldfastTierManager(SecondaryTierManager):
     """vLLM's interface of a secondary tier, on a page store."""
+
+    medium: ClassVar[Medium | None] = Medium.STORAGE
+    # Not "disk", which vLLM would make of the medium: most chunks are in the DRAM of other hosts.
+    cache_hit_source: ClassVar[CacheHitSource] = CacheHitSource.EXTERNAL_UNSPECIFIED
 
     def __init__(
         self,
@@ -99,12 +134,18 @@ class HoldfastTierManager(SecondaryTierManager):
         engine: dict[str, Any] | None = None,
         prefetch_on_exist: bool = True,
         prefetch: dict[str, Any] | None = None,
+        enable_kv_events: bool = False,
+        locality: str | None = None,
     ) -> None:
         """``tag`` is a prefix of all names; ``weights_version`` is part of them. While ``most_jobs`` jobs are open, the
         next one fails at once. With ``key`` (``env:NAME``, ``file:PATH``, or its text; the same for all processes)
         chunks are encrypted and authenticated, and their names reveal nothing. ``frame_bytes`` is at least one chunk;
         the default is one chunk or 8 MiB, whichever is larger. With ``prefetch_on_exist`` chunks that a lookup finds on
-        SSD only are read ahead; ``prefetch`` holds settings of that (see :class:`holdfast.kv.PageStore`)."""
+        SSD only are read ahead; ``prefetch`` holds settings of that (see :class:`holdfast.kv.PageStore`).
+
+        With ``enable_kv_events``, if vLLM publishes KV events at all, the tier tells which chunks it has stored and
+        which it found gone. ``locality`` (``LOCAL`` or ``REMOTE``) is passed on with them. Both are named as in vLLM's own
+        tiers."""
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         if frames < 1:
             raise Invalid("frames must be at least 1", operation="vllm.options")
@@ -127,9 +168,17 @@ class HoldfastTierManager(SecondaryTierManager):
             prefetch=prefetch,
         )
         self._prefetch_on_exist = prefetch_on_exist
+        self.locality = None if locality is None else Locality(locality)
+        self._events: list[OffloadingEvent] | None = None
+        if enable_kv_events:
+            if offloading_spec.kv_events_config.enable_kv_cache_events:
+                self._events = []
+            else:  # nobody would take them
+                log.warning("enable_kv_events has no effect: vLLM does not publish KV events")
+        self._counters = Counters(self.pages)
         # Only the address is kept: an export of the view would keep vLLM from closing its memory.
         self._base = self.pages.register(Memory.of(primary_kv_view)).address
-        self._finished: queue.SimpleQueue[JobResult] = queue.SimpleQueue()
+        self._finished: queue.SimpleQueue[_Ended] = queue.SimpleQueue()
         self._loading: dict[int, list[OffloadKey]] = {}
         self._open = 0
         self._draining = False
@@ -177,14 +226,46 @@ class HoldfastTierManager(SecondaryTierManager):
         results: list[JobResult] = []
         while True:
             try:
-                result = self._finished.get_nowait()
+                result, stored, gone = self._finished.get_nowait()
             except queue.Empty:
                 return results
+            self._tell_event(stored, removed=False)
+            self._tell_event(gone, removed=True)
             keys = self._loading.pop(result.job_id, None)
             if keys is not None and not result.success:
                 good = set(result.successful_keys or ())
                 self._lookups.mark_miss([key for key in keys if key not in good])
             results.append(result)
+
+    def _tell_event(self, keys: Sequence[OffloadKey], *, removed: bool) -> None:
+        if self._events is not None and keys:
+            self._events.append(
+                # No removal is promised: what the engine evicts, nobody hears of.
+                OffloadingEvent(list(keys), Medium.STORAGE, removed, locality=self.locality, ownership=OWNER)
+            )
+
+    def take_events(self) -> Iterable[OffloadingEvent]:
+        """Since the last call: chunks that are stored now, and chunks that a load found missing or wrong."""
+        if not self._events:
+            return ()
+        taken, self._events = self._events, []
+        return taken
+
+    @classmethod
+    def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, OffloadingMetricMetadata]:
+        """The tier's own metrics, besides those that vLLM keeps for every tier."""
+        return {METRIC + one.name: OffloadingCounterMetadata(one.about, (one.label,)) for one in (GETS, REFUSED)}
+
+    def get_stats(self) -> OffloadingConnectorStats | None:
+        """What the tier's own metrics have grown by since the last call."""
+        from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+
+        if self._ended:
+            return None
+        stats = OffloadingConnectorStats()
+        for metric, label, more in self._counters.grown():
+            stats.increase_counter(METRIC + metric.name, more, (label,))
+        return stats
 
     def has_pending_work(self) -> bool:
         """Whether jobs are open or have results to collect."""
@@ -234,9 +315,7 @@ class HoldfastTierManager(SecondaryTierManager):
 
     # Run on the tier's threads.
 
-    def _submit(
-        self, threads: ThreadPoolExecutor, job: TransferJob, work: Callable[[list[str], list[int]], list[bool]]
-    ) -> None:
+    def _submit(self, threads: ThreadPoolExecutor, job: TransferJob, work: Work) -> None:
         keys = list(job.keys)
         slots = [self._base + int(chunk) * self.block_size_bytes for chunk in job.chunk_ids]
         with self._idle:
@@ -245,7 +324,7 @@ class HoldfastTierManager(SecondaryTierManager):
                 self._open += 1
         if refused:
             log.warning("a job was refused: %d jobs are open, or the tier is closed", self._most_jobs)
-            self._finished.put(JobResult(job_id=job.job_id, success=False))
+            self._finished.put(_Ended(JobResult(job_id=job.job_id, success=False)))
             return
         answering = threading.Lock()  # only the thread that acquires it completes the job
         try:
@@ -254,7 +333,7 @@ class HoldfastTierManager(SecondaryTierManager):
             log.exception("job %d could not be submitted to a thread", job.job_id)
             # A pool that cannot start a thread has queued the job nevertheless: another of its threads may run it.
             if answering.acquire(blocking=False):
-                self._answer(JobResult(job_id=job.job_id, success=False))
+                self._answer(_Ended(JobResult(job_id=job.job_id, success=False)))
 
     def _run(
         self,
@@ -262,63 +341,67 @@ class HoldfastTierManager(SecondaryTierManager):
         job_id: int,
         keys: list[OffloadKey],
         slots: list[int],
-        work: Callable[[list[str], list[int]], list[bool]],
+        work: Work,
     ) -> None:
         if not answering.acquire(blocking=False):
             return  # it has failed, and its slots may belong to another job by now
         begun = time.monotonic()
-        done = [False] * len(keys)
+        outcomes = ["skipped"] * len(keys)
         try:
             if not self._draining:
-                done = self._in_calls([self.name(key) for key in keys], slots, work)
+                outcomes = self._in_calls([self.name(key) for key in keys], slots, work)
         except Exception:  # a job must end, whatever happens: the scheduler waits for it
             log.exception("job %d failed", job_id)
-        good = [key for key, fine in zip(keys, done, strict=True) if fine]
+        by_key = list(zip(keys, outcomes, strict=True))
+        good = [key for key, outcome in by_key if outcome in MOVED]
+        result = JobResult(
+            job_id=job_id,
+            success=len(good) == len(keys),
+            successful_keys=tuple(good) if 0 < len(good) < len(keys) else None,
+            transfer_time=time.monotonic() - begun,
+            transfer_bytes=len(good) * self.block_size_bytes,
+        )
         self._answer(
-            JobResult(
-                job_id=job_id,
-                success=len(good) == len(keys),
-                successful_keys=tuple(good) if 0 < len(good) < len(keys) else None,
-                transfer_time=time.monotonic() - begun,
-                transfer_bytes=len(good) * self.block_size_bytes,
+            _Ended(
+                result,
+                stored=[key for key, outcome in by_key if outcome == "stored"],
+                gone=[key for key, outcome in by_key if outcome in GONE],
             )
         )
 
-    def _answer(self, result: JobResult) -> None:
+    def _answer(self, ended: _Ended) -> None:
         with self._idle:
-            self._finished.put(result)
+            self._finished.put(ended)
             self._open -= 1
             self._idle.notify_all()
 
-    def _in_calls(
-        self, names: list[str], slots: list[int], work: Callable[[list[str], list[int]], list[bool]]
-    ) -> list[bool]:
-        done: list[bool] = []
+    def _in_calls(self, names: list[str], slots: list[int], work: Work) -> list[str]:
+        done: list[str] = []
         for at in range(0, len(names), PAGES_A_CALL):
             if self._draining:
-                return done + [False] * (len(names) - at)
+                return done + ["skipped"] * (len(names) - at)
             done += work(names[at : at + PAGES_A_CALL], slots[at : at + PAGES_A_CALL])
         return done
 
-    def _load(self, names: list[str], slots: list[int]) -> list[bool]:
+    def _load(self, names: list[str], slots: list[int]) -> Sequence[str]:
         sizes = [self.block_size_bytes] * len(slots)
         try:
             report = self.pages.get(names, slots, sizes, timeout=self._load_timeout)
         except HoldfastError as error:
             log.warning("%d chunks were not loaded: %s", len(names), error)
-            return [False] * len(names)
+            return ["failed"] * len(names)
         _tell("loaded", report.errors, len(names))
-        return report.loaded
+        return report.pages
 
-    def _store(self, names: list[str], slots: list[int]) -> list[bool]:
+    def _store(self, names: list[str], slots: list[int]) -> Sequence[str]:
         sizes = [self.block_size_bytes] * len(slots)
         try:
             report = self.pages.put(names, slots, sizes, timeout=self._store_timeout)
         except HoldfastError as error:
             log.warning("%d chunks were not stored: %s", len(names), error)
-            return [False] * len(names)
+            return ["failed"] * len(names)
         _tell("stored", report.errors, len(names))
-        return report.stored
+        return report.pages
 
 
 def _tell(what: str, errors: dict[int, HoldfastError], of: int) -> None:

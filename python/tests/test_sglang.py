@@ -220,14 +220,25 @@ def test_the_older_calls_work_too(make: Make) -> None:
     assert storage.get(keys[2]) is None
 
 
+def read_from() -> float:
+    """How many pages this process was told to have read, from anywhere."""
+    from prometheus_client import REGISTRY
+
+    families = [family for family in REGISTRY.collect() if family.name == "sglang:holdfast_gets"]
+    return sum(one.value for family in families for one in family.samples if one.name.endswith("_total"))
+
+
 def test_statistics_and_clear(make: Make) -> None:
     pool = parts.mha_pool()
     storage, other = make(pool), make(pool, {"extra_backend_tag": "other"})
     keys = hashes(3)
     for one in (storage, other):
         assert all(one.batch_set_v1(keys, parts.indices(pool, range(3))))
-    assert all(storage.batch_get_v1(keys, parts.indices(pool, range(3))))
+    assert storage.batch_get_v1([*keys, *hashes(1)], parts.indices(pool, range(4))) == [True] * 3 + [False]
+    assert storage.batch_get_v1(hashes(2), parts.indices(pool, range(2))) == [False] * 2
+    before = read_from()
     stats = storage.get_stats()
+    assert read_from() - before == 3, "told with SGLang's metrics"
     assert (stats.prefetch_pgs, stats.backup_pgs) == ([3], [3])
     assert all(speed > 0 for speed in stats.prefetch_bandwidth + stats.backup_bandwidth)
     assert storage.get_stats().prefetch_pgs == []

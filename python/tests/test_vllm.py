@@ -32,6 +32,7 @@ CHUNKS = 16
 
 def spec(model: str = "org/model-8b") -> Any:
     """What a tier reads of vLLM's offloading spec: its real, normalized configuration."""
+    from vllm.v1.kv_offload.base import OffloadingKVEventsConfig
     from vllm.v1.kv_offload.config import (
         OffloadingCacheConfig,
         OffloadingConfig,
@@ -50,7 +51,9 @@ def spec(model: str = "org/model-8b") -> Any:
         cache=OffloadingCacheConfig(tokens_per_hash=16, blocks_per_chunk=1),
         parallel=OffloadingParallelConfig(0, 1, 1, 1, 1, 1, 0, 1, None, True),
     )
-    return SimpleNamespace(config=config, blocks_per_chunk=1)
+    # Whether anybody hears of events is the spec's to say; whether the tier tells any, its own options'.
+    events = OffloadingKVEventsConfig(enable_kv_cache_events=True, self_describing_kv_events=False)
+    return SimpleNamespace(config=config, blocks_per_chunk=1, kv_events_config=events)
 
 
 def keys(count: int) -> list[Any]:
@@ -193,12 +196,22 @@ def test_chunks_on_ssd_are_read_ahead_by_the_lookup(ssd_cluster: Cluster, on: bo
         assert (stats["gets_local"], stats["gets_ssd"]) == ((6, 0) if on else (0, 6)), stats
 
 
+def events_of(server: Server) -> list[tuple[Any, ...]]:
+    """The events of the tier since the last time."""
+    return [
+        (one.keys, one.medium.value, one.removed, one.locality and one.locality.value, one.ownership)
+        for one in server.manager.take_events()
+    ]
+
+
 def test_a_wrong_chunk_is_recomputed_and_never_served(serve: Callable[..., Server], tier_cluster: Cluster) -> None:
     from mooncake.store import MooncakeDistributedStore
 
-    first, second = serve(), serve()
+    first, second = serve(enable_kv_events=True), serve(enable_kv_events=True, locality="REMOTE")
     wanted = keys(3)
     first.compute(wanted)
+    assert events_of(first) == [(wanted, "STORAGE", False, None, "holdfast")]
+    assert events_of(first) == [], "each event once"
     client = MooncakeDistributedStore()
     assert client.setup("127.0.0.1", tier_cluster.metadata, 0, 16 << 20, "tcp", "", tier_cluster.master) == 0
     short, corrupt = first.tier.name(wanted[1]), first.tier.name(wanted[2])
@@ -209,7 +222,14 @@ def test_a_wrong_chunk_is_recomputed_and_never_served(serve: Callable[..., Serve
     second.manager.on_new_request(context)
     assert looked_up(second, wanted, context) == ["HIT", "MISS", "MISS"]
     assert second.tier.pages.stats()["gets_corrupt"] == 1
+    assert events_of(second) == [([wanted[2]], "STORAGE", True, "REMOTE", "holdfast")], "who asks elsewhere need not ask here"
     second.manager.on_request_finished(context)
+
+
+def test_events_are_told_only_if_they_are_asked_for(serve: Callable[..., Server]) -> None:
+    server = serve()
+    server.compute(keys(1))
+    assert events_of(server) == []
 
 
 def test_a_tier_that_is_shut_down_lets_vllms_memory_go(serve: Callable[..., Server]) -> None:
