@@ -101,6 +101,33 @@ def test_without_frames_a_late_get_says_when_its_memory_is_free() -> None:
         assert report.settling.wait(60)
 
 
+def test_what_counts_as_written_dies_with_its_holder() -> None:
+    """As docs/kv.md says: until the master drops a dead holder, its pages are found and count as stored; then they are
+    gone, and can be stored anew."""
+    with running_cluster(holders=2, segment_mib=64, master_flags=["--client_ttl=3"]) as cluster:
+        with kv.PageStore(**settings(cluster)) as store:
+            memory, keys = random_pages(16), names(16)
+            store.register(memory)
+            every = places(memory, range(16))
+            assert all(store.put(keys, *every).stored)
+            os.kill(cluster.pids["holder-0"], signal.SIGKILL)
+            again = store.put(keys, *every)
+            loaded = store.get(keys, *every).loaded
+            assert all(again.stored), "the master still lists them, and so they count as stored"
+            dead = {key for key, came in zip(keys, loaded, strict=True) if not came}
+            assert 0 < len(dead) < 16, "those of the other holder are there"
+
+            deadline = time.monotonic() + 60
+            while (hints := store.exists(keys)).count(None) < len(dead):
+                assert time.monotonic() < deadline, "the master drops the dead holder"
+                time.sleep(0.1)
+            assert {key for key, hint in zip(keys, hints, strict=True) if hint is None} == dead
+            assert all(store.put(keys, *every).stored)
+            before = memory.copy()
+            memory[:] = 0
+            assert all(store.get(keys, *every).loaded) and (memory == before).all(), "now they are on the other holder"
+
+
 class Server:
     """A serving engine's loop over a planner and a tier; its device is a dictionary. Never blocks on the store."""
 
