@@ -32,6 +32,12 @@ def started_again(command: list[str], log: Path) -> Iterator[None]:
         yield
 
 
+def keys(cluster: Any) -> list[str]:
+    """The names of all objects that the master knows."""
+    with urllib.request.urlopen(f"{cluster.admin[0]}/get_all_keys", timeout=10) as answer:
+        return sorted(answer.read().decode().split())
+
+
 def altered(cluster: Any) -> dict[str, int]:
     """Alters every object that the master knows, in turns: one byte is another, the end is missing, or the bytes are
     those of another object. Returns how many."""
@@ -43,18 +49,17 @@ def altered(cluster: Any) -> dict[str, int]:
     if code != 0:
         raise RuntimeError(f"Mooncake's setup returned {code}")
     try:
-        with urllib.request.urlopen(f"{cluster.admin[0]}/get_all_keys", timeout=10) as answer:
-            keys = sorted(answer.read().decode().split())
-        whole = {key: bytes(client.get(key)) for key in keys}
+        names = keys(cluster)
+        whole = {key: bytes(client.get(key)) for key in names}
         done = {"torn": 0, "truncated": 0, "replaced": 0}
-        for nth, key in enumerate(keys):
+        for nth, key in enumerate(names):
             kind = list(done)[nth % 3]
             before = whole[key]
             at = len(before) // 2
             after = {
                 "torn": before[:at] + bytes([before[at] ^ 1]) + before[at + 1 :],
                 "truncated": before[: len(before) - 64],
-                "replaced": whole[keys[nth - 1]],
+                "replaced": whole[names[nth - 1]],
             }[kind]
             _remove(client, key)
             code = client.put(key, after, ReplicateConfig())

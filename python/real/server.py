@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from real import processes
 
 
@@ -23,6 +25,24 @@ class Served:
     tokens: list[list[int]]
     hit_tokens: int
     seconds: list[float]
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Samples: name, labels, value."""
+
+    samples: list[tuple[str, dict[str, str], float]]
+
+    def sum(self, name: str, **labels: str) -> int:
+        """All samples of this name with these labels together; 0 if there is none."""
+        wanted = labels.items()
+        return round(sum(value for one, has, value in self.samples if one == name and wanted <= has.items()))
+
+    def by(self, name: str, label: str) -> dict[str, int]:
+        """Samples of this name by the values of a label, as far as they are not 0."""
+        values = {has[label] for one, has, _ in self.samples if one == name}
+        sums = {value: self.sum(name, **{label: value}) for value in sorted(values)}
+        return {value: found for value, found in sums.items() if found}
 
 
 @dataclass(frozen=True)
@@ -45,6 +65,12 @@ class Server:
                 return bytes(answer.read())
         except TimeoutError:
             raise self.stuck(f"the server has not answered {path} within {within:.0f} s") from None
+
+    def metrics(self) -> Metrics:
+        """What the server's page of metrics says."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=30) as answer:
+            families = list(text_string_to_metric_families(answer.read().decode()))
+        return Metrics([(one.name, dict(one.labels), one.value) for family in families for one in family.samples])
 
     def stuck(self, what: str) -> processes.Stuck:
         """An error, with the end of the log."""

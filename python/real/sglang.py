@@ -18,8 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from real import faults, model, processes, program
-from real import server
+from real import faults, model, processes, program, server, ssd
 from real.prompts import NEW_TOKENS, PROMPTS, findable
 from real.server import Served, Server
 
@@ -61,6 +60,28 @@ class SglangServer(Server):
         answer = json.loads(self.post("/generate", {"input_ids": prompt, "sampling_params": sampling}))
         details = answer["meta_info"].get("cached_tokens_details") or {}
         return time.monotonic() - begun, int(details.get("storage", 0))
+
+    def counted(self, hit_tokens: int) -> dict[str, Any]:
+        """What SGLang's metrics say of what was loaded since the server was started, and whether it is so many tokens. A
+        step later they say it."""
+        deadline = time.monotonic() + 30
+        while True:
+            metrics = self.metrics()
+            sources = metrics.by("sglang:holdfast_gets_total", "source")
+            told = {
+                "prefetched": metrics.sum("sglang:prefetched_tokens_total"),
+                "hits": metrics.sum("sglang:storage_prefetch_hit_tokens_total"),
+                "pages": metrics.sum("sglang:prefetch_pgs_sum"),
+                "read": sum(sources.values()),
+            }
+            pages = hit_tokens // PAGE
+            right = told == {"prefetched": hit_tokens, "hits": hit_tokens, "pages": pages, "read": pages}
+            told["backed_up"] = metrics.sum("sglang:backuped_tokens_total")
+            told["backup_pages"] = metrics.sum("sglang:backup_pgs_sum")
+            right = right and told["backed_up"] == PAGE * told["backup_pages"] > 0
+            if right or time.monotonic() > deadline:
+                return {"metrics_right": right, "metrics": told, "sources": sources}
+            time.sleep(0.2)
 
     def flush(self) -> None:
         """Empties device and host: what is asked for next can only come from Holdfast."""
@@ -148,13 +169,15 @@ def cases(run: program.Program) -> None:
             with run.case(f"{layout}, restarted, {policy}") as figures:
                 with running(folder, options, run.scratch, layout=layout, policy=policy) as server:
                     second = server.serve()
-                figures.update(
-                    tokens_equal=plain.tokens == second.tokens,
-                    hit_tokens=second.hit_tokens,
-                    seconds={"loaded": second.seconds},
-                )
-                if policy == "wait_complete":  # by the others, time decides how much of a prefix is loaded
-                    figures["enough_hits"] = second.hit_tokens >= FINDABLE
+                    figures.update(
+                        tokens_equal=plain.tokens == second.tokens,
+                        hit_tokens=second.hit_tokens,
+                        seconds={"loaded": second.seconds},
+                    )
+                    if policy == "wait_complete":  # by the others, time decides how much of a prefix is loaded
+                        figures["enough_hits"] = second.hit_tokens >= FINDABLE
+                        server.flush()
+                        figures.update(server.counted(second.hit_tokens + server.serve().hit_tokens))
         with run.case(f"{layout}, negated") as figures:
             with running(folder, options, run.scratch, layout=layout, negate=True) as server:
                 control = server.serve()
@@ -170,7 +193,30 @@ def cases(run: program.Program) -> None:
             hit_tokens=found.hit_tokens,
             enough_hits=found.hit_tokens >= FINDABLE,
         )
+    on_ssd(run, folder, plain)
     under_faults(run, folder, plain)
+
+
+def on_ssd(run: program.Program, folder: Path, plain: Served) -> None:
+    """Every page is on SSD only when a new server asks for it."""
+    with ssd.cluster() as cluster:
+        tag = uuid.uuid4().hex[:8]
+        with running(folder, backend(cluster, tag), run.scratch) as server:
+            stored = server.serve(), hits_again(server)
+        for how, options, source in ssd.WAYS:
+            with run.case(f"pages on SSD, {how}") as figures:
+                figures["pages_on_ssd"] = ssd.crowded_out(cluster)
+                with running(folder, backend(cluster, tag, **options), run.scratch) as server:
+                    found = server.serve()
+                    figures.update(server.counted(found.hit_tokens))
+                sources = figures["sources"]
+                figures.update(
+                    tokens_equal=all(each.tokens == plain.tokens for each in (*stored, found)),
+                    hit_tokens=found.hit_tokens,
+                    enough_hits=found.hit_tokens >= FINDABLE,
+                    ssd_hit_tokens=PAGE * sources.get(source, 0),
+                    only_from_there=set(sources) == {source},
+                )
 
 
 def under_faults(run: program.Program, folder: Path, plain: Served) -> None:

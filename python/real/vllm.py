@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from real import faults, model, processes, program, server, vllm_program
+from real import faults, kv_events, model, processes, program, server, ssd, vllm_program
 from real.prompts import NEW_TOKENS, PROMPTS, findable
-from real.server import Server
+from real.server import Metrics, Server
 
 BLOCK = 32
 """Tokens of a block; on a CPU vLLM takes multiples of this only."""
@@ -39,6 +39,9 @@ class Served:
     """Tokens of prompts that did not have to be computed. Each process starts empty, so they came from Holdfast."""
     seconds: float
     log: str
+    metrics: Metrics
+    events_lacking: int | None
+    """How many whole blocks of the prompts were not told to be stored, if events were asked for."""
 
     @property
     def let_go(self) -> bool:
@@ -80,7 +83,24 @@ def serve(folder: Path, options: dict[str, Any] | None, *, blocks_per_chunk: int
     finally:
         _forget_memory(engine)
     report = ended.report
-    return Served(report["tokens"], sum(report["cached"]), report["seconds"], ended.log)
+    metrics = Metrics([(name, labels, value) for name, labels, value in report["metrics"]])
+    hits = sum(report["cached"])
+    return Served(report["tokens"], hits, report["seconds"], ended.log, metrics, report["events_lacking"])
+
+
+def as_counted(metrics: Metrics, hit_tokens: int, blocks_per_chunk: int = 1) -> dict[str, Any]:
+    """What vLLM's metrics say of what was found, and whether that is so many tokens."""
+    chunks = hit_tokens // (BLOCK * blocks_per_chunk)
+    tier = "1:HoldfastTierManager"
+    sources = metrics.by("vllm:kv_offload_holdfast_gets_total", "source")
+    told = {
+        "external": metrics.sum("vllm:external_prefix_cache_hits_total"),
+        "by_source": metrics.sum("vllm:prompt_tokens_cached_by_source_total", source="external_unspecified"),
+        "chunks": metrics.sum("vllm:kv_offload_tiering_chunk_hits_total", tier=tier),
+        "read": sum(sources.values()),
+    }
+    right = told == {"external": hit_tokens, "by_source": hit_tokens, "chunks": chunks, "read": chunks}
+    return {"metrics_right": right, "metrics": told, "sources": sources}
 
 
 def _forget_memory(engine: str) -> None:
@@ -105,7 +125,9 @@ class VllmServer(Server):
 
 
 @contextmanager
-def running(folder: Path, options: dict[str, Any] | None, scratch: Path) -> Iterator[VllmServer]:
+def running(
+    folder: Path, options: dict[str, Any] | None, scratch: Path, events: kv_events.Subscriber | None = None
+) -> Iterator[VllmServer]:
     """An API server, up inside the block and gone after it."""
     engine = uuid.uuid4().hex
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
@@ -113,6 +135,8 @@ def running(folder: Path, options: dict[str, Any] | None, scratch: Path) -> Iter
     asked = {"tier": options, "engine_id": engine, "blocks_per_chunk": 1}
     for name, value in vllm_program.transfer(asked).items():
         command += [f"--{name.replace('_', '-')}", json.dumps(value)]
+    if events is not None:
+        command += ["--kv-events-config", json.dumps(events.config())]
     environment = processes.environment(**VARIABLES)
     try:
         with server.running(command, environment, scratch) as up:
@@ -128,14 +152,15 @@ def api_servers(run: program.Program) -> None:
     folder = model.make(run.scratch / "llama", "llama")
     with running(folder, None, run.scratch) as alone:
         plain = alone.serve()
-    with running_cluster(holders=2, segment_mib=256) as cluster:
-        options = tier(cluster, uuid.uuid4().hex[:8])
+    with running_cluster(holders=2, segment_mib=256) as cluster, kv_events.subscribed() as events:
+        options = tier(cluster, uuid.uuid4().hex[:8], enable_kv_events=True, locality="REMOTE")
 
         def served(case: str, *, hits: bool = False, happens: Callable[[], Any] = lambda: None) -> None:
             # A server of its own: what it finds was not computed by it.
-            with run.case(case) as figures, running(folder, options, run.scratch) as up:
+            with run.case(case) as figures, running(folder, options, run.scratch, events) as up:
                 told = happens()
                 found = up.serve()
+                events.read()
                 figures.update(tokens_equal=found.tokens == plain.tokens, hit_tokens=found.hit_tokens)
                 figures["seconds"] = [round(each, 2) for each in found.seconds]
                 if case.startswith("fault"):
@@ -144,24 +169,53 @@ def api_servers(run: program.Program) -> None:
                     figures["objects"] = told
                 if hits:
                     figures["enough_hits"] = found.hit_tokens >= findable(BLOCK)
+                    figures.update(as_counted(up.metrics(), found.hit_tokens))
 
-        with running(folder, options, run.scratch) as first:
+        with running(folder, options, run.scratch, events) as first:
             with run.case("an API server") as figures:
                 figures["tokens_equal"] = first.serve().tokens == plain.tokens
+                figures["all_told"] = events.lacks(kv_events.whole_blocks(PROMPTS, BLOCK)) == 0
+                figures["stored_events"] = len(events.of_holdfast("BlockStored"))
             served("another API server at once", hits=True)
         served("fault: etcd is killed, which pages do not need", hits=True, happens=lambda: faults.kill(cluster, "etcd-0"))
         served("fault: every page is torn, truncated or replaced", happens=lambda: faults.altered(cluster))
+        with run.case("events of wrong pages") as figures:
+            gone = {one for event in events.of_holdfast("BlockRemoved") for one in event["block_hashes"]}
+            stored = {one for event in events.of_holdfast("BlockStored") for one in event["block_hashes"]}
+            figures.update(removed_events=len(gone), removed_are_told=bool(gone) and gone <= stored)
         served("fault: a holder is killed", happens=lambda: faults.kill(cluster, "holder-0"))
         served("fault: the master is killed", happens=lambda: faults.kill(cluster, "master-0"))
+
+
+def on_ssd(run: program.Program) -> None:
+    """Every chunk is on SSD only when a new process asks for it."""
+    folder = model.make(run.scratch / "llama", "llama")
+    with ssd.cluster() as cluster:
+        tag = uuid.uuid4().hex[:8]
+        plain, stored = serve(folder, None), serve(folder, tier(cluster, tag))
+        for how, options, source in ssd.WAYS:
+            with run.case(f"chunks on SSD, {how}") as figures:
+                figures["chunks_on_ssd"] = ssd.crowded_out(cluster)
+                found = serve(folder, tier(cluster, tag, **options))
+                figures.update(
+                    tokens_equal=plain.tokens == stored.tokens == found.tokens,
+                    hit_tokens=found.hit_tokens,
+                    enough_hits=found.hit_tokens >= findable(BLOCK),
+                    **as_counted(found.metrics, found.hit_tokens),
+                )
+                sources = figures["sources"]
+                figures["ssd_hit_tokens"] = BLOCK * sources.get(source, 0)
+                figures["only_from_there"] = set(sources) == {source}
 
 
 def cases(run: program.Program) -> None:
     """Each with four processes, about a minute each."""
     api_servers(run)
+    on_ssd(run)
     for kind, per_chunk in [("llama", 1), ("llama", 4), ("gemma", 1)]:
         with run.case(f"{kind}, {per_chunk} to a chunk") as figures:
             folder = model.make(run.scratch / kind, kind)
-            options = tier(run.cluster, uuid.uuid4().hex[:8])
+            options = tier(run.cluster, uuid.uuid4().hex[:8], enable_kv_events=kind == "llama" and per_chunk == 1)
             plain = serve(folder, None)
             first = serve(folder, options, blocks_per_chunk=per_chunk)
             second = serve(folder, options, blocks_per_chunk=per_chunk)
@@ -173,8 +227,11 @@ def cases(run: program.Program) -> None:
                 hit_tokens=second.hit_tokens,
                 expected_hits=expected,
                 let_go=first.let_go and second.let_go,
+                **as_counted(second.metrics, second.hit_tokens, per_chunk),
                 seconds={"plain": plain.seconds, "stored": first.seconds, "loaded": second.seconds},
             )
+            if first.events_lacking is not None:
+                figures["all_told"] = first.events_lacking == 0
             # Only whole chunks are found: of large ones, a smaller share.
             figures["enough_hits" if per_chunk == 1 else "all_whole_chunks"] = second.hit_tokens >= expected
 

@@ -17,9 +17,15 @@ def test_a_flushed_server_and_another_one_reuse_the_prefixes(cluster: Cluster, t
         assert first.hit_tokens == 0
         flushed = sglang.hits_again(server)
         assert flushed.tokens == first.tokens and flushed.hit_tokens >= sglang.FINDABLE
+        assert server.metrics().sum("sglang:backuped_tokens_total") >= sglang.FINDABLE
     with sglang.running(folder, options, tmp_path) as server:
         second = server.serve()
         assert second.tokens == first.tokens and second.hit_tokens >= sglang.FINDABLE
+        server.flush()
+        third = server.serve()
+        assert third.tokens == first.tokens and third.hit_tokens >= sglang.FINDABLE
+        counted = server.counted(second.hit_tokens + third.hit_tokens)
+        assert counted["metrics_right"], counted
     with sglang.running(folder, options, tmp_path, negate=True) as server:
         control = server.serve()
         assert control.hit_tokens >= sglang.FINDABLE and control.tokens != first.tokens, "loaded pages decide"

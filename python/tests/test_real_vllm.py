@@ -20,7 +20,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def options(cluster: Cluster) -> dict[str, Any]:
-    return vllm.tier(cluster, f"test-{uuid.uuid4().hex[:8]}")
+    return vllm.tier(cluster, f"test-{uuid.uuid4().hex[:8]}", enable_kv_events=True, locality="REMOTE")
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +38,12 @@ def test_another_process_reuses_the_prefixes(folder: Path, options: dict[str, An
     assert second.hit_tokens >= findable(vllm.BLOCK)
     for served in (first, second):
         assert served.let_go
+    counted = vllm.as_counted(second.metrics, second.hit_tokens)
+    assert counted["metrics_right"], counted
+
+
+def test_a_subscriber_hears_of_every_block_that_is_stored(first: vllm.Served) -> None:
+    assert first.events_lacking == 0
 
 
 def test_loaded_pages_decide_what_is_generated(folder: Path, options: dict[str, Any], first: vllm.Served) -> None:
