@@ -32,8 +32,10 @@ def tokenizer() -> Any:
 
 
 def config(kind: str) -> Any:
-    """``llama``: grouped-query attention. ``gemma``: sliding-window and full layers in turns, two KV groups."""
-    from transformers import Gemma3TextConfig, LlamaConfig
+    """``llama``: grouped-query attention; ``large``: the same with 30 million parameters. ``gemma``: sliding-window and full
+    layers in turns, two KV groups. ``deepseek``: multi-head latent attention (MLA), whose pages hold one latent vector for
+    a token instead of keys and values."""
+    from transformers import DeepseekV2Config, Gemma3TextConfig, LlamaConfig
 
     common: dict[str, Any] = {
         "vocab_size": VOCABULARY,
@@ -52,10 +54,35 @@ def config(kind: str) -> Any:
     }
     if kind == "llama":
         return LlamaConfig(**common, tie_word_embeddings=False)
+    if kind == "large":
+        larger = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "max_position_embeddings": 4096}
+        return LlamaConfig(**{**common, **larger}, tie_word_embeddings=False)
     if kind == "gemma":
         windows = ["sliding_attention" if n % 2 == 0 else "full_attention" for n in range(LAYERS)]
         return Gemma3TextConfig(**common, sliding_window=128, layer_types=windows)
-    raise ValueError(f"there is no model {kind!r}: llama, gemma")
+    if kind == "deepseek":
+        # The latent vectors are as long as DeepSeek's: vLLM on a CPU knows no others.
+        latent = {"q_lora_rank": None, "kv_lora_rank": 512, "qk_nope_head_dim": 32, "qk_rope_head_dim": 64, "v_head_dim": 32}
+        # Positions as DeepSeek-V2 has them: SGLang on a CPU knows no others for it.
+        positions = {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 2.0,
+            "original_max_position_embeddings": 1024,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 0.707,
+            "mscale_all_dim": 0.707,
+        }
+        without = {**common, **latent, "head_dim": 64, "num_key_value_heads": 4}
+        without["moe_layer_freq"] = 1  # SGLang reads it although no layer has experts
+        return DeepseekV2Config(
+            **without,
+            rope_parameters=positions,
+            first_k_dense_replace=LAYERS,  # so that no layer has experts
+            tie_word_embeddings=False,
+        )
+    raise ValueError(f"there is no model {kind!r}: llama, large, gemma, deepseek")
 
 
 def make(folder: Path, kind: str = "llama") -> Path:

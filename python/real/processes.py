@@ -82,7 +82,7 @@ def started(command: Sequence[str], env: dict[str, str], log: Path) -> Iterator[
         yield process
     finally:
         # Launchers start processes in sessions of their own: found by their parents, before these are gone.
-        for pid in [*_descendants(process.pid), process.pid]:
+        for pid in [*descendants(process.pid), process.pid]:
             with suppress(ProcessLookupError):  # it has ended
                 os.kill(pid, signal.SIGKILL)
         with suppress(ProcessLookupError):
@@ -90,7 +90,7 @@ def started(command: Sequence[str], env: dict[str, str], log: Path) -> Iterator[
         process.wait(END_WITHIN_S)
 
 
-def _descendants(of: int) -> list[int]:
+def descendants(of: int) -> list[int]:
     """All processes below one, the youngest generation first."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():

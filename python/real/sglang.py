@@ -13,7 +13,8 @@ import sys
 import time
 import urllib.error
 import uuid
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -121,15 +122,23 @@ def running(
     layout: str = "page_first_direct",
     policy: str = "wait_complete",
     storage: str = "dynamic",
+    ranks: int = 1,
+    flags: Sequence[str] = (),
     negate: bool = False,
 ) -> Iterator[SglangServer]:
     """A server, up inside the block and gone after it."""
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(folder), "--host", "127.0.0.1"]
-    command += ["--page-size", str(PAGE), *FLAGS]
+    command += ["--page-size", str(PAGE), "--tp-size", str(ranks), *FLAGS, *flags]
     if options is not None:
         command += [*HIERARCHICAL, "--hicache-mem-layout", layout, "--hicache-storage-prefetch-policy", policy]
         command += ["--hicache-storage-backend", storage, "--hicache-storage-backend-extra-config", json.dumps(options)]
     variables = {"SGLANG_USE_CPU_ENGINE": "1", "MAX_JOBS": "1"}
+    if ranks > 1:
+        # By itself SGLang gives each rank a NUMA node, and refuses more ranks than there are nodes.
+        cores = sorted(os.sched_getaffinity(0))
+        variables["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(cores[rank % len(cores)]) for rank in range(ranks))
+        # A torch for GPUs brings NCCL along, which SGLang would take for a GPU: ranks talk over gloo.
+        variables["SGLANG_NCCL_SO_PATH"] = "none"
     if negate:
         variables["HOLDFAST_TEST_NEGATE"] = "1"
     environment = processes.environment(**variables)
@@ -193,8 +202,37 @@ def cases(run: program.Program) -> None:
             hit_tokens=found.hit_tokens,
             enough_hits=found.hit_tokens >= FINDABLE,
         )
+    for kind, ranks in [("deepseek", 1)]:
+        with run.case(f"{kind}, {'one rank' if ranks == 1 else 'two ranks'}") as figures:
+            figures.update(of_ranks(run, kind, ranks))
     on_ssd(run, folder, plain)
     under_faults(run, folder, plain)
+
+
+def of_ranks(run: program.Program, kind: str, ranks: int) -> dict[str, Any]:
+    """A model whose TP ranks each write their own part of a page (``llama``), or one of them the whole (``deepseek``,
+    whose latent vectors all ranks have alike). Sums over ranks depend on their number, so the tokens are compared with
+    those of as many ranks without hierarchical cache."""
+    folder = model.make(run.scratch / kind, kind)
+    tag = uuid.uuid4().hex[:8]
+    options = backend(run.cluster, tag)
+    with running(folder, None, run.scratch, ranks=ranks) as server:
+        plain = server.serve()
+    with running(folder, options, run.scratch, ranks=ranks) as server:
+        first, flushed = server.serve(), hits_again(server)
+    with running(folder, options, run.scratch, ranks=ranks, negate=True) as server:
+        control = server.serve()
+    written = Counter(name.rpartition("/")[2] for name in faults.keys(run.cluster) if name.startswith(f"kv/{tag}/"))
+    writers = 1 if kind == "deepseek" else ranks
+    return {
+        "tokens_equal": plain.tokens == first.tokens == flushed.tokens,
+        "control_differs": control.tokens != plain.tokens,
+        "hit_tokens": flushed.hit_tokens,
+        "enough_hits": min(flushed.hit_tokens, control.hit_tokens) >= FINDABLE,
+        "objects": dict(written),
+        "each_writes_its_own": sorted(written) == [f"t{rank}p0c0" for rank in range(writers)]
+        and len(set(written.values())) == 1,
+    }
 
 
 def on_ssd(run: program.Program, folder: Path, plain: Served) -> None:

@@ -1,7 +1,7 @@
 """One vLLM process: serves prompts of token ids, and writes what it generated to a file, as JSON.
 
 ``python -m real.vllm_program SETTINGS REPORT``, with settings as JSON: ``model``, ``prompts``, ``tier`` (of Holdfast,
-or null for none), ``engine_id``, ``block_size``, ``blocks_per_chunk``, ``new_tokens``. A tier with ``enable_kv_events`` has
+or null for none), ``engine_id``, ``block_size``, ``blocks_per_chunk``, ``new_tokens``, ``more`` (arguments of vLLM's). A tier with ``enable_kv_events`` has
 the process publish KV events, and take them itself.
 """
 
@@ -51,7 +51,7 @@ def serve(settings: dict[str, Any], events: kv_events.Subscriber) -> dict[str, A
     from vllm import LLM, SamplingParams
     from vllm.v1.metrics.reader import Counter
 
-    more = transfer(settings)
+    more = {**transfer(settings), **settings["more"]}
     publishes = bool(settings["tier"] and settings["tier"].get("enable_kv_events"))
     if publishes:
         more["kv_events_config"] = events.config()

@@ -1,8 +1,8 @@
 """A plugin of SGLang, by its own entry point ``sglang.srt.plugins``: HiCache on a CPU.
 
 Replaced: the three copies between device pool and host pool that SGLang has as CUDA code, and the page-locking of host
-memory. With ``HOLDFAST_TEST_NEGATE`` in the environment every value that comes back from the host is negated: the
-control that shows that loaded pages matter.
+memory; for MLA also the choice of the form of attention. With ``HOLDFAST_TEST_NEGATE`` in the environment every value that
+comes back from the host is negated: the control that shows that loaded pages matter.
 """
 
 from __future__ import annotations
@@ -74,3 +74,12 @@ def apply() -> None:
             transfer_kv_per_layer_direct_pf_lf,
         ):
             setattr(module, copy.__name__, copy)
+    _attend_to_latent_vectors()
+
+
+def _attend_to_latent_vectors() -> None:
+    """For MLA, SGLang has its attention on a CPU in kernels (``intel_amx``). Its plain one, ``torch_native``, takes keys and
+    values from the pool, which for MLA has latent vectors: so it has to get queries for these, in prefills too."""
+    from sglang.srt.models.deepseek_common import attention_backend_handler as handlers
+
+    handlers.AttentionBackendRegistry.register("torch_native", lambda attn, batch: handlers.AttnForwardMethod.MLA)
