@@ -13,7 +13,6 @@ import sys
 import time
 import urllib.error
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -202,7 +201,7 @@ def cases(run: program.Program) -> None:
             hit_tokens=found.hit_tokens,
             enough_hits=found.hit_tokens >= FINDABLE,
         )
-    for kind, ranks in [("deepseek", 1)]:
+    for kind, ranks in [("deepseek", 1), ("llama", 2)]:
         with run.case(f"{kind}, {'one rank' if ranks == 1 else 'two ranks'}") as figures:
             figures.update(of_ranks(run, kind, ranks))
     on_ssd(run, folder, plain)
@@ -220,19 +219,37 @@ def of_ranks(run: program.Program, kind: str, ranks: int) -> dict[str, Any]:
         plain = server.serve()
     with running(folder, options, run.scratch, ranks=ranks) as server:
         first, flushed = server.serve(), hits_again(server)
+        written = parts(run.cluster, tag)  # before the server is killed, which may be in the middle of a page
     with running(folder, options, run.scratch, ranks=ranks, negate=True) as server:
         control = server.serve()
-    written = Counter(name.rpartition("/")[2] for name in faults.keys(run.cluster) if name.startswith(f"kv/{tag}/"))
     writers = 1 if kind == "deepseek" else ranks
     return {
         "tokens_equal": plain.tokens == first.tokens == flushed.tokens,
         "control_differs": control.tokens != plain.tokens,
         "hit_tokens": flushed.hit_tokens,
         "enough_hits": min(flushed.hit_tokens, control.hit_tokens) >= FINDABLE,
-        "objects": dict(written),
-        "each_writes_its_own": sorted(written) == [f"t{rank}p0c0" for rank in range(writers)]
-        and len(set(written.values())) == 1,
+        "objects": {rank: len(pages) for rank, pages in written.items()},
+        "every_part_written": sorted(written) == [f"t{rank}p0c0" for rank in range(writers)] and alike(written),
     }
+
+
+def parts(cluster: Any, tag: str) -> dict[str, set[str]]:
+    """The pages that each rank has written, once all of them have written the same ones: they write in the background."""
+    deadline = time.monotonic() + 60
+    while True:
+        found: dict[str, set[str]] = {}
+        for name in faults.keys(cluster):
+            if name.startswith(f"kv/{tag}/"):
+                page, rank = name.split("/")[-2:]
+                found.setdefault(rank, set()).add(page)
+        if alike(found) or time.monotonic() > deadline:
+            return found
+        time.sleep(0.2)
+
+
+def alike(written: dict[str, set[str]]) -> bool:
+    """Whether all ranks have written the same pages."""
+    return len({frozenset(pages) for pages in written.values()}) == 1
 
 
 def on_ssd(run: program.Program, folder: Path, plain: Served) -> None:
