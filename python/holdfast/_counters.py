@@ -45,6 +45,6 @@ class Counters:
         now = {**self._pages.prefetch_stats(), **self._pages.stats()}
         for counter, (metric, label) in _TOLD.items():
             more = now[counter] - self._before.get(counter, 0)
-            if more:
+            if more > 0:
+                self._before[counter] = now[counter]
                 yield metric, label, more
-        self._before = now

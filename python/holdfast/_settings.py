@@ -150,13 +150,19 @@ class Settings:
             "index": _durations(self.index),
             "etcd": _durations({"endpoints": list(self.etcd), **_secrets.written(self.etcd_options)}),
             "budget": self.budget,
-            "program": " ".join(os.path.basename(part) for part in sys.argv[:2])[:200],
+            "program": _program(),
             "role": self.role,
         }
         try:
             return json.dumps(sections)
         except (TypeError, ValueError) as error:
             raise Invalid(f"a setting cannot be written as JSON: {error}", operation="python.settings") from error
+
+
+def _program() -> str:
+    """What is running, for :meth:`FeatureStore.sessions`. Its arguments may hold secrets, and its name may be any bytes."""
+    name = os.path.basename(sys.argv[0]) if getattr(sys, "argv", None) else ""
+    return name.encode("utf-8", "replace").decode()
 
 
 def addresses(text: str | Sequence[str]) -> tuple[str, ...]:

@@ -109,6 +109,7 @@ class HoldfastHiCacheStorage(HiCacheStorage):  # type: ignore[misc]  # published
         # Filled by the threads that move pages, emptied by the scheduler's.
         self._transfers: dict[str, deque[tuple[int, float]]] = {"get": deque(), "set": deque()}
         self._counters = Counters(self.pages)
+        self._counters_failed = False
 
     # Pools.
 
@@ -410,8 +411,8 @@ class HoldfastHiCacheStorage(HiCacheStorage):  # type: ignore[misc]  # published
         return list(addresses(given)) if given is not None else _usual_admin(self.options.master)
 
     def get_stats(self) -> Any:
-        """Pages and GB/s of each get and set since the last call, in the form of SGLang's metrics. Pages that did not move
-        do not count."""
+        """Pages and GB/s of each get and set since the last call, in the form of SGLang's metrics. Pages that missed or
+        failed do not count; those that were there already do."""
         from sglang.srt.observability.metrics_collector import StorageMetrics
 
         metrics = StorageMetrics()
@@ -430,10 +431,16 @@ class HoldfastHiCacheStorage(HiCacheStorage):  # type: ignore[misc]  # published
         return metrics
 
     def _tell_counters(self) -> None:
-        """What SGLang's metrics have no place for: the page store's own counters."""
+        """What SGLang's metrics have no place for: the page store's own counters. Without them a server can do, so no failure
+        of theirs reaches its scheduler."""
         config = self.storage_config
-        for metric, label, more in self._counters.grown():
-            _counter(metric).labels(config.model_name or "", str(config.tp_rank), label).inc(more)
+        try:
+            for metric, label, more in self._counters.grown():
+                _counter(metric).labels(config.model_name or "", str(config.tp_rank), label).inc(more)
+        except Exception:
+            if not self._counters_failed:
+                log.exception("counters of the page store are not told; this is logged once")
+            self._counters_failed = True
 
     def page_stats(self) -> dict[str, int]:
         """The page store's counters: pages loaded, missed, refused as wrong, ..."""

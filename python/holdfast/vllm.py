@@ -153,6 +153,7 @@ class HoldfastTierManager(SecondaryTierManager):
         self._before = _names(offloading_spec.config, chunk, tag, weights_version)
         self._exists_timeout, self._load_timeout, self._store_timeout = exists_timeout, load_timeout, store_timeout
         self._most_jobs = most_jobs
+        self.locality = None if locality is None else Locality(locality)
         self.pages = PageStore(
             master=master,
             admin=admin,
@@ -168,7 +169,6 @@ class HoldfastTierManager(SecondaryTierManager):
             prefetch=prefetch,
         )
         self._prefetch_on_exist = prefetch_on_exist
-        self.locality = None if locality is None else Locality(locality)
         self._events: list[OffloadingEvent] | None = None
         if enable_kv_events:
             if offloading_spec.kv_events_config.enable_kv_cache_events:

@@ -12,8 +12,8 @@ from real import faults, processes
 OUT_WITHIN_S = 180.0
 
 WAYS: list[tuple[str, dict[str, Any], str]] = [
-    # Gets wait for what is on its way: then every page is read ahead, however slow the machine is.
-    ("read ahead", {"prefetch": {"wait_for_prefetch": 10.0}}, "local"),
+    # Gets wait for what is on its way, and nothing of it expires: then every page is read ahead, also on a slow machine.
+    ("read ahead", {"prefetch": {"wait_for_prefetch": 10.0, "begin_within": 60.0, "within": 60.0, "keep": 60.0}}, "local"),
     # Nothing is read ahead, and the store looks where pages are all the same.
     ("not read ahead", {"prefetch_on_exist": False, "prefetch": {"count_sources": True}}, "ssd"),
 ]

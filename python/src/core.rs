@@ -511,7 +511,7 @@ impl Core {
         Operation::begin(within, work, |py, swept, _late| convert::swept(py, &swept)).or_raise(py)
     }
 
-    /// Lists the records in quarantine, which could not be parsed. Result: a list of tuples.
+    /// Lists the sessions that are alive. Result: a list of tuples.
     fn sessions(&self, py: Python<'_>, timeout: f64) -> PyResult<Operation> {
         let (parts, within) = self.begin(py, timeout)?;
         let work = async move { Ok(parts.store.sessions(within).await?.into_iter().map(Ok).collect()) };
@@ -519,6 +519,7 @@ impl Core {
         Operation::begin(within, work, deliver).or_raise(py)
     }
 
+    /// Lists the records in quarantine, which could not be parsed. Result: a list of tuples.
     fn quarantined(
         &self,
         py: Python<'_>,

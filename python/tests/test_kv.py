@@ -104,7 +104,7 @@ def test_without_frames_a_late_get_says_when_its_memory_is_free() -> None:
 def test_what_counts_as_written_dies_with_its_holder() -> None:
     """As docs/kv.md says: until the master drops a dead holder, its pages are found and count as stored; then they are
     gone, and can be stored anew."""
-    with running_cluster(holders=2, segment_mib=64, master_flags=["--client_ttl=3"]) as cluster:
+    with running_cluster(holders=2, segment_mib=64, master_flags=["--client_ttl=10"]) as cluster:
         with kv.PageStore(**settings(cluster)) as store:
             memory, keys = random_pages(16), names(16)
             store.register(memory)

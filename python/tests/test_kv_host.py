@@ -188,7 +188,7 @@ async def test_a_request_that_is_given_up_while_it_decodes_returns_its_pages(
 ) -> None:
     async with start() as host:
         other = asyncio.create_task(ask(host, distinct[1]))
-        pending = host.submit(distinct[0], 400, timeout=0.5 if how == "too late" else WITHIN_S)
+        pending = host.submit(distinct[0], 400, timeout=0.1 if how == "too late" else WITHIN_S)
         waiting = asyncio.create_task(wait(pending))
         if how != "too late":
             await until(lambda: host.generated(pending.id) >= 3)

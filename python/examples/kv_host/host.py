@@ -226,10 +226,12 @@ class Host:
 
     def _close(self) -> None:
         # The tier first: it answers for every operation, and then nothing uses the pools any more.
-        self.tier.close(self._end_within)
-        for thread in (self._model_thread, self._copy_thread, self._tier_thread):
-            thread.shutdown()
-        self._store.unregister(self._memory)
+        try:
+            self.tier.close(self._end_within)
+        finally:
+            for thread in (self._model_thread, self._copy_thread, self._tier_thread):
+                thread.shutdown()
+            self._store.unregister(self._memory)
 
     # The rounds.
 
