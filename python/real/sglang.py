@@ -123,6 +123,7 @@ def running(
     storage: str = "dynamic",
     ranks: int = 1,
     flags: Sequence[str] = (),
+    flush_denormals: bool = False,
     negate: bool = False,
 ) -> Iterator[SglangServer]:
     """A server, up inside the block and gone after it."""
@@ -138,6 +139,8 @@ def running(
         variables["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(cores[rank % len(cores)]) for rank in range(ranks))
         # A torch for GPUs brings NCCL along, which SGLang would take for a GPU: ranks talk over gloo.
         variables["SGLANG_NCCL_SO_PATH"] = "none"
+    if flush_denormals:
+        variables["HOLDFAST_TEST_FLUSH_DENORMALS"] = "1"
     if negate:
         variables["HOLDFAST_TEST_NEGATE"] = "1"
     environment = processes.environment(**variables)

@@ -2,7 +2,8 @@
 
 Replaced: the three copies between device pool and host pool that SGLang has as CUDA code, and the page-locking of host
 memory; for MLA also the choice of the form of attention. With ``HOLDFAST_TEST_NEGATE`` in the environment every value that
-comes back from the host is negated: the control that shows that loaded pages matter.
+comes back from the host is negated: the control that shows that loaded pages matter. With
+``HOLDFAST_TEST_FLUSH_DENORMALS`` denormal numbers count as zero.
 """
 
 from __future__ import annotations
@@ -75,6 +76,10 @@ def apply() -> None:
         ):
             setattr(module, copy.__name__, copy)
     _attend_to_latent_vectors()
+    if "HOLDFAST_TEST_FLUSH_DENORMALS" in os.environ:
+        import torch
+
+        torch.set_flush_denormal(True)
 
 
 def _attend_to_latent_vectors() -> None:
