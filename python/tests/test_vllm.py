@@ -281,11 +281,11 @@ def test_a_job_that_names_no_slots_or_is_drained_leaves_none_open(
     begun, go = threading.Event(), threading.Event()
     calls: list[list[str]] = []
 
-    def slow(names: list[str], slots: list[int]) -> list[bool]:
+    def slow(names: list[str], slots: list[int]) -> list[str]:
         calls.append(names)
         begun.set()
         assert go.wait(20)
-        return [True] * len(names)
+        return ["stored"] * len(names)
 
     server.tier._submit(server.tier._stores, SimpleNamespace(job_id=2, keys=keys(5), chunk_ids=list(range(5))), slow)
     assert begun.wait(20)
