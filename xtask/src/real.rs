@@ -17,6 +17,8 @@ enum Framework {
     Sglang,
     /// Training offline and online, against SpecForge's own store
     Specforge,
+    /// Time to the first token: computed, from Holdfast, and from SGLang's own back end
+    FirstToken,
 }
 
 impl Framework {
@@ -25,6 +27,7 @@ impl Framework {
             Self::Vllm => "vllm",
             Self::Sglang => "sglang",
             Self::Specforge => "specforge",
+            Self::FirstToken => "first_token",
         }
     }
 }
@@ -41,6 +44,11 @@ pub(crate) struct Real {
 }
 
 pub(crate) fn run(options: &Real) -> Result<()> {
+    let is_kept = !matches!(options.framework, Framework::FirstToken);
+    ensure!(
+        is_kept || !options.record,
+        "the times of first-token are not kept; leave out --record"
+    );
     build_package()?;
     let python = repository().join("python");
     let mut command = Command::new(repository().join(".venv/bin/python"));
