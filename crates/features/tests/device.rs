@@ -217,11 +217,10 @@ async fn a_stage_that_a_late_copy_may_touch_is_not_given_out() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_get_whose_caller_left_does_not_write_over_the_next_one() {
     let (device, world) = (FakeDevice::new(), World::new());
-    let config = FeatureConfig {
-        stage_bytes: 8 << 10,
-        ..world.config()
-    };
-    let store = open(&world, config).await;
+    let engine = HeldUp::new(world.cluster.connect());
+    let store = world
+        .open_on(engine.clone(), world.txn_store.client(), world.config())
+        .await;
     let lens = [1, 10 * 4096];
     let mut leases = Vec::new();
     for n in 0..2_u64 {
@@ -233,16 +232,27 @@ async fn a_get_whose_caller_left_does_not_write_over_the_next_one() {
         let bytes: Arc<dyn DeviceBytes> = Arc::<FakeBytes>::clone(&memory);
         Wanted::Into(vec![(name("t1"), Destination::Device(bytes))])
     };
-    device.set_copy_time(Duration::from_millis(5));
-    device.hold(true);
+    engine.set(Mode::HangBeforeGet);
     let first = store.get(&leases[0], wanted(), WITHIN);
-    assert!(tokio::time::timeout(SOON, first).await.is_err(), "its copies are held");
+    assert!(
+        tokio::time::timeout(SOON, first).await.is_err(),
+        "the engine holds it up"
+    );
+    engine.set(Mode::Pass);
     let second = tokio::spawn({
         let (store, lease, wanted) = (store.clone(), leases[1].clone(), wanted());
         async move { store.get(&lease, wanted, WITHIN).await.map(|_| ()) }
     });
-    device.hold(false);
+    // Time enough to go first, if nothing kept it from that.
+    tokio::time::sleep(SOON).await;
+    engine.let_go();
     second.await.expect("no panic").expect("on the device");
+    let clock = SystemClock::new();
+    let begun = clock.now();
+    while device.log().len() < 20 {
+        assert!(clock.now().since(begun) < WITHIN, "{} copies", device.log().len());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
     assert!(memory.to_vec() == pattern(lens[1], 11), "bytes of the get before");
 }
 
@@ -259,6 +269,17 @@ async fn a_busy_device_takes_no_slot_of_the_engine() {
     for n in 0..4_u64 {
         let (store, item) = (store.clone(), on_device(&device, &format!("run/{n}"), &LENS, n));
         waiting.push(tokio::spawn(async move { store.put(item, WITHIN).await.map(|_| ()) }));
+    }
+    // Twenty-one objects each, of as many puts as there are slots.
+    let clock = SystemClock::new();
+    let begun = clock.now();
+    while device.queued() < 42 {
+        assert!(
+            clock.now().since(begun) < WITHIN,
+            "{} copies have begun",
+            device.queued()
+        );
+        tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let stored = put(&store, item("run/host", &LENS, 9)).await;
     let lease = take(&store, &stored).await;

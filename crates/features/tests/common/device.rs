@@ -88,6 +88,11 @@ impl FakeDevice {
         self.shared.state.lock().log.clone()
     }
 
+    /// How many copies have begun and not ended.
+    pub fn queued(&self) -> usize {
+        self.shared.state.lock().queue.len()
+    }
+
     /// How many bytes of stages were asked for.
     pub fn stage_bytes(&self) -> usize {
         self.shared.stages.load(Ordering::SeqCst)
