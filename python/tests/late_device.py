@@ -207,6 +207,15 @@ class _Module(_DummyBackendModule):
     current_stream = staticmethod(current_stream)
 
     @staticmethod
+    def get_rng_state(device: object = None) -> torch.Tensor:
+        """Other tests of this process keep the state of all devices."""
+        return torch.zeros(8, dtype=torch.uint8)
+
+    @staticmethod
+    def set_rng_state(state: torch.Tensor, device: object = None) -> None:
+        """It draws no numbers."""
+
+    @staticmethod
     @contextlib.contextmanager
     def stream(stream: Any) -> Iterator[None]:
         before = current_stream()

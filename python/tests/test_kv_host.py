@@ -225,7 +225,8 @@ async def test_a_request_that_is_aborted_under_a_prefetch_keeps_its_pages_until_
                     await pending
                 rounds = restarted.metrics.rounds
                 await until(lambda: restarted.metrics.rounds > rounds + 2)
-                assert restarted.planner.pools()[0].owned == WHOLE // PAGE_TOKENS
+                # On a slow machine the abort may come before the get has begun, and then there is nothing to wait for.
+                assert restarted.planner.pools()[0].owned == (WHOLE // PAGE_TOKENS if restarted._open else 0)
             finally:
                 os.kill(cluster.pids["holder-0"], signal.SIGCONT)
             await all_pages_are_back(restarted)

@@ -150,7 +150,7 @@ def test_into_memory_of_the_caller(store: FeatureStore) -> None:
         store.get(ref, into={"a": torch.zeros(7, 1000)})
     with pytest.raises(holdfast.Invalid, match="cannot be written"):
         store.get(ref, into={"b": bytes(20)})
-    with pytest.raises(holdfast.Invalid, match="either names or into"):
+    with pytest.raises(holdfast.Invalid, match="neither names nor device"):
         store.get(ref, ["a"], into=mine)  # type: ignore[call-overload]
 
 
