@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from real import processes, specforge_assets
+from real import faults, processes, specforge_assets
 from real.program import Program, run
 
 SAMPLES = 64
@@ -211,6 +211,8 @@ def cases(program: Program) -> None:
         figures["samples_ended"] = sum(end_store(name, cluster) for name in names)
         figures["keys_left"] = keys_left(cluster) - before
         figures["nothing_left"] = figures["keys_left"] == 0
+        if not figures["nothing_left"]:
+            figures["left"] = faults.keys(cluster)[:8]
 
 
 def kills(program: Program, folder: Path) -> None:
@@ -247,6 +249,8 @@ def kills(program: Program, folder: Path) -> None:
         both = set(losses(consuming)) | set(losses(resumed))
         figures |= {"kills": 1, "died": died, "ended_well": codes == [0, 0]}
         figures["all_trained"] = both == set(range(1, steps + 1))
+        if codes != [0, 0]:
+            figures["said"] = [processes.logged(log)[-400:] for log in (resumed, producing)]
 
     # The rank that is left tells the producer, which ends, too: SpecForge does not resume such a run.
     for name, role in (("rank", "consumer"), ("producer", "producer")):
