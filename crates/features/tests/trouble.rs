@@ -476,3 +476,30 @@ async fn a_put_to_ssd_that_nobody_confirms_says_so_in_its_time_and_leaves_nothin
     store.close(WITHIN).await.expect("closed");
     world.assert_empty();
 }
+
+#[tokio::test]
+async fn a_store_has_ended_only_when_its_last_object_is_gone() {
+    let world = World::new();
+    let (died, store) = (world.open().await, world.open().await);
+    let stored = put(&died, item("run/1", &[100], 1)).await;
+    let lease = take(&died, &stored).await;
+    // Its object is replaced by a put that never ended, which the engine does not remove; then its process dies.
+    let key = one(keys_of(&world, &stored));
+    world.cluster.connect().remove_one(&key, WITHIN).expect("removed");
+    assert!(world.cluster.abandon_put(&key, 100));
+    ack(&died, &lease).await.expect("acked");
+    world.end_session(&died).await;
+    drop(died);
+    let error = store
+        .end(false, Duration::from_secs(1))
+        .await
+        .expect_err("one object is left");
+    assert_eq!(
+        (error.kind(), error.fact("left")),
+        (ErrorKind::Timeout, Some("1")),
+        "{error}"
+    );
+    world.cluster.restart_master(); // it knows nothing of that put any more
+    store.end(false, WITHIN).await.expect("ended");
+    world.assert_empty();
+}

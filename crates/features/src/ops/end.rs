@@ -1,7 +1,7 @@
 //! Ending a store: everything that it holds is retired and freed.
 //!
 //! ```text
-//! no other session is alive ─▶ retire page by page, until no sample is live ─▶ sweep ─▶ everything is freed
+//! no other session is alive ─▶ retire page by page, until no sample is live ─▶ sweep until nothing is left ─▶ freed
 //!    │ one is
 //!    ▼
 //!  Conflict
@@ -21,6 +21,8 @@ use crate::store::{FeatureStore, Inner};
 const OPERATION: &str = "features.end";
 /// Samples in one call to the index.
 const PAGE: usize = 256;
+/// How often objects are tried again that could not be removed. The engine does not tell when they can.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 impl Inner {
     async fn end(&self, others: bool, deadline: Deadline) -> Result<u64> {
@@ -71,10 +73,26 @@ impl Inner {
             .with("ended", ended)
             .with("left", later));
         }
-        // What sessions left that have ended: reservations, leases, samples that were to be freed.
-        self.reclaim.sweep(deadline).await?;
         self.reclaim.queue.drain(deadline).await?;
-        Ok(ended)
+        // What sessions left that have ended: reservations, leases, samples that were to be freed. A put that its process did
+        // not end stays in the engine until the engine's own timeout.
+        loop {
+            let swept = self.reclaim.sweep(deadline).await?;
+            if swept.failed == 0 {
+                return Ok(ended);
+            }
+            if self.runtime.left(deadline) <= LOOK_EVERY {
+                return Err(Error::new(
+                    ErrorKind::Timeout,
+                    OPERATION,
+                    "objects of samples that are to be freed could not be removed yet; they stay recorded, and another call \
+                     goes on (puts that their processes did not end go away by the engine's own timeout)",
+                )
+                .with("ended", ended)
+                .with("left", swept.failed));
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
     }
 }
 
