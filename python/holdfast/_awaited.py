@@ -388,7 +388,8 @@ class StoreCalls:
         await self._calls.set_budget(nbytes, timeout)
 
     async def end(self, *, others: bool = False, timeout: float | None = None) -> int:
-        """Ends everything that the store holds and returns once it is freed: how many samples that were. For a run that is
+        """Ends everything that the store holds and returns once it is freed: how many samples that were. :class:`Timeout` says
+        what could not be removed in time, such as a put that its process did not end; another call goes on. For a run that is
         over, or that died and will not be resumed; samples have no owner, and stay until a call says that no process needs
         them. :class:`Conflict` if another process has the store open, unless ``others``: its reads then fail."""
         return await self._calls.end(others, timeout)
