@@ -111,7 +111,8 @@ impl ReadyLists {
     }
 
     /// Some samples that are ready for the group, left where they are: what the next takes of this process begin with, if
-    /// each takes `at_once`. A take reads on from shard to shard, and each of them as far as it needs.
+    /// each takes `at_once`. A take reads on from shard to shard, and each of them as far as it needs. Where shards have
+    /// fewer samples than that, this is a guess.
     pub(crate) async fn peek(
         &self,
         group: &GroupName,
@@ -123,13 +124,15 @@ impl ReadyLists {
         let mut samples = list.seen(self.core.clock().now());
         let all = usize::try_from(SHARDS).unwrap_or(usize::MAX);
         let first = self.next_shard.load(Ordering::Relaxed);
-        let (mut from, mut of_each) = (0, at_once.max(1));
+        let (mut from, mut looks) = (0, 0);
         while samples.len() < count && from < all {
-            // If these are not full, the samples are spread thin, and the rest is read at once.
-            let some = if from == 0 {
-                count.div_ceil(of_each).min(all)
+            // A take looks into some shards, too. If these have not enough, the samples are spread thin, and the rest is
+            // read at once.
+            let (some, of_each) = if looks < LOOKS_INTO_SOME {
+                let missing = (count - samples.len()).div_ceil(at_once.max(1));
+                (missing.min(all - from), at_once.max(1))
             } else {
-                all - from
+                (all - from, count.div_ceil(all))
             };
             let shards = (from..from + some).map(|turn| Shard {
                 number: first.wrapping_add(turn as u64) % SHARDS,
@@ -142,7 +145,7 @@ impl ReadyLists {
             let new: Vec<SampleRef> = new.filter(|sample| !samples.contains(sample)).collect();
             samples.extend(new);
             from += some;
-            of_each = count.div_ceil(all);
+            looks += 1;
         }
         samples.truncate(count);
         Ok(samples)

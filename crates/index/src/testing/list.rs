@@ -8,11 +8,12 @@ use holdfast_custody::Reason;
 use super::client::{CALL, a};
 use super::context::Context;
 use crate::record::identity::LiveSession;
+use crate::{RecordQuery, Stage};
 
 cases! {
     "list" Nothing
     live_samples_come_in_pages
-        "Live samples in the order of their names, `limit` at most, from behind a place on.";
+        "Looks at `limit` at most, from behind a place on, and returns those that match.";
     sessions_are_those_alive
         "The sessions that are alive, and what their processes say of themselves.";
     what_is_peeked_is_what_the_next_take_gets
@@ -27,9 +28,12 @@ async fn live_samples_come_in_pages(context: &Context) -> CaseResult {
     expected.remove(&samples[3].sample);
     let (mut seen, mut place, mut pages) = (Vec::new(), None, 0);
     loop {
-        let page = context.index().live(place.as_ref(), 4, CALL).await?;
-        ensure!(page.samples.len() <= 4, "a page has {}", page.samples.len());
-        seen.extend(page.samples.into_iter().map(|sample| sample.sample));
+        let page = context
+            .index()
+            .records(&RecordQuery::of(Stage::Live), place.as_ref(), 4, CALL)
+            .await?;
+        ensure!(page.records.len() <= 4, "a page has {}", page.records.len());
+        seen.extend(page.records.into_iter().map(|found| found.sample.sample));
         pages += 1;
         place = page.next;
         if place.is_none() {
@@ -70,7 +74,8 @@ async fn sessions_are_those_alive(context: &Context) -> CaseResult {
 }
 
 async fn what_is_peeked_is_what_the_next_take_gets(context: &Context) -> CaseResult {
-    context.publish_many("s", 200, &["a"]).await?;
+    // So many that no shard has fewer than a take gets: there, a peek is a guess.
+    context.publish_many("s", 600, &["a"]).await?;
     for at_once in [1, 4] {
         // A process that has read nothing yet.
         let consumer = context.join().await?;
