@@ -150,6 +150,18 @@ impl SampleKey {
             .ok_or_else(|| Error::invalid("key.parse", "this is not a key of Holdfast's own form").with("key", key))
     }
 
+    /// The parts of the key of an object that belongs to a sample: of a tensor (`…/{tensor}`), or of one chunk of a
+    /// tensor (`…/{tensor}/{n}`). `None` for any other key.
+    pub fn of_object(key: &ObjectKey) -> Option<Self> {
+        let text = key.as_str();
+        Self::parse_text(text).or_else(|| {
+            let (tensor, chunk) = text.rsplit_once('/')?;
+            // As in a key, each number has exactly one text.
+            let number: u64 = chunk.parse().ok()?;
+            (number.to_string() == chunk).then(|| Self::parse_text(tensor))?
+        })
+    }
+
     fn parse_text(text: &str) -> Option<Self> {
         let mut parts = text.split('/');
         let (store, sample, incarnation, tensor) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
@@ -298,7 +310,12 @@ mod tests {
             };
             let object = key.to_object_key();
             prop_assert_eq!(&ObjectKey::new(object.as_str())?, &object);
-            prop_assert_eq!(SampleKey::parse(&object)?, key);
+            prop_assert_eq!(&SampleKey::parse(&object)?, &key);
+            prop_assert_eq!(SampleKey::of_object(&object), Some(key.clone()));
+            for (chunk, ours) in [("0", true), ("7", true), ("07", false), ("", false), ("x", false), ("1/2", false)] {
+                let object = ObjectKey::new(format!("{object}/{chunk}"))?;
+                prop_assert_eq!(SampleKey::of_object(&object), ours.then(|| key.clone()), "chunk {}", chunk);
+            }
             prop_assert_eq!(KeySpace::of(&object), KeySpace::Samples);
             prop_assert_eq!(KeySpace::of(&ObjectKey::new(format!("{object}/7"))?), KeySpace::Samples, "a chunk");
         }

@@ -7,7 +7,7 @@
 use std::fmt::Debug;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// A point on one clock's monotonic time line. It has no meaning in another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -32,6 +32,10 @@ impl Timestamp {
 pub trait Clock: Send + Sync + Debug {
     /// The time now. Never goes back.
     fn now(&self) -> Timestamp;
+
+    /// The time of day in milliseconds since 1970. For people, who compare it with their own clocks: it may jump, and
+    /// nothing is decided by it.
+    fn wall_ms(&self) -> u64;
 
     /// Lets `delay` pass. Not for synchronisation: wait for the event itself, or [`poll_until`] it.
     fn sleep(&self, delay: Duration);
@@ -60,6 +64,12 @@ impl Default for SystemClock {
 impl Clock for SystemClock {
     fn now(&self) -> Timestamp {
         Timestamp(self.origin.elapsed())
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "for people only")]
+    fn wall_ms(&self) -> u64 {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
     }
 
     #[expect(clippy::disallowed_methods, reason = "the one home of sleeping")]
@@ -93,6 +103,11 @@ impl ManualClock {
 impl Clock for ManualClock {
     fn now(&self) -> Timestamp {
         Timestamp(Duration::from_nanos(self.nanos.load(Ordering::Acquire)))
+    }
+
+    /// As if the clock had been made on a day in 2023.
+    fn wall_ms(&self) -> u64 {
+        1_700_000_000_000 + self.nanos.load(Ordering::Acquire) / 1_000_000
     }
 
     fn sleep(&self, delay: Duration) {

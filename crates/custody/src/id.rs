@@ -31,6 +31,9 @@ numbers! {
     Token;
     /// A point on the clock that all users of the index share. See the crate documentation for how it moves.
     Tick;
+    /// A time of day, in milliseconds since 1970, by the clock of the host that wrote it. For people: nothing is decided by
+    /// it. Zero means that it is not known, as in records of the first release.
+    WallTime;
 }
 
 impl Token {
@@ -43,6 +46,22 @@ impl Token {
             *self = Self(version.0);
         }
     }
+}
+
+impl WallTime {
+    /// Whether it is not known.
+    pub fn is_unknown(&self) -> bool {
+        self.0 == 0
+    }
+}
+
+/// When something was done, and by which session. For people: nothing is decided by it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Stamp {
+    /// When.
+    pub at: WallTime,
+    /// By whom.
+    pub by: SessionId,
 }
 
 impl Tick {

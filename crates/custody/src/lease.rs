@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::id::{SessionId, Tick, Token, Version};
+use crate::id::{SessionId, Tick, Token, Version, WallTime};
 use crate::sweep::Sweep;
 
 /// Permission to read a sample's bytes, and to answer for it.
@@ -14,6 +14,9 @@ pub struct Lease {
     pub token: Token,
     /// The last tick at which it is valid.
     pub until: Tick,
+    /// When it was granted.
+    #[serde(default, skip_serializing_if = "WallTime::is_unknown")]
+    pub since: WallTime,
 }
 
 impl Lease {
@@ -23,11 +26,19 @@ impl Lease {
             session,
             token: Token::THIS_WRITE,
             until,
+            since: WallTime::default(),
         }
     }
 
     pub(crate) fn settle(&mut self, version: Version) {
         self.token.settle(version);
+    }
+
+    /// Fills in the time of the write that grants it.
+    pub(crate) fn stamp(&mut self, at: WallTime) {
+        if self.token == Token::THIS_WRITE {
+            self.since = at;
+        }
     }
 
     /// Whether this is the lease of this token. A lease that is not written yet has no token.

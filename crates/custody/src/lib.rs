@@ -23,6 +23,17 @@
 //! * [`Live`]: committed. Each group of consumers takes it, uses it and acknowledges it; readers may read it.
 //! * [`Retired`]: no new reader gets in. When the last reader's lease has ended, its objects may be removed.
 //!
+//! # Dead letters
+//! A sample that a group could not use within its attempts leaves a [`DeadLetter`]: its retired record stays, with the
+//! groups' states, until an operator puts it back into circulation (requeue) or drops it. Its objects stay too, for a
+//! while, if the index is set up so ([`Retired::kept`]).
+//!
+//! ```text
+//!  Live ──out of attempts──▶ Retired, with its objects ──time is over, or too many──▶ to be freed ──freed──▶ Retired, the record only
+//!   ▲                          │      │                                                   ▲                     │
+//!   └────────requeue───────────┘      └──────────────────────drop─────────────────────────┘                     └──drop──▶ (nothing)
+//! ```
+//!
 //! # Fencing
 //! Every lease has a [`Token`]: the index's revision at which it was granted. A caller that presents another token than
 //! the one in the record is [`holdfast_core::ErrorKind::Fenced`] and changes nothing. Revisions only grow, so a token
@@ -31,7 +42,8 @@
 //! # Time
 //! Deadlines are [`Tick`]s of a clock that all users of the index share. A process advances it by one only if it has,
 //! by its own monotonic clock, watched the present tick for a whole tick's length. So it never runs fast, whatever any
-//! host's wall clock says, and if no process advances it nothing expires.
+//! host's wall clock says, and if no process advances it nothing expires. [`WallTime`]s are written into records for
+//! people to read, and decide nothing.
 //!
 //! # What must hold
 //! See [`invariants`]: LC1 … LC9, each with the predicates that state it for a state or for a step. `tests/model` puts
@@ -48,9 +60,9 @@ pub mod reserved;
 pub mod retired;
 pub mod sweep;
 
-pub use id::{GroupName, SessionId, Tick, Token, Version};
+pub use id::{GroupName, SessionId, Stamp, Tick, Token, Version, WallTime};
 pub use lease::Lease;
 pub use live::{Acknowledged, GroupState, Live, Progress, Publication};
 pub use reserved::Reserved;
-pub use retired::{Reason, Retired};
+pub use retired::{DeadLetter, Reason, Retired};
 pub use sweep::{Sweep, Verdict};

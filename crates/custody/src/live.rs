@@ -3,10 +3,10 @@
 use holdfast_core::{Error, ErrorKind, Generation, Nonce, ObjectKey, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::id::{GroupName, SessionId, Tick, Token, Version};
+use crate::id::{GroupName, SessionId, Stamp, Tick, Token, Version, WallTime};
 use crate::lease::Lease;
 use crate::quota::is_zero;
-use crate::retired::{Reason, Retired};
+use crate::retired::{DeadLetter, Reason, Retired};
 
 /// Which groups a sample is for, and how they use it. Its producer says so at the commit; it is stored in [`Live`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -60,6 +60,9 @@ pub struct GroupState {
     pub attempts: u32,
     /// How far the group is.
     pub progress: Progress,
+    /// When the group was done with it, used or out of attempts, and by whose write.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub done: Option<Stamp>,
 }
 
 /// A committed sample, visible to its groups and to readers.
@@ -87,6 +90,16 @@ pub struct Live {
     /// The objects that it owns although another writer named them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub claims: Vec<ObjectKey>,
+    /// How many ticks its objects are kept if it becomes a dead letter. In the record, so that a sweeper with
+    /// other settings keeps to it.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub dead_ticks: u64,
+    /// When it was reserved.
+    #[serde(default, skip_serializing_if = "WallTime::is_unknown")]
+    pub reserved_at: WallTime,
+    /// When it was committed.
+    #[serde(default, skip_serializing_if = "WallTime::is_unknown")]
+    pub committed_at: WallTime,
 }
 
 /// The result of an ack or a nack.
@@ -111,6 +124,15 @@ impl Live {
     /// Fills in the version of the write that this record was part of.
     pub fn settle(&mut self, version: Version) {
         self.leases_mut().for_each(|lease| lease.settle(version));
+    }
+
+    /// Fills in when, and by whom, what this write changes was done. `before` is the record that it replaces, if any.
+    pub fn stamp(&mut self, before: Option<&Self>, stamp: Stamp) {
+        match before.filter(|before| before.generation == self.generation) {
+            None => self.committed_at = stamp.at,
+            Some(before) => stamp_done(&mut self.groups, &before.groups, stamp),
+        }
+        self.leases_mut().for_each(|lease| lease.stamp(stamp.at));
     }
 
     /// All leases on it.
@@ -227,8 +249,8 @@ impl Live {
     /// Another epoch: every group that is done waits for the sample again, with all its attempts.
     pub fn reopen(mut self) -> Self {
         for state in &mut self.groups {
-            if matches!(state.progress, Progress::Acked | Progress::Dead) {
-                (state.attempts, state.progress) = (0, Progress::Waiting);
+            if state.is_done() {
+                state.begin_anew();
             }
         }
         self
@@ -249,6 +271,11 @@ impl Live {
             plan: String::new(),
             kept: None,
             claims: self.claims,
+            reserved_at: self.reserved_at,
+            committed_at: self.committed_at,
+            retired: None,
+            letter: None,
+            freed: None,
         }
     }
 
@@ -269,16 +296,43 @@ impl Live {
 
     /// Retires the sample if it was published for groups, all of them are done, and it is not retained.
     pub(crate) fn retire_if_done(self) -> Acknowledged {
-        let done = |state: &GroupState| matches!(state.progress, Progress::Acked | Progress::Dead);
         let dead = self.groups.iter().any(|state| state.progress == Progress::Dead);
-        if self.retain || self.groups.is_empty() || !self.groups.iter().all(done) {
+        if self.retain || self.groups.is_empty() || !self.groups.iter().all(GroupState::is_done) {
             return Acknowledged::Live(self);
         }
-        Acknowledged::Retired(self.retire(if dead { Reason::DeadLetter } else { Reason::Consumed }))
+        if !dead {
+            return Acknowledged::Retired(self.retire(Reason::Consumed));
+        }
+        let letter = DeadLetter {
+            groups: self.groups.clone(),
+            max_attempts: self.max_attempts,
+            dead_ticks: self.dead_ticks,
+        };
+        Acknowledged::Retired(self.retire(Reason::DeadLetter).leaving(letter))
+    }
+}
+
+/// Fills in when, and by whom, groups became done that were not before.
+pub(crate) fn stamp_done(groups: &mut [GroupState], before: &[GroupState], stamp: Stamp) {
+    for state in groups.iter_mut().filter(|state| state.is_done()) {
+        let was_open = |before: &GroupState| before.group == state.group && !before.is_done();
+        if before.iter().any(was_open) {
+            state.done = Some(stamp);
+        }
     }
 }
 
 impl GroupState {
+    /// Whether the group has used the sample, or is out of attempts.
+    pub fn is_done(&self) -> bool {
+        matches!(self.progress, Progress::Acked | Progress::Dead)
+    }
+
+    /// The group waits for the sample again, with all its attempts.
+    pub(crate) fn begin_anew(&mut self) {
+        (self.attempts, self.progress, self.done) = (0, Progress::Waiting, None);
+    }
+
     fn hand_back(&mut self, most: u32) {
         self.progress = if self.attempts >= most {
             Progress::Dead

@@ -3,7 +3,7 @@
 use holdfast_core::{Error, ErrorKind, Generation, Nonce, ObjectKey, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::id::{SessionId, Tick, Version};
+use crate::id::{SessionId, Tick, Version, WallTime};
 use crate::live::{GroupState, Live, Progress, Publication};
 use crate::quota::is_zero;
 use crate::retired::{Reason, Retired};
@@ -33,6 +33,9 @@ pub struct Reserved {
     /// The objects that it owns although another writer chose their keys. No other record has them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub claims: Vec<ObjectKey>,
+    /// When it was reserved.
+    #[serde(default, skip_serializing_if = "WallTime::is_unknown")]
+    pub reserved_at: WallTime,
 }
 
 impl Reserved {
@@ -47,7 +50,15 @@ impl Reserved {
             until,
             plan: String::new(),
             claims: Vec::new(),
+            reserved_at: WallTime::default(),
         }
+    }
+
+    /// Sets when it is reserved.
+    #[must_use]
+    pub fn stamped(mut self, at: WallTime) -> Self {
+        self.reserved_at = at;
+        self
     }
 
     /// Sets how many bytes of the store's budget were taken for it.
@@ -90,6 +101,7 @@ impl Reserved {
                 group: group.clone(),
                 attempts: 0,
                 progress: Progress::Waiting,
+                done: None,
             })
             .collect();
         groups.sort_by(|a, b| a.group.cmp(&b.group));
@@ -104,6 +116,9 @@ impl Reserved {
             retain: publication.retain,
             max_attempts: publication.max_attempts,
             claims: self.claims,
+            dead_ticks: 0,
+            reserved_at: self.reserved_at,
+            committed_at: WallTime::default(),
         })
     }
 
@@ -121,6 +136,11 @@ impl Reserved {
             plan: self.plan,
             kept: None,
             claims: self.claims,
+            reserved_at: self.reserved_at,
+            committed_at: WallTime::default(),
+            retired: None,
+            letter: None,
+            freed: None,
         }
     }
 

@@ -1,11 +1,12 @@
 //! A sample that is to be removed.
 
-use holdfast_core::{Generation, Nonce, ObjectKey, Result};
+use holdfast_core::{Error, ErrorKind, Generation, Nonce, ObjectKey, Result};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::id::{SessionId, Tick, Token, Version};
+use crate::id::{SessionId, Stamp, Tick, Token, Version, WallTime};
 use crate::lease::Lease;
+use crate::live::{GroupState, Live, Progress, stamp_done};
 use crate::quota::is_zero;
 
 /// Why a generation was retired.
@@ -54,6 +55,18 @@ impl<'de> Deserialize<'de> for Reason {
     }
 }
 
+/// What stays of a sample that a group could not use within its attempts.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct DeadLetter {
+    /// The groups' states when it was retired: at least one is out of attempts.
+    pub groups: Vec<GroupState>,
+    /// How often a group may take it.
+    pub max_attempts: u32,
+    /// As in [`Live`].
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub dead_ticks: u64,
+}
+
 /// A generation that no new reader can lease. Its objects may be removed once [`Retired::may_be_freed`] holds.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Retired {
@@ -77,13 +90,28 @@ pub struct Retired {
     /// What its producer was about to write, if it never committed.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub plan: String,
-    /// The tick until which the record is kept, although its objects may be removed. The objects of a lost sample may
-    /// come back with a process that held them and was away, and are then removed again.
+    /// The tick until which the record is kept. The objects of a lost sample may be removed at once, but may come back with
+    /// a process that held them and was away, and are then removed again. The objects of a dead letter are kept with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept: Option<Tick>,
     /// The objects that it owns although another writer named them, until it is freed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub claims: Vec<ObjectKey>,
+    /// When it was reserved.
+    #[serde(default, skip_serializing_if = "WallTime::is_unknown")]
+    pub reserved_at: WallTime,
+    /// When it was committed, if it was.
+    #[serde(default, skip_serializing_if = "WallTime::is_unknown")]
+    pub committed_at: WallTime,
+    /// When it was retired, and by whom.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retired: Option<Stamp>,
+    /// What stays of it when its objects are gone, until it is dropped; none for a sample that is no dead letter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub letter: Option<DeadLetter>,
+    /// When its objects were removed, and by whom. Only a dead letter's record outlives them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub freed: Option<Stamp>,
 }
 
 impl Retired {
@@ -124,6 +152,80 @@ impl Retired {
     pub fn kept_no_longer(mut self) -> Self {
         self.kept = None;
         self
+    }
+
+    /// Sets when it is retired, and by whom.
+    #[must_use]
+    pub fn stamped(mut self, stamp: Stamp) -> Self {
+        self.retired = Some(stamp);
+        self
+    }
+
+    /// Sets when a live sample is retired, and by whom, and the same for the groups that are done by this write.
+    #[must_use]
+    pub fn stamped_after(mut self, before: &Live, stamp: Stamp) -> Self {
+        if let Some(letter) = &mut self.letter {
+            stamp_done(&mut letter.groups, &before.groups, stamp);
+        }
+        self.stamped(stamp)
+    }
+
+    pub(crate) fn leaving(mut self, letter: DeadLetter) -> Self {
+        self.letter = Some(letter);
+        self
+    }
+
+    /// Whether it is a dead letter whose objects are kept with it.
+    pub fn keeps_its_objects(&self) -> bool {
+        self.letter.is_some() && self.kept.is_some() && self.freed.is_none()
+    }
+
+    /// Its objects are gone. A dead letter's record stays, and holds nothing any more; no other record does.
+    pub fn after_free(mut self, stamp: Stamp) -> Option<Self> {
+        self.letter.as_ref()?;
+        self.freed = Some(stamp);
+        self.kept = None;
+        self.paid = 0;
+        self.claims.clear();
+        Some(self)
+    }
+
+    /// Puts a dead letter back into circulation: the groups that were out of attempts wait for it again, with all their
+    /// attempts. `Conflict` if its objects are gone or about to be removed.
+    pub fn requeue(self) -> Result<Live> {
+        let refuse = |message: &str| Err(Error::new(ErrorKind::Conflict, "custody.requeue", message));
+        let (Some(generation), true) = (self.generation, self.keeps_its_objects()) else {
+            return refuse("its bytes are gone; put the sample again, and drop this record");
+        };
+        let Some(mut letter) = self.letter.filter(|_| self.readers.is_empty()) else {
+            return refuse("a reader still has it");
+        };
+        let dead = letter
+            .groups
+            .iter_mut()
+            .filter(|state| state.progress == Progress::Dead);
+        dead.for_each(GroupState::begin_anew);
+        Ok(Live {
+            generation,
+            nonce: self.nonce,
+            producer: self.producer,
+            bytes: self.bytes,
+            paid: self.paid,
+            groups: letter.groups,
+            readers: Vec::new(),
+            retain: false,
+            max_attempts: letter.max_attempts,
+            claims: self.claims,
+            dead_ticks: letter.dead_ticks,
+            reserved_at: self.reserved_at,
+            committed_at: self.committed_at,
+        })
+    }
+
+    /// Drops a dead letter: once its objects are removed, nothing stays. None if they are gone already.
+    pub fn dropped(mut self) -> Option<Self> {
+        (self.letter, self.kept) = (None, None);
+        self.freed.is_none().then_some(self)
     }
 
     /// Counts a failed attempt to remove its objects. The record stays, and removal is tried again.

@@ -15,16 +15,21 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use holdfast_core::{Deadline, Error, ObjectKey, Result, SystemClock};
-use holdfast_engine::{Presence, Usage};
+use holdfast_engine::{Listing, Presence, Usage};
 use parking_lot::Mutex;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
+use ureq::Body;
+
+use crate::listing::{Part, read_keys};
 
 /// Bounds the length of one request: enough for a few hundred keys, far below the limits of the server and of the URL
 /// type.
 const MAX_QUERY_BYTES: usize = 16 << 10;
 /// Bounds the answer that is read into memory: far above any answer to such a request.
 const MAX_ANSWER_BYTES: u64 = 64 << 20;
+/// Bounds a list of keys, which is not read into memory: some ten million of Holdfast's own keys.
+const MAX_LIST_BYTES: u64 = 1 << 30;
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')
@@ -155,8 +160,40 @@ impl Admin {
         Ok(answer.usage(&metrics, restarts))
     }
 
-    /// Asks the masters one by one, beginning with the one that answered last time.
+    /// The keys that begin with `prefix`, after this one, up to `limit`. The master has no parts and sends all keys each
+    /// time; no more than one part is kept in memory.
+    pub(crate) fn list(
+        &self,
+        prefix: &str,
+        after: Option<&ObjectKey>,
+        limit: usize,
+        within: Duration,
+    ) -> Result<Listing> {
+        const OPERATION: &str = "engine.list";
+        let deadline = Deadline::after(&self.clock, within);
+        self.ask_for(OPERATION, "/get_all_keys", deadline, |body| {
+            let mut part = Part::new(prefix, after, limit);
+            let text = body.with_config().limit(MAX_LIST_BYTES).reader();
+            read_keys(text, |key| part.offer(key))?;
+            Ok(part.listing())
+        })
+    }
+
     fn ask(&self, operation: &'static str, path: &str, deadline: Deadline) -> Result<String> {
+        self.ask_for(operation, path, deadline, |body| {
+            let text = body.with_config().limit(MAX_ANSWER_BYTES).read_to_string();
+            text.map_err(std::io::Error::other)
+        })
+    }
+
+    /// Asks the masters one by one, beginning with the one that answered last time.
+    fn ask_for<T>(
+        &self,
+        operation: &'static str,
+        path: &str,
+        deadline: Deadline,
+        read: impl Fn(&mut Body) -> std::io::Result<T>,
+    ) -> Result<T> {
         let count = self.addresses.len();
         let first = self.leader.load(Ordering::Relaxed);
         let mut last = Error::new(
@@ -173,10 +210,11 @@ impl Admin {
                 &self.addresses[at],
                 path,
                 deadline.remaining(&self.clock) / share,
+                &read,
             ) {
-                Ok(text) => {
+                Ok(answer) => {
                     self.leader.store(at, Ordering::Relaxed);
-                    return Ok(text);
+                    return Ok(answer);
                 }
                 Err(error) => last = error,
             }
@@ -184,7 +222,14 @@ impl Admin {
         Err(last)
     }
 
-    fn ask_one(&self, operation: &'static str, address: &str, path: &str, within: Duration) -> Result<String> {
+    fn ask_one<T>(
+        &self,
+        operation: &'static str,
+        address: &str,
+        path: &str,
+        within: Duration,
+        read: impl Fn(&mut Body) -> std::io::Result<T>,
+    ) -> Result<T> {
         let fail = |message: &str| Error::unavailable(operation, message).with("master", address);
         if within.is_zero() {
             return Err(fail("the deadline passed before the master was asked"));
@@ -199,8 +244,6 @@ impl Admin {
             .call()
             .map_err(|error| fail("the master's admin port does not answer").caused_by(error))?;
         let status = answer.status();
-        let body = answer.body_mut().with_config().limit(MAX_ANSWER_BYTES).read_to_string();
-        let body = body.map_err(|error| fail("the master's answer broke off").caused_by(error))?;
         if status.as_u16() == 503 {
             return Err(fail("this master is not the leader now"));
         }
@@ -211,7 +254,8 @@ impl Admin {
                     .with("master", address),
             );
         }
-        Ok(body)
+        let read = read(answer.body_mut());
+        read.map_err(|error| fail("the master's answer broke off, or is too long").caused_by(error))
     }
 }
 
@@ -316,6 +360,10 @@ fn gauge(metrics: &str, name: &str) -> u64 {
 /// The master's answers, for the fuzzer (folder `fuzz/`): every answer is either understood or refused.
 #[cfg(feature = "fuzzing")]
 pub(crate) fn fuzz(text: &str) {
+    let mut part = Part::new("s/", None, 3);
+    if read_keys(text.as_bytes(), |key| part.offer(key)).is_ok() {
+        assert!(part.listing().keys.len() <= 3, "more than the limit");
+    }
     if let Ok(answer) = parse::<QueryAnswer>("fuzz", text) {
         for (name, mut entry) in answer.data {
             let Ok(key) = ObjectKey::new(name) else { continue };

@@ -51,6 +51,7 @@ mod config;
 mod embed;
 mod idle_wait;
 pub mod interpreter;
+mod listing;
 mod priority;
 mod regions;
 mod release;
@@ -60,10 +61,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_core::{Deadline, Error, ErrorKind, ObjectKey, Result, SystemClock};
-use holdfast_engine::batch::{check_count, check_options, check_time, check_transfers};
+use holdfast_engine::batch::{check_count, check_limit, check_options, check_time, check_transfers};
 use holdfast_engine::{
-    Capabilities, Engine, EngineId, GetOutcome, HostMemory, Presence, PromoteOutcome, PutOptions, PutOutcome, Region,
-    Registrar, Registrations, RemoveOutcome, Transfer, Usage,
+    Capabilities, Engine, EngineId, GetOutcome, HostMemory, Listing, Presence, PromoteOutcome, PutOptions, PutOutcome,
+    Region, Registrar, Registrations, RemoveOutcome, Transfer, Usage,
 };
 use pyo3::prelude::*;
 
@@ -73,6 +74,7 @@ use codes::EngineCode;
 pub use config::{IdleWaits, MooncakeConfig};
 use idle_wait::IdleWait;
 use regions::Regions;
+pub use release::KNOWN as TESTED_RELEASES;
 use store::Store;
 
 /// The decoders of the master's answers, for the fuzzer (folder `fuzz/`). Not part of the public interface.
@@ -168,6 +170,7 @@ impl Client {
             // way.
             ssd: true,
             probe: self.can_probe().is_ok(),
+            list: self.can_probe().is_ok(),
         }
     }
 
@@ -387,6 +390,14 @@ impl Engine for MooncakeEngine {
         check_count("engine.probe", keys.len(), &self.capabilities())?;
         self.0.can_probe()?;
         self.0.admin.probe(keys, within)
+    }
+
+    fn list(&self, prefix: &str, after: Option<&ObjectKey>, limit: usize, within: Duration) -> Result<Listing> {
+        check_time("engine.list", within)?;
+        check_limit("engine.list", limit)?;
+        // What is listed is of all tenants; a probe tells which is ours, and sees the default tenant only.
+        self.0.can_probe()?;
+        self.0.admin.list(prefix, after, limit, within)
     }
 
     fn promote(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<PromoteOutcome>> {

@@ -11,7 +11,7 @@ use holdfast_core::{Error, ErrorKind, Result};
 use pyo3::prelude::*;
 
 /// The releases that `tests/truths` has been run on.
-const KNOWN: &[&str] = &["0.3.13.post1"];
+pub const KNOWN: &[&str] = &["0.3.13.post1"];
 
 /// Set to `1`, this environment variable allows other releases, like the setting.
 pub(crate) const VARIABLE: &str = "HOLDFAST_UNTESTED_MOONCAKE";

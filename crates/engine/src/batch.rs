@@ -29,6 +29,17 @@ pub fn check_count(operation: &'static str, count: usize, capabilities: &Capabil
     Ok(())
 }
 
+/// Refuses a list of no keys at all: it would never end.
+pub fn check_limit(operation: &'static str, limit: usize) -> Result<()> {
+    if limit == 0 {
+        return Err(Error::invalid(
+            operation,
+            "a part of a list has at least one key; raise the limit",
+        ));
+    }
+    Ok(())
+}
+
 /// Refuses transfers that have no memory, that use memory of another engine, or that name one object twice.
 pub fn check_transfers(operation: &'static str, batch: &[Transfer], engine: EngineId) -> Result<()> {
     for transfer in batch {

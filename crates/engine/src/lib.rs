@@ -15,6 +15,7 @@ pub mod busy;
 pub mod fault;
 pub mod guarded;
 pub mod memory;
+mod metered;
 pub mod region;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -29,10 +30,11 @@ pub use busy::{Access, Busy, Claim};
 #[cfg(feature = "testing")]
 pub use fault::{FaultEngine, FaultKind, FaultPlan, InjectedFault};
 pub use memory::{MemoryCluster, MemoryConfig, MemoryEngine, SsdConfig};
+pub use metered::metered;
 pub use region::{EngineId, HostMemory, Region, Registrar, Span};
 pub use types::{
-    Capabilities, GetOutcome, Pin, Presence, PromoteOutcome, PutOptions, PutOutcome, Registrations, RemoveOutcome,
-    Transfer, Usage,
+    Capabilities, GetOutcome, Listing, Pin, Presence, PromoteOutcome, PutOptions, PutOutcome, Registrations,
+    RemoveOutcome, Transfer, Usage,
 };
 
 /// A store of objects in other processes' memory, and on their SSDs.
@@ -73,6 +75,11 @@ pub use types::{
 ///
 /// **Probe** has no side effects: it grants no lease, promotes nothing, counts as no use.
 ///
+/// **List** has no side effects either. It has every object that is readable from the beginning to the end of the call,
+/// in DRAM or on SSD. An object that comes or goes meanwhile, or whose put has not ended, may be in it or not. An engine
+/// that keeps objects of several tenants may list those of others too: a probe tells them apart, it finds them `Absent`.
+/// Objects whose key is no [`ObjectKey`] are left out.
+///
 /// **Promote** is a hint: objects that are on SSD and not in DRAM may come to DRAM, later or never. What is in DRAM gets a
 /// read lease, so that it is still there when it is read; the engine grants none with a promotion.
 ///
@@ -104,6 +111,10 @@ pub trait Engine: Send + Sync + Debug {
 
     /// Tells where objects are, without side effects.
     fn probe(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<Presence>>;
+
+    /// The keys of objects that begin with `prefix`, in the order of their bytes: after this one or from the start, up to
+    /// `limit` (at least one). An engine may read its whole list for every part, so take large parts.
+    fn list(&self, prefix: &str, after: Option<&ObjectKey>, limit: usize, within: Duration) -> Result<Listing>;
 
     /// Asks the engine to promote objects to DRAM.
     fn promote(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<PromoteOutcome>>;

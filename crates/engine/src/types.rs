@@ -144,6 +144,15 @@ pub enum PromoteOutcome {
     Failed(Error),
 }
 
+/// A part of the list of all objects.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Listing {
+    /// The keys, in the order of their bytes.
+    pub keys: Vec<ObjectKey>,
+    /// Whether there are more behind the last one.
+    pub more: bool,
+}
+
 /// Capacity and use over all holders of an engine. The figures are as fresh as the engine makes them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
@@ -187,4 +196,6 @@ pub struct Capabilities {
     /// Whether [`crate::Engine::probe`] and [`crate::Engine::usage`] are available (they may need an address of their
     /// own).
     pub probe: bool,
+    /// Whether [`crate::Engine::list`] is available.
+    pub list: bool,
 }

@@ -50,8 +50,8 @@
 //! - *…the same thing is done twice?* Removing, freeing and sweeping are idempotent. A second put of a sample is a new
 //!   generation, which replaces the first when it commits.
 //! - *…every process that knew of a late object died?* A process that is stopped for longer than its session lives,
-//!   goes on writing, and is killed before it notices that it was fenced leaves objects that no record names. Only a
-//!   comparison of the engine's list with the index finds those.
+//!   goes on writing, and is killed before it notices that it was fenced leaves objects that no record names. An audit,
+//!   which compares the engine's list with the index, finds and removes those (module `audit`).
 //!
 //! # Example
 //! ```
@@ -99,6 +99,7 @@
 //! | room | its job |
 //! |---|---|
 //! | `ops` | the operations: put, get, take, answer, retire, adopt; each in a module with its states |
+//! | `audit` | comparing what the engine has with what the index knows |
 //! | `store` | the open store: its parts, opening and closing, leases in the hands of callers |
 //! | `io` | moving bytes: batches, checksums, seals |
 //! | `reclaim` | freeing samples, sweeping, finding lost samples, and the workers that do it |
@@ -107,6 +108,7 @@
 //! | `runtime` | peers, settings, the session, threads, tasks, counters |
 //! | [`seal`] | encryption and authentication of tensor bytes |
 
+mod audit;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -119,6 +121,10 @@ mod runtime;
 pub mod seal;
 mod store;
 
+pub use audit::MOST_EXAMPLES;
+pub use audit::losses::{LossAudit, LossReport};
+pub use audit::orphans::{OrphanAudit, OrphanExample, OrphanReason, OrphanReport};
+pub use audit::told::LossScope;
 pub use memory::device::{Device, DeviceBytes, DeviceCopy, Direction};
 pub use memory::pool::{BufferPool, PoolUse};
 pub use memory::tensors::{Destination, Source, TensorIn, TensorOut, Wanted};
@@ -126,9 +132,11 @@ pub use ops::adopt::{AdoptedTensor, Announced, Announcement};
 pub use ops::put::{PutItem, PutTurn, Stored};
 pub use ops::residency::Tier;
 pub use ops::unleased::LiveRef;
+pub use reclaim::duty::Sweeping;
 pub use reclaim::worker::Swept;
 pub use record::description::{DescribedTensor, Description};
 pub use record::encoding::Encoding;
+pub use record::objects::object_keys;
 pub use runtime::config::{FeatureConfig, Residency};
 pub use runtime::counters::Counters;
 pub use store::FeatureStore;
@@ -136,4 +144,7 @@ pub use store::health::Health;
 pub use store::lease::{Found, Lease};
 
 pub use holdfast_custody::{GroupName, Publication, Reason, Token};
-pub use holdfast_index::{AckOutcome, Identity, LiveSession, PassedOver, Quarantined, SampleRef, SweepReport};
+pub use holdfast_index::{
+    AckOutcome, BudgetUse, Identity, Leader, Leaders, ListPlace, LiveSession, LostSample, Office, PassedOver,
+    Quarantined, Record, RecordList, RecordQuery, SampleRecord, SampleRef, Stage, SweepReport,
+};

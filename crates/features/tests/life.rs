@@ -9,7 +9,7 @@ use common::*;
 use holdfast_core::ErrorKind;
 use holdfast_engine::{Engine, EngineExt, MemoryConfig};
 use holdfast_features::{
-    AckOutcome, Destination, FeatureConfig, Publication, PutItem, Reason, Source, TensorIn, Wanted,
+    AckOutcome, Destination, FeatureConfig, Publication, PutItem, Reason, RecordQuery, Source, Stage, TensorIn, Wanted,
 };
 
 /// One chunk, several chunks, an exact number of chunks, nothing, one byte.
@@ -266,6 +266,44 @@ async fn retained_samples_come_again_and_hopeless_ones_do_not() {
         assert_eq!(answer == AckOutcome::Live, attempt < 3, "{answer:?}");
     }
     store.drain(WITHIN).await.expect("freed");
+    assert_eq!(world.cluster.objects(), [], "objects");
+    let letter = std::slice::from_ref(&stored.reference);
+    let gone = one(store.requeue(letter, WITHIN).await).expect_err("its bytes are gone");
+    assert_eq!(gone.kind(), ErrorKind::Conflict, "{gone}");
+    one(store.drop_dead(letter, WITHIN).await).expect("dropped");
+    world.assert_empty();
+}
+
+#[tokio::test]
+async fn a_dead_letter_that_keeps_its_bytes_is_requeued_or_ends_with_the_store() {
+    let mut world = World::new();
+    world.index_config.dead_ticks = 1000;
+    let store = world.open().await;
+    let once = |name: &str| PutItem {
+        publication: Publication {
+            max_attempts: 1,
+            ..publication()
+        },
+        ..item(name, &[10_000], 3)
+    };
+    let letters = async || {
+        let query = RecordQuery::of(Stage::Dead);
+        store.records(&query, None, 10, WITHIN).await.expect("a list").records
+    };
+    let stored = put(&store, once("run/1")).await;
+    let other = put(&store, once("run/2")).await;
+    for sample in [&stored, &other] {
+        let lease = take(&store, sample).await;
+        one(store.nack(&[lease], WITHIN).await).expect("handed back");
+    }
+    store.drain(WITHIN).await.expect("nothing is freed");
+    assert_eq!(letters().await.len(), 2);
+    one(store.requeue(std::slice::from_ref(&stored.reference), WITHIN).await).expect("requeued");
+    let lease = take(&store, &stored).await;
+    check_tensors(&get_all(&store, &lease).await.expect("tensors"), &[10_000], 3);
+    ack(&store, &lease).await.expect("acked");
+    assert_eq!(letters().await.len(), 1);
+    store.end(false, WITHIN).await.expect("ended");
     world.assert_empty();
 }
 

@@ -73,6 +73,12 @@ impl Names {
         }
     }
 
+    /// A count of the keys in a range, as one operation of etcd.
+    pub(crate) fn count(&self, keys: &Range<String>) -> (Vec<u8>, GetOptions) {
+        let options = GetOptions::new().with_range(self.full(&keys.end)).with_count_only();
+        (self.full(&keys.start), options)
+    }
+
     /// A transaction in an epoch, with its reads, which run whether its conditions hold or not. If the conditions do
     /// not hold, the transaction also reads the epoch, last, so that the caller learns whether the epoch is the reason.
     pub(crate) fn transaction(&self, transaction: &Transaction, reads: &[Read], epoch: &Epoch) -> Txn {

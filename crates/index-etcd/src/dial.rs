@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use etcd_client::{Channel, Client, ConnectOptions, KvClient, LeaseClient, WatchClient};
+use etcd_client::{Channel, Client, ConnectOptions, KvClient, LeaseClient, MaintenanceClient, WatchClient};
 use holdfast_core::{Error, ErrorKind, Result};
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 use zeroize::Zeroizing;
@@ -33,6 +33,7 @@ pub(crate) struct Link {
     pub(crate) kv: KvClient,
     pub(crate) lease: LeaseClient,
     pub(crate) watch: WatchClient,
+    pub(crate) maintenance: MaintenanceClient,
 }
 
 /// The credentials of a connection. They are read anew for each connection, so that rotated ones are used.
@@ -95,6 +96,20 @@ fn tls(config: &EtcdConfig) -> Result<ClientTlsConfig> {
 /// Connects to a node and, if a user is set, gets a token. The caller bounds the time.
 pub(crate) async fn dial(node: usize, url: &str, config: &Arc<EtcdConfig>) -> Result<Link, Failure> {
     static SERIAL: AtomicU64 = AtomicU64::new(0);
+    let client = client(url, config).await?;
+    Ok(Link {
+        node,
+        serial: SERIAL.fetch_add(1, Ordering::Relaxed),
+        proven: Arc::default(),
+        kv: client.kv_client().max_decoding_message_size(LARGEST_ANSWER),
+        lease: client.lease_client(),
+        watch: client.watch_client().max_decoding_message_size(LARGEST_ANSWER),
+        maintenance: client.maintenance_client(),
+    })
+}
+
+/// A connection to a node, with everything that etcd offers. The caller bounds the time.
+pub(crate) async fn client(url: &str, config: &Arc<EtcdConfig>) -> Result<Client, Failure> {
     let reading = {
         let (url, config) = (url.to_owned(), Arc::clone(config));
         tokio::task::spawn_blocking(move || credentials(&url, &config))
@@ -123,13 +138,5 @@ pub(crate) async fn dial(node: usize, url: &str, config: &Arc<EtcdConfig>) -> Re
         options = options.with_user(user, password.as_str());
     }
     let client = Client::from_channel(Channel::Tonic(channel), Some(options)).await;
-    let client = client.map_err(|error| judge(OPERATION, url, error).before_sending())?;
-    Ok(Link {
-        node,
-        serial: SERIAL.fetch_add(1, Ordering::Relaxed),
-        proven: Arc::default(),
-        kv: client.kv_client().max_decoding_message_size(LARGEST_ANSWER),
-        lease: client.lease_client(),
-        watch: client.watch_client().max_decoding_message_size(LARGEST_ANSWER),
-    })
+    client.map_err(|error| judge(OPERATION, url, error).before_sending())
 }

@@ -37,6 +37,7 @@ use futures_util::future::join_all;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use holdfast_core::{Deadline, Error, ErrorKind, Result, Retry};
 use holdfast_index::store::{Limits, Read, Snapshot, Transaction, TxnOutcome};
+use holdfast_metrics::{Histogram, registry};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
@@ -76,6 +77,8 @@ struct Shared {
     queue: Mutex<Queue>,
     /// Wakes the flusher: a transaction waits, and a request has ended.
     ended: Notify,
+    /// How many transactions the requests had; none if metrics are off.
+    sizes: Option<&'static Histogram>,
 }
 
 #[derive(Debug, Default)]
@@ -136,6 +139,7 @@ impl GroupCommit {
             limits,
             queue: Mutex::default(),
             ended: Notify::new(),
+            sizes: registry().group_commit(),
         });
         let flusher = tokio::spawn(flusher(Arc::clone(&shared)));
         Self { shared, flusher }
@@ -247,6 +251,13 @@ impl Shared {
         Some(together)
     }
 
+    /// Counts a request of so many transactions.
+    fn sent(&self, transactions: usize) {
+        if let Some(sizes) = self.sizes {
+            sizes.observe(transactions as u64);
+        }
+    }
+
     fn call(&self, deadline: Deadline) -> Call {
         Call {
             operation: OPERATION,
@@ -257,6 +268,7 @@ impl Shared {
     }
 
     async fn send_alone(&self, transaction: &Transaction, reads: &[Read], deadline: Deadline) -> Result<Answer> {
+        self.sent(1);
         // Built anew for each try; there is hardly ever a second one.
         let request = |mut link: Link, since: Since| {
             let transaction = self.names.transaction(transaction, reads, &since.epoch);
@@ -290,6 +302,7 @@ impl Shared {
             let transaction = self.names.together(jobs, &since.epoch);
             async move { link.kv.txn(transaction).await }
         };
+        self.sent(jobs.len());
         let answers = match self.pool.call(self.call(latest), request).await {
             Ok((response, since)) => self.same_epoch(&response, &since).and_then(|()| {
                 let reads = jobs.iter().map(|job| job.reads.len());

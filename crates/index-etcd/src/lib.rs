@@ -61,12 +61,15 @@
 //! | `outcome` | what a failure proves |
 //! | `history`, `epoch`, `guard` | whether this is still the same etcd; which history a version belongs to |
 //! | `group_commit`, `conflicts` | group commit: which transactions are sent as one request |
+//! | `diagnosis` | what each node says of itself, for an operator |
 //! | `convert` | translates our transactions to etcd's API, and its answers back |
 //! | `store`, `session`, `watch` | the transactional store, its sessions, its watches |
+//! | `storage` | how full etcd is |
 
 pub mod config;
 mod conflicts;
 mod convert;
+mod diagnosis;
 mod dial;
 mod epoch;
 mod group_commit;
@@ -76,10 +79,13 @@ mod outcome;
 mod pool;
 pub mod secret;
 mod session;
+mod storage;
 mod store;
 mod watch;
 
 pub use config::{EtcdConfig, TlsConfig};
+pub use diagnosis::{NodeReport, NodeStatus, diagnose};
 pub use guard::restore_guard;
 pub use secret::{Pem, Secret};
+pub use storage::{Storage, defragment, storage};
 pub use store::EtcdStore;

@@ -202,6 +202,26 @@ impl TxnStore for EtcdStore {
         }
     }
 
+    async fn count(&self, ranges: &[Range<String>], within: Duration) -> Result<Vec<u64>> {
+        let deadline = Deadline::after(self.pool.clock.as_ref(), within);
+        let mut counts = Vec::with_capacity(ranges.len());
+        for range in ranges {
+            if range.start >= range.end {
+                counts.push(0);
+                continue;
+            }
+            let (key, options) = self.names.count(range);
+            let call = self.call("kv.count", deadline.remaining(self.pool.clock.as_ref()));
+            let request = |mut link: Link, _| {
+                let (key, options) = (key.clone(), options.clone());
+                async move { link.kv.get(key, Some(options)).await }
+            };
+            let (response, _) = self.pool.call(call, request).await?;
+            counts.push(u64::try_from(response.count()).unwrap_or(0));
+        }
+        Ok(counts)
+    }
+
     async fn transact(&self, transaction: &Transaction, within: Duration) -> Result<TxnOutcome> {
         Ok(self.transact_and_read(transaction, &[], within).await?.0)
     }

@@ -63,6 +63,7 @@ impl Harness for OnEtcd {
             grace_ticks: 2,
             reserve_ticks: 20,
             lost_ticks: 4,
+            ..IndexConfig::default()
         }
     }
 

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use crate::quota::Quota;
 use crate::ready::ReadyLists;
 use crate::record::identity::Identity;
+use crate::store::metered::metered;
 use crate::store::{Transaction, TxnStore, Write, is_full};
 use crate::txn::session::Session;
 use crate::txn::{IndexConfig, TxnCore};
@@ -19,7 +20,7 @@ pub struct TxnIndex {
     pub(crate) core: Arc<TxnCore>,
     pub(crate) ready: ReadyLists,
     pub(crate) quota: Arc<Quota>,
-    /// The grant list at which the last sweep of this process ended, if there was more.
+    /// Where the next sweep of this process goes on among the grant lists, if the last one did not reach their end.
     pub(crate) swept_to: Mutex<Option<String>>,
     /// The record of a lost sample at which the last sweep of this process ended, if there was more.
     pub(crate) kept_to: Mutex<Option<String>>,
@@ -36,6 +37,7 @@ impl TxnIndex {
         clock: Arc<dyn Clock>,
         rng: Arc<dyn Rng>,
     ) -> Self {
+        let txn_store = metered(txn_store, store.as_str(), &clock);
         let core = Arc::new(TxnCore::new(txn_store, store, config, clock, rng));
         Self {
             ready: ReadyLists::new(Arc::clone(&core)),
@@ -51,6 +53,10 @@ impl TxnIndex {
     #[must_use]
     pub fn with_identity(self, identity: Identity) -> Self {
         Self { identity, ..self }
+    }
+
+    pub(crate) fn identity(&self) -> &Identity {
+        &self.identity
     }
 
     /// The settings.
@@ -75,7 +81,7 @@ impl TxnIndex {
             writes: vec![
                 Write::Put {
                     key: alive,
-                    value: self.identity.opened_now().to_bytes(),
+                    value: self.identity.opened_at(self.core.clock().wall_ms()).to_bytes(),
                     session: Some(id),
                 },
                 Write::put(existed, Vec::new()),

@@ -40,13 +40,17 @@ use holdfast_custody::{GroupName, Reason, Tick, Version};
 use tokio_util::sync::CancellationToken;
 
 pub use index::TxnIndex;
-use ready::shards::ReadyEntry;
+pub use ops::lead::LeaderWatch;
+pub use ops::lost::LostWatch;
+pub use ops::stores::stores;
 pub use record::identity::{Identity, LiveSession};
+pub use record::office::{Leader, Leaders, Office};
 pub use record::schema;
 use record::types::any_sample;
 pub use record::types::{
-    AckOutcome, Commit, FreeList, FreeTask, LeaseGrant, ListPlace, LiveList, LiveSample, MOST_CLAIMS, PassedOver,
-    Quarantined, Reserve, SampleRef, SweepReport, Terms, Unreadable, Versioned,
+    AckOutcome, BudgetUse, Commit, Counts, FreeList, FreeTask, Known, LeaseGrant, ListPlace, LiveSample, LostSample,
+    MOST_CLAIMS, PassedOver, Quarantined, Record, RecordList, RecordQuery, Reserve, SampleRecord, SampleRef, Stage,
+    SweepReport, Terms, Unreadable, Versioned,
 };
 pub use store::History;
 pub use txn::IndexConfig;
@@ -97,6 +101,9 @@ pub use txn::session::{Session, SessionEnded};
 /// **Check** tells whether tokens are still good: whether each was valid at some moment of the call. A reader whose bytes
 /// are compared with the committed ones asks while they move, any other reader after the last one.
 ///
+/// **Dead letters** are samples of which a group ran out of attempts. Their records stay until they are put back into
+/// circulation (**requeue**) or dropped (**drop_dead**); their objects are kept as long as the settings say.
+///
 /// **Retired** samples are listed by **to_free** when no lease on them is left; **freed** forgets them. Calling it
 /// twice is the same as once. A **lost** one (`Reason::Lost`) is listed only some ticks later: its objects may come
 /// back until then.
@@ -106,7 +113,8 @@ pub use txn::session::{Session, SessionEnded};
 /// `Unsupported`.
 ///
 /// **Sweep** advances the shared clock and takes back what has expired. Any process may sweep at any time, several at
-/// once.
+/// once. So that not all of them do, there are offices. **Lead** gives an office to one session at a time. It is vacant
+/// when that session has ended or has **resigned**, and a watch tells everybody.
 ///
 /// **Other indexes.** Only [`TxnIndex`] makes [`Session`]s, so outside of this crate an `Index` can wrap another one (to
 /// count, to delay, to fail), and cannot be written anew. A new back end implements [`store::TxnStore`].
@@ -261,8 +269,38 @@ pub trait Index: Send + Sync + Debug {
     /// The sessions that are alive, and what their processes say of themselves.
     async fn sessions(&self, within: Duration) -> Result<Vec<LiveSession>>;
 
-    /// Live samples in the order of their names, `limit` at most, from behind a place on.
-    async fn live(&self, after: Option<&ListPlace>, limit: usize, within: Duration) -> Result<LiveList>;
+    /// Records in the order of their stages and names: looks at `limit` at most, from behind a place on, and returns those
+    /// that match.
+    async fn records(
+        &self,
+        query: &RecordQuery,
+        after: Option<&ListPlace>,
+        limit: usize,
+        within: Duration,
+    ) -> Result<RecordList>;
+
+    /// The records of all generations of a sample, the oldest first.
+    async fn records_of(&self, sample: &SampleId, within: Duration) -> Result<Vec<SampleRecord>>;
+
+    /// How many records there are.
+    async fn counts(&self, within: Duration) -> Result<Counts>;
+
+    /// What the budget is used for; none if the store has none.
+    async fn budget_use(&self, within: Duration) -> Result<Option<BudgetUse>>;
+
+    /// Puts dead letters back into circulation: the groups that were out of attempts wait for them again. `Conflict` if
+    /// their objects are gone, or if another generation of the sample is live; `NotFound` if there is no such dead letter.
+    async fn requeue(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<Version>>;
+
+    /// Drops dead letters. True if the objects are still to be removed: then they are listed by [`Index::to_free`].
+    async fn drop_dead(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<bool>>;
+
+    /// Whether records own the objects of these generations. All places where the record of a generation may be are read
+    /// at one moment during the call. So what no record owns after an object of it was seen, no record will ever own.
+    async fn known(&self, samples: &[SampleRef], within: Duration) -> Result<Vec<Known>>;
+
+    /// A watch of the samples that are found lost, by any process.
+    fn watch_lost(&self) -> LostWatch;
 
     /// The records of samples; none for one that is not live.
     async fn look(&self, samples: &[SampleId], within: Duration) -> Result<Vec<Option<LiveSample>>>;
@@ -274,6 +312,18 @@ pub trait Index: Send + Sync + Debug {
     /// Takes back what has expired. Looks at no more than `limit` records, and continues where the last sweep of this
     /// index ended if there was more.
     async fn sweep(&self, session: &Session, limit: usize, within: Duration) -> Result<SweepReport>;
+
+    /// Takes an office, if it is vacant. Returns who holds it now: this session, or the one that was faster.
+    async fn lead(&self, session: &Session, office: Office, within: Duration) -> Result<Leader>;
+
+    /// Leaves an office, if this session holds it.
+    async fn resign(&self, session: &Session, office: Office, within: Duration) -> Result<()>;
+
+    /// Who holds the offices now.
+    async fn leaders(&self, within: Duration) -> Result<Leaders>;
+
+    /// Watches who holds the offices, from what was read before.
+    async fn watch_leaders(&self, since: &Leaders, within: Duration) -> Result<LeaderWatch>;
 
     /// The length of one tick of the shared clock.
     fn tick_length(&self) -> Duration;
@@ -314,175 +364,10 @@ pub trait Index: Send + Sync + Debug {
 
     /// How many records this process has skipped so far.
     fn passed_over(&self) -> PassedOver;
-}
 
-#[async_trait]
-impl Index for TxnIndex {
-    async fn open_session(&self, within: Duration) -> Result<Session> {
-        self.open(within).await
-    }
-
-    async fn set_budget(&self, bytes: u64, within: Duration) -> Result<()> {
-        self.quota.set_budget(bytes, self.core.deadline(within)).await
-    }
-
-    async fn ensure_budget(&self, bytes: u64, within: Duration) -> Result<u64> {
-        self.quota.ensure_budget(bytes, self.core.deadline(within)).await
-    }
-
-    async fn reserve_unless(
-        &self,
-        session: &Session,
-        items: &[Reserve],
-        cancelled: &CancellationToken,
-        within: Duration,
-    ) -> Vec<Result<Generation>> {
-        self.do_reserve(session, items, cancelled, self.core.deadline(within))
-            .await
-    }
-
-    async fn commit(&self, session: &Session, items: &[Commit], within: Duration) -> Vec<Result<Version>> {
-        self.do_commit(session, items, self.core.deadline(within)).await
-    }
-
-    async fn abort(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
-        self.do_abort(session, items, self.core.deadline(within)).await
-    }
-
-    async fn take(
-        &self,
-        session: &Session,
-        group: Option<&GroupName>,
-        items: &[SampleRef],
-        ticks: u64,
-        terms: Terms<'_>,
-        within: Duration,
-    ) -> Vec<Result<LeaseGrant>> {
-        let items: Vec<ReadyEntry> = items.iter().map(ReadyEntry::from).collect();
-        let deadline = self.core.deadline(within);
-        self.do_lease(session, &items, group, ticks, terms, deadline).await
-    }
-
-    async fn take_next(
-        &self,
-        session: &Session,
-        group: &GroupName,
-        count: usize,
-        ticks: u64,
-        terms: Terms<'_>,
-        within: Duration,
-    ) -> Result<Vec<LeaseGrant>> {
-        self.do_lease_next(session, group, count, ticks, terms, self.core.deadline(within))
-            .await
-    }
-
-    async fn renew(
-        &self,
-        session: &Session,
-        items: &[LeaseGrant],
-        ticks: u64,
-        within: Duration,
-    ) -> Vec<Result<LeaseGrant>> {
-        self.do_renew(session, items, ticks, self.core.deadline(within)).await
-    }
-
-    async fn ack(&self, session: &Session, items: &[LeaseGrant], within: Duration) -> Vec<Result<AckOutcome>> {
-        self.do_ack(session, items, true, self.core.deadline(within)).await
-    }
-
-    async fn nack(&self, session: &Session, items: &[LeaseGrant], within: Duration) -> Vec<Result<AckOutcome>> {
-        self.do_ack(session, items, false, self.core.deadline(within)).await
-    }
-
-    async fn release(&self, session: &Session, items: &[LeaseGrant], within: Duration) -> Vec<Result<()>> {
-        self.do_release(session, items, self.core.deadline(within)).await
-    }
-
-    async fn check(&self, session: &Session, items: &[LeaseGrant], within: Duration) -> Result<Vec<bool>> {
-        self.do_check(session, items, self.core.deadline(within)).await
-    }
-
-    async fn retire(
-        &self,
-        session: &Session,
-        items: &[SampleRef],
-        reason: Reason,
-        within: Duration,
-    ) -> Vec<Result<AckOutcome>> {
-        self.do_retire(session, items, reason, self.core.deadline(within)).await
-    }
-
-    async fn reopen(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
-        self.do_reopen(session, items, self.core.deadline(within)).await
-    }
-
-    async fn peek(&self, group: &GroupName, count: usize, at_once: usize, within: Duration) -> Result<Vec<SampleRef>> {
-        self.ready.peek(group, count, at_once, self.core.deadline(within)).await
-    }
-
-    async fn sessions(&self, within: Duration) -> Result<Vec<LiveSession>> {
-        self.do_sessions(self.core.deadline(within)).await
-    }
-
-    async fn live(&self, after: Option<&ListPlace>, limit: usize, within: Duration) -> Result<LiveList> {
-        self.do_live(after, limit, self.core.deadline(within)).await
-    }
-
-    async fn look(&self, samples: &[SampleId], within: Duration) -> Result<Vec<Option<LiveSample>>> {
-        self.do_look(samples, self.core.deadline(within)).await
-    }
-
-    async fn owners(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<Option<SampleRef>>> {
-        self.do_owners(keys, self.core.deadline(within)).await
-    }
-
-    async fn sweep(&self, session: &Session, limit: usize, within: Duration) -> Result<SweepReport> {
-        self.do_sweep(session, limit, self.core.deadline(within)).await
-    }
-
-    fn tick_length(&self) -> Duration {
-        self.core.config().tick
-    }
-
-    async fn tick(&self, within: Duration) -> Result<Tick> {
-        self.core.known_tick(self.core.deadline(within)).await
-    }
-
-    async fn to_free(&self, after: Option<&ListPlace>, limit: usize, within: Duration) -> Result<FreeList> {
-        self.do_to_free(after, limit, self.core.deadline(within)).await
-    }
-
-    async fn freed(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<bool>> {
-        self.do_freed(session, items, self.core.deadline(within)).await
-    }
-
-    async fn free_failed(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
-        self.do_free_failed(session, items, self.core.deadline(within)).await
-    }
-
-    fn history(&self) -> History {
-        self.core.txn_store().history()
-    }
-
-    async fn quarantine(&self, items: &[Unreadable], within: Duration) -> Vec<Result<bool>> {
-        self.do_quarantine(items, self.core.deadline(within)).await
-    }
-
-    async fn quarantined(
-        &self,
-        after: Option<&Quarantined>,
-        limit: usize,
-        within: Duration,
-    ) -> Result<Vec<Quarantined>> {
-        self.do_quarantined(after, limit, self.core.deadline(within)).await
-    }
-
-    async fn quarantined_bytes(&self, which: &Quarantined, within: Duration) -> Result<Vec<u8>> {
-        self.do_quarantined_bytes(which, self.core.deadline(within)).await
-    }
-
-    fn passed_over(&self) -> PassedOver {
-        let (quarantined, later) = self.core.passed_over().counts();
-        PassedOver { quarantined, later }
+    /// The shared clock as this process last saw it, and for how long it has seen it stand there; none if it has not
+    /// seen it yet. No call to the index: a process that sweeps, or has just used the clock, knows it.
+    fn seen_clock(&self) -> Option<(Tick, Duration)> {
+        None
     }
 }

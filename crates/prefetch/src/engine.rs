@@ -9,9 +9,10 @@ use std::time::Duration;
 use holdfast_core::{Clock, ObjectKey, Result};
 use holdfast_engine::batch::check_time;
 use holdfast_engine::{
-    Capabilities, Engine, GetOutcome, HostMemory, Presence, PromoteOutcome, PutOptions, PutOutcome, Region,
+    Capabilities, Engine, GetOutcome, HostMemory, Listing, Presence, PromoteOutcome, PutOptions, PutOutcome, Region,
     Registrations, RemoveOutcome, Transfer, Usage,
 };
+use holdfast_metrics::{Readings, family};
 use parking_lot::Mutex;
 
 use crate::buffer::Buffer;
@@ -54,6 +55,49 @@ pub struct PrefetchStats {
     pub buffered: usize,
     /// Bytes of the buffer in use.
     pub buffer_bytes: usize,
+}
+
+impl PrefetchStats {
+    /// Tells them to a scrape, for this store.
+    #[expect(clippy::cast_precision_loss, reason = "gauges are floats")]
+    pub fn tell(&self, store: &str, readings: &mut Readings) {
+        let (outcomes, sources) = (&self.outcomes, &self.sources);
+        for (family, count) in [
+            (&family::PREFETCH_ASKED, outcomes.asked),
+            (&family::PREFETCH_BEGUN, outcomes.begun),
+            (&family::PROBE_REQUESTS, self.probes.requests),
+            (&family::PROBE_KEYS, self.probes.keys),
+        ] {
+            readings.counter(family, &[store], count);
+        }
+        for (outcome, count) in [
+            ("resident", outcomes.resident),
+            ("absent", outcomes.absent),
+            ("refused", outcomes.refused),
+            ("expired", outcomes.expired),
+            ("cancelled", outcomes.cancelled),
+            ("failed", outcomes.failed),
+        ] {
+            readings.counter(&family::PREFETCH_ENDED, &[store, outcome], count);
+        }
+        for (tier, count) in [
+            ("local", sources.local),
+            ("dram", sources.dram),
+            ("ssd", sources.ssd),
+            ("unknown", sources.unknown),
+        ] {
+            readings.counter(&family::LOADED, &[store, tier], count);
+        }
+        for (tier, bytes) in [
+            ("local", sources.local_bytes),
+            ("dram", sources.dram_bytes),
+            ("ssd", sources.ssd_bytes),
+        ] {
+            readings.counter(&family::LOADED_BYTES, &[store, tier], bytes);
+        }
+        readings.gauge(&family::PREFETCH_BUFFERED, &[store], self.buffered as f64);
+        readings.gauge(&family::PREFETCH_BUFFER, &[store], self.buffer_bytes as f64);
+    }
 }
 
 impl PrefetchEngine {
@@ -283,6 +327,10 @@ impl Engine for PrefetchEngine {
     /// Straight to the engine: evidence must not be older than the question.
     fn probe(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<Presence>> {
         self.work.engine.probe(keys, within)
+    }
+
+    fn list(&self, prefix: &str, after: Option<&ObjectKey>, limit: usize, within: Duration) -> Result<Listing> {
+        self.work.engine.list(prefix, after, limit, within)
     }
 
     fn promote(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<PromoteOutcome>> {

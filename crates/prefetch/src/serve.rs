@@ -16,7 +16,7 @@ impl Work {
             return Ok(());
         };
         check_transfers("engine.get", batch, engine)?;
-        let mut served = 0;
+        let (mut served, mut bytes) = (0, 0);
         for (transfer, outcome) in batch.iter().zip(outcomes).filter(|(_, outcome)| outcome.is_none()) {
             let Some(span) = self.buffer.take(&transfer.key, transfer.bytes()) else {
                 continue;
@@ -24,8 +24,9 @@ impl Work {
             copy(&span, &transfer.parts)?;
             *outcome = Some(GetOutcome::Loaded);
             served += 1;
+            bytes += transfer.bytes();
         }
-        self.sources.local(served);
+        self.sources.local(served, bytes);
         Ok(())
     }
 

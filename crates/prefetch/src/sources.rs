@@ -25,6 +25,12 @@ pub struct SourceCounts {
     pub ssd: u64,
     /// Not known: gone before it was looked up, or not looked up.
     pub unknown: u64,
+    /// Bytes of the local ones.
+    pub local_bytes: u64,
+    /// Bytes of those in DRAM.
+    pub dram_bytes: u64,
+    /// Bytes of those on SSD only.
+    pub ssd_bytes: u64,
 }
 
 #[derive(Debug, Default)]
@@ -33,23 +39,31 @@ pub(crate) struct Sources {
     dram: AtomicU64,
     ssd: AtomicU64,
     unknown: AtomicU64,
+    local_bytes: AtomicU64,
+    dram_bytes: AtomicU64,
+    ssd_bytes: AtomicU64,
     open: Mutex<VecDeque<ObjectKey>>,
     any_open: AtomicBool,
 }
 
 impl Sources {
-    pub(crate) fn local(&self, objects: usize) {
+    pub(crate) fn local(&self, objects: usize, bytes: u64) {
         self.local.fetch_add(objects as u64, Ordering::Relaxed);
+        self.local_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// An object was loaded that was seen like this.
     pub(crate) fn seen(&self, presence: Option<Presence>) {
-        let counter = match presence {
-            Some(Presence::Present { dram: 1.., .. }) => &self.dram,
-            Some(Presence::Present { ssd: 1.., .. }) => &self.ssd,
-            _ => &self.unknown,
+        let (objects, moved, bytes) = match presence {
+            Some(Presence::Present { dram: 1.., bytes, .. }) => (&self.dram, &self.dram_bytes, bytes),
+            Some(Presence::Present { ssd: 1.., bytes, .. }) => (&self.ssd, &self.ssd_bytes, bytes),
+            _ => {
+                self.unknown.fetch_add(1, Ordering::Relaxed);
+                return;
+            }
         };
-        counter.fetch_add(1, Ordering::Relaxed);
+        objects.fetch_add(1, Ordering::Relaxed);
+        moved.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Objects were loaded, and it is not known from where.
@@ -86,6 +100,9 @@ impl Sources {
             ssd: read(&self.ssd),
             // Not those that are still to be looked up: a counter does not fall.
             unknown: read(&self.unknown),
+            local_bytes: read(&self.local_bytes),
+            dram_bytes: read(&self.dram_bytes),
+            ssd_bytes: read(&self.ssd_bytes),
         }
     }
 }

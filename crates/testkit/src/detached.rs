@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use holdfast_local::ProcessIdentity;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::builder::ClusterBuilder;
 use crate::cluster::Endpoints;
-use crate::identity::ProcessIdentity;
 use crate::node::Node;
 use crate::ports::with_other_ports_if_taken;
 use crate::site::Site;

@@ -35,7 +35,7 @@
 //! | `cluster`, `builder` | the composition: which processes, with which flags, in which order |
 //! | `etcd`, `disaster` | etcd alone, and its disasters: full, restored, replaced |
 //! | `node` | one process that can be killed, stopped, resumed, restarted |
-//! | `process`, `spawner`, `identity` | a child that cannot outlive us; whether a pid is still the same process |
+//! | `process`, `spawner` | a child that cannot outlive us |
 //! | `site`, `ports`, `scratch` | where a cluster lives: folder, ports, launched processes |
 //! | `figures` | a master's counters; quantiles |
 //! | `install`, `http`, `sockets`, `wait` | where the binaries are; a GET; listeners; waiting with a deadline |
@@ -48,7 +48,6 @@ mod etcd;
 mod figures;
 mod holder;
 mod http;
-mod identity;
 mod install;
 mod master;
 mod node;
@@ -66,7 +65,7 @@ pub use detached::{DetachedCluster, RecordedProcess};
 pub use disaster::Revisions;
 pub use etcd::EtcdCluster;
 pub use figures::{master_figure, quantile};
-pub use identity::ProcessIdentity;
+pub use holdfast_local::ProcessIdentity;
 pub use install::Install;
 pub use node::Node;
 pub use process::{Process, ProcessSpec};

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
+use holdfast_local::ProcessIdentity;
 use parking_lot::Mutex;
 
 use crate::http;
-use crate::identity::ProcessIdentity;
 use crate::ports::{AddressInUse, is_taken};
 use crate::process::{self, Process, ProcessSpec};
 use crate::sockets::listens;

@@ -8,10 +8,10 @@ use std::process::{Child, ExitStatus, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use holdfast_local::{ProcessIdentity, is_stopped};
 use parking_lot::Mutex;
 use rustix::process::Signal;
 
-use crate::identity::{self, ProcessIdentity};
 use crate::spawner::{self, Lifetime};
 use crate::wait::{EVERY, poll};
 
@@ -188,12 +188,10 @@ impl Process {
                     self.tail()
                 );
             }
-            identity::signal(self.pid(), signal)?;
+            holdfast_local::signal(self.pid(), signal)?;
         }
         poll(SIGNAL_WITHIN, EVERY, || {
-            identity::is_stopped(self.pid())
-                .is_none_or(|now| now == stopped)
-                .then_some(())
+            is_stopped(self.pid()).is_none_or(|now| now == stopped).then_some(())
         })
         .with_context(|| format!("{signal:?} had no effect on {} within {SIGNAL_WITHIN:?}", self.name))
     }

@@ -2,7 +2,7 @@
 
 use holdfast_core::Generation;
 use holdfast_custody::invariants as lc;
-use holdfast_custody::{Lease, SessionId, Tick, Token};
+use holdfast_custody::{Lease, SessionId, Tick, Token, WallTime};
 
 use super::index::{Op, Reply, Request};
 use super::scenario::Chore;
@@ -75,6 +75,7 @@ impl Process {
                 session,
                 token: hold.token,
                 until: hold.until,
+                since: WallTime::default(),
             })
     }
 }

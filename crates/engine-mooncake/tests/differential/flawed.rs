@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use holdfast_core::{ObjectKey, Result};
 use holdfast_engine::{
-    Capabilities, Engine, GetOutcome, HostMemory, MemoryEngine, Presence, PromoteOutcome, PutOptions, PutOutcome,
-    Region, Registrations, RemoveOutcome, Transfer, Usage,
+    Capabilities, Engine, GetOutcome, HostMemory, Listing, MemoryEngine, Presence, PromoteOutcome, PutOptions,
+    PutOutcome, Region, Registrations, RemoveOutcome, Transfer, Usage,
 };
 
 /// What is wrong.
@@ -140,6 +140,10 @@ impl Engine for FlawedEngine {
             }
         }
         Ok(found)
+    }
+
+    fn list(&self, prefix: &str, after: Option<&ObjectKey>, limit: usize, within: Duration) -> Result<Listing> {
+        self.below.list(prefix, after, limit, self.time(within))
     }
 
     fn promote(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<PromoteOutcome>> {

@@ -11,8 +11,8 @@ use crate::Engine;
 use crate::batch::check_options;
 use crate::region::{HostMemory, Region};
 use crate::types::{
-    Capabilities, GetOutcome, Presence, PromoteOutcome, PutOptions, PutOutcome, Registrations, RemoveOutcome, Transfer,
-    Usage,
+    Capabilities, GetOutcome, Listing, Presence, PromoteOutcome, PutOptions, PutOutcome, Registrations, RemoveOutcome,
+    Transfer, Usage,
 };
 
 fn pick<T: Clone>(batch: &[T], items: &[usize]) -> Vec<T> {
@@ -78,6 +78,13 @@ impl<E: Engine + ?Sized> Engine for FaultEngine<E> {
         match self.begin(Operation::Probe, self.lawful(keys.len()), within) {
             Some(place) => self.whole(place, within, |within| self.inner().probe(keys, within)),
             None => self.inner().probe(keys, within),
+        }
+    }
+
+    fn list(&self, prefix: &str, after: Option<&ObjectKey>, limit: usize, within: Duration) -> Result<Listing> {
+        match self.begin(Operation::List, limit > 0, within) {
+            Some(place) => self.whole(place, within, |within| self.inner().list(prefix, after, limit, within)),
+            None => self.inner().list(prefix, after, limit, within),
         }
     }
 

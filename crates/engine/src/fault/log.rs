@@ -11,6 +11,7 @@ pub enum Operation {
     Get,
     Remove,
     Probe,
+    List,
     Promote,
     Usage,
 }
@@ -23,6 +24,7 @@ impl Operation {
             Self::Get => "engine.get",
             Self::Remove => "engine.remove",
             Self::Probe => "engine.probe",
+            Self::List => "engine.list",
             Self::Promote => "engine.raise",
             Self::Usage => "engine.usage",
         }

@@ -1,11 +1,12 @@
 //! The requests of clients, one object at a time. The caller has caught up (`settle`) and knows that the master is up.
 
+use std::ops::Bound;
 use std::sync::Arc;
 
 use holdfast_core::{Error, ObjectKey};
 
 use super::state::{Entry, Held, Object, Replica, SegmentId, State, Tier};
-use crate::types::{Pin, Presence, PromoteOutcome, PutOptions, PutOutcome, RemoveOutcome, Usage};
+use crate::types::{Listing, Pin, Presence, PromoteOutcome, PutOptions, PutOutcome, RemoveOutcome, Usage};
 
 /// What a get finds.
 #[derive(Debug)]
@@ -150,6 +151,19 @@ impl State {
                 ssd: object.count(Tier::Ssd),
                 bytes: object.replicas.first().map_or(0, Replica::len),
             },
+        }
+    }
+
+    pub(super) fn list(&self, prefix: &str, after: Option<&ObjectKey>, limit: usize) -> Listing {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let listed = self.entries.range::<ObjectKey, _>((from, Bound::Unbounded));
+        let mut found = listed
+            .map(|(key, _)| key)
+            .filter(|key| key.as_str().starts_with(prefix));
+        let keys = found.by_ref().take(limit).cloned().collect();
+        Listing {
+            keys,
+            more: found.next().is_some(),
         }
     }
 

@@ -27,6 +27,7 @@ impl MemoryCluster {
             max_batch: config.max_batch,
             ssd: config.ssd.is_some(),
             probe: true,
+            list: true,
         };
         let state = Mutex::new(State::new(config, clock.now()));
         Arc::new(Self {

@@ -10,11 +10,11 @@ use super::cluster::MemoryCluster;
 use super::registry::Registry;
 use super::state::State;
 use crate::Engine;
-use crate::batch::{check_count, check_options, check_time, check_transfers};
+use crate::batch::{check_count, check_limit, check_options, check_time, check_transfers};
 use crate::region::{HostMemory, Region};
 use crate::types::{
-    Capabilities, GetOutcome, Presence, PromoteOutcome, PutOptions, PutOutcome, Registrations, RemoveOutcome, Transfer,
-    Usage,
+    Capabilities, GetOutcome, Listing, Presence, PromoteOutcome, PutOptions, PutOutcome, Registrations, RemoveOutcome,
+    Transfer, Usage,
 };
 
 /// A client of a [`MemoryCluster`]. Made by [`MemoryCluster::connect`].
@@ -164,6 +164,13 @@ impl Engine for MemoryEngine {
             return Ok(Vec::new());
         }
         self.ask(PROBE, |state| keys.iter().map(|key| state.probe(key)).collect())
+    }
+
+    fn list(&self, prefix: &str, after: Option<&ObjectKey>, limit: usize, within: Duration) -> Result<Listing> {
+        const LIST: &str = "engine.list";
+        check_time(LIST, within)?;
+        check_limit(LIST, limit)?;
+        self.ask(LIST, |state| state.list(prefix, after, limit))
     }
 
     fn promote(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<PromoteOutcome>> {

@@ -39,6 +39,7 @@ mod concurrency;
 mod deadlines;
 mod keys;
 mod lengths;
+mod list;
 mod loss;
 mod observed;
 mod on_memory;
@@ -148,6 +149,7 @@ pub fn cases() -> Vec<Case> {
         registration::CASES,
         remove::CASES,
         probe::CASES,
+        list::CASES,
         pressure::CASES,
         unfinished::CASES,
         deadlines::CASES,

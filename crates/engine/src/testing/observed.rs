@@ -10,7 +10,7 @@ use holdfast_core::{Clock, Error, ObjectKey, Result, Timestamp};
 use parking_lot::Mutex;
 
 use crate::{
-    Capabilities, Engine, GetOutcome, HostMemory, Presence, PromoteOutcome, PutOptions, PutOutcome, Region,
+    Capabilities, Engine, GetOutcome, HostMemory, Listing, Presence, PromoteOutcome, PutOptions, PutOutcome, Region,
     Registrations, RemoveOutcome, Transfer, Usage,
 };
 
@@ -132,6 +132,10 @@ impl<E: Engine + ?Sized> Engine for Observed<E> {
         self.saw(|calls| &mut calls.probes, keys.len());
         Self::act(&self.probes);
         self.below.probe(keys, within)
+    }
+
+    fn list(&self, prefix: &str, after: Option<&ObjectKey>, limit: usize, within: Duration) -> Result<Listing> {
+        self.below.list(prefix, after, limit, within)
     }
 
     fn promote(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<PromoteOutcome>> {

@@ -28,7 +28,7 @@ cases! { "ssd"
     what_comes_back_after_a_master_restart (with_ssd) "Copies on SSD may come back when the engine restarts.";
 }
 
-fn with_ssd() -> Setup {
+pub(super) fn with_ssd() -> Setup {
     Setup {
         lease_ttl: Duration::from_secs(1),
         ssd: true,
@@ -40,7 +40,7 @@ const LEN: usize = MIB;
 const HERD: usize = 24;
 
 /// An object and the seed of its pattern.
-type Object = (ObjectKey, u64);
+pub(super) type Object = (ObjectKey, u64);
 
 /// Those of `objects` whose presence is `wanted`.
 fn which(ctx: &Context, objects: &[Object], wanted: fn(u32, u32) -> bool) -> CaseResult<Vec<Object>> {
@@ -67,7 +67,7 @@ fn offloaded(ctx: &Context) -> CaseResult<Vec<Object>> {
 }
 
 /// Objects that are on SSD only, with plenty of room in DRAM.
-fn on_ssd_only(ctx: &Context) -> CaseResult<Vec<Object>> {
+pub(super) fn on_ssd_only(ctx: &Context) -> CaseResult<Vec<Object>> {
     let herd = offloaded(ctx)?;
     let crowd = ctx.keys("crowd", 256)?;
     let mut cold = Vec::new();

@@ -71,6 +71,14 @@ pub(crate) enum Flaw {
     EveryPromotionIsAsked,
     /// Accepts every promotion, and forgets it.
     PromotesNothing,
+    /// Lists, and promotes what it lists.
+    ListHasSideEffects,
+    /// Lists what is in DRAM.
+    ListLeavesOutSsd,
+    /// Begins every list at the start.
+    ListForgetsItsPlace,
+    /// Lists keys with other prefixes, too.
+    ListIgnoresPrefixes,
     /// Reports a usage of zero.
     UsageIsZero,
     /// Keeps one copy, however many it was asked for.
@@ -123,6 +131,11 @@ pub(crate) const FLAWS: &[(Flaw, &str)] = &[
     (KeepsMemory, "registration::a_dropped_region_is_unregistered"),
     (EveryPromotionIsAsked, "probe::promote_of_what_is_in_dram_or_nowhere"),
     (PromotesNothing, "ssd::a_promotion_brings_it_up"),
+    (ListHasSideEffects, "list::a_list_raises_nothing"),
+    (ListLeavesOutSsd, "list::what_is_on_ssd_only_is_listed"),
+    (ListForgetsItsPlace, "list::the_list_comes_in_parts"),
+    (ListIgnoresPrefixes, "list::only_what_begins_with_the_prefix"),
+    (IgnoresNoTime, "list::a_list_without_time"),
     (UsageIsZero, "probe::capacity_is_the_segments"),
     (OneCopyOnly, "loss::a_second_copy_survives"),
     (LateEffect, "deadlines::a_put_with_hardly_any_time"),

@@ -6,8 +6,8 @@ use std::time::Duration;
 use holdfast_core::{Clock, Error, ObjectKey, Result, Retry};
 use holdfast_engine::testing::{Backend, Harness, MemoryBackend, Setup};
 use holdfast_engine::{
-    Capabilities, Engine, GetOutcome, HostMemory, Pin, Presence, PromoteOutcome, PutOptions, PutOutcome, Region,
-    Registrations, RemoveOutcome, Span, Transfer, Usage,
+    Capabilities, Engine, GetOutcome, HostMemory, Listing, Pin, Presence, PromoteOutcome, PutOptions, PutOutcome,
+    Region, Registrations, RemoveOutcome, Span, Transfer, Usage,
 };
 use parking_lot::Mutex;
 
@@ -223,6 +223,26 @@ impl Engine for Flawed {
             }
         }
         Ok(self.turned(ProbeBackwards, seen))
+    }
+
+    fn list(&self, prefix: &str, after: Option<&ObjectKey>, limit: usize, within: Duration) -> Result<Listing> {
+        let mut listing = self.inner.list(prefix, after, limit, self.time(within))?;
+        match self.flaw {
+            ListHasSideEffects => {
+                self.inner.promote(&listing.keys, within)?;
+            }
+            ListLeavesOutSsd => {
+                let seen = self.inner.probe(&listing.keys, within)?;
+                let mut seen = seen.into_iter();
+                listing
+                    .keys
+                    .retain(|_| !matches!(seen.next(), Some(Presence::Present { dram: 0, .. })));
+            }
+            ListForgetsItsPlace => listing = self.inner.list(prefix, None, limit, self.time(within))?,
+            ListIgnoresPrefixes => listing = self.inner.list("", after, limit, self.time(within))?,
+            _ => {}
+        }
+        Ok(listing)
     }
 
     fn promote(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<PromoteOutcome>> {

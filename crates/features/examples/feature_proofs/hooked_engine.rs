@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use holdfast_core::{ObjectKey, Result};
 use holdfast_engine::{
-    Capabilities, Engine, GetOutcome, HostMemory, Presence, PromoteOutcome, PutOptions, PutOutcome, Region,
+    Capabilities, Engine, GetOutcome, HostMemory, Listing, Presence, PromoteOutcome, PutOptions, PutOutcome, Region,
     Registrations, RemoveOutcome, Transfer, Usage,
 };
 
@@ -64,6 +64,10 @@ impl Engine for HookedEngine {
 
     fn probe(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<Presence>> {
         self.inner.probe(keys, within)
+    }
+
+    fn list(&self, prefix: &str, after: Option<&ObjectKey>, limit: usize, within: Duration) -> Result<Listing> {
+        self.inner.list(prefix, after, limit, within)
     }
 
     fn promote(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<PromoteOutcome>> {

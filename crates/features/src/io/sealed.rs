@@ -44,6 +44,7 @@ use holdfast_core::{Error, ErrorKind, Nonce, Result, Rng, StoreId, TensorSpec};
 use holdfast_engine::Span;
 use holdfast_index::SampleRef;
 
+use crate::io::staged::MOST_UNIT_BYTES;
 use crate::memory::spans::{read_at, write_at};
 use crate::record::description::Description;
 use crate::runtime::config::FeatureConfig;
@@ -51,10 +52,6 @@ use crate::seal::{
     DEFAULT_CHUNK_BYTES, Incarnation, Keyring, Layout, Run, SampleOpener, SampleSealer, Scheme, TAG_BYTES,
     TensorOpener, TensorSealer,
 };
-
-/// The most bytes of one call. Smaller than in a plain store: sealing and opening take longer than checksums, and work
-/// that overlaps with other calls' transfers costs the least.
-const MOST_UNIT_BYTES: u64 = 16 << 20;
 
 /// The additional state of a store with keys.
 #[derive(Debug)]

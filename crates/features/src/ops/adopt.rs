@@ -33,7 +33,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Digest, Error, ErrorKind, Nonce, ObjectKey, Result, Retry, SampleId, TensorSpec};
+use holdfast_core::{
+    Deadline, Digest, Error, ErrorKind, Nonce, ObjectKey, Result, Retry, SampleId, TensorSpec, Timestamp,
+};
 use holdfast_custody::Publication;
 use holdfast_engine::Presence;
 use holdfast_index::{Commit, Reserve, SampleRef, Session};
@@ -285,6 +287,16 @@ impl Inner {
         adopted
     }
 
+    /// Ends the step of an adoption, for traces.
+    fn adopt_ended(&self, started: Option<Timestamp>, adopted: Result<Stored>) -> Result<Stored> {
+        if let Ok(stored) = &adopted {
+            let nonce = stored.description.nonce;
+            self.runtime
+                .step_ended("adopt", started, &stored.reference, nonce, None);
+        }
+        adopted
+    }
+
     /// The live sample, if it consists of these objects with this description. `Conflict` if it has one of the objects
     /// and another description.
     async fn adopted_before(
@@ -403,9 +415,11 @@ impl FeatureStore {
     ) -> Result<Stored> {
         let announced = announced.clone();
         self.run(OPERATION, |inner| async move {
-            inner
+            let started = inner.runtime.step_begins();
+            let adopted = inner
                 .adopt(announced.look(), tensors, publication, inner.deadline(within))
-                .await
+                .await;
+            inner.adopt_ended(started, adopted)
         })
         .await
     }
@@ -422,9 +436,11 @@ impl FeatureStore {
         within: Duration,
     ) -> Result<Stored> {
         self.run_for(OPERATION, |inner, caller| async move {
-            inner
+            let started = inner.runtime.step_begins();
+            let adopted = inner
                 .adopt_now(sample, tensors, publication, &caller, inner.deadline(within))
-                .await
+                .await;
+            inner.adopt_ended(started, adopted)
         })
         .await
     }

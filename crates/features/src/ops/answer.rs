@@ -22,6 +22,7 @@ enum Answer {
 
 impl Inner {
     async fn answer(&self, leases: &[Lease], answer: Answer, deadline: Deadline) -> Vec<Result<AckOutcome>> {
+        let started = self.runtime.step_begins();
         let results = self
             .in_their_sessions(leases, |session, held| async move {
                 let left = self.runtime.left(deadline);
@@ -31,12 +32,13 @@ impl Inner {
                 }
             })
             .await;
-        let count = if answer == Answer::Ack {
-            &self.runtime.count.acks
+        let (name, count) = if answer == Answer::Ack {
+            ("ack", &self.runtime.count.acks)
         } else {
-            &self.runtime.count.nacks
+            ("nack", &self.runtime.count.nacks)
         };
         for (lease, result) in leases.iter().zip(&results) {
+            lease.step_ended(&self.runtime, name, started, result.as_ref().err());
             match result {
                 Ok(answered) => {
                     count.one();

@@ -1,10 +1,10 @@
 //! Ending a store: everything that it holds is retired and freed.
 //!
 //! ```text
-//! no other session is alive ─▶ retire page by page, until no sample is live ─▶ sweep until nothing is left ─▶ freed
-//!    │ one is
-//!    ▼
-//!  Conflict
+//! no other session is alive ─▶ retire a page ─▶ ask again … until no sample is live ─▶ sweep, and drop dead letters, until
+//!    │ one is                       │ one is                                              nothing is left ─▶ freed
+//!    ▼                              ▼
+//!  Conflict                       Conflict: what was retired is retired, the rest stays
 //! ```
 //!
 //! Committed samples have no owner: a run that died leaves them, because its resumption may need them. Ending the store is
@@ -14,8 +14,9 @@
 use std::time::Duration;
 
 use holdfast_core::{Deadline, Error, ErrorKind, Result, SampleId};
-use holdfast_index::{LiveSample, LiveSession};
+use holdfast_index::{LiveSample, LiveSession, RecordQuery, Stage};
 
+use crate::runtime::tasks::Caller;
 use crate::store::{FeatureStore, Inner};
 
 const OPERATION: &str = "features.end";
@@ -25,30 +26,46 @@ const PAGE: usize = 256;
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 impl Inner {
-    async fn end(&self, others: bool, deadline: Deadline) -> Result<u64> {
+    /// `Conflict` if a process but this one and stewards has the store open.
+    async fn is_ours_alone(&self, deadline: Deadline) -> Result<()> {
+        // Asked for each time: this process may have lost its session and opened another.
         let session = self.runtime.sessions.current(OPERATION, deadline).await?;
         let alive = self.runtime.index.sessions(self.runtime.left(deadline)).await?;
-        let busy: Vec<&LiveSession> = alive.iter().filter(|other| other.id != session.id()).collect();
-        if !busy.is_empty() && !others {
-            let error = Error::new(
-                ErrorKind::Conflict,
-                OPERATION,
-                "other processes have this store open; stop them, wait until their sessions have ended, or say that the \
-                 store is to end under them",
-            )
-            .with("sessions", busy.len());
-            let known = busy.iter().find_map(|other| other.identity.as_ref());
-            return Err(match known {
-                Some(one) => error.with("one_of_them", format!("{} {} on {}", one.program, one.pid, one.host)),
-                None => error,
-            });
+        let uses_it = |other: &&LiveSession| other.id != session.id() && !other.is_steward();
+        let busy: Vec<&LiveSession> = alive.iter().filter(uses_it).collect();
+        if busy.is_empty() {
+            return Ok(());
         }
+        let error = Error::new(
+            ErrorKind::Conflict,
+            OPERATION,
+            "other processes have this store open; stop them, wait until their sessions have ended, or say that the \
+             store is to end under them",
+        )
+        .with("sessions", busy.len());
+        let known = busy.iter().find_map(|other| other.identity.as_ref());
+        Err(match known {
+            Some(one) => error.with("one_of_them", format!("{} {} on {}", one.program, one.pid, one.host)),
+            None => error,
+        })
+    }
+
+    async fn end(&self, others: bool, caller: &Caller, deadline: Deadline) -> Result<u64> {
         let (mut ended, mut later, mut place) = (0, 0, None);
+        let live = RecordQuery::of(Stage::Live);
         loop {
+            if caller.is_gone() {
+                return Err(Error::unavailable(OPERATION, "the caller has left").with("ended", ended));
+            }
+            // Before each page: with many samples there is time for a process to open the store.
+            if !others {
+                let alone = self.is_ours_alone(deadline).await;
+                alone.map_err(|error| error.with("ended", ended))?;
+            }
             let left = self.runtime.left(deadline);
-            let page = self.runtime.index.live(place.as_ref(), PAGE, left).await?;
+            let page = self.runtime.index.records(&live, place.as_ref(), PAGE, left).await?;
             later += page.later;
-            let ids: Vec<SampleId> = page.samples.into_iter().map(|sample| sample.sample).collect();
+            let ids: Vec<SampleId> = page.records.into_iter().map(|found| found.sample.sample).collect();
             let views = self.runtime.index.look(&ids, self.runtime.left(deadline)).await?;
             let views: Vec<LiveSample> = views.into_iter().flatten().collect();
             for answer in self.retire_views(&views, deadline).await {
@@ -77,9 +94,20 @@ impl Inner {
         // What sessions left that have ended: reservations, leases, samples that were to be freed. A put that its process did
         // not end stays in the engine until the engine's own timeout.
         loop {
+            let dropped = self.drop_all_dead(deadline).await?;
             let swept = self.reclaim.sweep(deadline).await?;
-            if swept.failed == 0 {
+            if !others {
+                let alone = self.is_ours_alone(deadline).await;
+                alone.map_err(|error| error.with("ended", ended))?;
+            }
+            // What a sweep takes back may be the last attempt of a group, and what it frees a dead letter. Other processes may
+            // go on making such.
+            let is_done = others || dropped + swept.taken_back.retired + swept.freed == 0;
+            if swept.failed == 0 && is_done {
                 return Ok(ended);
+            }
+            if swept.failed == 0 {
+                continue;
             }
             if self.runtime.left(deadline) <= LOOK_EVERY {
                 return Err(Error::new(
@@ -97,11 +125,12 @@ impl Inner {
 }
 
 impl FeatureStore {
-    /// Ends everything that the store holds, and returns once it is freed. `Conflict` if another session is alive, unless
-    /// `others`: then readers and producers there get errors. Returns how many samples ended.
+    /// Ends everything that the store holds, and returns once it is freed. `Conflict` if another session is alive (those of
+    /// stewards aside), or opens meanwhile, unless `others`: then readers and producers there get errors. Returns how many
+    /// samples ended. If the caller leaves, the rest stays.
     pub async fn end(&self, others: bool, within: Duration) -> Result<u64> {
-        self.run(OPERATION, move |inner| async move {
-            inner.end(others, inner.deadline(within)).await
+        self.run_for(OPERATION, move |inner, caller| async move {
+            inner.end(others, &caller, inner.deadline(within)).await
         })
         .await
     }

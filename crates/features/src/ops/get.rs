@@ -38,6 +38,7 @@ const OPERATION: &str = "features.get";
 
 impl Inner {
     async fn get(&self, lease: &Lease, wanted: Wanted, caller: &Caller, deadline: Deadline) -> Result<Vec<TensorOut>> {
+        let started = self.runtime.step_begins();
         let description = Arc::clone(lease.description());
         let reference = lease.reference();
         lease.set_unserved(false);
@@ -50,7 +51,9 @@ impl Inner {
         // not count as an attempt.
         let unserved = |error: &Error| error.kind() == ErrorKind::Unavailable && !deadline.passed(&*self.runtime.clock);
         lease.set_unserved(arrived.as_ref().err().is_some_and(unserved));
-        self.handed_out(plan, arrived).await
+        let got = self.handed_out(plan, arrived).await;
+        lease.step_ended(&self.runtime, "get", started, got.as_ref().err());
+        got
     }
 
     /// The tensors that have arrived. If the get failed, memory that may hold plaintext is cleared.

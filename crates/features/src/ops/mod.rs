@@ -6,6 +6,7 @@ mod commit;
 mod end;
 mod get;
 mod get_plan;
+mod letters;
 pub(crate) mod put;
 mod put_plan;
 pub(crate) mod residency;

@@ -107,6 +107,7 @@ impl Inner {
         caller: &Caller,
         deadline: Deadline,
     ) -> Vec<Result<Stored>> {
+        let started = self.runtime.step_begins();
         let count = items.len();
         let turn = Arc::new(turn);
         let mut results = Results::with_capacity(count);
@@ -145,6 +146,8 @@ impl Inner {
                 Ok(stored) => {
                     self.runtime.count.puts.one();
                     self.runtime.count.bytes_put.add(stored.description.bytes());
+                    let (reference, nonce) = (&stored.reference, stored.description.nonce);
+                    self.runtime.step_ended("put", started, reference, nonce, None);
                 }
                 Err(_) => self.runtime.count.failed_puts.one(),
             }

@@ -33,6 +33,7 @@ impl Inner {
         deadline: Deadline,
     ) -> Vec<Result<Lease>> {
         const OPERATION: &str = "features.lease";
+        let started = self.runtime.step_begins();
         let ticks = self.runtime.config.lease_ticks;
         let readable = Readable::new(self);
         let terms = Terms {
@@ -62,10 +63,14 @@ impl Inner {
             if !last && !held.is_empty() && held.iter().all(ended) {
                 continue;
             }
-            return held
+            let taken = held
                 .into_iter()
-                .map(|held| Lease::new(held?, &readable, &session, self))
-                .collect();
+                .map(|held| Lease::new(held?, &readable, &session, self));
+            let taken: Vec<Result<Lease>> = taken.collect();
+            for lease in taken.iter().flatten() {
+                lease.step_ended(&self.runtime, "take", started, None);
+            }
+            return taken;
         }
         Vec::new()
     }
@@ -86,6 +91,7 @@ impl Inner {
         deadline: Deadline,
     ) -> Result<Vec<Lease>> {
         const OPERATION: &str = "features.lease_next";
+        let started = self.runtime.step_begins();
         let readable = Readable::new(self);
         let terms = Terms {
             cancelled: caller.token(),
@@ -114,7 +120,10 @@ impl Inner {
             for held in held {
                 let sample = held.sample.clone();
                 match Lease::new(held, &readable, &session, self) {
-                    Ok(lease) => leases.push(lease),
+                    Ok(lease) => {
+                        lease.step_ended(&self.runtime, "take", started, None);
+                        leases.push(lease);
+                    }
                     Err(error) if is_unreadable(&error) => unreadable.push(Unreadable {
                         sample,
                         why: error.to_string(),
@@ -131,7 +140,10 @@ impl Inner {
                 Some(error) if leases.is_empty() => Err(error),
                 // No consumer can use a sample in quarantine: there may be other samples.
                 None if leases.is_empty() && moved > 0 && !deadline.passed(&*self.runtime.clock) => continue,
-                _ => Ok(leases),
+                _ => {
+                    self.runtime.count.empty_takes.add(u64::from(leases.is_empty()));
+                    Ok(leases)
+                }
             };
         }
     }

@@ -63,13 +63,18 @@ impl Inner {
         caller: &Caller,
         deadline: Deadline,
     ) -> Result<Vec<TensorOut>> {
+        let started = self.runtime.step_begins();
         let (reference, description) = (live.reference(), live.description());
         let plan = tokio::select! {
             plan = self.plan_get(reference, description, wanted, deadline) => plan?,
             () = caller.left() => return Err(nobody_waits()),
         };
         let arrived = self.arrive_unleased(reference, &plan, caller, deadline).await;
-        self.handed_out(plan, arrived).await
+        let got = self.handed_out(plan, arrived).await;
+        let error = got.as_ref().err();
+        self.runtime
+            .step_ended("get", started, reference, description.nonce, error);
+        got
     }
 
     async fn arrive_unleased(

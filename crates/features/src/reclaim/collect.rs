@@ -15,6 +15,8 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use holdfast_core::{Deadline, Error, ErrorKind, Result};
 use holdfast_index::{FreeTask, ListPlace, SampleRef, Unreadable};
@@ -64,14 +66,39 @@ pub(crate) async fn collect(reclaim: Arc<Reclaim>, mut stop: watch::Receiver<boo
         reclaim.queue.begin();
         reclaim.queue.take_collect();
         let deadline = reclaim.runtime.own_deadline();
-        if let Err(error) = reclaim.collect(deadline).await {
-            tracing::warn!(%error, "the samples to be freed could not be listed; the next sweep goes on");
+        let collected = reclaim.collect(deadline).await;
+        reclaim.note_collect(&collected);
+        match collected {
+            Ok(done) if done.freed + done.failed + done.quarantined > 0 => tracing::info!(
+                store = %reclaim.runtime.config.store,
+                freed = done.freed,
+                failed = done.failed,
+                quarantined = done.quarantined,
+                "collected: these samples were retired and had no reader left"
+            ),
+            Ok(_) => {}
+            Err(error) => {
+                tracing::warn!(%error, "the samples to be freed could not be listed; the next sweep goes on");
+            }
         }
         reclaim.queue.finished();
     }
 }
 
 impl Reclaim {
+    /// A process whose collects free nothing, because it cannot reach the engine, leaves sweeping to others.
+    fn note_collect(&self, collected: &Result<Collected>) {
+        let in_vain = match collected {
+            Ok(done) => done.failed > 0 && done.freed == 0,
+            Err(_) => true,
+        };
+        if in_vain {
+            self.failed_collects.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.failed_collects.store(0, Ordering::Relaxed);
+        }
+    }
+
     /// Frees the samples that the index lists.
     pub(crate) async fn collect(&self, deadline: Deadline) -> Result<Collected> {
         let left = || self.runtime.left(deadline);
@@ -123,6 +150,8 @@ impl Reclaim {
         for task in tasks {
             match self.job_of(&task) {
                 Ok(job) => {
+                    let reason = task.record.record.reason;
+                    tracing::debug!(sample = %task.sample.sample, ?reason, "to be freed");
                     keys += job.keys.len() as u64;
                     jobs.push(job);
                 }
@@ -181,17 +210,31 @@ impl Reclaim {
         })
     }
 
+    /// Keeps to the rate at which this process may free what others have retired.
+    async fn wait_for_turn(&self, samples: usize) {
+        let Some(rate) = self.runtime.config.frees_per_second else {
+            return;
+        };
+        let samples = u32::try_from(samples).unwrap_or(u32::MAX);
+        let pause = Duration::from_secs(1).saturating_mul(samples) / rate.max(1);
+        // Not longer than one call may take: a part is as long as `sweep_limit` says.
+        tokio::time::sleep(pause.min(self.runtime.config.call_within)).await;
+    }
+
     /// Frees samples that the index has listed.
     async fn free_listed(&self, jobs: Vec<Job>, collected: &mut Collected) {
         if jobs.is_empty() {
             return;
         }
         let all = jobs.len();
+        self.wait_for_turn(all).await;
         let mut gone = Vec::new();
         let mut stayed = Vec::new();
         let mut unanswered = 0;
+        let started = self.runtime.step_begins();
         let outcomes = self.remove_all(&jobs).await;
         for (job, outcome) in jobs.into_iter().zip(outcomes) {
+            self.removal_ended(started, &job, &outcome);
             match outcome {
                 Ok(()) => gone.push(job.sample),
                 Err(error) => {

@@ -2,7 +2,7 @@
 //! a whole grace period, while the engine was healthy.
 //!
 //! ```text
-//!           a get under a lease that holds meets a miss           missing at every look for `loss_grace`
+//!    a get under a lease that holds, or an audit, meets a miss    missing at every look for `loss_grace`
 //! (trusted) ────────────────────────────────────────▶ Suspected ────────────────────────────────────────▶ Lost: retired
 //!     ▲                                               │  ▲   │                                              │
 //!     └───────────── a look sees the object ──────────┘  └───┘ the grace begins anew: the engine does not   │ its objects are
@@ -84,6 +84,8 @@ pub(crate) struct Losses {
     clock: Arc<dyn Clock>,
     state: Mutex<State>,
     wake: Notify,
+    /// After each look.
+    looked: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -100,13 +102,18 @@ impl Losses {
             clock,
             state: Mutex::default(),
             wake: Notify::new(),
+            looked: Notify::new(),
         }
     }
 
-    fn suspect(&self, sample: &SampleRef, key: &ObjectKey, description: &Arc<Description>) {
+    /// Suspects a sample, unless it is suspected already. False if there is no room for another.
+    pub(crate) fn suspect(&self, sample: &SampleRef, key: &ObjectKey, description: &Arc<Description>) -> bool {
         let mut state = self.state.lock();
-        if state.suspects.contains_key(sample) || state.suspects.len() >= MOST_SUSPECTS {
-            return;
+        if state.suspects.contains_key(sample) {
+            return true;
+        }
+        if state.suspects.len() >= MOST_SUSPECTS {
+            return false;
         }
         let first = state.suspects.is_empty();
         if first {
@@ -124,6 +131,33 @@ impl Losses {
         if first {
             self.wake.notify_one();
         }
+        true
+    }
+
+    /// Waits until fewer samples are suspected than now, or nothing is. False if the time was over first.
+    pub(crate) async fn some_settled(&self, within: Duration) -> bool {
+        let before = self.suspected();
+        self.until(within, |suspected| suspected < before || suspected == 0)
+            .await
+    }
+
+    /// Waits until no sample is suspected. False if the time was over first.
+    pub(crate) async fn none_left(&self, within: Duration) -> bool {
+        self.until(within, |suspected| suspected == 0).await
+    }
+
+    async fn until(&self, within: Duration, is_so: impl Fn(usize) -> bool) -> bool {
+        let waiting = async {
+            loop {
+                let mut looked = std::pin::pin!(self.looked.notified());
+                looked.as_mut().enable();
+                if is_so(self.suspected()) {
+                    return;
+                }
+                looked.await;
+            }
+        };
+        tokio::time::timeout(within, waiting).await.is_ok()
     }
 
     /// How many samples are suspected.
@@ -228,6 +262,7 @@ pub(crate) async fn watch(reclaim: Arc<Reclaim>, mut stop: watch::Receiver<bool>
             () = reclaim.losses.wake.notified() => {}
             () = tokio::time::sleep(if idle { IDLE } else { pause }) => {
                 reclaim.look_for_losses(&mut small).await;
+                reclaim.losses.looked.notify_waiters();
             }
         }
     }
@@ -237,7 +272,8 @@ impl Reclaim {
     /// A get under a lease that holds met a miss.
     pub(crate) fn missed(&self, reference: &SampleRef, description: &Arc<Description>, key: &ObjectKey) -> Error {
         tracing::warn!(sample = %reference.sample, %key, "the engine does not have a committed object now");
-        self.losses.suspect(reference, key, description);
+        // Without room, a later get starts the grace.
+        let _has_room: bool = self.losses.suspect(reference, key, description);
         Error::unavailable(
             OPERATION,
             "the engine does not have the sample's bytes now. They come back if a holder that has them registers again; \

@@ -2,18 +2,21 @@
 //! [`queue`] has the overview.
 
 pub(crate) mod collect;
+pub(crate) mod duty;
 pub(crate) mod loss;
 pub(crate) mod queue;
 pub(crate) mod undo;
 pub(crate) mod worker;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 use holdfast_index::{AckOutcome, SampleRef};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use self::collect::Walk;
+use self::duty::Sweeping;
 use self::loss::Losses;
 use self::queue::{Job, ReclaimQueue};
 use crate::record::description::Description;
@@ -29,6 +32,9 @@ pub(crate) struct Reclaim {
     /// One collect of this process runs at a time.
     walk: tokio::sync::Mutex<Walk>,
     pub(crate) losses: Losses,
+    /// Collects in a row that freed nothing of what there was to free.
+    failed_collects: AtomicU32,
+    pub(crate) duty: watch::Sender<Sweeping>,
 }
 
 impl Reclaim {
@@ -37,6 +43,8 @@ impl Reclaim {
             queue: Arc::new(ReclaimQueue::new(Arc::clone(&runtime.clock), runtime.config.free_queue)),
             walk: tokio::sync::Mutex::default(),
             losses: Losses::new(Arc::clone(&runtime.clock)),
+            failed_collects: AtomicU32::new(0),
+            duty: watch::Sender::default(),
             runtime,
         }
     }
@@ -51,7 +59,7 @@ impl Reclaim {
             tasks.spawn(collect::collect(Arc::clone(self), stop.clone())),
         ];
         if let Some(every) = self.runtime.config.sweep_every {
-            workers.push(tasks.spawn(worker::sweep(Arc::clone(self), every, stop.clone())));
+            workers.push(tasks.spawn(duty::sweep(Arc::clone(self), every, stop.clone())));
         }
         workers
     }

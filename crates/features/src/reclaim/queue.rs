@@ -20,7 +20,7 @@
 //! | remover | the engine | removes objects |
 //! | teller | the index | reports freed samples, releases leases, gives up reservations |
 //! | collector | both | removes the samples that the index lists, whichever process retired them: after a put or a release, and after each sweep |
-//! | sweeper | the index | advances the shared clock, takes back expired leases, reservations and sessions, wakes the collector |
+//! | sweeper | the index | while it is on duty ([`crate::reclaim::duty`]): advances the shared clock, takes back expired leases, reservations and sessions, wakes the collector |
 //!
 //! No caller waits for them except [`crate::FeatureStore::drain`] and `close`. Unfinished work is not lost: the index
 //! lists a sample until it is told that the sample is freed. The collector walks that list in parts and continues where
@@ -40,7 +40,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, Error, ErrorKind, ObjectKey, Result, Timestamp};
+use holdfast_core::{Clock, Deadline, Error, ErrorKind, Nonce, ObjectKey, Result, SampleKey, Timestamp};
 use holdfast_custody::SessionId;
 use holdfast_index::{LeaseGrant, SampleRef, Session};
 use parking_lot::Mutex;
@@ -72,6 +72,13 @@ pub(crate) struct Job {
     pub(crate) put: Option<Arc<Begun>>,
 }
 
+impl Job {
+    /// The random part of the sample's keys; none if another writer chose them.
+    pub(crate) fn nonce(&self) -> Option<Nonce> {
+        SampleKey::parse(self.keys.first()?).ok().map(|key| key.nonce)
+    }
+}
+
 #[derive(Clone, Debug)]
 struct Pending {
     job: Job,
@@ -79,6 +86,8 @@ struct Pending {
     removed: bool,
     tries: u32,
     due: Timestamp,
+    /// Since when its objects may be removed.
+    since: Timestamp,
     why: Option<Error>,
 }
 
@@ -169,8 +178,10 @@ impl ReclaimQueue {
         let mut state = self.state.lock();
         let place = job.abort.is_some() || state.pending.len() < self.most;
         if place {
+            let now = self.clock.now();
             let pending = Pending {
-                due: self.clock.now(),
+                due: now,
+                since: now,
                 removed: false,
                 tries: 0,
                 why: None,
@@ -317,17 +328,20 @@ impl ReclaimQueue {
         Some(due.since(self.clock.now()))
     }
 
-    /// A sample is freed.
-    pub(crate) fn succeeded(&self, sample: &SampleRef) {
-        self.state.lock().pending.remove(sample);
+    /// A sample is freed. Returns how long that took since it was pushed; none if it was not.
+    pub(crate) fn succeeded(&self, sample: &SampleRef) -> Option<Duration> {
+        let pending = self.state.lock().pending.remove(sample)?;
+        Some(self.clock.now().since(pending.since))
     }
 
     /// The reservation of a sample is given up; only its objects are left to remove.
     pub(crate) fn aborted(&self, sample: &SampleRef) {
         let mut state = self.state.lock();
         let is_more_than_wait = state.pending.len() > self.most;
+        let now = self.clock.now();
         if let Some(pending) = state.pending.get_mut(sample) {
             (pending.job.abort, pending.job.put, pending.tries) = (None, None, 0);
+            pending.since = now;
         }
         // The index lists it from now on.
         if is_more_than_wait {
@@ -363,6 +377,12 @@ impl ReclaimQueue {
             pending.tries += 1;
             pending.why = Some(why);
         }
+    }
+
+    /// Whether this process has left samples to sweeps.
+    pub(crate) fn has_left_to_sweeps(&self) -> bool {
+        let state = self.state.lock();
+        state.pending.values().any(Pending::is_left_to_sweeps)
     }
 
     /// Samples that were tried often enough and are left to sweeps.

@@ -1,10 +1,10 @@
-//! The remover, the teller and the sweeper. The module [`crate::reclaim::queue`] has the overview.
+//! The remover, the teller, and what a sweep does. The module [`crate::reclaim::queue`] has the overview.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Error, ErrorKind, KeySpace, ObjectKey, Result, Retry};
+use holdfast_core::{Deadline, Error, ErrorKind, KeySpace, ObjectKey, Result, Retry, Timestamp};
 use holdfast_engine::RemoveOutcome;
 use holdfast_index::{LeaseGrant, SampleRef, SweepReport};
 use tokio::sync::watch;
@@ -66,31 +66,14 @@ pub(crate) async fn index_worker(reclaim: Arc<Reclaim>, mut stop: watch::Receive
     }
 }
 
-/// Sweeps periodically until it is told to stop.
-pub(crate) async fn sweep(reclaim: Arc<Reclaim>, every: Duration, mut stop: watch::Receiver<bool>) {
-    while !*stop.borrow() {
-        // A random pause of half to one and a half times as long, so that the processes do not sweep at the same time.
-        let spread = u64::try_from(every.as_nanos()).unwrap_or(u64::MAX);
-        let pause = every / 2 + Duration::from_nanos(reclaim.runtime.rng.below(spread));
-        tokio::select! {
-            _ = stop.changed() => return,
-            () = tokio::time::sleep(pause) => {}
-        }
-        let deadline = reclaim.runtime.own_deadline();
-        if let Err(error) = reclaim.take_back(deadline).await {
-            tracing::warn!(%error, "a sweep did not end; the next one goes on");
-        }
-        // Wakes the collector for the samples that this sweep retired, and for those that other processes left behind.
-        reclaim.queue.wake_collector.notify_one();
-    }
-}
-
 impl Reclaim {
     /// Removes the objects of all jobs that are due.
     async fn remove_due(&self) {
+        let started = self.runtime.step_begins();
         let jobs = self.queue.to_remove();
         let outcomes = self.remove_all(&jobs).await;
         for (job, outcome) in jobs.iter().zip(outcomes) {
+            self.removal_ended(started, job, &outcome);
             match outcome {
                 Ok(()) => self.queue.removed(&job.sample),
                 Err(error) => {
@@ -100,6 +83,14 @@ impl Reclaim {
             }
         }
         self.queue.finished();
+    }
+
+    /// Ends the step of a removal, for traces.
+    pub(crate) fn removal_ended(&self, started: Option<Timestamp>, job: &Job, outcome: &Result<()>) {
+        if started.is_some() {
+            let (nonce, error) = (job.nonce(), outcome.as_ref().err());
+            self.runtime.step_ended("free", started, &job.sample, nonce, error);
+        }
     }
 
     /// Does the due work that needs the index: reports freed samples, releases leases, gives up reservations.
@@ -139,8 +130,9 @@ impl Reclaim {
     }
 
     /// Takes back expired leases, reservations and sessions. It calls only the index, so that no engine holds up the
-    /// shared clock.
-    pub(crate) async fn take_back(&self, deadline: Deadline) -> Result<SweepReport> {
+    /// shared clock. One of many that follow each other stops when a part of the grant lists has nothing that is due: the
+    /// next one looks at the next part.
+    pub(crate) async fn take_back(&self, deadline: Deadline, one_of_many: bool) -> Result<SweepReport> {
         const OPERATION: &str = "features.sweep";
         let mut sum = SweepReport::default();
         for _ in 0..MOST_ROUNDS {
@@ -155,15 +147,9 @@ impl Reclaim {
                 Err(error) if self.runtime.sessions.refused(&session, &error) => continue,
                 report => report?,
             };
-            sum.looked_at += report.looked_at;
-            sum.abandoned += report.abandoned;
-            sum.taken_back += report.taken_back;
-            sum.retired += report.retired;
-            sum.sessions_cleared += report.sessions_cleared;
-            sum.quarantined += report.quarantined;
-            sum.later += report.later;
-            sum.more = report.more;
-            if !report.more || deadline.passed(&*self.runtime.clock) {
+            sum.add(&report);
+            let enough = one_of_many && report.looked_at == 0;
+            if !report.more || enough || deadline.passed(&*self.runtime.clock) {
                 break;
             }
         }
@@ -173,7 +159,7 @@ impl Reclaim {
 
     /// Takes back what has expired, and frees the samples that are to be freed.
     pub(crate) async fn sweep(&self, deadline: Deadline) -> Result<Swept> {
-        let taken_back = self.take_back(deadline).await?;
+        let taken_back = self.take_back(deadline, false).await?;
         let collected = self.collect(deadline).await?;
         Ok(Swept {
             freed: collected.freed,
@@ -329,7 +315,10 @@ impl Reclaim {
                     told += 1;
                     // The collector and the teller may both report a sample; it is counted once.
                     self.runtime.count.freed.add(u64::from(is_first));
-                    self.queue.succeeded(sample);
+                    let took = self.queue.succeeded(sample);
+                    if let (true, Some(took), Some(metrics)) = (is_first, took, &self.runtime.metrics) {
+                        metrics.reclaim.took(took);
+                    }
                 }
                 Err(error) => self.queue.failed(sample, error),
             }

@@ -3,5 +3,6 @@
 pub(crate) mod description;
 pub(crate) mod encoding;
 pub(crate) mod limits;
+pub(crate) mod objects;
 pub(crate) mod ownership;
 pub(crate) mod plan;

@@ -46,11 +46,18 @@ pub struct FeatureConfig {
     /// How many ticks of the shared clock a lease lasts. Default: 60.
     #[serde(default = "default_lease_ticks")]
     pub lease_ticks: u64,
-    /// How often this process sweeps; none if other processes do. At least one process must sweep: nothing expires by
-    /// itself. Default: 1 s, a tick of the shared clock. The clock moves with sweeps, so with fewer of them leases last
-    /// longer than they say.
+    /// How often this process sweeps while that is its turn (module `duty`); none if it never does. At least one process
+    /// of a store must take part: nothing expires by itself. Default: 1 s, a tick of the shared clock. The clock moves with
+    /// sweeps, so with fewer of them leases last longer than they say.
     #[serde(default = "default_sweep_every", with = "holdfast_core::duration::option")]
     pub sweep_every: Option<Duration>,
+    /// Whether this process is a steward: it sweeps in place of the processes that use the store. Default: false.
+    #[serde(default)]
+    pub steward: bool,
+    /// The most samples that this process frees in a second of those that others have retired; none for no limit.
+    /// Default: none.
+    #[serde(default)]
+    pub frees_per_second: Option<u32>,
     /// How many records one sweep examines. Default: 1,000.
     #[serde(default = "default_sweep_limit")]
     pub sweep_limit: usize,
@@ -175,6 +182,8 @@ impl FeatureConfig {
             warm_bytes: 0,
             lease_ticks: default_lease_ticks(),
             sweep_every: default_sweep_every(),
+            steward: false,
+            frees_per_second: None,
             sweep_limit: default_sweep_limit(),
             free_queue: default_free_queue(),
             call_within: default_call_within(),
@@ -208,6 +217,12 @@ impl FeatureConfig {
         }
         if self.sweep_every.is_some_and(|every| every.is_zero()) {
             return refuse("sweep_every", "give the time between two sweeps, or none for no sweeps");
+        }
+        if self.frees_per_second == Some(0) {
+            return refuse(
+                "frees_per_second",
+                "give how many samples may be freed in a second, or none for no limit",
+            );
         }
         if self.sweep_limit == 0 || self.free_queue == 0 {
             return refuse("sweep_limit, free_queue", "both must be at least one");

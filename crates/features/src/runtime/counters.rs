@@ -32,6 +32,10 @@ counters! {
     failed_puts,
     /// Times that a put met a full engine and waited.
     waits_for_room,
+    /// Samples taken for a group, or leased for reading.
+    taken,
+    /// Takes that waited until their deadline and got no sample.
+    empty_takes,
     /// Samples got, whole or in part.
     gets,
     /// Bytes got.

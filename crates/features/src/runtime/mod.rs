@@ -6,15 +6,18 @@ pub(crate) mod config;
 pub(crate) mod counters;
 pub(crate) mod inflight_puts;
 pub(crate) mod sessions;
+mod steps;
 pub(crate) mod tasks;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, Result, Rng};
-use holdfast_engine::Engine;
+use holdfast_core::{Clock, Deadline, Result, Rng, Timestamp};
+use holdfast_engine::{Engine, metered};
 use holdfast_index::Index;
+use holdfast_metrics::{Outcome, StoreMetrics, registry};
 use holdfast_prefetch::PrefetchEngine;
+use holdfast_trace::Tracer;
 use tokio::runtime::Handle;
 
 use self::blocking::BlockingCalls;
@@ -39,6 +42,10 @@ pub(crate) struct Runtime {
     pub(crate) for_device: BlockingCalls,
     pub(crate) tasks: Tasks,
     pub(crate) count: Counting,
+    /// Latencies; none if metrics are off.
+    pub(crate) metrics: Option<Arc<StoreMetrics>>,
+    /// Traces; none unless the environment asks for them.
+    pub(crate) tracer: Option<Tracer>,
 }
 
 impl Runtime {
@@ -50,6 +57,7 @@ impl Runtime {
         rng: Arc<dyn Rng>,
         handle: Handle,
     ) -> Result<Self> {
+        let engine = metered(engine, config.store.as_str(), &clock);
         let prefetch = PrefetchEngine::new(engine, config.prefetch.clone(), Arc::clone(&clock))?;
         let prefetch = Arc::new(prefetch);
         Ok(Self {
@@ -58,6 +66,8 @@ impl Runtime {
             for_device: BlockingCalls::new(config.max_in_flight, Arc::clone(&clock)),
             tasks: Tasks::new(handle),
             count: Counting::default(),
+            tracer: Tracer::from_environment(&clock)?,
+            metrics: registry().store(config.store.as_str()),
             engine: Arc::clone(&prefetch) as Arc<dyn Engine>,
             prefetch,
             index,
@@ -65,6 +75,23 @@ impl Runtime {
             clock,
             rng,
         })
+    }
+
+    /// Runs an operation that a caller began at `started`, and observes how long it took and how it ended.
+    pub(crate) async fn timed<T>(
+        self: Arc<Self>,
+        operation: &'static str,
+        started: Timestamp,
+        act: impl Future<Output = T>,
+        outcome: impl FnOnce(&T) -> Outcome,
+    ) -> T {
+        let result = act.await;
+        if let Some(metrics) = &self.metrics {
+            let name = operation.strip_prefix("features.").unwrap_or(operation);
+            let took = self.clock.now().since(started);
+            metrics.operations.ended_by_name(name, outcome(&result), took);
+        }
+        result
     }
 
     pub(crate) fn deadline(&self, within: Duration) -> Deadline {

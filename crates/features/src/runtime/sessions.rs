@@ -11,10 +11,12 @@
 //!
 //! A holder of a lease or a reservation keeps the session that it was granted to, and presents only that one.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result};
+use holdfast_custody::SessionId;
 use holdfast_index::{Index, Session, SessionEnded};
 use parking_lot::RwLock;
 
@@ -26,7 +28,12 @@ pub(crate) struct Sessions {
     /// One task opens a session at a time; the others use the session that it opened.
     opening: tokio::sync::Mutex<()>,
     opened: AtomicU64,
+    /// The sessions that were opened last, the current one included.
+    ours: RwLock<VecDeque<SessionId>>,
 }
+
+/// The most sessions that are remembered. It bounds memory; hardly any process loses so many.
+const MOST_REMEMBERED: usize = 4096;
 
 impl Sessions {
     pub(crate) fn new(index: Arc<dyn Index>, clock: Arc<dyn Clock>) -> Self {
@@ -36,6 +43,7 @@ impl Sessions {
             current: RwLock::new(None),
             opening: tokio::sync::Mutex::default(),
             opened: AtomicU64::new(0),
+            ours: RwLock::default(),
         }
     }
 
@@ -47,6 +55,11 @@ impl Sessions {
     /// How many sessions were opened, the first included.
     pub(crate) fn opened(&self) -> u64 {
         self.opened.load(Ordering::Relaxed)
+    }
+
+    /// Whether this process has, or had, that session.
+    pub(crate) fn was_ours(&self, session: SessionId) -> bool {
+        self.ours.read().contains(&session)
     }
 
     /// A session for a new operation: the current one, or another if that has ended.
@@ -70,6 +83,13 @@ impl Sessions {
         let session = Arc::new(self.index.open_session(deadline.remaining(&*self.clock)).await?);
         if self.opened.fetch_add(1, Ordering::Relaxed) > 0 {
             tracing::warn!(session = %session.id(), "the session had ended; what it held is lost, another is open");
+        }
+        {
+            let mut ours = self.ours.write();
+            if ours.len() >= MOST_REMEMBERED {
+                ours.pop_front();
+            }
+            ours.push_back(session.id());
         }
         *self.current.write() = Some(Arc::clone(&session));
         Ok(session)

@@ -1,6 +1,8 @@
 //! How a store is doing in this process.
 
-use holdfast_custody::SessionId;
+use std::time::Duration;
+
+use holdfast_custody::{SessionId, Tick};
 use holdfast_engine::{Registrations, Usage};
 use holdfast_index::{History, PassedOver};
 
@@ -32,6 +34,14 @@ pub struct Health {
     pub registrations: Registrations,
     /// Capacity and use of the engine; none if it did not report them.
     pub usage: Option<Usage>,
+    /// Bytes of the store's budget that no sample holds; none without a budget, or if the index did not say.
+    pub free_budget: Option<u64>,
+    /// Leases that this process holds and has not answered for.
+    pub leases: usize,
+    /// The age of the oldest of them.
+    pub oldest_lease: Option<Duration>,
+    /// The store's shared clock as this process last saw it, and for how long it has seen it stand there.
+    pub clock: Option<(Tick, Duration)>,
     /// What was done so far.
     pub counters: Counters,
 }

@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
-use holdfast_core::Result;
+use holdfast_core::{Error, Result, Timestamp};
 use holdfast_custody::{GroupName, Live, Token};
 use holdfast_index::{LeaseGrant, SampleRef, Session};
 use parking_lot::Mutex;
@@ -14,6 +15,7 @@ use super::Inner;
 use super::unreadable::Readable;
 use crate::reclaim::queue::ReclaimQueue;
 use crate::record::description::Description;
+use crate::runtime::Runtime;
 
 /// A sample that this process has taken, for a group or for reading only. A clone is the same lease.
 ///
@@ -34,6 +36,7 @@ struct Taken {
     seen: AtomicBool,
     answered: AtomicBool,
     unseen: Arc<UnseenLeases>,
+    all: Arc<HeldLeases>,
     frees: Arc<ReclaimQueue>,
 }
 
@@ -47,8 +50,17 @@ impl Taken {
         first
     }
 
+    /// Marks it as answered. Returns whether it was before.
+    fn answer(&self) -> bool {
+        let before = self.answered.swap(true, Ordering::AcqRel);
+        if !before {
+            self.all.0.lock().remove(&std::ptr::from_ref(self).addr());
+        }
+        before
+    }
+
     fn release(&self, unserved: bool) {
-        if !self.answered.swap(true, Ordering::AcqRel) && self.session.is_alive() {
+        if !self.answer() && self.session.is_alive() {
             let mut held = self.held.lock().clone();
             held.unserved |= unserved;
             self.frees.release(Arc::clone(&self.session), held);
@@ -86,6 +98,19 @@ impl UnseenLeases {
     }
 }
 
+/// The leases of this process that are not answered for, by address, and when each was taken.
+#[derive(Debug, Default)]
+pub(crate) struct HeldLeases(Mutex<HashMap<usize, Timestamp>>);
+
+impl HeldLeases {
+    /// How many there are, and the age of the oldest.
+    pub(crate) fn told(&self, now: Timestamp) -> (usize, Option<Duration>) {
+        let held = self.0.lock();
+        let oldest = held.values().min().map(|taken| now.since(*taken));
+        (held.len(), oldest)
+    }
+}
+
 impl fmt::Debug for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let held = self.0.held.lock();
@@ -112,9 +137,13 @@ impl Lease {
                     seen: AtomicBool::new(false),
                     answered: AtomicBool::new(false),
                     unseen: Arc::clone(&inner.unseen),
+                    all: Arc::clone(&inner.held),
                     frees: Arc::clone(&inner.reclaim.queue),
                 });
                 inner.unseen.add(&taken);
+                let now = inner.runtime.clock.now();
+                inner.held.0.lock().insert(Arc::as_ptr(&taken).addr(), now);
+                inner.runtime.count.taken.one();
                 Ok(Self(taken))
             }
             // No release can read it: it is moved into quarantine, or refused.
@@ -168,6 +197,20 @@ impl Lease {
         &self.0.session
     }
 
+    /// A step of its sample that began then has ended, for traces. No look at the sample.
+    pub(crate) fn step_ended(
+        &self,
+        runtime: &Runtime,
+        name: &'static str,
+        started: Option<Timestamp>,
+        error: Option<&Error>,
+    ) {
+        if started.is_some() {
+            let sample = self.0.held.lock().sample.clone();
+            runtime.step_ended(name, started, &sample, self.0.description.nonce, error);
+        }
+    }
+
     /// Records whether the engine failed to serve the latest get.
     pub(crate) fn set_unserved(&self, unserved: bool) {
         self.0.held.lock().unserved = unserved;
@@ -182,7 +225,7 @@ impl Lease {
     }
 
     pub(crate) fn set_answered(&self) {
-        self.0.answered.store(true, Ordering::Release);
+        self.0.answer();
     }
 }
 

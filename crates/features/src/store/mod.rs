@@ -1,6 +1,7 @@
 //! The store itself: its parts, and how it opens and closes. Its operations are in [`crate::ops`].
 
 pub(crate) mod check;
+mod exposed;
 pub(crate) mod health;
 pub(crate) mod lease;
 pub(crate) mod unreadable;
@@ -10,24 +11,29 @@ use std::time::Duration;
 
 use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result, Rng, TensorSpec};
 use holdfast_engine::{Engine, HostMemory, Region, Span};
-use holdfast_index::{Index, LiveSession, Quarantined};
+use holdfast_index::{BudgetUse, Index, LiveSession, Office, Quarantined};
+use holdfast_metrics::{Outcome, Registration, registry};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use self::check::Checks;
+use self::exposed::StoreSource;
 use self::health::Health;
-use self::lease::UnseenLeases;
+use self::lease::{HeldLeases, UnseenLeases};
 use self::unreadable::Unreadable;
+use crate::audit::told::Inboxes;
 use crate::io::Io;
 use crate::io::sealed::Seals;
 use crate::memory::Memory;
 use crate::memory::pool::BufferPool;
 use crate::reclaim::Reclaim;
+use crate::reclaim::duty::Sweeping;
 use crate::reclaim::worker::Swept;
 use crate::runtime::Runtime;
 use crate::runtime::config::FeatureConfig;
+use crate::runtime::counters::Counters;
 use crate::runtime::inflight_puts::InflightPuts;
 use crate::runtime::tasks::Caller;
 
@@ -42,6 +48,8 @@ pub struct FeatureStore(Arc<Opened>);
 /// The part of a store that its workers do not hold, so that dropping the last clone ends them.
 #[derive(Debug)]
 struct Opened {
+    /// Dropped before what it reads.
+    _metrics: Registration,
     inner: Arc<Inner>,
     stop: watch::Sender<bool>,
     workers: Mutex<Vec<JoinHandle<()>>>,
@@ -65,8 +73,11 @@ pub(crate) struct Inner {
     pub(crate) checks: Checks,
     /// Shared with the leases.
     pub(crate) unseen: Arc<UnseenLeases>,
+    /// Shared with the leases.
+    pub(crate) held: Arc<HeldLeases>,
     pub(crate) inflight_puts: Arc<InflightPuts>,
     pub(crate) unreadable: Unreadable,
+    pub(crate) inboxes: Inboxes,
     /// Finds out which samples to read ahead.
     pub(crate) ahead: Mutex<Option<tokio::task::JoinHandle<()>>>,
 }
@@ -113,8 +124,10 @@ impl FeatureStore {
         let inner = Arc::new(Inner {
             checks: Checks::new(Arc::clone(&runtime.index), Arc::clone(&runtime.clock)),
             unseen: Arc::default(),
+            held: Arc::default(),
             inflight_puts: Arc::default(),
             unreadable: Unreadable::default(),
+            inboxes: Inboxes::default(),
             ahead: Mutex::new(None),
             runtime,
             memory,
@@ -122,10 +135,22 @@ impl FeatureStore {
             reclaim,
         });
         Ok(Self(Arc::new(Opened {
+            _metrics: registry().register(Arc::new(StoreSource::new(&inner))),
             inner,
             stop,
             workers: Mutex::new(workers),
         })))
+    }
+
+    /// Starts a task that ends with the store.
+    pub(crate) fn start<F>(&self, task: impl FnOnce(watch::Receiver<bool>) -> F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let task = self.inner().runtime.tasks.spawn(task(self.0.stop.subscribe()));
+        let mut workers = self.0.workers.lock();
+        workers.retain(|worker| !worker.is_finished());
+        workers.push(task);
     }
 
     pub(crate) fn inner(&self) -> &Arc<Inner> {
@@ -151,12 +176,10 @@ impl FeatureStore {
         T: Send + 'static,
         F: Future<Output = Result<T>> + Send + 'static,
     {
-        let inner = Arc::clone(self.inner());
-        self.inner()
-            .runtime
-            .tasks
-            .run(operation, |caller| act(inner, caller))
-            .await?
+        let (inner, runtime) = (Arc::clone(self.inner()), &self.inner().runtime);
+        let started = runtime.clock.now();
+        let timed = |caller| Arc::clone(runtime).timed(operation, started, act(inner, caller), Outcome::of);
+        runtime.tasks.run(operation, timed).await?
     }
 
     /// As [`FeatureStore::run`], for a batch of `count` items.
@@ -184,14 +207,11 @@ impl FeatureStore {
         T: Send + 'static,
         F: Future<Output = Vec<Result<T>>> + Send + 'static,
     {
-        let inner = Arc::clone(self.inner());
-        match self
-            .inner()
-            .runtime
-            .tasks
-            .run(operation, |caller| act(inner, caller))
-            .await
-        {
+        let (inner, runtime) = (Arc::clone(self.inner()), &self.inner().runtime);
+        let started = runtime.clock.now();
+        let outcome = |results: &Vec<Result<T>>| Outcome::of_batch(results);
+        let timed = |caller| Arc::clone(runtime).timed(operation, started, act(inner, caller), outcome);
+        match runtime.tasks.run(operation, timed).await {
             Ok(results) => results,
             Err(error) => (0..count).map(|_| Err(error.clone())).collect(),
         }
@@ -239,6 +259,24 @@ impl FeatureStore {
         .await
     }
 
+    /// What this process knows and does about sweeping: who is on duty, and what its last sweep did. It changes with every
+    /// sweep.
+    pub fn sweeping(&self) -> watch::Receiver<Sweeping> {
+        self.inner().reclaim.duty.subscribe()
+    }
+
+    /// Whether this process holds an office with the session that it has now, by the index itself. What
+    /// [`FeatureStore::sweeping`] tells was so when it was told.
+    pub async fn holds(&self, office: Office, within: Duration) -> Result<bool> {
+        self.run("features.holds", move |inner| async move {
+            let (runtime, deadline) = (&inner.runtime, inner.deadline(within));
+            let session = runtime.sessions.current("features.holds", deadline).await?;
+            let leaders = runtime.index.leaders(runtime.left(deadline)).await?;
+            Ok(leaders.is_held_by(office, session.id()))
+        })
+        .await
+    }
+
     /// Changes the store's budget, or sets one. A budget shrinks as far as samples do not hold it: the error (`Capacity`)
     /// says that more is held. Processes that opened the store before its first budget are not bound by it.
     pub async fn set_budget(&self, bytes: u64, within: Duration) -> Result<()> {
@@ -258,22 +296,35 @@ impl FeatureStore {
         .await
     }
 
+    /// How the store's budget is used, and who waits for it; none without a budget.
+    pub async fn budget_use(&self, within: Duration) -> Result<Option<BudgetUse>> {
+        self.inner().runtime.index.budget_use(within).await
+    }
+
+    /// What this process has done since it opened the store.
+    pub fn counters(&self) -> Counters {
+        self.inner().runtime.count.read()
+    }
+
     /// Waits until every sample that was retired here is freed. The error (kind `Timeout`) says which are left.
     pub async fn drain(&self, within: Duration) -> Result<()> {
         let inner = self.inner();
         inner.reclaim.queue.drain(inner.deadline(within)).await
     }
 
-    /// How the store is doing in this process. Values that the engine does not report within the time are left out.
+    /// How the store is doing in this process. Values that engine or index do not report within the time are left out.
     pub async fn health(&self, within: Duration) -> Health {
         let inner = self.inner();
         let engine = Arc::clone(&inner.runtime.engine);
         let call = move |within| engine.usage(within);
-        let usage = inner
-            .runtime
-            .blocking
-            .run("features.health", inner.deadline(within), call)
-            .await;
+        let (usage, budget) = tokio::join!(
+            inner
+                .runtime
+                .blocking
+                .run("features.health", inner.deadline(within), call),
+            inner.runtime.index.budget_use(within)
+        );
+        let (leases, oldest_lease) = inner.held.told(inner.runtime.clock.now());
         Health {
             session: inner.runtime.sessions.known().map(|session| session.id()),
             sessions_opened: inner.runtime.sessions.opened(),
@@ -285,8 +336,25 @@ impl FeatureStore {
             suspected: inner.reclaim.losses.suspected(),
             registrations: inner.runtime.engine.registrations(),
             usage: usage.ok(),
+            free_budget: budget.ok().flatten().map(|used| used.free),
+            leases,
+            oldest_lease,
+            clock: inner.runtime.index.seen_clock(),
             passed_over: inner.runtime.index.passed_over(),
             counters: inner.runtime.count.read(),
+        }
+    }
+
+    /// Sends the spans that are queued. Those that are not sent in time are sent in the background.
+    async fn close_traces(&self, deadline: Deadline) {
+        let runtime = Arc::clone(&self.inner().runtime);
+        if runtime.tracer.is_none() {
+            return;
+        }
+        let time = runtime.left(deadline).max(Duration::from_millis(100));
+        let close = move || runtime.tracer.as_ref().is_none_or(|tracer| tracer.close(time));
+        if !matches!(tokio::task::spawn_blocking(close).await, Ok(true)) {
+            tracing::warn!("not every span was sent before the store was closed");
         }
     }
 
@@ -344,6 +412,7 @@ impl FeatureStore {
             tracing::warn!("a read ahead has not returned yet; its thread ends by itself");
         }
         let closed = inner.runtime.sessions.close(deadline).await;
+        self.close_traces(deadline).await;
         drained?;
         closed?;
         if left > 0 {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use holdfast_core::{Clock, Error, ObjectKey, Result, Retry, SystemClock, Timestamp};
 use holdfast_engine::{
-    Capabilities, Engine, GetOutcome, HostMemory, Presence, PromoteOutcome, PutOptions, PutOutcome, Region,
+    Capabilities, Engine, GetOutcome, HostMemory, Listing, Presence, PromoteOutcome, PutOptions, PutOutcome, Region,
     Registrations, RemoveOutcome, Transfer, Usage,
 };
 use parking_lot::{Condvar, Mutex};
@@ -225,6 +225,10 @@ impl Engine for HeldUp {
             return Err(out_of_time("engine.probe").with_retry(Retry::Safe));
         }
         self.inner.probe(keys, within)
+    }
+
+    fn list(&self, prefix: &str, after: Option<&ObjectKey>, limit: usize, within: Duration) -> Result<Listing> {
+        self.inner.list(prefix, after, limit, within)
     }
 
     fn promote(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<PromoteOutcome>> {

@@ -8,8 +8,9 @@ use async_trait::async_trait;
 use holdfast_core::{Error, Generation, ObjectKey, Result, Retry, SampleId};
 use holdfast_custody::{GroupName, Reason, Tick, Version};
 use holdfast_index::{
-    AckOutcome, Commit, FreeList, Index, LeaseGrant, ListPlace, LiveList, LiveSample, LiveSession, PassedOver,
-    Quarantined, Reserve, SampleRef, Session, SweepReport, Terms, Unreadable,
+    AckOutcome, BudgetUse, Commit, Counts, FreeList, Index, Known, Leader, LeaderWatch, Leaders, LeaseGrant, ListPlace,
+    LiveSample, LiveSession, LostWatch, Office, PassedOver, Quarantined, RecordList, RecordQuery, Reserve,
+    SampleRecord, SampleRef, Session, SweepReport, Terms, Unreadable,
 };
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
@@ -212,8 +213,42 @@ impl Index for Unclear {
         self.inner.sessions(within).await
     }
 
-    async fn live(&self, after: Option<&ListPlace>, limit: usize, within: Duration) -> Result<LiveList> {
-        self.inner.live(after, limit, within).await
+    async fn known(&self, samples: &[SampleRef], within: Duration) -> Result<Vec<Known>> {
+        self.inner.known(samples, within).await
+    }
+
+    fn watch_lost(&self) -> LostWatch {
+        self.inner.watch_lost()
+    }
+
+    async fn records(
+        &self,
+        query: &RecordQuery,
+        after: Option<&ListPlace>,
+        limit: usize,
+        within: Duration,
+    ) -> Result<RecordList> {
+        self.inner.records(query, after, limit, within).await
+    }
+
+    async fn records_of(&self, sample: &SampleId, within: Duration) -> Result<Vec<SampleRecord>> {
+        self.inner.records_of(sample, within).await
+    }
+
+    async fn counts(&self, within: Duration) -> Result<Counts> {
+        self.inner.counts(within).await
+    }
+
+    async fn budget_use(&self, within: Duration) -> Result<Option<BudgetUse>> {
+        self.inner.budget_use(within).await
+    }
+
+    async fn requeue(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<Version>> {
+        self.inner.requeue(session, items, within).await
+    }
+
+    async fn drop_dead(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<bool>> {
+        self.inner.drop_dead(session, items, within).await
     }
 
     async fn look(&self, samples: &[SampleId], within: Duration) -> Result<Vec<Option<LiveSample>>> {
@@ -229,6 +264,22 @@ impl Index for Unclear {
 
     async fn sweep(&self, session: &Session, limit: usize, within: Duration) -> Result<SweepReport> {
         self.inner.sweep(session, limit, within).await
+    }
+
+    async fn lead(&self, session: &Session, office: Office, within: Duration) -> Result<Leader> {
+        self.inner.lead(session, office, within).await
+    }
+
+    async fn resign(&self, session: &Session, office: Office, within: Duration) -> Result<()> {
+        self.inner.resign(session, office, within).await
+    }
+
+    async fn leaders(&self, within: Duration) -> Result<Leaders> {
+        self.inner.leaders(within).await
+    }
+
+    async fn watch_leaders(&self, since: &Leaders, within: Duration) -> Result<LeaderWatch> {
+        self.inner.watch_leaders(since, within).await
     }
 
     async fn tick(&self, within: Duration) -> Result<Tick> {
@@ -262,6 +313,10 @@ impl Index for Unclear {
 
     async fn quarantined_bytes(&self, which: &Quarantined, within: Duration) -> Result<Vec<u8>> {
         self.inner.quarantined_bytes(which, within).await
+    }
+
+    fn seen_clock(&self) -> Option<(Tick, Duration)> {
+        self.inner.seen_clock()
     }
 
     fn tick_length(&self) -> Duration {

@@ -35,6 +35,7 @@ pub fn settings() -> IndexConfig {
         grace_ticks: 2,
         reserve_ticks: 40,
         lost_ticks: 4,
+        ..IndexConfig::default()
     }
 }
 

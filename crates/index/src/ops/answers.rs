@@ -74,7 +74,7 @@ impl TxnIndex {
         deadline: Deadline,
     ) -> Vec<Result<AckOutcome>> {
         let operation = if ack { "index.ack" } else { "index.nack" };
-        let decide = |item: &LeaseGrant, live: &Versioned<Live>, _: &Loaded| {
+        let decide = |item: &LeaseGrant, live: &Versioned<Live>, loaded: &Loaded| {
             let group = item.group.as_ref().ok_or_else(|| {
                 Error::invalid(operation, "a plain read is released, not acknowledged")
                     .with("sample", &item.sample.sample)
@@ -85,7 +85,10 @@ impl TxnIndex {
             } else {
                 hand_back(record, group, item)?
             };
-            let decision = self.core.conclude(&item.sample.sample, live, after, |answer| answer)?;
+            let change = loaded.change(session);
+            let decision = self
+                .core
+                .conclude(&item.sample.sample, live, after, change, |answer| answer)?;
             Ok(decision.ending(item.grant.clone()))
         };
         self.answer(operation, session, items, &decide, false, deadline).await
@@ -103,10 +106,10 @@ impl TxnIndex {
             // The lease may already run longer than that.
             let lease = after.leases().find(|lease| lease.has(item.token)).copied();
             let (to, until) = lease.map_or((session.id(), loaded.tick), |lease| (lease.session, lease.until));
-            let decision = self.core.rewrite(&item.sample.sample, live, after, |seen| LeaseGrant {
-                seen,
-                ..item.clone()
-            })?;
+            let seen = |seen| LeaseGrant { seen, ..item.clone() };
+            let decision = self
+                .core
+                .rewrite(&item.sample.sample, live, after, session.id(), seen)?;
             Ok(decision
                 .settling(LeaseGrant::settle)
                 .giving(held_until(&item.sample, to, until))
@@ -138,18 +141,19 @@ impl TxnIndex {
                 loaded.record(&self.core.layout().retired_with_readers(sample, *generation))?;
             if let Some(retired) = retired {
                 let after = retired.record.clone().release(item.token)?;
-                let decision = self.core.drain(sample, &retired, &after, ())?;
+                let decision = self.core.replace_retired(sample, &retired, &after, ())?;
                 return Ok(decision.ending(item.grant.clone()));
             }
             let live = held_of(OPERATION, self.core.layout(), loaded, item)?;
             let decision = match &item.group {
                 None => {
                     let after = live.record.clone().release(item.token)?;
-                    self.core.rewrite(sample, &live, after, |_| ())?
+                    self.core.rewrite(sample, &live, after, session.id(), |_| ())?
                 }
                 Some(group) => {
                     let after = hand_back(live.record.clone(), group, item)?;
-                    self.core.conclude(sample, &live, after, |_| ())?
+                    self.core
+                        .conclude(sample, &live, after, loaded.change(session), |_| ())?
                 }
             };
             Ok(decision.ending(item.grant.clone()))
@@ -173,8 +177,9 @@ impl TxnIndex {
             if reason == Reason::Lost {
                 retired = retired.kept_until(loaded.tick.after(self.core.config().lost_ticks));
             }
+            let (retired, change) = (Acknowledged::Retired(retired), loaded.change(session));
             self.core
-                .conclude(&item.sample, &live, Acknowledged::Retired(retired), |answer| answer)
+                .conclude(&item.sample, &live, retired, change, |answer| answer)
         };
         let intent = Intent::new(OPERATION, &keys, &decide).setting_deadlines(reason == Reason::Lost);
         self.core.batch(session, items, intent, None, deadline).await
@@ -191,7 +196,7 @@ impl TxnIndex {
         let decide = |item: &SampleRef, loaded: &Loaded| {
             let live = live_of(OPERATION, self.core.layout(), loaded, item, None)?;
             let after = live.record.clone().reopen();
-            self.core.rewrite(&item.sample, &live, after, |_| ())
+            self.core.rewrite(&item.sample, &live, after, session.id(), |_| ())
         };
         let intent = Intent::new(OPERATION, &keys, &decide);
         self.core.batch(session, items, intent, None, deadline).await

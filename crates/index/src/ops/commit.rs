@@ -44,18 +44,22 @@ impl TxnIndex {
             let reserved: Versioned<Reserved> = loaded
                 .record(&pending)?
                 .ok_or_else(|| superseded(OPERATION, &item.sample))?;
-            let record = reserved.record.commit(session.id(), *generation, &item.publication)?;
+            let mut record = reserved.record.commit(session.id(), *generation, &item.publication)?;
             let description = Some(Arc::from(item.description.as_slice()));
             let older: Option<Versioned<Live>> = loaded.record(&live)?;
             let before = older.as_ref().map(|older| &older.record);
+            let stamp = self.core.stamp(session.id());
+            record.stamp(before, stamp);
+            record.dead_ticks = self.core.config().dead_ticks;
             let mut writes = self.core.layout().put_live(sample, before, &record, &description)?;
             writes.push(Write::Delete(pending.clone()));
             let mut conditions = vec![Condition::Unchanged(pending, reserved.version)];
             match older {
                 Some(older) => {
                     conditions.push(Condition::Unchanged(live, older.version));
-                    let retired = older.record.retire(Reason::Superseded);
-                    writes.push(self.core.layout().put_retired(sample, &retired, &older.description)?);
+                    let retired = older.record.retire(Reason::Superseded).stamped(stamp);
+                    let layout = self.core.layout();
+                    writes.extend(layout.put_retired(sample, None, &retired, &older.description)?);
                 }
                 None => conditions.push(Condition::Absent(live)),
             }
@@ -75,7 +79,7 @@ impl TxnIndex {
                 loaded.record(&pending)?.ok_or_else(|| gone(OPERATION, &item.sample))?;
             reserved.record.check_owner(OPERATION, session.id(), item.generation)?;
             let retired = reserved.record.clone().abort(Reason::Aborted);
-            self.core.give_up(&item.sample, &reserved, &retired, ())
+            self.core.give_up(&item.sample, &reserved, retired, session.id(), ())
         };
         let intent = Intent::new(OPERATION, &keys, &decide);
         self.core.batch(session, items, intent, None, deadline).await

@@ -1,12 +1,13 @@
-//! Samples whose objects are to be removed: listing them, and recording that they are gone or could not be removed.
+//! Samples whose objects are to be removed: listing them, and recording that they are gone or could not be removed. Of a
+//! dead letter the record stays ([`crate::ops::letters`]).
 
 use holdfast_core::{Deadline, Error, Result};
 use holdfast_custody::Retired;
 
 use crate::index::TxnIndex;
-use crate::record::codec::{decode, decode_versioned, unreadable};
+use crate::record::codec::{decode_versioned, unreadable};
 use crate::record::layout::{Layout, after};
-use crate::record::types::{FreeList, FreeTask, ListPlace, SampleRef, Versioned};
+use crate::record::types::{FreeList, FreeTask, ListPlace, SampleRef, Stage, Versioned};
 use crate::store::{Condition, Entry, Write};
 use crate::txn::batch::{Intent, Loaded};
 use crate::txn::decision::Decision;
@@ -15,7 +16,8 @@ use crate::txn::record_cache::CachedRecord;
 use crate::txn::session::Session;
 
 impl TxnIndex {
-    /// The objects of retired samples are gone: so are their records. Freed twice is freed once.
+    /// The objects of retired samples are gone: so are their records, unless they are dead letters. Freed twice is freed
+    /// once.
     pub(crate) async fn do_freed(
         &self,
         session: &Session,
@@ -31,13 +33,20 @@ impl TxnIndex {
                 None => Ok(Decision::nothing(false)),
                 Some(entry) => {
                     let conditions = vec![Condition::Unchanged(key.clone(), entry.version)];
+                    let Versioned {
+                        record, description, ..
+                    } = decode_versioned::<Retired>(entry)?;
                     // Its claims were written with its reservation, and no other sample's are in their place since.
-                    let claims = decode::<Retired>(entry)?.claims;
-                    let mut writes: Vec<Write> = claims
-                        .iter()
-                        .map(|key| Write::Delete(self.core.layout().claim(key)))
-                        .collect();
-                    writes.push(Write::Delete(key));
+                    let claims = record.claims.iter();
+                    let mut writes: Vec<Write> =
+                        claims.map(|key| Write::Delete(self.core.layout().claim(key))).collect();
+                    match record.clone().after_free(self.core.stamp(session.id())) {
+                        Some(letter) => {
+                            let layout = self.core.layout();
+                            writes.extend(layout.put_retired(&item.sample, Some(&record), &letter, &description)?);
+                        }
+                        None => writes.push(Write::Delete(key)),
+                    }
                     Ok(Decision::new(conditions, writes, true))
                 }
             }
@@ -69,13 +78,13 @@ impl TxnIndex {
         limit: usize,
         deadline: Deadline,
     ) -> Result<FreeList> {
-        let mut range = self.core.layout().all_to_free();
+        let mut range = self.core.layout().all_of(Stage::ToFree);
         if let Some(ListPlace(last)) = from {
             range.start = after(last);
         }
         let mut keys = self.core.read_keys([range], limit, deadline).await?;
         let keys = keys.pop().unwrap_or_default();
-        let (entries, looked_at) = self.core.read_values(&keys, MOST_BYTES, deadline).await?;
+        let (entries, looked_at) = self.core.read_run(&keys, MOST_BYTES, deadline).await?;
         let is_all = looked_at == keys.len() && keys.len() < limit;
         let last = looked_at.checked_sub(1).map(|last| ListPlace(keys[last].clone()));
         let sorted = self.core.sort_out(entries, free_task, deadline).await?;
@@ -98,9 +107,10 @@ impl TxnIndex {
         let decide =
             |item: &SampleRef, loaded: &Loaded| match loaded.record::<Retired>(&self.core.layout().free_key(item))? {
                 None => Ok(Decision::nothing(())),
-                Some(retired) => self
-                    .core
-                    .drain(&item.sample, &retired, &retired.record.clone().free_failed(), ()),
+                Some(retired) => {
+                    self.core
+                        .replace_retired(&item.sample, &retired, &retired.record.clone().free_failed(), ())
+                }
             };
         let intent = Intent::new("index.free_failed", &keys, &decide);
         self.core.batch(session, items, intent, None, deadline).await

@@ -53,7 +53,7 @@ impl TxnIndex {
                 .filter(|(sample, _)| self.core.layout().retired_home(sample, &kept.record).ok().as_ref() == Some(key))
                 .ok_or_else(|| unreadable(key, "this record is not the one that belongs under its key"))?;
             let after = kept.record.clone().kept_no_longer();
-            self.core.drain(&sample, &kept, &after, ())
+            self.core.replace_retired(&sample, &kept, &after, ())
         };
         let intent = Intent::new(OPERATION, &keys, &decide);
         let mut looked_at_all = true;

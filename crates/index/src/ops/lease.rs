@@ -37,7 +37,7 @@ impl TxnIndex {
                 Some(group) => record.lease(group, session.id(), until)?,
                 None => record.read(session.id(), until),
             };
-            let decision = self.core.rewrite(&sample.sample, &live, after, |seen| LeaseGrant {
+            let lease = |seen| LeaseGrant {
                 sample: sample.clone(),
                 group: group.cloned(),
                 token: Token::THIS_WRITE,
@@ -45,7 +45,8 @@ impl TxnIndex {
                 unserved: false,
                 seen,
                 grant: None,
-            })?;
+            };
+            let decision = self.core.rewrite(&sample.sample, &live, after, session.id(), lease)?;
             let decision = decision.settling(|held, done| {
                 held.token = Token(done.version.0);
                 held.settle(done);

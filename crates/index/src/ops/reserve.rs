@@ -93,6 +93,7 @@ impl TxnIndex {
             }
             let until = loaded.tick.after(self.core.config().reserve_ticks);
             let record = Reserved::new(session.id(), item.nonce, item.bytes, until)
+                .stamped(self.core.wall())
                 .with_plan(&item.plan)
                 .with_claims(&item.claims);
             let in_its_way = self.core.layout().in_its_way(&item.sample, &item.claims);

@@ -1,9 +1,9 @@
 //! Sweeping: takes back what dead sessions and expired leases hold, and lists the samples whose objects are to be
 //! freed.
 //!
-//! A sweep reads the list of sessions. Of each session it reads only the grant lists that are due: all of them if the
-//! session is dead, and those past their tick and the grace period if it is alive. Its cost depends on the number of
-//! sessions and of due records, not on the number of samples. Any number of sweeps may run at once: each change
+//! A sweep reads the list of sessions, walks along the keys of the grant lists ([`crate::ops::walk`]), and opens only those
+//! that are due: all of them if their session is dead, and those past their tick and the grace period if it is alive. Its
+//! cost is bounded: so many pages of keys, and so many due records. Any number of sweeps may run at once: each change
 //! requires that the record is still as it was read.
 //!
 //! Lists are walked in parts. A sweep that does not reach the end of what is due records where it stopped, and the next
@@ -48,20 +48,20 @@ struct Due {
     cleared: Vec<SessionId>,
     quarantined: usize,
     later: usize,
-    /// The key of the last grant list read, if there are more after it.
-    ended_at: Option<String>,
+    /// Where the next sweep is to go on, if this one has not reached the end.
+    next: Option<String>,
 }
 
 impl TxnIndex {
     pub(crate) async fn do_sweep(&self, session: &Session, limit: usize, deadline: Deadline) -> Result<SweepReport> {
         let tick = self.core.advance(deadline).await?;
-        let (all, dead, has_budget) = self.sessions(session, deadline).await?;
+        let (dead, has_budget) = self.ended_sessions(session, deadline).await?;
         let from = self.swept_to.lock().clone();
-        let due = self.due(&all, &dead, tick, from.as_deref(), limit, deadline).await?;
+        let due = self.due(&dead, tick, from.as_deref(), limit, deadline).await?;
         let mut report = SweepReport {
             quarantined: due.quarantined,
             later: due.later,
-            more: due.ended_at.is_some(),
+            more: due.next.is_some(),
             ..SweepReport::default()
         };
         let mut opened = OpenedNotes::of(due.notes, limit)?;
@@ -87,9 +87,9 @@ impl TxnIndex {
         }
         let moved = self.core.passed_over().counts().0.saturating_sub(before.0);
         report.quarantined += usize::try_from(moved).unwrap_or(usize::MAX);
-        let ended_at = match opened.ended_at() {
-            Some(at) => at.or(from),
-            None => due.ended_at,
+        let next = match opened.ended_at() {
+            Some(at) => at.as_deref().map(after).or(from),
+            None => due.next,
         };
         // Last, so that if this process dies before, every record that was not looked at still has its grant list.
         for chunk in opened
@@ -105,7 +105,7 @@ impl TxnIndex {
                 .await?;
         }
         // The next sweep starts behind the grant lists that stay, so that they do not keep it from later ones.
-        *self.swept_to.lock() = ended_at;
+        *self.swept_to.lock() = next;
         if has_budget {
             report.quarantined += self.quota.set_unreadable_aside(deadline).await?;
             // Not for long: the sweep has more to do.
@@ -113,86 +113,45 @@ impl TxnIndex {
             self.quota.serve_or_leave_it(session, serve_until).await;
         }
         report.more |= self.end_keeping(session, tick, limit, deadline).await?;
-        for id in due.cleared {
-            report.sessions_cleared += usize::from(self.clear_session(session, id, deadline).await?);
-        }
+        report.more |= self.end_letters(session, tick, limit, deadline).await?;
+        report.sessions_cleared = self.clear_sessions(session, &due.cleared, deadline).await?;
         Ok(report)
     }
 
-    /// The due grant lists of all sessions, after the one at which the last sweep ended: at most `limit`.
+    /// The due grant lists of all sessions, from a place on: at most `limit`.
     async fn due(
         &self,
-        all: &[SessionId],
         dead: &BTreeSet<SessionId>,
         tick: Tick,
         from: Option<&str>,
         limit: usize,
         deadline: Deadline,
     ) -> Result<Due> {
-        let mut keys = Vec::new();
-        let mut cleared = Vec::new();
         // One more than `limit`, to learn whether there are more.
-        let wanted = limit.saturating_add(1);
-        let ranges: Vec<(SessionId, Range<String>, bool)> = all
-            .iter()
-            .map(|id| (*id, self.due_of(*id, dead.contains(id), tick)))
-            .filter(|(_, range)| from.is_none_or(|from| range.end.as_str() > from))
-            .map(|(id, range)| match from {
-                Some(from) if range.start.as_str() <= from => (id, after(from)..range.end, false),
-                _ => (id, range, true),
-            })
-            .collect();
-        for chunk in ranges.chunks(self.core.txn_store().limits().operations) {
-            let left = wanted.saturating_sub(keys.len());
-            if left == 0 {
-                break;
-            }
-            let found = self
-                .core
-                .read_keys(chunk.iter().map(|(_, range, _)| range.clone()), left, deadline)
-                .await?;
-            for ((id, _, whole), found) in chunk.iter().zip(found) {
-                if found.is_empty() && *whole && dead.contains(id) {
-                    cleared.push(*id);
-                }
-                keys.extend(found);
-            }
-        }
+        let walked = self.walk(dead, tick, from, limit.saturating_add(1), deadline).await?;
+        let mut keys = walked.due;
         let more = keys.len() > limit;
         keys.truncate(limit);
         let (entries, looked_at) = self.core.read_values(&keys, MOST_BYTES, deadline).await?;
-        let ended_at = if looked_at < keys.len() || more {
-            looked_at.checked_sub(1).map(|last| keys[last].clone())
+        let next = if looked_at < keys.len() || more {
+            looked_at.checked_sub(1).map(|last| after(&keys[last]))
         } else {
-            None
+            walked.next
         };
         let readable = |entry: &Entry| GrantList::read(entry).map(|_| entry.clone());
         let sorted = self.core.sort_out(entries, readable, deadline).await?;
         Ok(Due {
             notes: sorted.good,
-            cleared,
+            cleared: walked.cleared,
             quarantined: sorted.quarantined,
             later: sorted.later,
-            ended_at,
+            next,
         })
     }
 
-    fn due_of(&self, session: SessionId, dead: bool, tick: Tick) -> Range<String> {
-        let before = if dead {
-            None
-        } else {
-            Some(Tick(tick.0.saturating_sub(self.core.config().grace_ticks)))
-        };
-        self.core.layout().held(session, before)
-    }
-
-    /// All sessions that are not cleared yet, which of them have ended, and whether the store has a budget. Read in one
-    /// snapshot, before any record is read.
-    async fn sessions(
-        &self,
-        session: &Session,
-        deadline: Deadline,
-    ) -> Result<(Vec<SessionId>, BTreeSet<SessionId>, bool)> {
+    /// The sessions that have ended and are not cleared yet, and whether the store has a budget. Read in one snapshot,
+    /// before any record is read.
+    async fn ended_sessions(&self, session: &Session, deadline: Deadline) -> Result<(BTreeSet<SessionId>, bool)> {
         const ALL: usize = 100_000;
         let range = |keys| Read::Range {
             keys,
@@ -222,7 +181,7 @@ impl TxnIndex {
         }
         let dead = existed.difference(&alive).copied().collect();
         let has_budget = snapshot.entries.get(2).is_some_and(|budget| !budget.is_empty());
-        Ok((existed.into_iter().collect(), dead, has_budget))
+        Ok((dead, has_budget))
     }
 
     async fn sweep_holdings(
@@ -241,12 +200,19 @@ impl TxnIndex {
                 ]
             }
         };
-        let decide = |item: &Holding, loaded: &Loaded| self.judge(item, dead, loaded);
+        let decide = |item: &Holding, loaded: &Loaded| self.judge(session, item, dead, loaded);
         let intent = Intent::new("index.sweep", &keys, &decide);
         self.core.batch(session, due, intent, None, deadline).await
     }
 
-    fn judge(&self, item: &Holding, dead: &BTreeSet<SessionId>, loaded: &Loaded) -> Result<Decision<Swept>> {
+    fn judge(
+        &self,
+        session: &Session,
+        item: &Holding,
+        dead: &BTreeSet<SessionId>,
+        loaded: &Loaded,
+    ) -> Result<Decision<Swept>> {
+        let change = loaded.change(session);
         let gone = |session: SessionId| dead.contains(&session);
         let sweep = Sweep {
             tick: loaded.tick,
@@ -258,7 +224,9 @@ impl TxnIndex {
             if let Some(reserved) = reserved
                 && let Verdict::Become(retired) = reserved.record.sweep(&sweep)
             {
-                return self.core.give_up(&item.sample, &reserved, &retired, Swept::Abandoned);
+                return self
+                    .core
+                    .give_up(&item.sample, &reserved, retired, change.by, Swept::Abandoned);
             }
             return Ok(nothing());
         };
@@ -275,7 +243,10 @@ impl TxnIndex {
                     };
                     let leases = live.record.leases().count() - left;
                     self.core
-                        .conclude(&item.sample, &live, after, |_| Swept::TakenBack { leases, retired })
+                        .conclude(&item.sample, &live, after, change, |_| Swept::TakenBack {
+                            leases,
+                            retired,
+                        })
                 }
             };
         }
@@ -286,24 +257,31 @@ impl TxnIndex {
         {
             let leases = retired.record.readers.len() - after.readers.len();
             let swept = Swept::TakenBack { leases, retired: false };
-            return self.core.drain(&item.sample, &retired, &after, swept);
+            return self.core.replace_retired(&item.sample, &retired, &after, swept);
         }
         Ok(nothing())
     }
 
-    /// Forgets a session that has ended and holds nothing any more.
-    async fn clear_session(&self, session: &Session, ended: SessionId, deadline: Deadline) -> Result<bool> {
-        let conditions = vec![
-            Condition::Absent(self.core.layout().alive(ended)),
-            Condition::Present(self.core.layout().existed(ended)),
-        ];
-        let writes = vec![Write::Delete(self.core.layout().existed(ended))];
-        let applied = self
-            .core
-            .slots()
-            .transact("index.sweep", session, conditions, writes, deadline)
-            .await?;
-        Ok(matches!(applied, TxnOutcome::Committed(_)))
+    /// Forgets sessions that have ended and hold nothing any more. Returns how many.
+    async fn clear_sessions(&self, session: &Session, ended: &[SessionId], deadline: Deadline) -> Result<usize> {
+        let layout = self.core.layout();
+        let most = (self.core.txn_store().limits().operations - SlotClient::OVERHEAD) / 2;
+        let mut cleared = 0;
+        for chunk in ended.chunks(most.max(1)) {
+            let gone = |id: &SessionId| {
+                let (alive, existed) = (layout.alive(*id), layout.existed(*id));
+                [Condition::Absent(alive), Condition::Present(existed)]
+            };
+            let conditions = chunk.iter().flat_map(gone).collect();
+            let writes = chunk.iter().map(|id| Write::Delete(layout.existed(*id))).collect();
+            let slots = self.core.slots();
+            let applied = slots.transact("index.sweep", session, conditions, writes, deadline);
+            // If another sweep has cleared one of them, the next one clears the others.
+            if matches!(applied.await?, TxnOutcome::Committed(_)) {
+                cleared += chunk.len();
+            }
+        }
+        Ok(cleared)
     }
 }
 

@@ -55,6 +55,8 @@ use tokio::sync::Notify;
 
 pub(crate) use self::request::{MOST_OPERATIONS, MOST_TEXT, written_len};
 use self::wait::Waiting;
+use crate::record::layout::Layout;
+use crate::store::Entry;
 use crate::txn::TxnCore;
 
 const OPERATION: &str = "index.reserve";
@@ -114,6 +116,12 @@ impl Quota {
         let number = self.next_deposit.fetch_add(1, Ordering::Relaxed);
         self.core.layout().deposit(session, number)
     }
+}
+
+/// The session that waits by an entry of the shared queue, and how many bytes it wants; none if it cannot be read.
+pub(crate) fn wants(layout: &Layout, entry: &Entry) -> Option<(SessionId, u64)> {
+    let queued = request::Queued::read(layout, entry).ok()?;
+    Some((queued.session, queued.want.bytes()))
 }
 
 /// What a process that waits writes, and what it is told: see [`crate::fuzzing`].

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use holdfast_core::{Nonce, ObjectKey, Result, SampleId};
-use holdfast_custody::{Reserved, SessionId, Tick, Version};
+use holdfast_custody::{Reserved, SessionId, Tick, Version, WallTime};
 use serde::{Deserialize, Serialize};
 
 use crate::record::codec::{decode, unreadable};
@@ -44,16 +44,20 @@ pub(super) struct WaitItem {
     plan: String,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) claims: Vec<ObjectKey>,
+    /// When it was asked for: the reservation's time, also if another process makes it for the waiter.
+    #[serde(default, skip_serializing_if = "WallTime::is_unknown")]
+    at: WallTime,
 }
 
 impl WaitRequest {
-    pub(super) fn of<'a>(items: impl IntoIterator<Item = &'a Reserve>) -> Self {
+    pub(super) fn of<'a>(items: impl IntoIterator<Item = &'a Reserve>, at: WallTime) -> Self {
         let samples = items.into_iter().map(|item| WaitItem {
             sample: item.sample.clone(),
             nonce: item.nonce,
             bytes: item.bytes,
             plan: item.plan.clone(),
             claims: item.claims.clone(),
+            at,
         });
         Self {
             samples: samples.collect(),
@@ -98,12 +102,20 @@ impl WaitRequest {
 }
 
 impl WaitItem {
-    /// The reservation that serves it. The waiter can tell it from any other, byte by byte.
+    /// The reservation that serves it.
     pub(super) fn reserved(&self, by: SessionId, until: Tick) -> Reserved {
         Reserved::new(by, self.nonce, self.bytes, until)
+            .stamped(self.at)
             .with_paid(self.bytes)
             .with_plan(&self.plan)
             .with_claims(&self.claims)
+    }
+
+    /// Whether this is the reservation that serves it: the same in all but its time, which an earlier release does not
+    /// write.
+    pub(super) fn is_served_by(&self, reserved: &Reserved, by: SessionId) -> bool {
+        let wanted = self.reserved(by, reserved.until).stamped(reserved.reserved_at);
+        wanted == *reserved
     }
 
     pub(super) fn in_its_way<'a>(&'a self, layout: &'a Layout) -> impl Iterator<Item = String> + 'a {

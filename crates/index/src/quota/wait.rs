@@ -107,7 +107,7 @@ impl Quota {
         cancelled: &CancellationToken,
         deadline: Deadline,
     ) -> Result<Vec<Option<Result<Generation>>>> {
-        let want = WaitRequest::of(items);
+        let want = WaitRequest::of(items, self.core.wall());
         let reserved = |generation| items.iter().map(|_| Some(Ok(generation))).collect();
         // Whether a transaction that may have served it, or may yet, has not been heard of.
         let mut unclear = false;
@@ -221,9 +221,10 @@ impl Quota {
         let mut found: Option<(Version, Tick)> = None;
         for (item, entries) in want.samples.iter().zip(&snapshot.entries) {
             let Some(entry) = entries.first() else { return Ok(None) };
-            let until = decode::<Reserved>(entry)?.until;
-            let is_own = encode(&item.reserved(session.id(), until))? == entry.value;
-            if !is_own || found.is_some_and(|found| found != (entry.version, until)) {
+            let reserved = decode::<Reserved>(entry)?;
+            let until = reserved.until;
+            if !item.is_served_by(&reserved, session.id()) || found.is_some_and(|found| found != (entry.version, until))
+            {
                 return Ok(None);
             }
             found = Some((entry.version, until));

@@ -232,6 +232,99 @@ mod tests {
         assert_eq!((read.record.reason, read.record.paid), (Reason::DeadLetter, 0));
     }
 
+    /// The records of the first release, with the fields that it knew.
+    mod first_release {
+        use super::*;
+
+        #[derive(Debug, Deserialize)]
+        #[expect(dead_code, reason = "only that they can be read")]
+        pub(super) struct Lease {
+            session: u64,
+            token: u64,
+            until: u64,
+        }
+
+        #[derive(Debug, Deserialize)]
+        #[expect(dead_code, reason = "only that they can be read")]
+        pub(super) enum Progress {
+            Waiting,
+            Leased(Lease),
+            Acked,
+            Dead,
+        }
+
+        #[derive(Debug, Deserialize)]
+        #[expect(dead_code, reason = "only that they can be read")]
+        pub(super) struct GroupState {
+            group: String,
+            attempts: u32,
+            progress: Progress,
+        }
+
+        #[derive(Debug, Deserialize)]
+        #[expect(dead_code, reason = "only that they can be read")]
+        pub(super) struct Live {
+            generation: u64,
+            nonce: serde_json::Value,
+            producer: u64,
+            bytes: u64,
+            groups: Vec<GroupState>,
+            readers: Vec<Lease>,
+            retain: bool,
+            max_attempts: u32,
+        }
+
+        #[derive(Debug, Deserialize)]
+        #[expect(dead_code, reason = "only that they can be read")]
+        pub(super) struct Retired {
+            generation: Option<u64>,
+            nonce: serde_json::Value,
+            producer: u64,
+            bytes: u64,
+            readers: Vec<Lease>,
+            reason: String,
+            failed_frees: u32,
+        }
+    }
+
+    #[test]
+    fn the_first_release_reads_the_records_of_this_one() {
+        use holdfast_core::Nonce;
+        use holdfast_custody::{GroupName, Publication, SessionId, Stamp, Tick, Token, WallTime};
+        let stamp = Stamp {
+            at: WallTime(1_700_000_000_000),
+            by: SessionId(1),
+        };
+        let group = GroupName::new("g").expect("a name");
+        let mut reserved = Reserved::new(SessionId(1), Nonce::from_u64(5), 7, Tick(3)).stamped(stamp.at);
+        reserved.settle(Version(3));
+        let generation = reserved.generation.expect("settled");
+        let publication = Publication {
+            groups: vec![group.clone()],
+            retain: false,
+            max_attempts: 1,
+        };
+        let mut live = reserved
+            .commit(SessionId(1), generation, &publication)
+            .expect("committed");
+        live.stamp(None, stamp);
+        let mut leased = live.lease(&group, SessionId(2), Tick(9)).expect("leased");
+        leased.stamp(None, stamp);
+        let value = encode(&leased).expect("a record");
+        assert!(String::from_utf8_lossy(&value).contains("\"since\""), "it has times");
+        serde_json::from_slice::<first_release::Live>(&value).expect("read by the first release");
+        leased.settle(Version(4));
+        let holdfast_custody::Acknowledged::Retired(retired) = leased.clone().nack(&group, Token(4)).expect("held")
+        else {
+            panic!("one attempt was all");
+        };
+        let letter = retired.stamped_after(&leased, stamp).kept_until(Tick(20));
+        for record in [letter.clone(), letter.after_free(stamp).expect("a dead letter")] {
+            let value = encode(&record).expect("a record");
+            serde_json::from_slice::<first_release::Retired>(&value).expect("read by the first release");
+        }
+    }
+
     #[test]
     fn what_is_of_a_later_form_is_not_taken_for_garbage() {
         for text in [

@@ -1,10 +1,8 @@
-//! Who holds a session, for the people who operate a store. Nothing is decided by it, and none of it is trusted: any
-//! process that may write to the index may say what it likes.
+//! Who holds a session, for the people who operate a store. None of it is trusted: any process that may write to the index
+//! may say what it likes. Nothing is decided by it, except that nobody waits for a process that says that it is a steward.
 //!
 //! It is the value of the session's liveness key, as JSON. A session of an earlier release has an empty value, and one whose
 //! value cannot be read counts as one that said nothing: a session is alive because its key is there, whatever it says.
-
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use holdfast_custody::SessionId;
 use serde::{Deserialize, Serialize};
@@ -28,6 +26,9 @@ pub struct Identity {
     pub version: String,
     /// What it is in the run: producer, trainer, a rank's name. Free text.
     pub role: String,
+    /// Whether it only looks after the store, and neither puts nor takes samples.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub steward: bool,
     /// When the session was opened, in milliseconds since 1970, by the clock of its host.
     pub started_ms: u64,
 }
@@ -46,19 +47,15 @@ impl Identity {
             program: program.unwrap_or_default(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             role: role.to_owned(),
+            steward: false,
             started_ms: 0,
         }
     }
 
-    /// The same, for a session that is opened now.
-    pub(crate) fn opened_now(&self) -> Self {
-        #[expect(
-            clippy::disallowed_methods,
-            reason = "for people, who compare it with their own clocks"
-        )]
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    /// The same, for a session that is opened at this time of day.
+    pub(crate) fn opened_at(&self, started_ms: u64) -> Self {
         Self {
-            started_ms: u64::try_from(since.as_millis()).unwrap_or(u64::MAX),
+            started_ms,
             ..self.clone()
         }
     }
@@ -103,6 +100,13 @@ pub struct LiveSession {
     pub id: SessionId,
     /// What its process says of itself; none if it says nothing that this release can read.
     pub identity: Option<Identity>,
+}
+
+impl LiveSession {
+    /// Whether its process says that it only looks after the store.
+    pub fn is_steward(&self) -> bool {
+        self.identity.as_ref().is_some_and(|said| said.steward)
+    }
 }
 
 #[cfg(test)]

@@ -20,12 +20,15 @@
 //! | `g/{sample}/{generation}` | [`Retired`] with readers | retire, release, sweep |
 //! | `f/{sample}/{generation}` | [`Retired`] without readers: to be freed | as above, freed |
 //! | `l/{kept}/{sample}/{generation}` | [`Retired`] without readers, lost, and kept until a tick: then it moves to `f` | retire, sweep |
+//! | `d/{sample}/{generation}` | [`Retired`], a dead letter: with its objects (until it moves to `f`), or without | nack, sweep, freed, requeue, drop |
+//! | `u/{kept}/{sample}/{generation}` | a dead letter's objects are kept until a tick | follows from `d` |
 //! | `q/{group}/{shard}/{order}/{sample}` | ready for a group | follows from `s` |
 //! | `h/{session}/{until}/{by}-{number}` | grant list: what one transaction granted a session until a tick | every grant, sweep |
 //! | `k/{object key}` | which sample owns an object that another writer named; its generation is this entry's version | reserve, freed |
 //! | `x/i/{key}/{version}` | why a record is in quarantine | see [`crate::txn::quarantine`] |
 //! | `x/o/{key}/{version}` | the original bytes of that record | as above |
 //! | `t` | the shared clock | tick |
+//! | `e/{office}` | the session that holds an office, and who that is (vanishes with it): [`crate::record::office`] | lead, resign |
 //! | `b/budget` | the store's budget in bytes; without this key there is no budget | set_budget |
 //! | `b/a/{session}-{number}` | a deposit: bytes of the budget that no sample was paid with | reserve, freed: see [`crate::quota`] |
 //! | `b/w/{session}` | a process waits for quota, and what it wants to reserve (vanishes with its session) | reserve, freed |
@@ -40,11 +43,16 @@ use holdfast_core::{Digest, Error, Generation, ObjectKey, Result, SampleId, Stor
 use holdfast_custody::{GroupName, GroupState, Live, Progress, Reserved, Retired, SessionId, Tick, Version};
 
 use crate::record::codec::{Description, encode, encode_described};
-use crate::record::types::SampleRef;
-use crate::store::{Write, prefix};
+use crate::record::office::Office;
+use crate::record::types::{SampleRef, Stage};
+use crate::store::{Read, Write, prefix};
 
 /// Ready lists are split into this many shards, so that consumers do not all try the same sample.
 pub(crate) const SHARDS: u64 = 32;
+
+/// The kinds of records of retired samples that own objects and whose keys name a generation: with readers, and to be
+/// freed. A dead letter's does too, and owns its objects only as long as they are kept.
+const RETIRED: [&str; 2] = ["g", "f"];
 
 /// The keys of one store.
 #[derive(Clone, Debug)]
@@ -133,6 +141,14 @@ impl Layout {
 
     pub(crate) fn clock(&self) -> String {
         self.key(format_args!("t"))
+    }
+
+    pub(crate) fn office(&self, office: Office) -> String {
+        self.key(format_args!("e/{}", office.name()))
+    }
+
+    pub(crate) fn all_offices(&self) -> Range<String> {
+        prefix(self.key(format_args!("e/")))
     }
 
     pub(crate) fn budget(&self) -> String {
@@ -228,10 +244,6 @@ impl Layout {
         self.of_sample("s/", sample).name(sample.as_str()).0
     }
 
-    pub(crate) fn all_live(&self) -> Range<String> {
-        prefix(self.key(format_args!("s/")))
-    }
-
     pub(crate) fn retired_with_readers(&self, sample: &SampleId, generation: Generation) -> String {
         let key = self.of_sample("g/", sample).name(sample.as_str()).text("/");
         key.number(generation.get().to_be_bytes()).0
@@ -247,13 +259,62 @@ impl Layout {
         key.number(generation.get().to_be_bytes()).0
     }
 
-    pub(crate) fn all_to_free(&self) -> Range<String> {
-        prefix(self.key(format_args!("f/")))
+    /// All records of a stage of a sample's life.
+    pub(crate) fn all_of(&self, stage: Stage) -> Range<String> {
+        prefix(self.key(format_args!("{}/", letter(stage))))
+    }
+
+    /// The records of a sample in one of the stages whose keys begin with its name.
+    pub(crate) fn all_of_sample(&self, stage: Stage, sample: &SampleId) -> Range<String> {
+        prefix(self.key(format_args!("{}/{}/", letter(stage), escape(sample.as_str()))))
+    }
+
+    /// Every place where a record may be that owns objects of this generation: see [`crate::ops::known`]. The values of
+    /// records whose keys do not name their generation; of the others, whether they are there.
+    pub(crate) fn whereabouts(&self, sample: &SampleRef) -> Vec<Read> {
+        let SampleRef { sample, generation } = sample;
+        let name = escape(sample.as_str());
+        let of_generation = |kind: &str| format!("{kind}/{name}/{:016x}", generation.get());
+        let is_there = |keys: Range<String>| Read::Range {
+            keys,
+            limit: 1,
+            keys_only: true,
+        };
+        let mut reads = vec![Read::Key(self.pending(sample)), Read::Key(self.live(sample))];
+        let aside = [format!("p/{name}"), format!("s/{name}")];
+        // Its value says whether it has its objects.
+        reads.push(Read::Key(self.letter_key(sample, *generation)));
+        reads.push(is_there(prefix(self.key(format_args!("x/i/{}/", of_generation("d"))))));
+        for place in RETIRED.map(of_generation) {
+            let key = self.key(format_args!("{place}"));
+            reads.push(is_there(key.clone()..after(&key)));
+            reads.push(is_there(prefix(self.key(format_args!("x/i/{place}/")))));
+        }
+        reads.extend(aside.map(|place| is_there(prefix(self.key(format_args!("x/i/{place}/"))))));
+        reads
     }
 
     /// The lost samples that are kept until a tick before this one.
     pub(crate) fn kept_before(&self, tick: Tick) -> Range<String> {
         self.key(format_args!("l/"))..self.key(format_args!("l/{:016x}", tick.0))
+    }
+
+    /// The entries of dead letters whose objects are kept until a tick before this one; of all if there is none.
+    pub(crate) fn letters_before(&self, tick: Option<Tick>) -> Range<String> {
+        let all = prefix(self.key(format_args!("u/")));
+        match tick {
+            Some(tick) => all.start..self.key(format_args!("u/{:016x}", tick.0)),
+            None => all,
+        }
+    }
+
+    pub(crate) fn dead_letter(&self, sample: &SampleRef) -> String {
+        self.letter_key(&sample.sample, sample.generation)
+    }
+
+    fn letter_key(&self, sample: &SampleId, generation: Generation) -> String {
+        let key = self.of_sample("d/", sample).name(sample.as_str()).text("/");
+        key.number(generation.get().to_be_bytes()).0
     }
 
     pub(crate) fn ready_shard(&self, group: &GroupName, shard: u64) -> Range<String> {
@@ -282,6 +343,19 @@ impl Layout {
         }
     }
 
+    /// The grant lists of all sessions.
+    pub(crate) fn all_held(&self) -> Range<String> {
+        prefix(self.key(format_args!("h/")))
+    }
+
+    /// The session that a grant list belongs to.
+    pub(crate) fn holder_of(&self, key: &str) -> Option<SessionId> {
+        let (session, _) = key.strip_prefix(&self.root)?.strip_prefix("h/")?.split_once('/')?;
+        // Only what sorts where the session's keys do.
+        let is_ours = session.len() == 16 && session.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        u64::from_str_radix(session, 16).ok().filter(|_| is_ours).map(SessionId)
+    }
+
     /// The grant lists of what a session was granted until a tick.
     pub(crate) fn grant_lists(&self, to: SessionId, until: Tick) -> String {
         self.key(format_args!("h/{:016x}/{:016x}/", to.0, until.0))
@@ -297,7 +371,7 @@ impl Layout {
         unescaped(key.rsplit('/').next()?)
     }
 
-    /// The sample and generation that a key of `f/`, `g/` or `l/` names.
+    /// The sample and generation that a key of `f/`, `g/`, `l/`, `d/` or `u/` names.
     pub(crate) fn parse_retired(key: &str) -> Option<(SampleId, Generation)> {
         let mut parts = key.rsplit('/');
         let generation = Generation::new(u64::from_str_radix(parts.next()?, 16).ok()?)?;
@@ -366,7 +440,7 @@ impl Layout {
         let mut writes = Vec::with_capacity(USUAL_WRITES);
         writes.extend(self.ready_entries(sample, before, None).map(Write::Delete));
         writes.push(Write::Delete(self.live(sample)));
-        writes.push(self.put_retired(sample, after, description)?);
+        writes.extend(self.put_retired(sample, None, after, description)?);
         Ok(writes)
     }
 
@@ -378,19 +452,59 @@ impl Layout {
         })?;
         Ok(match record.kept {
             _ if !record.may_be_freed() => self.retired_with_readers(sample, generation),
-            Some(until) => {
-                let key = self.of_sample("l/", sample).number(until.0.to_be_bytes()).text("/");
-                let key = key.name(sample.as_str()).text("/");
-                key.number(generation.get().to_be_bytes()).0
-            }
+            _ if record.keeps_its_objects() || record.freed.is_some() => self.letter_key(sample, generation),
+            Some(until) => self.kept("l/", until, sample, generation),
             None => self.to_free(sample, generation),
         })
     }
 
-    /// The write that puts a retired record under its key.
-    pub(crate) fn put_retired(&self, sample: &SampleId, record: &Retired, description: &Description) -> Result<Write> {
-        let home = self.retired_home(sample, record)?;
-        Ok(Write::put(home, encode_described(record, description)?))
+    fn kept(&self, kind: &str, until: Tick, sample: &SampleId, generation: Generation) -> String {
+        let key = self.of_sample(kind, sample).number(until.0.to_be_bytes()).text("/");
+        let key = key.name(sample.as_str()).text("/");
+        key.number(generation.get().to_be_bytes()).0
+    }
+
+    /// The entry by which a sweep finds a dead letter whose objects are kept too long; none for any other record.
+    pub(crate) fn letter_entry(&self, sample: &SampleId, record: &Retired) -> Option<String> {
+        let keeps = record.may_be_freed() && record.keeps_its_objects();
+        let (until, generation) = (record.kept.filter(|_| keeps)?, record.generation?);
+        Some(self.kept("u/", until, sample, generation))
+    }
+
+    /// The writes that put a retired record under its key, in the place of an earlier one, if there was one. The record is
+    /// put last.
+    pub(crate) fn put_retired(
+        &self,
+        sample: &SampleId,
+        before: Option<&Retired>,
+        after: &Retired,
+        description: &Description,
+    ) -> Result<Vec<Write>> {
+        let mut writes = Vec::with_capacity(USUAL_WRITES);
+        let home = self.retired_home(sample, after)?;
+        let entry = self.letter_entry(sample, after);
+        if let Some(before) = before {
+            let old_home = Some(self.retired_home(sample, before)?).filter(|old| *old != home);
+            let old_entry = self
+                .letter_entry(sample, before)
+                .filter(|old| Some(old) != entry.as_ref());
+            writes.extend(old_home.into_iter().chain(old_entry).map(Write::Delete));
+        }
+        writes.extend(entry.map(|entry| Write::put(entry, Vec::new())));
+        writes.push(Write::put(home, encode_described(after, description)?));
+        Ok(writes)
+    }
+}
+
+/// The first segment of the keys of a stage's records.
+fn letter(stage: Stage) -> char {
+    match stage {
+        Stage::Reserved => 'p',
+        Stage::Live => 's',
+        Stage::Retired => 'g',
+        Stage::ToFree => 'f',
+        Stage::Lost => 'l',
+        Stage::Dead => 'd',
     }
 }
 

@@ -5,6 +5,7 @@ pub(crate) mod codec;
 pub(crate) mod grants;
 pub(crate) mod identity;
 pub(crate) mod layout;
+pub(crate) mod office;
 pub(crate) mod refusal;
 pub mod schema;
 pub(crate) mod types;

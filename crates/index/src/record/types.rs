@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_core::{Generation, Nonce, ObjectKey, Result, SampleId};
-use holdfast_custody::{GroupName, Live, Publication, Reason, Retired, Token, Version};
+use holdfast_custody::{
+    GroupName, Lease, Live, Publication, Reason, Reserved, Retired, SessionId, Token, Version, WallTime,
+};
 
 use tokio_util::sync::CancellationToken;
 
@@ -150,20 +152,217 @@ pub struct FreeList {
     pub later: usize,
 }
 
-/// A part of the list of live samples.
+/// Where in its life a generation of a sample is: which list its record is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Stage {
+    /// Its producer is writing it.
+    Reserved,
+    /// Committed: it waits for its groups, or some have it.
+    Live,
+    /// Out of circulation; a reader still has it.
+    Retired,
+    /// Its objects are to be removed.
+    ToFree,
+    /// Its objects are gone from the engine; the record stays for a while, in case they come back.
+    Lost,
+    /// A dead letter.
+    Dead,
+}
+
+impl Stage {
+    /// All of them, in the order in which lists show them.
+    pub const ALL: [Self; 6] = [
+        Self::Reserved,
+        Self::Live,
+        Self::Retired,
+        Self::ToFree,
+        Self::Lost,
+        Self::Dead,
+    ];
+
+    /// Its name, as lists show it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Reserved => "reserved",
+            Self::Live => "live",
+            Self::Retired => "retired",
+            Self::ToFree => "to-free",
+            Self::Lost => "lost",
+            Self::Dead => "dead",
+        }
+    }
+}
+
+/// A record, whichever it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Record {
+    /// Of a sample that is being written.
+    Reserved(Reserved),
+    /// Of a committed sample.
+    Live(Live),
+    /// Of a sample that is out of circulation.
+    Retired(Retired),
+}
+
+impl Record {
+    /// When the sample came into its present stage, by the clock of the process that brought it there.
+    pub fn since(&self) -> WallTime {
+        match self {
+            Self::Reserved(record) => record.reserved_at,
+            Self::Live(record) => record.committed_at,
+            Self::Retired(record) => record.retired.unwrap_or_default().at,
+        }
+    }
+
+    /// The sample's size in bytes.
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Self::Reserved(record) => record.bytes,
+            Self::Live(record) => record.bytes,
+            Self::Retired(record) => record.bytes,
+        }
+    }
+
+    /// The session that produces it, or did.
+    pub fn producer(&self) -> SessionId {
+        match self {
+            Self::Reserved(record) => record.session,
+            Self::Live(record) => record.producer,
+            Self::Retired(record) => record.producer,
+        }
+    }
+
+    /// The leases on it: for Live also those of its groups.
+    pub fn leases(&self) -> Vec<Lease> {
+        match self {
+            Self::Reserved(_) => Vec::new(),
+            Self::Live(record) => record.leases().copied().collect(),
+            Self::Retired(record) => record.readers.clone(),
+        }
+    }
+}
+
+/// A generation of a sample, with its record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SampleRecord {
+    /// The sample.
+    pub sample: SampleRef,
+    /// Where in its life it is.
+    pub stage: Stage,
+    /// Its record.
+    pub record: Record,
+    /// The version at which the record was last written.
+    pub version: Version,
+    /// The producer's description; none if the sample never committed.
+    pub description: Option<Arc<[u8]>>,
+}
+
+/// Which records to list. Records that do not match are skipped, page by page: a page may have fewer than were looked at.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LiveList {
-    /// The samples.
-    pub samples: Vec<SampleRef>,
+pub struct RecordQuery {
+    /// Only of this stage; otherwise of all, one after the other.
+    pub stage: Option<Stage>,
+    /// Only samples that were published for this group.
+    pub group: Option<GroupName>,
+    /// Only samples that this session produced or holds a lease on.
+    pub session: Option<SessionId>,
+    /// Only samples that came into their stage before this time; those of which it is not known are among them.
+    pub before: Option<WallTime>,
+}
+
+impl RecordQuery {
+    /// All records of a stage.
+    pub fn of(stage: Stage) -> Self {
+        Self {
+            stage: Some(stage),
+            ..Self::default()
+        }
+    }
+}
+
+/// A part of a list of records.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RecordList {
+    /// The records.
+    pub records: Vec<SampleRecord>,
     /// Where the list continues; none at its end.
     pub next: Option<ListPlace>,
+    /// How many records were looked at.
+    pub looked_at: usize,
     /// Records of later releases, which were skipped.
     pub later: usize,
+}
+
+/// How many records a store has, by stage, and how many sessions.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Records, in the order of [`Stage::ALL`].
+    pub records: [u64; 6],
+    /// Sessions that are alive.
+    pub sessions: u64,
+    /// Sessions that have ended and are not cleared yet.
+    pub ended_sessions: u64,
+    /// Processes that wait for quota.
+    pub waiting: u64,
+}
+
+impl Counts {
+    /// How many records there are of a stage.
+    pub fn of(&self, stage: Stage) -> u64 {
+        let at = Stage::ALL.iter().position(|one| *one == stage);
+        at.map_or(0, |at| self.records[at])
+    }
+}
+
+/// What a store's budget is used for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BudgetUse {
+    /// The budget in bytes.
+    pub bytes: u64,
+    /// The bytes of it that no sample holds.
+    pub free: u64,
+    /// The processes that wait for quota, longest first, and how many bytes each wants. At most a thousand.
+    pub waiting: Vec<(SessionId, u64)>,
+}
+
+/// Whether a record owns the objects of a generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Known {
+    /// One does, or one that this release cannot decode may.
+    Yes,
+    /// None does, and none ever will.
+    No,
+    /// None does; but this index has not given out that generation yet. The objects were put under another index, or under
+    /// a later state of this one.
+    Ahead,
+}
+
+/// A sample that was found lost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LostSample {
+    /// The sample.
+    pub sample: SampleRef,
+    /// The session that put it.
+    pub producer: SessionId,
+    /// Its size in bytes.
+    pub bytes: u64,
 }
 
 /// A place in a list: after the last record that was looked at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListPlace(pub(crate) String);
+
+impl ListPlace {
+    /// As text, to be shown and given back.
+    pub fn as_text(&self) -> &str {
+        &self.0
+    }
+
+    /// From such a text. A text that names no place of a list lists from the next place behind it.
+    pub fn from_text(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+}
 
 /// A sample whose record can be decoded while its description cannot.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -215,8 +414,23 @@ pub struct SweepReport {
     pub quarantined: usize,
     /// Records that only a later release can take back: they were skipped.
     pub later: usize,
-    /// Whether there is more to do than the limit allowed.
+    /// Whether the next sweep goes on where this one stopped: the limit was reached, or there are more grant lists than
+    /// one sweep looks through.
     pub more: bool,
+}
+
+impl SweepReport {
+    /// Adds what another sweep did, which came after this one.
+    pub fn add(&mut self, next: &Self) {
+        self.looked_at += next.looked_at;
+        self.abandoned += next.abandoned;
+        self.taken_back += next.taken_back;
+        self.retired += next.retired;
+        self.sessions_cleared += next.sessions_cleared;
+        self.quarantined += next.quarantined;
+        self.later += next.later;
+        self.more = next.more;
+    }
 }
 
 /// What the index knows about one sample.

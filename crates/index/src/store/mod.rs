@@ -39,6 +39,7 @@
 
 pub mod check;
 pub mod memory;
+pub(crate) mod metered;
 #[cfg(feature = "testing")]
 pub mod testing;
 
@@ -248,6 +249,16 @@ pub trait TxnStore: Send + Sync + Debug {
     /// Reads, all at one moment.
     async fn read(&self, reads: &[Read], within: Duration) -> Result<Snapshot>;
 
+    /// How many keys each range has. Not all at one moment: for people, who ask how much there is. A store that can count
+    /// does; the others are read in parts.
+    async fn count(&self, ranges: &[Range<String>], within: Duration) -> Result<Vec<u64>> {
+        let mut counts = Vec::with_capacity(ranges.len());
+        for range in ranges {
+            counts.push(count_by_reading(self, range.clone(), within).await?);
+        }
+        Ok(counts)
+    }
+
     /// Checks and writes, all at one moment.
     async fn transact(&self, transaction: &Transaction, within: Duration) -> Result<TxnOutcome>;
 
@@ -269,6 +280,29 @@ pub trait TxnStore: Send + Sync + Debug {
 
     /// Watches the changes of keys in a range after version `after`.
     async fn watch(&self, keys: Range<String>, after: Version, within: Duration) -> Result<Box<dyn Watch>>;
+}
+
+async fn count_by_reading<S: TxnStore + ?Sized>(
+    txn_store: &S,
+    mut keys: Range<String>,
+    within: Duration,
+) -> Result<u64> {
+    const PAGE: usize = 10_000;
+    let mut count = 0;
+    loop {
+        let page = Read::Range {
+            keys: keys.clone(),
+            limit: PAGE,
+            keys_only: true,
+        };
+        let snapshot = txn_store.read(&[page], within).await?;
+        let found = snapshot.entries.first().map(Vec::as_slice).unwrap_or_default();
+        count += found.len() as u64;
+        match found.last().filter(|_| found.len() == PAGE) {
+            Some(last) => keys.start = format!("{}\0", last.key),
+            None => return Ok(count),
+        }
+    }
 }
 
 /// The range of all keys that begin with `prefix`.

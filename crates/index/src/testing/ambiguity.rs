@@ -12,10 +12,12 @@ use super::check::refused;
 use super::client::{CALL, Client, LONG, a, only};
 use super::context::Context;
 use super::lossy::LossyStore;
+use super::office::lead;
 use super::records::Records;
 use crate::record::types::any_sample;
 use crate::store::memory::Fate;
-use crate::{AckOutcome, Terms};
+use crate::store::{Transaction, Write};
+use crate::{AckOutcome, Office, Terms};
 
 cases! {
     "ambiguity" Keys
@@ -37,6 +39,12 @@ cases! {
         "Calling freed twice is the same as once.";
     a_sweep
         "Any process may sweep at any time, several at once.";
+    an_election
+        "The outcome of a lost reply is established: who is told that it leads does.";
+    a_resignation
+        "The outcome of a lost reply is established.";
+    an_office_that_no_living_session_holds
+        "An office is vacant when the session of its holder has ended.";
     an_opening
         "The proof that a session existed outlives it, so that a sweep clears up after it.";
     what_is_late_is_never_done_later
@@ -384,5 +392,72 @@ async fn when_the_session_ends_meanwhile_it_stays_open(context: &Context) -> Cas
         "{error:?}"
     );
     ensure_eq!(context.free_list().await?, [sample], "reading back tells: to be freed");
+    Ok(())
+}
+
+async fn an_election(context: &Context) -> CaseResult {
+    let (txn_store, client) = lossy(context).await?;
+    for (at, fate) in FATES.into_iter().enumerate() {
+        txn_store.plan([Some(fate)]);
+        ensure!(lead(&client, Office::Steward).await?, "it leads, after {fate:?}");
+        let leaders = context.index().leaders(CALL).await?;
+        ensure!(
+            leaders.is_held_by(Office::Steward, client.session().id()),
+            "{leaders:?} after {fate:?}"
+        );
+        client.index().resign(client.session(), Office::Steward, CALL).await?;
+        all_is_well(context, &txn_store, 2 * at + 1).await?;
+        // Another process was faster, and the reply that says so is lost.
+        ensure!(lead(context, Office::Steward).await?, "the other leads");
+        txn_store.plan([Some(fate)]);
+        ensure!(
+            !lead(&client, Office::Steward).await?,
+            "it does not lead, after {fate:?}"
+        );
+        context.index().resign(context.session(), Office::Steward, CALL).await?;
+        all_is_well(context, &txn_store, 2 * at + 2).await?;
+        let leaders = context.index().leaders(CALL).await?;
+        ensure_eq!(leaders.of(Office::Steward), None, "who leads, after {fate:?}");
+    }
+    Ok(())
+}
+
+async fn a_resignation(context: &Context) -> CaseResult {
+    let (txn_store, client) = lossy(context).await?;
+    for (at, fate) in FATES.into_iter().enumerate() {
+        ensure!(lead(&client, Office::Sweeper).await?, "it leads");
+        txn_store.plan([Some(fate)]);
+        client.index().resign(client.session(), Office::Sweeper, CALL).await?;
+        all_is_well(context, &txn_store, at + 1).await?;
+        ensure!(
+            lead(context, Office::Sweeper).await?,
+            "the next one leads, after {fate:?}"
+        );
+        context.index().resign(context.session(), Office::Sweeper, CALL).await?;
+    }
+    Ok(())
+}
+
+async fn an_office_that_no_living_session_holds(context: &Context) -> CaseResult {
+    let txn_store = context.harness().txn_store().await?;
+    let key = format!(
+        "{}/e/steward",
+        holdfast_core::key::escape(context.harness().store().as_str())
+    );
+    for value in [&b"nonsense"[..], b"", br#"{"session":12345}"#] {
+        let put = Transaction {
+            writes: vec![Write::put(key.clone(), value)],
+            ..Transaction::default()
+        };
+        txn_store.transact(&put, CALL).await?;
+        ensure!(lead(context, Office::Steward).await?, "it leads instead of {value:?}");
+        let leaders = context.index().leaders(CALL).await?;
+        ensure!(
+            leaders.is_held_by(Office::Steward, context.session().id()),
+            "{leaders:?} instead of {value:?}"
+        );
+    }
+    let other = context.join().await?;
+    ensure!(!lead(&other, Office::Steward).await?, "a living one is left in office");
     Ok(())
 }

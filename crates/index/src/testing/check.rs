@@ -8,7 +8,7 @@ use holdfast_core::{ErrorKind, Result};
 /// The list of a file's cases: `name "the sentence of the contract";`, after what they need of the back end.
 macro_rules! cases {
     ($group:literal $needs:ident $($name:ident $about:literal;)*) => {
-        pub(super) const CASES: &[$crate::testing::Case] = &[$(
+        pub(in crate::testing) const CASES: &[$crate::testing::Case] = &[$(
             $crate::testing::Case {
                 name: concat!($group, "::", stringify!($name)),
                 about: $about,

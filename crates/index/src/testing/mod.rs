@@ -48,11 +48,16 @@ mod concurrency;
 mod expiry;
 mod free;
 mod history;
+mod known;
+mod known_keys;
 mod layout;
 mod lease;
+mod letters;
 mod list;
+mod lost;
 mod nack;
 mod next;
+mod office;
 mod read;
 mod renew;
 mod reserve;
@@ -61,6 +66,7 @@ mod sessions;
 mod sweep;
 mod terms;
 mod time;
+mod times;
 mod untake;
 
 use std::fmt;
@@ -194,6 +200,7 @@ pub fn cases() -> Vec<Case> {
         lease::CASES,
         next::CASES,
         list::CASES,
+        times::CASES,
         read::CASES,
         renew::CASES,
         ack::CASES,
@@ -203,7 +210,13 @@ pub fn cases() -> Vec<Case> {
         retire::CASES,
         expiry::CASES,
         sweep::CASES,
+        office::CASES,
         free::CASES,
+        letters::CASES,
+        letters::kept::CASES,
+        known::CASES,
+        known_keys::CASES,
+        lost::CASES,
         time::CASES,
         concurrency::CASES,
         history::CASES,

@@ -106,7 +106,8 @@ impl Records {
             held.extend(of_leases.map(|(who, until)| (who, until, sample.clone(), Some(record.generation))));
         }
         let mut retired = BTreeSet::new();
-        for entry in self.of('g').chain(self.of('l')).chain(self.of('f')) {
+        let mut letters = BTreeSet::new();
+        for entry in "glfd".chars().flat_map(|kind| self.of(kind)) {
             let record = decode_versioned::<Retired>(entry)?.record;
             let parsed = Layout::parse_retired(&entry.key);
             let (sample, generation) = parsed.ok_or_else(|| unreadable(&entry.key))?;
@@ -122,6 +123,7 @@ impl Records {
                 );
             }
             at_home(entry, self.layout.retired_home(&sample, &record)?)?;
+            letters.extend(self.layout.letter_entry(&sample, &record));
             claims.extend(record.claims.iter().map(|key| (self.layout.claim(key), sample.clone())));
             let of_readers = record.readers.iter().map(|lease| (lease.session, lease.until));
             held.extend(of_readers.map(|(who, until)| (who, until, sample.clone(), Some(generation))));
@@ -129,6 +131,8 @@ impl Records {
         let claimed = self.of('k').map(|entry| Ok((entry.key.clone(), owner(entry)?.sample)));
         let claimed: BTreeSet<_> = claimed.collect::<Result<_>>()?;
         ensure_eq!(claimed, claims, "claims, and those of the records");
+        let kept: BTreeSet<String> = self.of('u').map(|entry| entry.key.clone()).collect();
+        ensure_eq!(kept, letters, "entries of dead letters, and those of the records");
         let seen: BTreeSet<String> = self.of('q').map(|entry| entry.key.clone()).collect();
         let missing: Vec<_> = lists.difference(&seen).collect();
         let too_many: Vec<_> = seen.difference(&lists).collect();

@@ -20,6 +20,7 @@ use crate::txn::TxnCore;
 use crate::txn::decision::Decision;
 use crate::txn::quarantine::{SetAside, told};
 use crate::txn::session::Session;
+use crate::txn::transitions::Change;
 
 /// What was read for a batch.
 #[derive(Debug, Default)]
@@ -49,6 +50,15 @@ impl Loaded {
     pub(crate) fn add(&mut self, entries: impl IntoIterator<Item = Vec<Entry>>) {
         self.entries
             .extend(entries.into_iter().flatten().map(|entry| (entry.key.clone(), entry)));
+    }
+
+    /// A change that a session makes now.
+    pub(crate) fn change(&self, session: &Session) -> Change {
+        Change {
+            by: session.id(),
+            tick: self.tick,
+            guess: self.guess,
+        }
     }
 
     /// Whether no record is known.

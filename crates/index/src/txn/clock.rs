@@ -1,5 +1,7 @@
 //! The shared clock, as this process knows it.
 
+use std::time::Duration;
+
 use holdfast_core::{Deadline, Result, Retry, Timestamp};
 use holdfast_custody::{Tick, Version};
 
@@ -22,6 +24,13 @@ pub(crate) struct SeenClock {
 }
 
 impl TxnCore {
+    /// The shared clock as last seen, and for how long it has been seen to stand there.
+    pub(crate) fn seen_clock(&self) -> Option<(Tick, Duration)> {
+        let seen = self.seen.lock();
+        let since = seen.since?;
+        Some((seen.tick, self.clock().now().since(since)))
+    }
+
     /// Records what was read of the shared clock when the store was at version `at`.
     pub(crate) fn note_tick(&self, entry: Option<&Entry>, at: Version) -> Result<()> {
         let tick = entry.map(decode).transpose()?;

@@ -9,7 +9,7 @@ pub(crate) mod pages;
 pub(crate) mod quarantine;
 pub(crate) mod record_cache;
 pub(crate) mod session;
-mod transitions;
+pub(crate) mod transitions;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,6 +41,13 @@ pub struct IndexConfig {
     /// How many ticks the record of a lost sample is kept, so that its objects are removed again if a process that held
     /// them and was away has brought them back. Default: 60.
     pub lost_ticks: u64,
+    /// How many ticks the objects of a dead letter are kept, so that it can be put back into circulation. Default: 0, they
+    /// are removed at once. The producer's setting counts: it is written into the record. The record of a dead letter stays
+    /// until it is dropped.
+    pub dead_ticks: u64,
+    /// The most dead letters of a store whose objects are kept; above that, those that would go first go now. The setting of
+    /// the process that sweeps counts. Default: 1000.
+    pub dead_most: usize,
 }
 
 impl Default for IndexConfig {
@@ -51,6 +58,8 @@ impl Default for IndexConfig {
             grace_ticks: 2,
             reserve_ticks: 600,
             lost_ticks: 60,
+            dead_ticks: 0,
+            dead_most: 1000,
         }
     }
 }

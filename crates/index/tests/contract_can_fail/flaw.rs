@@ -22,6 +22,8 @@ pub(crate) enum Flaw {
     UntakeCounts,
     /// A failed free is not counted.
     ForgetsFailures,
+    /// Only live samples are known.
+    KnowsOnlyLive,
     // In what is written.
     /// No grant list is written.
     TakesNoNotes,
@@ -41,6 +43,10 @@ pub(crate) enum Flaw {
     IgnoresTheClock,
     /// Waiting consumers are never told.
     NeverWakes,
+    /// An office is taken although a session holds it.
+    LeadsOver,
+    /// An office does not end with the session of its holder.
+    LeadsForEver,
     // In the settings.
     /// Leases end without a grace period.
     HasNoGrace,
@@ -61,6 +67,7 @@ pub(crate) const FLAWS: &[(Flaw, &str)] = &[
     (Flaw::ForgetsReaders, "free::what_is_read_is_not_given_out"),
     (Flaw::UntakeCounts, "untake::it_costs_no_attempt"),
     (Flaw::ForgetsFailures, "free::a_failure_is_counted_and_stays"),
+    (Flaw::KnowsOnlyLive, "known::wherever_its_record_is"),
     (Flaw::TakesNoNotes, "layout::lists_follow_from_records_seed_1"),
     (Flaw::TakesNoNotes, "sweep::more_than_fits_into_one_transaction"),
     (Flaw::IgnoresVersions, "concurrency::one_of_many_gets_a_sample"),
@@ -78,6 +85,10 @@ pub(crate) const FLAWS: &[(Flaw, &str)] = &[
         "clock::a_process_that_was_away_sets_no_deadline_in_the_past",
     ),
     (Flaw::NeverWakes, "lease_next::a_commit_wakes_a_waiting_consumer"),
+    (Flaw::NeverWakes, "office::a_watch_tells_of_every_change"),
+    (Flaw::LeadsOver, "office::one_session_at_a_time_holds_it"),
+    (Flaw::LeadsForEver, "office::it_ends_with_its_session"),
+    (Flaw::HasNoSlots, "ambiguity::an_election"),
     (Flaw::HasNoGrace, "expiry::not_before_its_ticks_and_the_grace"),
     (Flaw::RunsFast, "clock::many_sweepers_do_not_make_it_fast"),
 ];

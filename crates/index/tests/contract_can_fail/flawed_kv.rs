@@ -31,6 +31,7 @@ impl FlawedKv {
             Flaw::HasNoSlots => key.contains("/o/"),
             Flaw::IgnoresSessions => key.contains("/n/"),
             Flaw::IgnoresTheClock => key.ends_with("/t"),
+            Flaw::LeadsOver => key.contains("/e/"),
             _ => false,
         };
         !forgotten
@@ -40,6 +41,9 @@ impl FlawedKv {
         match write {
             Write::Put { key, .. } if self.flaw == Flaw::TakesNoNotes && key.contains("/h/") => None,
             Write::Delete(key) if self.flaw == Flaw::LeavesReadyEntries && key.contains("/q/") => None,
+            Write::Put { key, value, .. } if self.flaw == Flaw::LeadsForEver && key.contains("/e/") => {
+                Some(Write::put(key, value))
+            }
             // Otherwise the store itself would refuse it.
             Write::Put { key, value, .. } if self.flaw == Flaw::IgnoresSessions && key.contains("/o/") => {
                 Some(Write::put(key, value))

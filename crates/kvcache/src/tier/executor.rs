@@ -7,9 +7,11 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result};
+use holdfast_metrics::{Readings, Registration, Source, registry};
 use parking_lot::{Condvar, Mutex};
 
 use super::copier::DeviceCopier;
+use super::exposed;
 use super::host::HostMemoryMap;
 use super::inflight::Settling;
 use super::run::Backend;
@@ -69,6 +71,8 @@ impl TierConfig {
 /// Carries out a planner's operations, off the scheduling path. None of its methods blocks except [`Tier::wait`] and
 /// [`Tier::close`], and those no longer than the given time.
 pub struct Tier {
+    /// Dropped before what it reads.
+    _metrics: Registration,
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     close_within: Duration,
@@ -122,6 +126,7 @@ impl Tier {
             news: Condvar::new(),
         });
         let tier = Self {
+            _metrics: registry().register(Arc::new(TierSource(Arc::downgrade(&shared)))),
             shared,
             threads: Mutex::default(),
             close_within: config.close_within,
@@ -244,6 +249,17 @@ impl Drop for Tier {
                 "threads of the KV tier are still in engine calls or copies that do not return"
             );
         }
+    }
+}
+
+/// Tells the counters of a tier to a scrape.
+struct TierSource(Weak<Shared>);
+
+impl Source for TierSource {
+    fn read(&self, readings: &mut Readings) {
+        let Some(shared) = self.0.upgrade() else { return };
+        let stats = shared.table.lock().stats();
+        exposed::tier(&stats, readings);
     }
 }
 

@@ -63,6 +63,7 @@
 mod copier;
 mod engine_call;
 mod executor;
+mod exposed;
 mod footer;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]

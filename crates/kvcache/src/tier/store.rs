@@ -8,9 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_core::{Clock, Deadline, Error, ErrorKind, ObjectKey, Result};
-use holdfast_engine::{Engine, Presence, RemoveOutcome};
+use holdfast_engine::{Engine, Presence, RemoveOutcome, metered};
+use holdfast_metrics::{Registration, registry};
 use holdfast_prefetch::{Prefetch, PrefetchEngine, PrefetchStats, Priority};
 
+use super::exposed::{LABEL, PageSource};
 use super::footer::FOOTER_BYTES;
 use super::inflight::Settling;
 use super::page::{CallOptions, GetReport, Hint, Page, PageGot, PagePut, PutReport, StoreConfig};
@@ -30,6 +32,8 @@ const LOOK_WITHIN: Duration = Duration::from_millis(500);
 ///
 /// Every call blocks, but no longer than its deadline. A caller that must not block uses a [`super::Tier`].
 pub struct PageStore {
+    /// Dropped before what it reads.
+    _metrics: Registration,
     pub(super) engine: Arc<dyn Engine>,
     /// The same engine, by its own type.
     prefetch: Arc<PrefetchEngine>,
@@ -37,10 +41,10 @@ pub struct PageStore {
     pub(super) clock: Arc<dyn Clock>,
     pub(super) slab: FooterSlab,
     pub(super) staging: Option<Staging>,
-    bad: Quarantine,
+    bad: Arc<Quarantine>,
     /// Pages that a caller found to have another length than it expected.
     suspect: Quarantine,
-    count: Counters,
+    count: Arc<Counters>,
 }
 
 impl fmt::Debug for PageStore {
@@ -77,6 +81,7 @@ impl PageStore {
                  set staging_frames",
             ));
         }
+        let engine = metered(engine, LABEL, &clock);
         let prefetch = PrefetchEngine::new(engine, config.prefetch.clone(), Arc::clone(&clock))?;
         let prefetch = Arc::new(prefetch);
         let engine: Arc<dyn Engine> = Arc::clone(&prefetch) as Arc<dyn Engine>;
@@ -88,14 +93,20 @@ impl PageStore {
                 Some(Staging::new(&*engine, frames, bytes, config.call_pages, within)?)
             }
         };
+        let (count, bad) = (
+            Arc::new(Counters::default()),
+            Arc::new(Quarantine::new(config.bad_pages)),
+        );
+        let source = PageSource::new(&count, &bad, &prefetch);
         Ok(Self {
+            _metrics: registry().register(Arc::new(source)),
             engine,
             prefetch,
             slab,
             staging,
-            bad: Quarantine::new(config.bad_pages),
+            bad,
             suspect: Quarantine::new(config.bad_pages),
-            count: Counters::default(),
+            count,
             config,
             clock,
         })

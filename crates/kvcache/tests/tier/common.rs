@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use holdfast_core::{Clock, Error, ObjectKey, Result, Retry, SystemClock};
 use holdfast_engine::{
-    Capabilities, Engine, EngineExt, GetOutcome, HostMemory, MemoryCluster, MemoryConfig, Presence, PromoteOutcome,
-    PutOptions, PutOutcome, Region, Registrations, RemoveOutcome, Transfer, Usage,
+    Capabilities, Engine, EngineExt, GetOutcome, HostMemory, Listing, MemoryCluster, MemoryConfig, Presence,
+    PromoteOutcome, PutOptions, PutOutcome, Region, Registrations, RemoveOutcome, Transfer, Usage,
 };
 use holdfast_kvcache::plan::{HostPage, HostPageAt, Namespace, PageKey, Rank};
 use holdfast_kvcache::tier::{CallOptions, HostMemoryMap, Page, PageStore, PartLayout, StoreConfig};
@@ -315,6 +315,10 @@ impl Engine for Wayward {
                 .collect());
         }
         Ok(found)
+    }
+
+    fn list(&self, prefix: &str, after: Option<&ObjectKey>, limit: usize, within: Duration) -> Result<Listing> {
+        self.inner.list(prefix, after, limit, within)
     }
 
     fn promote(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<PromoteOutcome>> {

@@ -92,6 +92,23 @@ pub struct TierStats {
     pub quarantined: u64,
 }
 
+impl TierStats {
+    /// The counters of operations, each with its name.
+    pub fn by_outcome(&self) -> [(&'static str, u64); 9] {
+        [
+            ("accepted", self.accepted),
+            ("refused", self.refused),
+            ("done_whole", self.done_whole),
+            ("done_in_part", self.done_in_part),
+            ("missed", self.missed),
+            ("corrupt", self.corrupt),
+            ("timed_out", self.timed_out),
+            ("cancelled", self.cancelled),
+            ("advised", self.advised),
+        ]
+    }
+}
+
 /// The work of one worker thread.
 #[derive(Debug)]
 pub(super) struct Job {

@@ -6,7 +6,8 @@
 use std::fs;
 
 use anyhow::{Context, Result};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
 /// One process, identified uniquely: never mistaken for a later one with the same pid.
@@ -29,7 +30,10 @@ impl ProcessIdentity {
     }
 
     /// The identity of a child that was not reaped yet, even if it has ended.
-    pub(crate) fn of_child(pid: u32) -> Result<Self> {
+    ///
+    /// # Errors
+    /// When `/proc` does not tell.
+    pub fn of_child(pid: u32) -> Result<Self> {
         let stat = Stat::read(pid).with_context(|| format!("/proc/{pid}/stat cannot be read: is /proc mounted?"))?;
         Ok(Self::new(pid, &stat))
     }
@@ -49,19 +53,48 @@ impl ProcessIdentity {
     }
 
     /// Sends SIGKILL if this same process still runs. Returns whether it did.
-    pub(crate) fn kill(&self) -> Result<bool> {
+    ///
+    /// # Errors
+    /// When the kernel refuses it.
+    pub fn kill(&self) -> Result<bool> {
+        self.send(Signal::KILL)
+    }
+
+    /// Asks it to end (SIGTERM) if this same process still runs. Returns whether it did.
+    ///
+    /// # Errors
+    /// When the kernel refuses it.
+    pub fn terminate(&self) -> Result<bool> {
+        self.send(Signal::TERM)
+    }
+
+    /// The descriptor names the process that has the pid now, whatever becomes of the pid afterwards: so a process that
+    /// is found to be this one between opening and sending is the one that gets the signal.
+    fn send(&self, signal: Signal) -> Result<bool> {
+        let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) else {
+            return Ok(false);
+        };
+        let process = match pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(process) => process,
+            Err(Errno::SRCH) => return Ok(false),
+            Err(error) => return Err(error).with_context(|| format!("cannot reach process {}", self.pid)),
+        };
         if !self.is_alive() {
             return Ok(false);
         }
-        match signal(self.pid, Signal::KILL) {
-            Err(_) if !self.is_alive() => Ok(false), // it ended by itself in between
-            outcome => outcome.map(|()| true),
+        match pidfd_send_signal(process, signal) {
+            Ok(()) => Ok(true),
+            Err(Errno::SRCH) => Ok(false), // it ended by itself in between
+            Err(error) => Err(error).with_context(|| format!("cannot send signal {signal:?} to process {}", self.pid)),
         }
     }
 }
 
-/// Sends a signal to a process.
-pub(crate) fn signal(pid: u32, signal: Signal) -> Result<()> {
+/// Sends a signal to the process that has this id.
+///
+/// # Errors
+/// When there is none, or the kernel refuses it.
+pub fn signal(pid: u32, signal: Signal) -> Result<()> {
     let target = i32::try_from(pid)
         .ok()
         .and_then(Pid::from_raw)
@@ -70,7 +103,7 @@ pub(crate) fn signal(pid: u32, signal: Signal) -> Result<()> {
 }
 
 /// Whether SIGSTOP has taken effect; `None` when the process is gone.
-pub(crate) fn is_stopped(pid: u32) -> Option<bool> {
+pub fn is_stopped(pid: u32) -> Option<bool> {
     Stat::read(pid).map(|stat| stat.state == 'T')
 }
 

@@ -1,0 +1,103 @@
+//! Which stores an index has.
+
+use std::time::Duration;
+
+use holdfast_core::key::unescape;
+use holdfast_core::{Clock, Deadline, Result, StoreId};
+
+use crate::record::layout::after;
+use crate::store::{Read, TxnStore};
+
+/// Behind every key: the last character that text can have.
+const END: &str = "\u{10ffff}";
+/// Keys that belong to no store are few; with more of them the root is not only ours, and the list ends early.
+const MOST_OTHERS: usize = 100;
+
+/// The stores that have any record in this index, in the order of their keys: after `from`, up to `limit`. One read for
+/// each, however much it holds.
+///
+/// # Errors
+/// Those of the transactional store.
+pub async fn stores(
+    txn_store: &dyn TxnStore,
+    from: Option<&StoreId>,
+    limit: usize,
+    clock: &dyn Clock,
+    within: Duration,
+) -> Result<Vec<StoreId>> {
+    let deadline = Deadline::after(clock, within);
+    let mut start = from.map_or_else(String::new, |store| behind(&holdfast_core::key::escape(store.as_str())));
+    let (mut found, mut others) = (Vec::new(), 0);
+    while found.len() < limit && others < MOST_OTHERS {
+        let first = Read::Range {
+            keys: start..END.to_owned(),
+            limit: 1,
+            keys_only: true,
+        };
+        let snapshot = txn_store.read(&[first], deadline.remaining(clock)).await?;
+        let Some(entry) = snapshot.entries.into_iter().flatten().next() else {
+            break;
+        };
+        match entry.key.split_once('/') {
+            Some((name, _)) => {
+                start = behind(name);
+                match unescape(name).and_then(|name| name.parse().ok()) {
+                    Some(store) => found.push(store),
+                    None => others += 1,
+                }
+            }
+            None => {
+                start = after(&entry.key);
+                others += 1;
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The first key that cannot be of the store with this escaped name: `0` is what follows `/`.
+fn behind(escaped: &str) -> String {
+    format!("{escaped}0")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use holdfast_core::ManualClock;
+
+    use super::*;
+    use crate::store::memory::MemoryStore;
+    use crate::store::{Transaction, Write};
+
+    const CALL: Duration = Duration::from_secs(1);
+
+    #[tokio::test]
+    async fn each_store_is_found_once_and_other_keys_are_passed_over() {
+        let clock = ManualClock::new();
+        let txn_store = MemoryStore::new(Arc::new(ManualClock::new()));
+        let keys = [
+            "schema",
+            "epoch",
+            "a/t",
+            "a/s/1",
+            "a-b/t",
+            "a.b/t",
+            "run%2F3/b/budget",
+            "%zz/t",
+            "z/n/1",
+        ];
+        let transaction = Transaction {
+            conditions: Vec::new(),
+            writes: keys.iter().map(|key| Write::put(*key, "")).collect(),
+        };
+        txn_store.transact(&transaction, CALL).await.expect("written");
+        let names = |found: Vec<StoreId>| found.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let all = stores(&txn_store, None, 10, &clock, CALL).await.expect("read");
+        assert_eq!(names(all.clone()), ["a-b", "a.b", "a", "run/3", "z"]);
+        let first = stores(&txn_store, None, 2, &clock, CALL).await.expect("read");
+        assert_eq!(first, all[..2]);
+        let rest = stores(&txn_store, Some(&all[1]), 10, &clock, CALL).await.expect("read");
+        assert_eq!(rest, all[2..]);
+    }
+}

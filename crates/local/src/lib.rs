@@ -1,0 +1,7 @@
+//! Processes on this machine that may outlive the program that started them: which they are, and how they are ended.
+//!
+//! Used by the test kit for its clusters, and by `holdfast up` and `holdfast down`.
+
+mod identity;
+
+pub use identity::{ProcessIdentity, is_stopped, signal};
