@@ -1,0 +1,173 @@
+//! What the steward reports, as Prometheus text.
+
+use std::fmt::Write;
+
+use crate::report::{Report, StoreReport};
+
+/// A value of a store.
+type Value = fn(&StoreReport) -> Option<u64>;
+
+/// Name, type, meaning, value.
+const OF_A_STORE: &[(&str, &str, &str, Value)] = &[
+    (
+        "holdfast_steward_store_open",
+        "gauge",
+        "Whether the steward has the store open.",
+        |s| Some(s.open.into()),
+    ),
+    (
+        "holdfast_steward_on_duty",
+        "gauge",
+        "Whether this steward sweeps the store.",
+        |s| Some(s.on_duty.into()),
+    ),
+    (
+        "holdfast_steward_elected",
+        "gauge",
+        "Whether any steward holds the store's office.",
+        |s| Some(s.steward.is_some().into()),
+    ),
+    (
+        "holdfast_steward_sweeps_total",
+        "counter",
+        "Sweeps of this steward.",
+        |s| Some(s.sweeps),
+    ),
+    (
+        "holdfast_steward_failed_sweeps_total",
+        "counter",
+        "Sweeps of this steward that failed.",
+        |s| Some(s.failed_sweeps),
+    ),
+    (
+        "holdfast_steward_leases_taken_back_total",
+        "counter",
+        "Leases that this steward took back.",
+        |s| Some(s.taken_back.leases),
+    ),
+    (
+        "holdfast_steward_reservations_taken_back_total",
+        "counter",
+        "Reservations that this steward gave up.",
+        |s| Some(s.taken_back.reservations),
+    ),
+    (
+        "holdfast_steward_sessions_cleared_total",
+        "counter",
+        "Ended sessions that this steward cleared.",
+        |s| Some(s.taken_back.sessions),
+    ),
+    (
+        "holdfast_steward_freed_total",
+        "counter",
+        "Samples that this steward freed.",
+        |s| Some(s.freed),
+    ),
+    (
+        "holdfast_steward_failed_frees_total",
+        "counter",
+        "Frees of this steward that failed.",
+        |s| Some(s.failed_frees),
+    ),
+    (
+        "holdfast_steward_users",
+        "gauge",
+        "Processes that have the store open, stewards aside.",
+        |s| s.users,
+    ),
+    ("holdfast_steward_budget_bytes", "gauge", "The store's budget.", |s| {
+        s.budget.as_ref().map(|b| b.bytes)
+    }),
+    (
+        "holdfast_steward_budget_free_bytes",
+        "gauge",
+        "What no sample was paid with.",
+        |s| s.budget.as_ref().map(|b| b.free),
+    ),
+    (
+        "holdfast_steward_budget_waiting",
+        "gauge",
+        "Processes that wait for quota.",
+        |s| s.budget.as_ref().map(|b| b.waiting),
+    ),
+];
+
+/// The text.
+pub(crate) fn text(report: &Report) -> String {
+    let mut text = String::new();
+    for (name, kind, help, value) in OF_A_STORE {
+        head(&mut text, name, kind, help);
+        for (store, report) in &report.stores {
+            if let Some(value) = value(report) {
+                line(&mut text, name, "store", store, value);
+            }
+        }
+    }
+    let nodes = report.etcd.iter().filter(|node| node.trouble.is_none());
+    for (name, help, value) in [
+        ("holdfast_etcd_file_bytes", "The size of an etcd node's file.", 0),
+        ("holdfast_etcd_used_bytes", "How much of that is used.", 1),
+        ("holdfast_etcd_quota_bytes", "Its quota.", 2),
+        (
+            "holdfast_etcd_full",
+            "Whether etcd refuses writes because it is full.",
+            3,
+        ),
+    ] {
+        head(&mut text, name, "gauge", help);
+        for node in nodes.clone() {
+            let values = [node.bytes, node.used, node.quota, node.full.into()];
+            line(&mut text, name, "endpoint", &node.endpoint, values[value]);
+        }
+    }
+    text
+}
+
+fn head(text: &mut String, name: &str, kind: &str, help: &str) {
+    // Writing to a string does not fail.
+    writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}").unwrap_or_default();
+}
+
+fn line(text: &mut String, name: &str, label: &str, of: &str, value: u64) {
+    let of = of.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+    writeln!(text, "{name}{{{label}=\"{of}\"}} {value}").unwrap_or_default();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::EtcdReport;
+
+    #[test]
+    fn every_value_has_its_line() {
+        let mut report = Report::default();
+        let store = StoreReport {
+            on_duty: true,
+            users: Some(3),
+            ..StoreReport::default()
+        };
+        report.stores.insert("run/\"7\"".to_owned(), store);
+        report.etcd.push(EtcdReport {
+            endpoint: "http://a".to_owned(),
+            bytes: 7,
+            ..EtcdReport::default()
+        });
+        let text = text(&report);
+        assert!(
+            text.contains("holdfast_steward_on_duty{store=\"run/\\\"7\\\"\"} 1\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains("holdfast_steward_users{store=\"run/\\\"7\\\"\"} 3\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains("holdfast_etcd_file_bytes{endpoint=\"http://a\"} 7\n"),
+            "{text}"
+        );
+        assert!(
+            !text.contains("holdfast_steward_budget_bytes{"),
+            "a store without a budget has none: {text}"
+        );
+    }
+}

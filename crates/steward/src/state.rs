@@ -1,0 +1,104 @@
+//! What the parts of a steward share.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use holdfast_core::StoreId;
+use holdfast_features::FeatureStore;
+use parking_lot::{Mutex, RwLock};
+
+use crate::Connect;
+use crate::options::Options;
+use crate::report::{EtcdReport, Report, StoreReport};
+
+pub(crate) struct State {
+    pub(crate) options: Options,
+    pub(crate) connect: Arc<dyn Connect>,
+    /// The stores that are open.
+    stores: RwLock<BTreeMap<StoreId, FeatureStore>>,
+    report: Mutex<Report>,
+    /// Whether a task of the steward has ended without being told to.
+    broken: AtomicBool,
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("State")
+            .field("report", &self.report)
+            .finish_non_exhaustive()
+    }
+}
+
+impl State {
+    pub(crate) fn new(options: Options, connect: Arc<dyn Connect>) -> Self {
+        let names = options.stores.iter().map(|store| store.store.as_str().to_owned());
+        let report = Report {
+            read_only: options.read_only,
+            stores: names.map(|name| (name, StoreReport::default())).collect(),
+            etcd: Vec::new(),
+        };
+        Self {
+            options,
+            connect,
+            stores: RwLock::default(),
+            report: Mutex::new(report),
+            broken: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether all tasks of the steward run.
+    pub(crate) fn is_whole(&self) -> bool {
+        !self.broken.load(Ordering::Acquire)
+    }
+
+    /// Takes in that a task has ended without being told to: what it looked after is looked after no more.
+    pub(crate) fn task_ended(&self, store: Option<&StoreId>) {
+        self.broken.store(true, Ordering::Release);
+        if let Some(store) = store {
+            self.opened(store, None);
+            self.note(store, |report| {
+                (report.open, report.on_duty) = (false, false);
+                report.trouble = Some("the task that looked after it has ended by a defect".to_owned());
+            });
+        }
+    }
+
+    pub(crate) fn report(&self) -> Report {
+        self.report.lock().clone()
+    }
+
+    /// The report of one store; none for a store that is not looked after.
+    pub(crate) fn report_of(&self, store: &str) -> Option<StoreReport> {
+        self.report.lock().stores.get(store).cloned()
+    }
+
+    /// Changes the report of a store.
+    pub(crate) fn note(&self, store: &StoreId, change: impl FnOnce(&mut StoreReport)) {
+        if let Some(report) = self.report.lock().stores.get_mut(store.as_str()) {
+            change(report);
+        }
+    }
+
+    pub(crate) fn note_etcd(&self, nodes: Vec<EtcdReport>) {
+        self.report.lock().etcd = nodes;
+    }
+
+    pub(crate) fn opened(&self, store: &StoreId, opened: Option<FeatureStore>) {
+        let mut stores = self.stores.write();
+        match opened {
+            Some(opened) => stores.insert(store.clone(), opened),
+            None => stores.remove(store),
+        };
+    }
+
+    /// A store that is open.
+    pub(crate) fn store(&self, store: &str) -> Option<FeatureStore> {
+        let stores = self.stores.read();
+        stores
+            .iter()
+            .find(|(id, _)| id.as_str() == store)
+            .map(|(_, store)| store.clone())
+    }
+}

@@ -1,0 +1,161 @@
+//! A thousand sessions on one store, on a real etcd: what sweeping costs.
+//!
+//! Counted between index and etcd: every range and key that is read, alone or in a transaction, and every condition, for
+//! which etcd reads, too. Nothing but sweeping (and collecting) does that here, since no process uses the store meanwhile.
+//! Beside it etcd's own count (`etcd_debugging_mvcc_range_total`), which has the keep-alives in it: each of them looks
+//! whether this is still the same etcd.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "a test says what it expects and what it saw"
+)]
+
+mod common;
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use common::*;
+use holdfast_core::{Clock, Result, SystemClock};
+use holdfast_custody::Version;
+use holdfast_features::{FeatureConfig, FeatureStore};
+use holdfast_index::store::{Limits, Read, Snapshot, StoreSession, Transaction, TxnOutcome, TxnStore, Watch};
+use holdfast_index_etcd::{EtcdConfig, EtcdStore};
+use holdfast_steward::{Options, Steward};
+use holdfast_testkit::EtcdCluster;
+
+const SESSIONS: usize = 1000;
+/// What is allowed of sweeping, in ranges per second.
+const GOAL: f64 = 50.0;
+const MEASURED: Duration = Duration::from_secs(20);
+
+/// A number of etcd's own.
+async fn metric(etcd: &str, name: &'static str) -> f64 {
+    let url = format!("{etcd}/metrics");
+    let text = tokio::task::spawn_blocking(move || {
+        let request = ureq::get(&url).config().timeout_global(Some(WITHIN)).build();
+        let mut answer = request.call().expect("etcd's metrics");
+        answer.body_mut().read_to_string().expect("text")
+    });
+    let text = text.await.expect("asked");
+    let line = text.lines().find(|line| line.starts_with(&format!("{name} ")));
+    let value = line.and_then(|line| line.split(' ').nth(1)).expect("the metric");
+    value.parse().expect("a number")
+}
+
+/// Ranges per second: of sweeping, and by etcd's own count.
+async fn ranges_per_second(etcd: &str, counted: &AtomicUsize) -> (f64, f64) {
+    const TOTAL: &str = "etcd_debugging_mvcc_range_total";
+    let clock = SystemClock::new();
+    let (begun, before) = (clock.now(), metric(etcd, TOTAL).await);
+    counted.store(0, Ordering::Relaxed);
+    tokio::time::sleep(MEASURED).await;
+    #[expect(clippy::cast_precision_loss, reason = "thousands")]
+    let sweeping = counted.load(Ordering::Relaxed) as f64;
+    let after = metric(etcd, TOTAL).await;
+    let seconds = clock.now().since(begun).as_secs_f64();
+    (sweeping / seconds, (after - before) / seconds)
+}
+
+/// Counts what is read.
+#[derive(Debug)]
+struct Counting {
+    inner: EtcdStore,
+    ranges: Arc<AtomicUsize>,
+}
+
+#[async_trait]
+impl TxnStore for Counting {
+    fn limits(&self) -> Limits {
+        self.inner.limits()
+    }
+
+    async fn read(&self, reads: &[Read], within: Duration) -> Result<Snapshot> {
+        self.ranges.fetch_add(reads.len(), Ordering::Relaxed);
+        self.inner.read(reads, within).await
+    }
+
+    async fn transact(&self, transaction: &Transaction, within: Duration) -> Result<TxnOutcome> {
+        self.ranges.fetch_add(transaction.conditions.len(), Ordering::Relaxed);
+        self.inner.transact(transaction, within).await
+    }
+
+    async fn open_session(&self, time_to_live: Duration, within: Duration) -> Result<Box<dyn StoreSession>> {
+        self.inner.open_session(time_to_live, within).await
+    }
+
+    async fn watch(&self, keys: Range<String>, after: Version, within: Duration) -> Result<Box<dyn Watch>> {
+        self.inner.watch(keys, after, within).await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_sessions_cost_at_most_fifty_ranges_a_second() {
+    let cluster = tokio::task::spawn_blocking(|| EtcdCluster::start(1))
+        .await
+        .expect("run")
+        .expect("etcd");
+    let endpoint = cluster.endpoints().remove(0);
+    let clock = Arc::new(SystemClock::new());
+    let connect = || EtcdStore::open(EtcdConfig::new(cluster.endpoints()), clock.clone(), WITHIN);
+    // A few connections, as a few processes have; every store has a session of its own.
+    let counted = Arc::new(AtomicUsize::new(0));
+    let mut worlds = Vec::new();
+    for _ in 0..4 {
+        let counting = Counting {
+            inner: connect().await.expect("etcd"),
+            ranges: Arc::clone(&counted),
+        };
+        worlds.push(World::over(Arc::new(counting), clock.clone()));
+    }
+    let config = || FeatureConfig {
+        pool_bytes: 1 << 20,
+        ..FeatureConfig::new(store("many"))
+    };
+    let mut members: Vec<FeatureStore> = Vec::new();
+    while members.len() < SESSIONS {
+        let more = (0..50).map(|n| worlds[n % worlds.len()].open(config()));
+        members.extend(futures_of(more).await);
+    }
+    let on_duty = || {
+        members
+            .iter()
+            .filter(|member| member.sweeping().borrow().on_duty)
+            .count()
+    };
+    until("two of them sweep", || on_duty() == 2).await;
+    let (alone, alone_etcd) = ranges_per_second(&endpoint, &counted).await;
+    let steward = Steward::start(Options::new([store("many")]), worlds[0].clone())
+        .await
+        .expect("a steward");
+    until("the steward sweeps", || {
+        steward.report().stores["many"].on_duty && on_duty() == 0
+    })
+    .await;
+    let (with_steward, with_steward_etcd) = ranges_per_second(&endpoint, &counted).await;
+    let sessions = members[0].sessions(WITHIN).await.expect("the sessions").len();
+    eprintln!(
+        "{sessions} sessions: sweeping reads {alone:.1} ranges/s without a steward, {with_steward:.1} with one; etcd counts \
+         {alone_etcd:.1} and {with_steward_etcd:.1}, keep-alives included"
+    );
+    assert_eq!(sessions, SESSIONS + 1);
+    assert!(with_steward <= GOAL, "{with_steward} ranges a second with a steward");
+    assert!(alone <= 2.0 * GOAL, "{alone} ranges a second without one");
+    assert!(with_steward > 1.0, "it sweeps, and this counts it");
+    // It goes, and the store's own processes go on.
+    steward.stop(WITHIN).await.expect("stopped");
+    until("two of them sweep again", || on_duty() == 2).await;
+    let before = clock.now();
+    drop(members);
+    drop(worlds);
+    eprintln!("dropped in {:?}", clock.now().since(before));
+}
+
+/// All of them, at the same time.
+async fn futures_of<T>(all: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
+    futures_util::future::join_all(all).await
+}
