@@ -1,0 +1,225 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::text::{parse_bytes, parse_time};
+
+/// See what a store of tensors holds, ask why, repair it, and run a cluster on this machine.
+///
+/// Exit codes: 0 done, 1 something is wrong or not there, 2 the command line or a setting is wrong, 3 a server cannot be
+/// reached, 4 refused, 5 a defect.
+#[derive(Debug, Parser)]
+#[command(name = "holdfast", version, disable_help_subcommand = false, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) place: Where,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// Which store, and how to answer. For every command.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "For every command")]
+pub(crate) struct Where {
+    /// The store; needed only if the index has several [env: HOLDFAST_STORE]
+    #[arg(long, global = true, value_name = "NAME")]
+    pub(crate) store: Option<String>,
+    /// The addresses of etcd's nodes, with commas between them [env: HOLDFAST_ETCD]
+    #[arg(long, global = true, value_name = "URLS")]
+    pub(crate) etcd: Option<String>,
+    /// Mooncake's master: host:port [env: HOLDFAST_MASTER]
+    #[arg(long, global = true, value_name = "ADDRESS")]
+    pub(crate) master: Option<String>,
+    /// The masters' HTTP addresses; port 9003 of the master's host if not given [env: HOLDFAST_ADMIN]
+    #[arg(long, global = true, value_name = "URLS")]
+    pub(crate) admin: Option<String>,
+    /// Any settings of holdfast.open, as JSON, or a file that holds it [env: HOLDFAST_SETTINGS]
+    #[arg(long, global = true, value_name = "JSON_OR_FILE")]
+    pub(crate) settings: Option<String>,
+    /// The folder of the cluster on this machine (`up`, `down`) [default: ~/.local/state/holdfast]
+    #[arg(long, global = true, value_name = "FOLDER")]
+    pub(crate) dir: Option<PathBuf>,
+    /// How long the command may take, such as 5s or 2m; each command has its own default
+    #[arg(long, global = true, value_name = "TIME", value_parser = parse_time)]
+    pub(crate) timeout: Option<Duration>,
+    /// Answer in JSON (docs/command.md describes it)
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Start an etcd, a master and a holder on this machine, for development
+    Up(Up),
+    /// End what `up` started, and remove its data
+    Down,
+    /// Print the variables by which programs find what `up` started: eval "$(holdfast env)"
+    Env,
+    /// Check versions, reachability, settings and the store's clock; say what to do
+    Doctor,
+    /// What the stores hold, by state; budget, sessions, and what the engine has
+    Status,
+    /// The same and the sessions, live, until q is pressed
+    Top {
+        /// How often it looks
+        #[arg(long, default_value = "1s", value_name = "TIME", value_parser = parse_time)]
+        every: Duration,
+    },
+    /// List samples
+    Ls(Ls),
+    /// Where a sample's bytes are, who holds it until when, why it was not freed, and its history
+    Why {
+        /// The name of a sample, or the key of one of its objects
+        #[arg(value_name = "KEY_OR_SAMPLE")]
+        what: String,
+    },
+    /// Processes that have the store open
+    Sessions,
+    /// The store's budget and what is used of it; or set it
+    Budget {
+        #[command(subcommand)]
+        change: Option<BudgetChange>,
+    },
+    /// Samples that ran out of attempts
+    #[command(subcommand)]
+    Dead(Dead),
+    /// Records that could not be decoded and were set aside
+    #[command(subcommand)]
+    Quarantine(Quarantine),
+    /// Take back what has expired, and free what is to be freed, now
+    Sweep,
+    /// Compare the engine's objects with the records, both ways; or repair what differs
+    Audit {
+        /// Remove objects that no record owns, and declare samples lost whose objects stay missing
+        #[arg(long)]
+        repair: bool,
+        /// Remove them although they are so many that this may be the wrong index
+        #[arg(long, requires = "repair")]
+        force: bool,
+    },
+    /// Take samples out of circulation and free them
+    Rm {
+        /// The samples
+        #[arg(required = true, value_name = "SAMPLE")]
+        samples: Vec<String>,
+    },
+    /// End everything that the store holds, and free it
+    End {
+        /// Also while other processes have the store open; their calls then fail
+        #[arg(long)]
+        others: bool,
+    },
+    /// Declare what etcd holds now to be the index, after a restore (docs/etcd-restore.md)
+    RestoreGuard {
+        /// Do it: every process loses its sessions, leases and reservations
+        #[arg(long)]
+        yes: bool,
+    },
+    /// Print completions for a shell
+    Completions {
+        /// Which shell
+        shell: clap_complete::Shell,
+    },
+    /// Write manual pages, one for each command
+    Man {
+        /// The folder that they are written to
+        folder: PathBuf,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Up {
+    /// How much memory the holder lends to the cluster
+    #[arg(long, default_value = "512MiB", value_name = "BYTES", value_parser = parse_bytes)]
+    pub(crate) memory: u64,
+    /// The Python interpreter whose environment has Mooncake's wheel
+    #[arg(long, value_name = "PROGRAM")]
+    pub(crate) python: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Ls {
+    /// Only samples in this state: reserved, live, retired, to_free, lost or dead
+    #[arg(long, value_name = "STATE")]
+    pub(crate) state: Option<String>,
+    /// Only samples for this group
+    #[arg(long, value_name = "GROUP")]
+    pub(crate) group: Option<String>,
+    /// Only samples that this session produced or holds
+    #[arg(long, value_name = "SESSION")]
+    pub(crate) session: Option<String>,
+    /// Only samples that have been in their state for longer than this, such as 10m
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    pub(crate) older_than: Option<Duration>,
+    /// How many at most
+    #[arg(long, default_value_t = 50, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) limit: u32,
+    /// Go on after the place that the last page ended at
+    #[arg(long, value_name = "PLACE")]
+    pub(crate) after: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BudgetChange {
+    /// Set the budget
+    Set {
+        /// How many bytes, such as 1073741824 or 512GiB
+        #[arg(value_name = "BYTES", value_parser = parse_bytes)]
+        bytes: u64,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Dead {
+    /// List them
+    Ls {
+        /// How many at most
+        #[arg(long, default_value_t = 50, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+        limit: u32,
+        /// Go on after the place that the last page ended at
+        #[arg(long, value_name = "PLACE")]
+        after: Option<String>,
+    },
+    /// Show one
+    Show {
+        /// The sample
+        sample: String,
+    },
+    /// Give samples back to the groups that ran out of attempts
+    Requeue {
+        /// The samples
+        #[arg(required = true, value_name = "SAMPLE")]
+        samples: Vec<String>,
+    },
+    /// Forget samples and free what is left of them
+    Drop {
+        /// The samples
+        #[arg(required = true, value_name = "SAMPLE")]
+        samples: Vec<String>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Quarantine {
+    /// List them
+    Ls {
+        /// How many at most
+        #[arg(long, default_value_t = 50, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+        limit: u32,
+    },
+    /// Show the bytes of one
+    Show {
+        /// The key that it had, as `ls` shows it
+        key: String,
+    },
+}
+
+impl Dead {
+    /// Whether it changes anything.
+    pub(crate) fn changes(&self) -> bool {
+        matches!(self, Self::Requeue { .. } | Self::Drop { .. })
+    }
+}

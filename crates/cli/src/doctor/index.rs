@@ -1,0 +1,116 @@
+//! The index: its layout, its stores, and whether their clocks move.
+
+use std::time::Duration;
+
+use holdfast_core::{Clock as _, Deadline, ErrorKind, StoreId, SystemClock};
+use holdfast_index::Index as _;
+
+use super::Finding;
+use crate::reach::Reach;
+use crate::settings::Settings;
+use crate::text::{age, count, shown};
+
+const AREA: &str = "index";
+/// The most stores whose clocks are looked at.
+const MOST: usize = 20;
+/// How many ticks a clock may stand still.
+const PATIENCE: u32 = 4;
+const EVERY: Duration = Duration::from_millis(200);
+
+pub(super) async fn probe(settings: &Settings, within: Duration) -> Vec<Finding> {
+    let clock = SystemClock::new();
+    let deadline = Deadline::after(&clock, within);
+    let reach = match tokio::time::timeout(within, Reach::open(settings.clone(), within)).await {
+        Ok(Ok(reach)) => reach,
+        // The probe of etcd says it already, unless it is about what is in it.
+        Ok(Err(failure)) => {
+            let (kind, finding, to_do) = failure.into_parts();
+            return match kind {
+                ErrorKind::Unavailable | ErrorKind::Timeout | ErrorKind::Denied => Vec::new(),
+                _ => vec![Finding::problem(AREA, finding, to_do)],
+            };
+        }
+        Err(_) => return Vec::new(),
+    };
+    let known = match reach.stores().await {
+        Ok(known) => known,
+        Err(failure) => {
+            let (_, finding, to_do) = failure.into_parts();
+            return vec![Finding::problem(AREA, finding, to_do)];
+        }
+    };
+    let root = shown(&settings.etcd.root);
+    let number = u64::try_from(known.len()).unwrap_or(u64::MAX);
+    let mut findings = vec![Finding::ok(
+        AREA,
+        format!(
+            "the layout under /{root} is one that this release knows; {}",
+            count(number, "store", "stores")
+        ),
+    )];
+    let chosen: Vec<StoreId> = match &settings.store {
+        Some(store) if !known.contains(store) => {
+            findings.push(Finding::problem(
+                AREA,
+                format!("there is no store {} under /{root}", shown(store.as_str())),
+                "`holdfast status` shows the stores; a store begins with the first process that opens it",
+            ));
+            Vec::new()
+        }
+        Some(store) => vec![store.clone()],
+        None => known.into_iter().take(MOST).collect(),
+    };
+    let looks = chosen
+        .iter()
+        .map(|store| look(&reach, store, deadline.remaining(&clock)));
+    findings.extend(futures_util::future::join_all(looks).await);
+    findings
+}
+
+async fn look(reach: &Reach, store: &StoreId, within: Duration) -> Finding {
+    const AREA: &str = "store";
+    let name = shown(store.as_str());
+    let unknown = |why: String| Finding::problem(AREA, format!("{name}: {why}"), "`holdfast status` says more");
+    let sessions = match reach.index(store).sessions(within).await {
+        Ok(sessions) => u64::try_from(sessions.len()).unwrap_or(u64::MAX),
+        Err(error) => return unknown(error.message().to_owned()),
+    };
+    if sessions == 0 {
+        return Finding::note(
+            AREA,
+            format!("{name}: no process has it open, so its clock stands and nothing expires"),
+            "if a run has ended: `holdfast end` frees what it left; `holdfast sweep` takes back what has expired",
+        );
+    }
+    let have = count(sessions, "process has", "processes have");
+    let tick = reach.settings.index.tick;
+    let clock = SystemClock::new();
+    let deadline = Deadline::after(
+        &clock,
+        within.min(tick.saturating_mul(PATIENCE).max(Duration::from_secs(3))),
+    );
+    let begun = clock.now();
+    let mut first = None;
+    loop {
+        // Another index each time: one remembers what it has seen.
+        match reach.index(store).tick(within).await {
+            Ok(now) => match first {
+                None => first = Some(now),
+                Some(before) if now != before => {
+                    return Finding::ok(AREA, format!("{name}: {have} it open, and its clock moves"));
+                }
+                Some(_) => {}
+            },
+            Err(error) => return unknown(error.message().to_owned()),
+        }
+        if deadline.passed(&clock) {
+            let stood = age(clock.now().since(begun));
+            return Finding::problem(
+                AREA,
+                format!("{name}: {have} it open, and its clock has stood still for {stood}: nothing expires"),
+                "at least one process must sweep: open a store with sweep_every (the default is 1 s)",
+            );
+        }
+        tokio::time::sleep(EVERY).await;
+    }
+}

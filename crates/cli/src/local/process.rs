@@ -1,0 +1,198 @@
+//! One process of the cluster on this machine: started so that it outlives us, waited for, and ended.
+
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use holdfast_core::{Clock as _, Deadline, ErrorKind, SystemClock};
+use holdfast_local::ProcessIdentity;
+
+use crate::failure::Failure;
+use crate::http;
+use crate::io::Progress;
+use crate::local::state::Recorded;
+
+/// How long a process may take to become ready. A loaded machine needs seconds.
+const READY_WITHIN: Duration = Duration::from_secs(60);
+/// How long a process may take to end when it is asked to; then it is killed.
+const END_WITHIN: Duration = Duration::from_secs(5);
+const KILLED_WITHIN: Duration = Duration::from_secs(10);
+const EVERY: Duration = Duration::from_millis(50);
+/// How much of a log is shown after a failure.
+const LOG_LINES: usize = 5;
+
+/// How a process shows that it is ready.
+#[derive(Clone, Debug)]
+pub(crate) enum Ready {
+    /// It writes a line that begins with this.
+    Line(&'static str),
+    /// A GET of this address answers with a text that has this part.
+    Answer { url: String, part: &'static str },
+}
+
+/// A process to start.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) name: &'static str,
+    pub(crate) ready: Ready,
+}
+
+/// Starts a process in a group of its own, so that a Ctrl-C at our terminal is none for it. Its output goes to its log.
+pub(crate) fn spawn(recorded: &Recorded, folder: &Path) -> Result<(Child, ProcessIdentity), Failure> {
+    let cannot = |why: String| {
+        let to_do = format!("see that {} can be executed", recorded.program.display());
+        Failure::new(
+            ErrorKind::Internal,
+            format!("{} could not be started", recorded.name),
+            why,
+            to_do,
+        )
+    };
+    let log = File::options()
+        .create(true)
+        .append(true)
+        .open(&recorded.log)
+        .map_err(|error| cannot(error.to_string()))?;
+    let errors = log.try_clone().map_err(|error| cannot(error.to_string()))?;
+    let mut child = Command::new(&recorded.program)
+        .args(&recorded.arguments)
+        .envs(recorded.variables.iter().map(|(name, value)| (name, value)))
+        .current_dir(folder)
+        .stdin(Stdio::null())
+        .stdout(log)
+        .stderr(errors)
+        .process_group(0)
+        .spawn()
+        .map_err(|error| cannot(error.to_string()))?;
+    match ProcessIdentity::of_child(child.id()) {
+        Ok(identity) => Ok((child, identity)),
+        Err(error) => {
+            // Nobody could find it again.
+            drop(child.kill());
+            drop(child.wait());
+            Err(cannot(format!("{error:#}")))
+        }
+    }
+}
+
+/// Waits until a process is ready, or has ended.
+pub(crate) fn wait_ready(
+    plan: &Plan,
+    recorded: &Recorded,
+    log_begins: u64,
+    mut child: Option<&mut Child>,
+    progress: &mut Progress<'_>,
+) -> Result<(), Failure> {
+    let clock = SystemClock::new();
+    let deadline = Deadline::after(&clock, READY_WITHIN);
+    loop {
+        // A child that has ended is a zombie until it is looked at; `is_alive` counts it as ended, too.
+        let ended = child
+            .as_mut()
+            .is_some_and(|child| matches!(child.try_wait(), Ok(Some(_))));
+        let alive = !ended && recorded.identity.is_alive();
+        if alive && plan.ready.holds(&recorded.log, log_begins) && recorded.identity.is_alive() {
+            return Ok(());
+        }
+        let why = match (alive, deadline.passed(&clock)) {
+            (false, _) => "it ended before it was ready",
+            (true, true) => "it was not ready in time",
+            (true, false) => {
+                progress.show(&format!("waiting for {}", plan.name));
+                clock.sleep(EVERY);
+                continue;
+            }
+        };
+        let tail = tail(&recorded.log, log_begins);
+        return Err(Failure::new(
+            ErrorKind::Internal,
+            format!("{} did not start", plan.name),
+            format!("{why}; its last words: {tail}"),
+            format!("the whole log is {}", recorded.log.display()),
+        ));
+    }
+}
+
+impl Ready {
+    fn holds(&self, log: &Path, from: u64) -> bool {
+        match self {
+            Self::Line(start) => read_from(log, from).lines().any(|line| line.starts_with(start)),
+            Self::Answer { url, part } => {
+                http::get(url, Duration::from_secs(1)).is_ok_and(|reply| reply.body.contains(part))
+            }
+        }
+    }
+}
+
+/// Ends processes, all at once: asks them, and kills those that do not. Returns the names of those that ran.
+pub(crate) fn end<'a>(
+    processes: impl IntoIterator<Item = &'a Recorded>,
+    progress: &mut Progress<'_>,
+) -> Result<Vec<String>, Failure> {
+    let processes: Vec<&Recorded> = processes.into_iter().collect();
+    let failed = |process: &Recorded, why: String| {
+        Failure::new(
+            ErrorKind::Denied,
+            format!("{} (pid {}) cannot be ended", process.name, process.identity.pid),
+            why,
+            "is it another user's? Use that user's `holdfast down`",
+        )
+    };
+    let mut ended = Vec::new();
+    for process in &processes {
+        let asked = process
+            .identity
+            .terminate()
+            .map_err(|error| failed(process, format!("{error:#}")))?;
+        if asked {
+            ended.push(process.name.clone());
+        }
+    }
+    let clock = SystemClock::new();
+    let mut wait = |within| {
+        let deadline = Deadline::after(&clock, within);
+        loop {
+            let left = processes.iter().find(|process| process.identity.is_alive());
+            match left {
+                Some(process) if !deadline.passed(&clock) => {
+                    progress.show(&format!("waiting for {} to end", process.name));
+                    clock.sleep(EVERY);
+                }
+                left => return left.copied(),
+            }
+        }
+    };
+    if wait(END_WITHIN).is_none() {
+        return Ok(ended);
+    }
+    for process in &processes {
+        process
+            .identity
+            .kill()
+            .map_err(|error| failed(process, format!("{error:#}")))?;
+    }
+    match wait(KILLED_WITHIN) {
+        None => Ok(ended),
+        Some(process) => Err(failed(process, "it still runs after SIGKILL".to_owned())),
+    }
+}
+
+/// The last lines of a log, in one.
+fn tail(log: &Path, from: u64) -> String {
+    let text = read_from(log, from);
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    let last = lines.get(lines.len().saturating_sub(LOG_LINES)..).unwrap_or_default();
+    if last.is_empty() {
+        "(none)".to_owned()
+    } else {
+        last.join(" | ")
+    }
+}
+
+fn read_from(log: &Path, from: u64) -> String {
+    let bytes = fs::read(log).unwrap_or_default();
+    let from = usize::try_from(from).unwrap_or(usize::MAX).min(bytes.len());
+    String::from_utf8_lossy(&bytes[from..]).into_owned()
+}

@@ -1,0 +1,133 @@
+//! The index of a store over etcd, for commands.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_core::{Clock, Deadline, ErrorKind, StoreId, SystemClock, SystemRng};
+use holdfast_index::{Identity, TxnIndex, stores};
+use holdfast_index_etcd::EtcdStore;
+
+use crate::failure::Failure;
+use crate::settings::Settings;
+use crate::text::shown;
+
+/// How long etcd is waited for at first: longer than an election, and not much longer than a person is patient.
+const CONNECT: Duration = Duration::from_secs(5);
+/// The most stores that are listed.
+pub(crate) const MOST_STORES: usize = 1000;
+
+/// etcd, and what the command was told.
+#[derive(Clone, Debug)]
+pub(crate) struct Reach {
+    pub(crate) settings: Settings,
+    pub(crate) etcd: EtcdStore,
+    pub(crate) clock: Arc<dyn Clock>,
+    deadline: Deadline,
+}
+
+impl Reach {
+    /// Connects to etcd.
+    pub(crate) async fn open(settings: Settings, within: Duration) -> Result<Self, Failure> {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        let deadline = Deadline::after(&*clock, within);
+        let etcd = EtcdStore::open(settings.etcd.clone(), Arc::clone(&clock), within.min(CONNECT)).await;
+        let etcd = etcd.map_err(|error| unreadable(&settings, &error))?;
+        Ok(Self {
+            settings,
+            etcd,
+            clock,
+            deadline,
+        })
+    }
+
+    /// The same connection, with another time to use it.
+    pub(crate) fn renewed(&self, within: Duration) -> Self {
+        Self {
+            deadline: Deadline::after(&*self.clock, within),
+            ..self.clone()
+        }
+    }
+
+    /// The time that is left.
+    pub(crate) fn left(&self) -> Duration {
+        self.deadline.remaining(&*self.clock)
+    }
+
+    pub(crate) fn failure(&self, error: &holdfast_core::Error) -> Failure {
+        unreadable(&self.settings, error)
+    }
+
+    /// The stores in the index.
+    pub(crate) async fn stores(&self) -> Result<Vec<StoreId>, Failure> {
+        let found = stores(&self.etcd, None, MOST_STORES, &*self.clock, self.left()).await;
+        found.map_err(|error| self.failure(&error))
+    }
+
+    /// The store that the command is about: the one that is named, or the only one. It must exist.
+    pub(crate) async fn store(&self) -> Result<StoreId, Failure> {
+        let all = self.stores().await?;
+        let names = || {
+            let mut names: Vec<String> = all.iter().take(10).map(|store| shown(store.as_str())).collect();
+            if all.len() > names.len() {
+                names.push("…".to_owned());
+            }
+            names.join(", ")
+        };
+        let at = self.settings.etcd_shown();
+        match (&self.settings.store, all.as_slice()) {
+            (Some(store), all) if all.contains(store) => Ok(store.clone()),
+            (Some(store), []) => Err(Failure::not_found(
+                format!("there is no store {}", shown(store.as_str())),
+                format!("the index in etcd at {at} has no store yet"),
+                "a store begins with the first process that opens it; is this the right etcd, and the right root?",
+            )),
+            (Some(store), _) => Err(Failure::not_found(
+                format!("there is no store {}", shown(store.as_str())),
+                format!("the index in etcd at {at} has {}", names()),
+                "name one of these with --store",
+            )),
+            (None, [only]) => Ok(only.clone()),
+            (None, []) => Err(Failure::not_found(
+                "there is no store",
+                format!("the index in etcd at {at} has no store yet"),
+                "a store begins with the first process that opens it; is this the right etcd, and the right root?",
+            )),
+            (None, _) => Err(Failure::new(
+                ErrorKind::Invalid,
+                "which store?",
+                format!("the index in etcd at {at} has {}", names()),
+                "name one of these with --store, or in HOLDFAST_STORE",
+            )),
+        }
+    }
+
+    /// The index of a store. Its sessions, if there are any, say that they are this command's.
+    pub(crate) fn index(&self, store: &StoreId) -> TxnIndex {
+        let index = TxnIndex::new(
+            Arc::new(self.etcd.clone()),
+            store,
+            self.settings.index.clone(),
+            Arc::clone(&self.clock),
+            Arc::new(SystemRng),
+        );
+        index.with_identity(Identity {
+            program: "holdfast".to_owned(),
+            ..Identity::of_this_process("command")
+        })
+    }
+}
+
+fn unreadable(settings: &Settings, error: &holdfast_core::Error) -> Failure {
+    let at = settings.etcd_shown();
+    let failure = match error.kind() {
+        ErrorKind::Unavailable | ErrorKind::Timeout => Failure::of(format!("etcd does not answer at {at}"), error),
+        ErrorKind::Denied => Failure::of(format!("etcd at {at} does not let us in"), error),
+        _ => Failure::of(format!("the index in etcd at {at} cannot be used"), error),
+    };
+    match error.kind() {
+        ErrorKind::Unavailable | ErrorKind::Timeout => {
+            failure.advise(settings.advice_if_unreachable("--etcd, or HOLDFAST_ETCD"))
+        }
+        _ => failure,
+    }
+}

@@ -1,0 +1,206 @@
+//! The failure table: what a command says when something is not as it should be. On a real etcd.
+#![allow(clippy::expect_used, clippy::panic, reason = "a test says what it expects")]
+
+mod common;
+
+use common::{Shell, golden};
+use holdfast_testkit::EtcdCluster;
+
+fn shell(etcd: &EtcdCluster) -> Shell {
+    let mut shell = Shell::new();
+    shell.set("HOLDFAST_ETCD", &etcd.endpoints().join(","));
+    shell
+}
+
+#[test]
+fn what_is_wrong_with_the_command_line_or_the_settings() {
+    let mut shell = Shell::new();
+    let mut ran = vec![
+        shell.run(&["lss"]),
+        shell.run(&["budget", "set", "much"]),
+        shell.run(&["ls", "--limit", "0"]),
+        shell.run(&["sessions", "--settings", "{\"etcdd\": 1}"]),
+        shell.run(&["sessions", "--settings", "{\"etcd\": "]),
+        shell.run(&["sessions", "--settings", "/nowhere/settings.json"]),
+        shell.run(&["sessions", "--etcd", "127.0.0.1:2379"]),
+        shell.run(&["sessions", "--store", ""]),
+        shell.run(&["top", "--every", "often"]),
+    ];
+    shell.set("HOLDFAST_ETCD_USER", "me");
+    ran.push(shell.run(&["sessions", "--etcd", "http://127.0.0.1:1"]));
+    assert!(ran.iter().all(|ran| ran.code == 2), "{ran:?}");
+    golden("usage", &ran);
+}
+
+#[test]
+fn nobody_answers() {
+    let shell = Shell::new();
+    let refused = |arguments: &[&str]| {
+        let ran = shell.run(&[arguments, &["--etcd", "http://127.0.0.1:1", "--timeout", "1s"]].concat());
+        assert_eq!(ran.code, 3, "{ran:?}");
+        ran
+    };
+    let json = refused(&["sessions", "--json"]);
+    golden(
+        "unreachable",
+        &[refused(&["sessions"]), refused(&["restore-guard", "--yes"]), json],
+    );
+    golden("unreachable_default", &[shell.run(&["sessions", "--timeout", "1s"])]);
+    let doctor = shell.run(&[
+        "doctor",
+        "--etcd",
+        "http://127.0.0.1:1",
+        "--master",
+        "127.0.0.1:2",
+        "--timeout",
+        "1s",
+    ]);
+    assert_eq!(doctor.code, 1);
+}
+
+#[test]
+fn what_is_not_there_and_what_cannot_be_done_from_here() {
+    let etcd = EtcdCluster::start(1).expect("an etcd");
+    let shell = shell(&etcd);
+    let empty = [
+        shell.run(&["sessions"]),
+        shell.run(&["status"]),
+        shell.run(&["budget", "--store", "a"]),
+    ];
+    golden("no_store", &empty);
+    let set = shell.run(&["budget", "set", "1.5GiB", "--store", "a"]);
+    let ran = [
+        set,
+        shell.run(&["budget"]),
+        shell.run(&["status"]),
+        shell.run(&["sessions"]),
+        shell.run(&["sessions", "--store", "b"]),
+        shell.run(&["ls"]),
+        shell.run(&["ls", "--state", "gone"]),
+        shell.run(&["ls", "--session", "xyz"]),
+        shell.run(&["why", "sample-1"]),
+        shell.run(&["dead", "ls"]),
+        shell.run(&["dead", "show", "sample-1"]),
+        shell.run(&["dead", "requeue", "sample-1"]),
+        shell.run(&["quarantine", "ls"]),
+        shell.run(&["quarantine", "show", "a/s/x"]),
+        shell.run(&["sweep"]),
+        shell.run(&["audit"]),
+        shell.run(&["end"]),
+        shell.run(&["rm", "sample-1"]),
+        shell.run(&["restore-guard"]),
+        shell.run(&["restore-guard", "--yes"]),
+    ];
+    golden("not_there", &ran);
+    assert_eq!(shell.run(&["budget", "set", "1GiB", "--store", "b"]).code, 0);
+    golden("which_store", &[shell.run(&["sessions"])]);
+}
+
+#[test]
+fn an_index_of_a_newer_release_and_one_that_is_none() {
+    let etcd = EtcdCluster::start(1).expect("an etcd");
+    etcd.etcdctl(&["put", "/newer/schema", "99"]).expect("written");
+    etcd.etcdctl(&["put", "/other/schema", "\u{1b}[2Jhello"])
+        .expect("written");
+    let mut shell = shell(&etcd);
+    let mut ran = Vec::new();
+    for root in ["newer", "other"] {
+        shell.set("HOLDFAST_ETCD_ROOT", root);
+        ran.push(shell.run(&["sessions"]));
+    }
+    assert_eq!(ran.iter().map(|ran| ran.code).collect::<Vec<_>>(), [4, 5]);
+    shell.set("HOLDFAST_ETCD_ROOT", "newer");
+    let doctor = shell.run(&["doctor"]);
+    assert!(doctor.code == 1 && doctor.out.contains("newer Holdfast"), "{doctor:?}");
+    golden("newer_release", &ran);
+}
+
+#[test]
+fn wrong_credentials() {
+    let etcd = EtcdCluster::start(1).expect("an etcd");
+    for line in [
+        &["user", "add", "root:secret"][..],
+        &["user", "grant-role", "root", "root"],
+        &["user", "add", "reader:readers"],
+        &["role", "add", "nothing"],
+        &["user", "grant-role", "reader", "nothing"],
+        &["auth", "enable"],
+    ] {
+        etcd.etcdctl(line).unwrap_or_else(|error| panic!("{line:?}: {error:#}"));
+    }
+    let shell = shell(&etcd);
+    let with = |login: &str| {
+        let settings = format!(r#"{{"etcd_options": {{"allow_plain_password": true{login}}}}}"#);
+        shell.run(&["sessions", "--timeout", "2s", "--settings", &settings])
+    };
+    let ran = [
+        with(""),
+        with(r#", "user": "root", "password": "wrong-password""#),
+        with(r#", "user": "reader", "password": "readers""#),
+        with(r#", "user": "root", "password": "file:/nowhere/password""#),
+    ];
+    let mut transcripts = String::new();
+    for ran in &ran {
+        transcripts.push_str(&ran.err);
+        assert!(matches!(ran.code, 2 | 4), "{ran:?}");
+    }
+    assert!(
+        !transcripts.contains("wrong-password") && !transcripts.contains("readers\""),
+        "{transcripts}"
+    );
+    golden("credentials", &ran);
+    let settings = r#"{"etcd_options": {"allow_plain_password": true, "user": "root", "password": "wrong-password"}}"#;
+    let doctor = shell.run(&["doctor", "--settings", settings, "--timeout", "2s"]);
+    assert!(
+        doctor.code == 1 && doctor.out.contains("does not let us in"),
+        "{doctor:?}"
+    );
+    let settings = r#"{"etcd_options": {"allow_plain_password": true, "user": "root", "password": "secret"}}"#;
+    let good = shell.run(&["status", "--settings", settings]);
+    assert_eq!(good.code, 0, "{good:?}");
+}
+
+#[test]
+fn completions_and_manual_pages() {
+    let shell = Shell::new();
+    let bash = shell.run(&["completions", "bash"]);
+    assert!(bash.code == 0 && bash.out.contains("restore-guard"), "{bash:?}");
+    let folder = tempfile::tempdir().expect("a folder");
+    let man = shell.run(&["man", &folder.path().display().to_string()]);
+    assert_eq!(man.code, 0, "{man:?}");
+    let page = std::fs::read_to_string(folder.path().join("holdfast-dead-requeue.1")).expect("a page");
+    assert!(page.contains("out of attempts"), "{page}");
+    golden(
+        "help",
+        &[
+            shell.run(&["--help"]),
+            shell.run(&["ls", "--help"]),
+            shell.run(&["--version"]),
+        ],
+    );
+}
+
+#[test]
+fn colours_and_progress_are_for_terminals() {
+    let mut shell = Shell::new();
+    let doctor = [
+        "doctor",
+        "--etcd",
+        "http://127.0.0.1:1",
+        "--master",
+        "127.0.0.1:2",
+        "--timeout",
+        "1s",
+    ];
+    let sessions = ["sessions", "--etcd", "http://127.0.0.1:1", "--timeout", "2s"];
+    assert!(!shell.run(&doctor).out.contains('\u{1b}') && !shell.run(&sessions).err.contains('\u{1b}'));
+    shell.terminal = true;
+    assert!(shell.run(&doctor).out.contains("\u{1b}["), "colours");
+    let waited = shell.run(&sessions).err;
+    assert!(waited.contains("asking etcd (1 s)"), "{waited:?}");
+    let (_, last) = waited.rsplit_once("\r\u{1b}[2K").expect("the line is cleared");
+    assert!(last.starts_with("\u{1b}[31merror:"), "{last:?}");
+    shell.set("NO_COLOR", "1");
+    assert!(!shell.run(&doctor).out.contains('\u{1b}'));
+    assert!(!shell.run(&sessions).err.contains("\u{1b}[31m"));
+}
