@@ -29,6 +29,7 @@ from holdfast._prefetch import Prefetch, Progress
 from holdfast._values import (
     AdoptedTensor,
     Answered,
+    DeadLetter,
     Found,
     GroupProgress,
     LiveSession,
@@ -61,6 +62,7 @@ __all__ = [
     "Capacity",
     "Conflict",
     "Corrupt",
+    "DeadLetter",
     "DeadlineExceeded",
     "Denied",
     "FeatureStore",

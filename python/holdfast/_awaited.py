@@ -14,7 +14,7 @@ from holdfast._holdfast import Announced
 from holdfast._prefetch import Prefetch, Tier
 from holdfast._settings import Settings
 from holdfast._tensor import Tensor
-from holdfast._values import AdoptedTensor, Answered, Found, LiveSession, PutItem, Quarantined, SampleRef, Swept, TensorSpec
+from holdfast._values import AdoptedTensor, Answered, DeadLetter, Found, LiveSession, PutItem, Quarantined, SampleRef, Swept, TensorSpec
 from holdfast.errors import Fenced, HoldfastError
 
 if TYPE_CHECKING:
@@ -319,6 +319,22 @@ class StoreCalls:
         """Starts another epoch of retained samples. Returns one result per sample: None, or the error."""
         return await self._calls.reopen(refs, timeout)
 
+    async def dead_letters(
+        self, *, after: str | None = None, limit: int = 1000, timeout: float | None = None
+    ) -> tuple[list[DeadLetter], str | None]:
+        """Samples that a group could not use within its attempts: a page of at most ``limit``, and where the list continues
+        (give it as ``after``; None at the end). Each stays until it is requeued or dropped."""
+        return await self._calls.dead_letters(after, limit, timeout)
+
+    async def requeue(self, ref: SampleRef, *, timeout: float | None = None) -> None:
+        """Puts a dead letter back into circulation: the groups that were out of attempts get it again. Its bytes must have
+        been kept: ``index={"dead_ticks": ...}``."""
+        checked(await self._calls.requeue([ref], timeout))
+
+    async def drop_dead(self, ref: SampleRef, *, timeout: float | None = None) -> None:
+        """Drops a dead letter, and its bytes if they were kept."""
+        checked(await self._calls.drop_dead([ref], timeout))
+
     async def announce(self, sample: str, keys: Iterable[str], nbytes: int, *, timeout: float | None = None) -> Announced:
         """Reserves a sample that another writer is about to write, so that its objects are removed if it is never
         adopted.
@@ -368,6 +384,13 @@ class StoreCalls:
         until its session has ended (``session_ttl``)."""
         return await self._calls.sessions(timeout)
 
+    async def lost(self, *, everyones: bool = False, timeout: float | None = None) -> list[SampleRef]:
+        """The samples that this store has put and whose bytes were found to be gone since the last call, by any process; with
+        ``everyones`` those of all producers of the store. Waits for the first one; an empty list if none came in time. The
+        first call starts to listen, and tells losses of the last minute, too. Put such a sample again, if you can: consumers
+        that wait for it do not get it otherwise."""
+        return await self._calls.lost(everyones, timeout)
+
     async def quarantined(
         self, *, after: Quarantined | None = None, limit: int = 1000, timeout: float | None = None
     ) -> list[Quarantined]:
@@ -399,7 +422,8 @@ class StoreCalls:
         await self._calls.drain(timeout)
 
     async def health(self, *, timeout: float | None = None) -> dict[str, Any]:
-        """The state of the store in this process: session, pool, pending frees, counters, use of the engine."""
+        """The state of the store in this process: session, pool, pending frees, free budget, oldest lease, shared clock,
+        counters, use of the engine."""
         return await self._calls.health(timeout)
 
     def estimate_bytes(self, tensors: Mapping[str, TensorLike] | Iterable[TensorSpec]) -> int:

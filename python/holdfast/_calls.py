@@ -13,7 +13,7 @@ from holdfast._convert import View
 from holdfast._device import callers_wait
 from holdfast._prefetch import Prefetch, Tier
 from holdfast._tensor import Tensor
-from holdfast._values import AdoptedTensor, Answered, Found, LiveSession, PutItem, Quarantined, SampleRef, Swept
+from holdfast._values import AdoptedTensor, Answered, DeadLetter, Found, LiveSession, PutItem, Quarantined, SampleRef, Swept
 from holdfast.errors import HoldfastError, Invalid
 
 if TYPE_CHECKING:
@@ -188,6 +188,17 @@ class Calls(Generic[L]):
     def reopen(self, refs: Iterable[SampleRef], timeout: float | None) -> Pending[list[HoldfastError | None]]:
         return Pending(self._core().reopen([to.from_ref(ref) for ref in refs], self.within(timeout)), list)
 
+    def requeue(self, refs: Iterable[SampleRef], timeout: float | None) -> Pending[list[HoldfastError | None]]:
+        return Pending(self._core().requeue([to.from_ref(ref) for ref in refs], self.within(timeout)), list)
+
+    def drop_dead(self, refs: Iterable[SampleRef], timeout: float | None) -> Pending[list[HoldfastError | None]]:
+        return Pending(self._core().drop_dead([to.from_ref(ref) for ref in refs], self.within(timeout)), list)
+
+    def dead_letters(
+        self, after: str | None, limit: int, timeout: float | None
+    ) -> Pending[tuple[list[DeadLetter], str | None]]:
+        return Pending(self._core().dead_letters(after, limit, self.within(timeout)), to.to_dead_letters)
+
     def announce(
         self, sample: str, keys: Iterable[str], nbytes: int, timeout: float | None
     ) -> Pending[_holdfast.Announced]:
@@ -240,6 +251,9 @@ class Calls(Generic[L]):
 
     def sessions(self, timeout: float | None) -> Pending[list[LiveSession]]:
         return Pending(self._core().sessions(self.within(timeout)), lambda all: [to.to_session(one) for one in all])
+
+    def lost(self, everyones: bool, timeout: float | None) -> Pending[list[SampleRef]]:
+        return Pending(self._core().lost(everyones, self.within(timeout)), lambda all: [to.to_ref(one) for one in all])
 
     def quarantined(self, after: Quarantined | None, limit: int, timeout: float | None) -> Pending[list[Quarantined]]:
         place = None if after is None else (after.key, after.version)

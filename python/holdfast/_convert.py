@@ -11,6 +11,7 @@ from holdfast._tensor import Tensor
 from holdfast._values import (
     AdoptedTensor,
     Answered,
+    DeadLetter,
     Found,
     GroupProgress,
     LiveSession,
@@ -101,6 +102,19 @@ def to_session(session: tuple[int, tuple[str, int, str, str, str, int] | None]) 
     number, said = session
     host, pid, program, version, role, started_ms = said or ("", 0, "", "", "", 0)
     return LiveSession(number, host, pid, program, version, role, started_ms / 1000)
+
+
+def to_dead_letters(
+    listed: tuple[Iterable[tuple[str, int, int, bool, int, int, list[tuple[str, int, bool]]]], str | None],
+) -> tuple[list[DeadLetter], str | None]:
+    """A page of dead letters, from the compiled module."""
+    letters, after = listed
+    found = []
+    for sample, generation, nbytes, kept, at, by, groups in letters:
+        attempts = {group: count for group, count, _ in groups}
+        out = tuple(group for group, _, dead in groups if dead)
+        found.append(DeadLetter(SampleRef(sample, generation), nbytes, kept, at / 1000, by, attempts, out))
+    return found, after
 
 
 def to_quarantined(listed: Iterable[tuple[str, int, str, int, bool]]) -> list[Quarantined]:

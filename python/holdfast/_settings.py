@@ -87,7 +87,7 @@ class Settings:
     ``loss_grace``, ..."""
     index: Mapping[str, Any] = field(default_factory=dict)
     """Further settings of the index, the same for all processes: ``session_ttl``, ``tick``, ``grace_ticks``,
-    ``reserve_ticks``, ``lost_ticks``."""
+    ``reserve_ticks``, ``lost_ticks``, ``dead_ticks``, ``dead_most``."""
     etcd_options: Mapping[str, Any] = field(default_factory=dict)
     """Further settings of the connection to etcd: ``root``, ``user``, ``password``, ``tls``, ... The password, and
     ``ca``, ``certificate`` and ``key`` of ``tls``, become :class:`holdfast.Secret`: ``env:NAME`` and ``file:PATH`` are

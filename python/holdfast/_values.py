@@ -166,6 +166,24 @@ class LiveSession:
 
 
 @dataclass(frozen=True)
+class DeadLetter:
+    """A sample that a group could not use within its attempts."""
+
+    ref: SampleRef
+    nbytes: int
+    kept: bool
+    """Whether its bytes are kept, so that it can be requeued."""
+    retired: float
+    """When it was retired, in seconds since 1970, by the clock of the process that did it; 0 if it is not known."""
+    retired_by: int
+    """The session of that process."""
+    attempts: dict[str, int]
+    """How often each group had taken it."""
+    out_of_attempts: tuple[str, ...]
+    """The groups that could not use it."""
+
+
+@dataclass(frozen=True)
 class Quarantined:
     """A record in quarantine: it could not be parsed. It does no harm; :meth:`FeatureStore.quarantined` lists them."""
 

@@ -7,7 +7,8 @@ use std::time::Duration;
 use holdfast_core::{Error, Generation, Result, SampleId, TensorSpec};
 use holdfast_custody::Progress;
 use holdfast_features::{
-    AckOutcome, Found, GroupName, Health, Identity, LiveSession, Publication, Quarantined, Reason, SampleRef, Swept,
+    AckOutcome, Found, GroupName, Health, Identity, LiveSession, Publication, Quarantined, Reason, Record,
+    SampleRecord, SampleRef, Swept,
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
@@ -155,11 +156,38 @@ pub(crate) fn live_session(py: Python<'_>, session: LiveSession) -> PyResult<Py<
             program,
             version,
             role,
+            steward: _,
             started_ms,
         } = identity;
         (host, pid, program, version, role, started_ms)
     });
     (session.id.0, said).into_py_any(py)
+}
+
+/// Sample, generation, bytes, whether they are kept, when it was retired and by which session, and each group's name,
+/// attempts, and whether it is out of them.
+pub(crate) type DeadLetterParts = (String, u64, u64, bool, u64, u64, Vec<(String, u32, bool)>);
+
+pub(crate) fn dead_letter(found: SampleRecord) -> Option<DeadLetterParts> {
+    let Record::Retired(record) = found.record else {
+        return None;
+    };
+    let letter = record.letter.as_ref()?;
+    let groups = letter.groups.iter();
+    let groups = groups.map(|state| {
+        let is_dead = state.progress == Progress::Dead;
+        (state.group.to_string(), state.attempts, is_dead)
+    });
+    let retired = record.retired.unwrap_or_default();
+    Some((
+        found.sample.sample.to_string(),
+        found.sample.generation.get(),
+        record.bytes,
+        record.keeps_its_objects(),
+        retired.at.0,
+        retired.by.0,
+        groups.collect(),
+    ))
 }
 
 /// Key, version, reason, length, and whether the record stays under its key.
@@ -200,6 +228,10 @@ pub(crate) fn health(py: Python<'_>, health: &Health) -> PyResult<Py<PyAny>> {
     dict.set_item("passed_over", passed_over)?;
     dict.set_item("registrations", registrations)?;
     dict.set_item("engine", usage(py, health)?)?;
+    dict.set_item("free_budget", health.free_budget)?;
+    dict.set_item("leases", health.leases)?;
+    dict.set_item("oldest_lease", health.oldest_lease.map(|age| age.as_secs_f64()))?;
+    dict.set_item("clock", clock(py, health)?)?;
     dict.set_item("counters", counters(py, health)?)?;
     dict.into_py_any(py)
 }
@@ -217,6 +249,16 @@ fn usage(py: Python<'_>, health: &Health) -> PyResult<Py<PyAny>> {
     dict.into_py_any(py)
 }
 
+fn clock(py: Python<'_>, health: &Health) -> PyResult<Py<PyAny>> {
+    let Some((tick, stood)) = health.clock else {
+        return Ok(py.None());
+    };
+    let dict = PyDict::new(py);
+    dict.set_item("tick", tick.0)?;
+    dict.set_item("stood_still", stood.as_secs_f64())?;
+    dict.into_py_any(py)
+}
+
 fn counters(py: Python<'_>, health: &Health) -> PyResult<Py<PyAny>> {
     let count = &health.counters;
     let dict = PyDict::new(py);
@@ -225,6 +267,8 @@ fn counters(py: Python<'_>, health: &Health) -> PyResult<Py<PyAny>> {
         ("bytes_put", count.bytes_put),
         ("failed_puts", count.failed_puts),
         ("waits_for_room", count.waits_for_room),
+        ("taken", count.taken),
+        ("empty_takes", count.empty_takes),
         ("gets", count.gets),
         ("bytes_got", count.bytes_got),
         ("corrupt", count.corrupt),

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use holdfast_core::{Digest, Error, ErrorKind, ObjectKey, Result, SampleId};
 use holdfast_features::{
-    AdoptedTensor, Announcement, FeatureStore, GroupName, Lease, Publication, PutItem, Quarantined, SampleRef, Tier,
+    AdoptedTensor, Announcement, FeatureStore, GroupName, Lease, ListPlace, LossScope, LostSample, Publication,
+    PutItem, Quarantined, RecordList, RecordQuery, SampleRef, Stage, Tier,
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
@@ -419,6 +420,41 @@ impl Core {
         Operation::begin(within, work, |py, all, late| each(py, all, late, nothing)).or_raise(py)
     }
 
+    /// Puts dead letters back into circulation. Result: a list of None or errors.
+    fn requeue(&self, py: Python<'_>, refs: Vec<(String, u64)>, timeout: f64) -> PyResult<Operation> {
+        let (parts, within) = self.begin(py, timeout)?;
+        let refs = references(py, &refs)?;
+        let work = async move {
+            let requeued = parts.store.requeue(&refs, within).await;
+            Ok(requeued.into_iter().map(|result| result.map(drop)).collect())
+        };
+        Operation::begin(within, work, |py, all, late| each(py, all, late, nothing)).or_raise(py)
+    }
+
+    /// Drops dead letters. Result: a list of None or errors.
+    fn drop_dead(&self, py: Python<'_>, refs: Vec<(String, u64)>, timeout: f64) -> PyResult<Operation> {
+        let (parts, within) = self.begin(py, timeout)?;
+        let refs = references(py, &refs)?;
+        let work = async move { Ok(parts.store.drop_dead(&refs, within).await) };
+        Operation::begin(within, work, |py, all, late| each(py, all, late, nothing)).or_raise(py)
+    }
+
+    /// Lists dead letters: up to `limit`, from behind a place on. Result: a list of them, and the place where it continues.
+    fn dead_letters(&self, py: Python<'_>, after: Option<String>, limit: usize, timeout: f64) -> PyResult<Operation> {
+        let (parts, within) = self.begin(py, timeout)?;
+        let work = async move {
+            let query = RecordQuery::of(Stage::Dead);
+            let after = after.map(ListPlace::from_text);
+            parts.store.records(&query, after.as_ref(), limit, within).await
+        };
+        let deliver = |py: Python<'_>, list: RecordList, _late| {
+            let letters: Vec<_> = list.records.into_iter().filter_map(convert::dead_letter).collect();
+            let next = list.next.as_ref().map(ListPlace::as_text);
+            (letters, next).into_py_any(py)
+        };
+        Operation::begin(within, work, deliver).or_raise(py)
+    }
+
     /// Reserves a sample that another writer will write. Result: an `Announced`.
     fn announce(
         &self,
@@ -516,6 +552,16 @@ impl Core {
         let (parts, within) = self.begin(py, timeout)?;
         let work = async move { Ok(parts.store.sessions(within).await?.into_iter().map(Ok).collect()) };
         let deliver = |py: Python<'_>, sessions, late| each(py, sessions, late, convert::live_session);
+        Operation::begin(within, work, deliver).or_raise(py)
+    }
+
+    /// Waits for samples that were found lost: this store's own, or all. Result: a list of references.
+    fn lost(&self, py: Python<'_>, all: bool, timeout: f64) -> PyResult<Operation> {
+        let (parts, within) = self.begin(py, timeout)?;
+        let scope = if all { LossScope::Store } else { LossScope::Own };
+        let work = async move { Ok(parts.store.lost(scope, within).await?.into_iter().map(Ok).collect()) };
+        let told = |py: Python<'_>, lost: LostSample| convert::reference(py, &lost.sample);
+        let deliver = move |py: Python<'_>, lost, late| each(py, lost, late, told);
         Operation::begin(within, work, deliver).or_raise(py)
     }
 

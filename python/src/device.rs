@@ -14,6 +14,7 @@ use holdfast_features::{Destination, Device, DeviceBytes, DeviceCopy, Direction}
 use pyo3::prelude::*;
 
 use crate::convert::Spec;
+use crate::owner::Owner;
 
 const OPERATION: &str = "python.device";
 /// How long a thread may wait inside the interpreter, which cannot end meanwhile.
@@ -50,34 +51,18 @@ impl OnDevice {
         Ok(Arc::new(TensorBytes {
             address: self.address,
             len: self.len,
-            tensor: Object(Some(self.tensor.clone_ref(py))),
-            library: Arc::new(Library(Object(Some(library)))),
+            tensor: Owner::new(self.tensor.clone_ref(py)),
+            library: Arc::new(Library(Owner::new(library))),
         }))
     }
 }
 
-/// A Python object that threads of the store may drop.
-#[derive(Debug)]
-struct Object(Option<Py<PyAny>>);
-
-impl Drop for Object {
-    fn drop(&mut self) {
-        let mut object = self.0.take();
-        // At the end of the interpreter it can no longer be dropped, and need not be.
-        if interpreter::attach(|_| drop(object.take())).is_none() {
-            std::mem::forget(object);
-        }
-    }
-}
-
-impl Object {
-    /// Calls into Python. An exception is the device's.
-    fn call<R>(&self, call: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<R>) -> Result<R> {
-        let ended = || Error::unavailable(OPERATION, "Python is ending; nothing is copied any more");
-        let object = self.0.as_ref().ok_or_else(ended)?;
-        let called = interpreter::attach(|py| call(object.bind(py)).map_err(|error| failed(&error.to_string())));
-        called.ok_or_else(ended)?
-    }
+/// Calls into Python. An exception is the device's.
+fn call<R>(owner: &Owner, call: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<R>) -> Result<R> {
+    let ended = || Error::unavailable(OPERATION, "Python is ending; nothing is copied any more");
+    let object = owner.object().ok_or_else(ended)?;
+    let called = interpreter::attach(|py| call(object.bind(py)).map_err(|error| failed(&error.to_string())));
+    called.ok_or_else(ended)?
 }
 
 fn failed(why: &str) -> Error {
@@ -92,11 +77,11 @@ fn failed(why: &str) -> Error {
 
 /// A function of Python's that allocates memory of a device for tensors.
 #[derive(Debug)]
-pub(crate) struct Allocator(Object);
+pub(crate) struct Allocator(Owner);
 
 impl Allocator {
     pub(crate) fn new(function: Py<PyAny>) -> Self {
-        Self(Object(Some(function)))
+        Self(Owner::new(function))
     }
 
     /// Memory for each tensor.
@@ -107,7 +92,7 @@ impl Allocator {
     ) -> Result<Vec<(TensorName, Destination)>> {
         let allocate = move || {
             let given: Vec<Spec> = specs.iter().map(Spec::of).collect();
-            let memory = self.0.call(|function| {
+            let memory = call(&self.0, |function| {
                 let tensors: Vec<Option<Py<OnDevice>>> = function.call1((given,))?.extract()?;
                 let py = function.py();
                 let bytes = |tensor: Option<Py<OnDevice>>| tensor.map(|tensor| tensor.get().bytes(py)).transpose();
@@ -139,17 +124,17 @@ impl Allocator {
 struct TensorBytes {
     address: usize,
     len: usize,
-    tensor: Object,
+    tensor: Owner,
     /// A store keeps it for its stages, and must not keep the tensor.
     library: Arc<Library>,
 }
 
 /// The library of a device, by the object that allocates its stages.
 #[derive(Debug)]
-struct Library(Object);
+struct Library(Owner);
 
 #[derive(Debug)]
-struct Copy(Object);
+struct Copy(Owner);
 
 impl DeviceBytes for TensorBytes {
     fn len(&self) -> usize {
@@ -167,10 +152,8 @@ impl DeviceBytes for TensorBytes {
     fn begin(&self, direction: Direction, at: usize, host: &Span) -> Result<Box<dyn DeviceCopy>> {
         let to_device = direction == Direction::ToDevice;
         let args = (to_device, at, host.address(), host.len());
-        let copy = self
-            .tensor
-            .call(|tensor| Ok(tensor.call_method1("begin", args)?.unbind()))?;
-        Ok(Box::new(Copy(Object(Some(copy)))))
+        let copy = call(&self.tensor, |tensor| Ok(tensor.call_method1("begin", args)?.unbind()))?;
+        Ok(Box::new(Copy(Owner::new(copy))))
     }
 }
 
@@ -178,10 +161,10 @@ impl Device for Library {
     fn stage(&self, len: usize) -> Result<HostMemory> {
         let allocate =
             |device: &Bound<'_, PyAny>| device.call_method1("stage", (len,))?.extract::<(usize, Py<PyAny>)>();
-        let (address, owner) = self.0.call(allocate)?;
+        let (address, owner) = call(&self.0, allocate)?;
         let base = std::ptr::with_exposed_provenance_mut::<u8>(address);
         // SAFETY: `stage` returns memory of this length that lives as long as its owner, and nothing else uses it.
-        unsafe { HostMemory::lent(base, len, Object(Some(owner))) }
+        unsafe { HostMemory::lent(base, len, Owner::new(owner)) }
     }
 }
 
@@ -192,7 +175,7 @@ impl DeviceCopy for Copy {
         loop {
             let left = deadline.remaining(&clock);
             let slice = left.min(INSIDE_AT_MOST).as_secs_f64();
-            if self.0.call(|copy| copy.call_method1("wait", (slice,))?.extract())? {
+            if call(&self.0, |copy| copy.call_method1("wait", (slice,))?.extract())? {
                 return Ok(true);
             }
             if deadline.remaining(&clock).is_zero() {

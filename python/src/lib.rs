@@ -28,11 +28,13 @@
 //! | `operation` | an operation in flight: waited for, or observed by a callback |
 //! | `opening`, `core` | opening a store; its methods |
 //! | `loan_table`, `tensors`, `memory`, `dlpack` | tensors in and out, by pointer |
+//! | `command` | the `holdfast` command |
 //! | `keys` | the keys of a sealed store, from Python |
 //! | `events` | events of this module, to Python's `logging` |
 //! | `kv` | the KV tier: page store, planner, tier |
 //! | `lease`, `convert`, `errors` | the values and errors that Python sees |
 
+mod command;
 mod convert;
 mod core;
 mod device;
@@ -46,6 +48,7 @@ mod loan_table;
 mod memory;
 mod opening;
 mod operation;
+mod owner;
 mod process;
 mod tensors;
 
@@ -56,7 +59,9 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _holdfast {
     #[pymodule_export]
-    use super::{after_fork, finish, spec_bytes, version};
+    use super::{after_fork, finish, metrics_text, spec_bytes, version};
+    #[pymodule_export]
+    use crate::command::run_command;
     #[pymodule_export]
     use crate::core::{Core, open_store, restore_guard};
     #[pymodule_export]
@@ -105,6 +110,12 @@ fn finish(py: Python<'_>, within: f64) -> PyResult<bool> {
 #[pyfunction]
 fn after_fork() {
     interpreter::after_fork();
+}
+
+/// The metrics of this process, in the text format of Prometheus.
+#[pyfunction]
+fn metrics_text(py: Python<'_>) -> String {
+    py.detach(|| holdfast_metrics::registry().text())
 }
 
 /// The number of bytes of a tensor of this element type and shape.

@@ -269,3 +269,35 @@ def test_sessions_say_who_they_are(open_store: OpenStore) -> None:
     assert [one.role for one in first.sessions()] == ["producer"]
     with pytest.raises(holdfast.Conflict, match=f"{os.getpid()} on {socket.gethostname()}"):
         open_store(role="other").end()
+
+
+def test_a_dead_letter_is_requeued_or_dropped(open_store: OpenStore) -> None:
+    store = open_store(index={"dead_ticks": 600})
+    for name in ("back", "away"):
+        store.put(name, {"t": b"bytes of " + name.encode()}, groups=["trainers", "others"], max_attempts=1)
+    for lease in store.take("others", 2):
+        lease.ack()
+    for lease in store.take("trainers", 2):
+        lease.nack()
+    letters, more = store.dead_letters()
+    assert more is None
+    assert [(one.ref.sample, one.kept, one.out_of_attempts) for one in letters] == [
+        ("away", True, ("trainers",)),
+        ("back", True, ("trainers",)),
+    ]
+    assert letters[0].attempts == {"trainers": 1, "others": 1}
+    assert time.time() - 60 < letters[0].retired < time.time() + 60
+    assert letters[0].retired_by == store.sessions()[0].session
+    first, after = store.dead_letters(limit=1)
+    assert len(first) == 1 and after is not None and len(store.dead_letters(after=after)[0]) == 1
+    away, back = letters
+    store.requeue(back.ref)
+    (lease,) = store.take("trainers")
+    assert bytes(lease.get()["t"].numpy()) == b"bytes of back"
+    lease.ack()
+    assert store.take("others", timeout=0.2) == []
+    store.drop_dead(away.ref)
+    with pytest.raises(holdfast.NotFound):
+        store.requeue(away.ref)
+    store.drain()
+    assert store.dead_letters() == ([], None)

@@ -61,6 +61,11 @@ def test_it_works_without_numpy_and_torch(python: Path, cluster: Cluster) -> Non
     assert run(python, cluster, "-c", WITHOUT_NUMPY_AND_TORCH) == "committed\n"
 
 
+def test_the_command_is_installed(python: Path) -> None:
+    ran = subprocess.run([str(python.parent / "holdfast"), "--version"], capture_output=True, text=True, timeout=120)
+    assert (ran.returncode, ran.stdout.split()[0]) == (0, "holdfast"), ran.stderr
+
+
 def test_the_quickstart_runs(python: Path, cluster: Cluster) -> None:
     # torch is some gigabytes: it is borrowed from the environment of the tests, behind the wheel on the path.
     borrow = f"import sys; sys.path.append({sysconfig.get_path('purelib')!r})"

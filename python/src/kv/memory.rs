@@ -16,26 +16,14 @@ use std::time::Duration;
 
 use holdfast_core::{Error, ErrorKind, Result};
 use holdfast_engine::{Engine, EngineId, HostMemory, Region, Registrar, Span};
-use holdfast_engine_mooncake::interpreter;
 use parking_lot::RwLock;
 use pyo3::prelude::*;
+
+use crate::owner::Owner;
 
 const OPERATION: &str = "kv.memory";
 /// The engine is told about memory only if it holds at least this many page parts that bypass the frames.
 const POOL_PARTS: usize = 64;
-
-/// Keeps a Python object alive, and with it its memory.
-struct Owner(Option<Py<PyAny>>);
-
-impl Drop for Owner {
-    fn drop(&mut self) {
-        let mut owner = self.0.take();
-        // At the end of the interpreter it can no longer be dropped, and need not be.
-        if interpreter::attach(|_| drop(owner.take())).is_none() {
-            std::mem::forget(owner);
-        }
-    }
-}
 
 /// For memory that no engine gets to see: all its pages pass through frames.
 #[derive(Debug)]
@@ -94,7 +82,7 @@ impl Ranges {
         // SAFETY: the caller of Python's `register` guarantees that the memory is valid while the owner lives; it is
         // only ever copied in and out of.
         let memory = |owner: &Arc<Owner>| unsafe { HostMemory::lent(base, len, Arc::clone(owner)) };
-        let owner = Arc::new(Owner(Some(owner)));
+        let owner = Arc::new(Owner::new(owner));
         let unseen = || -> Result<Region> { Ok(Region::new(memory(&owner)?, Arc::<Unseen>::clone(&self.unseen))) };
         let region = if len < self.seen_from {
             unseen()?

@@ -175,19 +175,8 @@ impl Tier {
 
     fn stats(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let stats = self.tier(py)?.stats();
-        let all = [
-            ("accepted", stats.accepted),
-            ("refused", stats.refused),
-            ("done_whole", stats.done_whole),
-            ("done_in_part", stats.done_in_part),
-            ("missed", stats.missed),
-            ("corrupt", stats.corrupt),
-            ("timed_out", stats.timed_out),
-            ("cancelled", stats.cancelled),
-            ("advised", stats.advised),
-            ("open", stats.open),
-            ("quarantined", stats.quarantined),
-        ];
+        let now = [("open", stats.open), ("quarantined", stats.quarantined)];
+        let all: Vec<_> = stats.by_outcome().into_iter().chain(now).collect();
         all.into_py_dict(py)?.into_py_any(py)
     }
 

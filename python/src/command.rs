@@ -1,0 +1,48 @@
+//! The `holdfast` command inside this module, so that it has the engine that the package has.
+
+use std::ffi::OsString;
+use std::io::IsTerminal as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_cli::{Host, Io};
+use holdfast_core::Result;
+use holdfast_engine::Engine;
+use holdfast_engine_mooncake::{MooncakeConfig, MooncakeEngine};
+use pyo3::prelude::*;
+
+use crate::opening::read_json;
+use crate::process;
+
+/// Runs the command and returns its exit code. The arguments begin with the program's name; `python` is the interpreter.
+#[pyfunction]
+pub(crate) fn run_command(py: Python<'_>, arguments: Vec<OsString>, python: PathBuf) -> u8 {
+    py.detach(move || {
+        let (mut out, mut err) = (std::io::stdout(), std::io::stderr());
+        let (out_is_terminal, err_is_terminal) = (out.is_terminal(), err.is_terminal());
+        let mut io = Io {
+            out: &mut out,
+            err: &mut err,
+            out_is_terminal,
+            err_is_terminal,
+        };
+        let host = Host {
+            python: Some(python),
+            connect: Some(Arc::new(connect)),
+            ..Host::of_this_process()
+        };
+        holdfast_cli::run(arguments, &mut io, &host)
+    })
+}
+
+fn connect(settings: &str, within: Duration) -> Result<Arc<dyn Engine>> {
+    let config: MooncakeConfig = read_json("command.engine", settings)?;
+    config.validate()?;
+    process::claim_engine()?;
+    let config = MooncakeConfig {
+        connect_within: within,
+        ..config
+    };
+    Ok(Arc::new(MooncakeEngine::connect(config)?))
+}
