@@ -1,4 +1,4 @@
-//! Durations in settings, as people write them: a whole number and `us`, `ms`, `s` or `m`.
+//! Durations in settings, as people write them: a whole number and `us`, `ms`, `s`, `m` or `h`.
 //!
 //! For `#[serde(with = "holdfast_core::duration")]`; [`option`] for a duration that may be absent.
 
@@ -16,6 +16,7 @@ pub fn parse(text: &str) -> Option<Duration> {
         "ms" => Some(Duration::from_millis(number)),
         "s" => Some(Duration::from_secs(number)),
         "m" => number.checked_mul(60).map(Duration::from_secs),
+        "h" => number.checked_mul(3600).map(Duration::from_secs),
         _ => None,
     }
 }
@@ -90,7 +91,8 @@ mod tests {
         assert_eq!(parse("250ms"), Some(Duration::from_millis(250)));
         assert_eq!(parse("5 s"), Some(Duration::from_secs(5)));
         assert_eq!(parse("2m"), Some(Duration::from_secs(120)));
-        for wrong in ["", "5", "s", "-1s", "1.5s", "1h", "99999999999999999999s"] {
+        assert_eq!(parse("6h"), Some(Duration::from_secs(6 * 3600)));
+        for wrong in ["", "5", "s", "-1s", "1.5s", "1d", "9999999999999999999h"] {
             assert_eq!(parse(wrong), None, "{wrong:?}");
         }
     }

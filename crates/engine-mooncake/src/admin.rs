@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use holdfast_core::{Deadline, Error, ObjectKey, Result, SystemClock};
-use holdfast_engine::{Listing, Presence, Usage};
+use holdfast_engine::{Holder, Listing, Presence, Usage};
 use parking_lot::Mutex;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
@@ -101,6 +101,8 @@ struct SegmentsAnswer {
 
 #[derive(Deserialize)]
 struct Segment {
+    #[serde(default)]
+    segment_name: String,
     allocator_used_bytes: u64,
     allocator_capacity_bytes: u64,
 }
@@ -158,6 +160,14 @@ impl Admin {
         let master = self.leader.load(Ordering::Relaxed);
         let restarts = self.incarnation.lock().saw(master, counted(&metrics));
         Ok(answer.usage(&metrics, restarts))
+    }
+
+    /// The segments that are mounted.
+    pub(crate) fn holders(&self, within: Duration) -> Result<Vec<Holder>> {
+        const OPERATION: &str = "engine.holders";
+        let deadline = Deadline::after(&self.clock, within);
+        let text = self.ask(OPERATION, "/get_segments_detail", deadline)?;
+        Ok(parse::<SegmentsAnswer>(OPERATION, &text)?.holders())
     }
 
     /// The keys that begin with `prefix`, after this one, up to `limit`. The master has no parts and sends all keys each
@@ -260,6 +270,17 @@ impl Admin {
 }
 
 impl SegmentsAnswer {
+    fn holders(self) -> Vec<Holder> {
+        let holder = |segment: Segment| Holder {
+            name: segment.segment_name,
+            dram_capacity: segment.allocator_capacity_bytes,
+            dram_used: segment.allocator_used_bytes,
+        };
+        let mut holders: Vec<Holder> = self.segments.into_iter().map(holder).collect();
+        holders.sort_by(|one, two| one.name.cmp(&two.name));
+        holders
+    }
+
     fn usage(&self, metrics: &str, restarts: u64) -> Usage {
         // The master's numbers are unchecked and may be nonsense: a sum must not overflow.
         let sum = |of: fn(&Segment) -> u64| self.segments.iter().map(of).fold(0, u64::saturating_add);

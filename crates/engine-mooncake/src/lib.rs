@@ -63,8 +63,8 @@ use std::time::Duration;
 use holdfast_core::{Deadline, Error, ErrorKind, ObjectKey, Result, SystemClock};
 use holdfast_engine::batch::{check_count, check_limit, check_options, check_time, check_transfers};
 use holdfast_engine::{
-    Capabilities, Engine, EngineId, GetOutcome, HostMemory, Listing, Presence, PromoteOutcome, PutOptions, PutOutcome,
-    Region, Registrar, Registrations, RemoveOutcome, Transfer, Usage,
+    Capabilities, Engine, EngineId, GetOutcome, Holder, HostMemory, Listing, Presence, PromoteOutcome, PutOptions,
+    PutOutcome, Region, Registrar, Registrations, RemoveOutcome, Transfer, Usage,
 };
 use pyo3::prelude::*;
 
@@ -435,5 +435,10 @@ impl Engine for MooncakeEngine {
     fn usage(&self, within: Duration) -> Result<Usage> {
         check_time("engine.usage", within)?;
         self.0.admin.usage(within)
+    }
+
+    fn holders(&self, within: Duration) -> Result<Vec<Holder>> {
+        check_time("engine.holders", within)?;
+        self.0.admin.holders(within)
     }
 }

@@ -24,7 +24,7 @@ pub mod types;
 use std::fmt::Debug;
 use std::time::Duration;
 
-use holdfast_core::{Error, ObjectKey, Result};
+use holdfast_core::{Error, ErrorKind, ObjectKey, Result};
 
 pub use busy::{Access, Busy, Claim};
 #[cfg(feature = "testing")]
@@ -33,7 +33,7 @@ pub use memory::{MemoryCluster, MemoryConfig, MemoryEngine, SsdConfig};
 pub use metered::metered;
 pub use region::{EngineId, HostMemory, Region, Registrar, Span};
 pub use types::{
-    Capabilities, GetOutcome, Listing, Pin, Presence, PromoteOutcome, PutOptions, PutOutcome, Registrations,
+    Capabilities, GetOutcome, Holder, Listing, Pin, Presence, PromoteOutcome, PutOptions, PutOutcome, Registrations,
     RemoveOutcome, Transfer, Usage,
 };
 
@@ -121,6 +121,17 @@ pub trait Engine: Send + Sync + Debug {
 
     /// Capacity and use.
     fn usage(&self, within: Duration) -> Result<Usage>;
+
+    /// The holders that contribute memory now, in the order of their names: what [`Engine::usage`] sums up. For people.
+    /// An engine that does not tell them apart says so (`Unsupported`), which is the default.
+    fn holders(&self, within: Duration) -> Result<Vec<Holder>> {
+        let _ = within;
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            "engine.holders",
+            "this engine does not tell its holders apart",
+        ))
+    }
 }
 
 /// Convenience methods for callers of an [`Engine`]. Every engine has them.

@@ -12,8 +12,8 @@ use holdfast_metrics::{EngineCall, EngineMetrics, Outcome, StoreMetrics, registr
 use crate::Engine;
 use crate::region::{HostMemory, Region};
 use crate::types::{
-    Capabilities, GetOutcome, Listing, Presence, PromoteOutcome, PutOptions, PutOutcome, Registrations, RemoveOutcome,
-    Transfer, Usage,
+    Capabilities, GetOutcome, Holder, Listing, Presence, PromoteOutcome, PutOptions, PutOutcome, Registrations,
+    RemoveOutcome, Transfer, Usage,
 };
 
 /// See the module.
@@ -158,6 +158,11 @@ impl Engine for MeteredEngine {
         let took = self.clock.now().since(started);
         self.metrics.engine.ended(EngineCall::Usage, Outcome::of(&result), took);
         result
+    }
+
+    /// Not counted: people ask, and no work of a run does.
+    fn holders(&self, within: Duration) -> Result<Vec<Holder>> {
+        self.engine.holders(within)
     }
 }
 

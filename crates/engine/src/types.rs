@@ -173,6 +173,17 @@ pub struct Usage {
     pub restarts: u64,
 }
 
+/// The memory that a holder contributes: one segment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Holder {
+    /// Its name in the engine; often a host and a port.
+    pub name: String,
+    /// Bytes of DRAM.
+    pub dram_capacity: u64,
+    /// Bytes of it given to objects, finished or not.
+    pub dram_used: u64,
+}
+
 /// Memory that an engine has registered for this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Registrations {

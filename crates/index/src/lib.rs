@@ -42,15 +42,15 @@ use tokio_util::sync::CancellationToken;
 pub use index::TxnIndex;
 pub use ops::lead::LeaderWatch;
 pub use ops::lost::LostWatch;
-pub use ops::stores::stores;
+pub use ops::stores::{has_clock, stores};
 pub use record::identity::{Identity, LiveSession};
 pub use record::office::{Leader, Leaders, Office};
 pub use record::schema;
 use record::types::any_sample;
 pub use record::types::{
-    AckOutcome, BudgetUse, Commit, Counts, FreeList, FreeTask, Known, LeaseGrant, ListPlace, LiveSample, LostSample,
-    MOST_CLAIMS, PassedOver, Quarantined, Record, RecordList, RecordQuery, Reserve, SampleRecord, SampleRef, Stage,
-    SweepReport, Terms, Unreadable, Versioned,
+    AckOutcome, BudgetUse, Commit, Counts, FreeList, FreeTask, HeldLease, Known, LeaseGrant, LeaseList, ListPlace,
+    LiveSample, LostSample, MOST_CLAIMS, PassedOver, Quarantined, Record, RecordList, RecordQuery, Reserve,
+    SampleRecord, SampleRef, Stage, SweepReport, Terms, Unreadable, Versioned,
 };
 pub use store::History;
 pub use txn::IndexConfig;
@@ -284,6 +284,11 @@ pub trait Index: Send + Sync + Debug {
 
     /// How many records there are.
     async fn counts(&self, within: Duration) -> Result<Counts>;
+
+    /// The leases that are held now, the oldest first, up to `limit`; for people. What it costs grows with the number of
+    /// leases, and not with the number of records. Of very many, those are looked at whose time ends first:
+    /// [`LeaseList::complete`] says so.
+    async fn leases(&self, limit: usize, within: Duration) -> Result<LeaseList>;
 
     /// What the budget is used for; none if the store has none.
     async fn budget_use(&self, within: Duration) -> Result<Option<BudgetUse>>;

@@ -9,8 +9,8 @@ use std::time::Duration;
 use holdfast_core::{Clock, ObjectKey, Result};
 use holdfast_engine::batch::check_time;
 use holdfast_engine::{
-    Capabilities, Engine, GetOutcome, HostMemory, Listing, Presence, PromoteOutcome, PutOptions, PutOutcome, Region,
-    Registrations, RemoveOutcome, Transfer, Usage,
+    Capabilities, Engine, GetOutcome, Holder, HostMemory, Listing, Presence, PromoteOutcome, PutOptions, PutOutcome,
+    Region, Registrations, RemoveOutcome, Transfer, Usage,
 };
 use holdfast_metrics::{Readings, family};
 use parking_lot::Mutex;
@@ -339,6 +339,10 @@ impl Engine for PrefetchEngine {
 
     fn usage(&self, within: Duration) -> Result<Usage> {
         self.work.engine.usage(within)
+    }
+
+    fn holders(&self, within: Duration) -> Result<Vec<Holder>> {
+        self.work.engine.holders(within)
     }
 }
 

@@ -11,8 +11,8 @@ use crate::Engine;
 use crate::batch::check_options;
 use crate::region::{HostMemory, Region};
 use crate::types::{
-    Capabilities, GetOutcome, Listing, Presence, PromoteOutcome, PutOptions, PutOutcome, Registrations, RemoveOutcome,
-    Transfer, Usage,
+    Capabilities, GetOutcome, Holder, Listing, Presence, PromoteOutcome, PutOptions, PutOutcome, Registrations,
+    RemoveOutcome, Transfer, Usage,
 };
 
 fn pick<T: Clone>(batch: &[T], items: &[usize]) -> Vec<T> {
@@ -103,5 +103,9 @@ impl<E: Engine + ?Sized> Engine for FaultEngine<E> {
             Some(place) => self.whole(place, within, |within| self.inner().usage(within)),
             None => self.inner().usage(within),
         }
+    }
+
+    fn holders(&self, within: Duration) -> Result<Vec<Holder>> {
+        self.inner().holders(within)
     }
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use holdfast_core::{Error, ObjectKey};
 
-use super::state::{Entry, Held, Object, Replica, SegmentId, State, Tier};
-use crate::types::{Listing, Pin, Presence, PromoteOutcome, PutOptions, PutOutcome, RemoveOutcome, Usage};
+use super::state::{Entry, Held, Object, Replica, Segment, SegmentId, State, Tier};
+use crate::types::{Holder, Listing, Pin, Presence, PromoteOutcome, PutOptions, PutOutcome, RemoveOutcome, Usage};
 
 /// What a get finds.
 #[derive(Debug)]
@@ -200,6 +200,18 @@ impl State {
             holders: self.segments.len() as u64,
             restarts: self.restarts,
         }
+    }
+
+    /// One for each segment.
+    pub(super) fn holders(&self) -> Vec<Holder> {
+        let holder = |segment: &Segment| Holder {
+            name: segment.name(),
+            dram_capacity: segment.capacity,
+            dram_used: segment.used,
+        };
+        let mut holders: Vec<Holder> = self.segments.values().map(holder).collect();
+        holders.sort_by(|one, two| one.name.cmp(&two.name));
+        holders
     }
 
     pub(super) fn holder_gone(&self, operation: &'static str, segment: SegmentId) -> Error {

@@ -13,8 +13,8 @@ use crate::Engine;
 use crate::batch::{check_count, check_limit, check_options, check_time, check_transfers};
 use crate::region::{HostMemory, Region};
 use crate::types::{
-    Capabilities, GetOutcome, Listing, Presence, PromoteOutcome, PutOptions, PutOutcome, Registrations, RemoveOutcome,
-    Transfer, Usage,
+    Capabilities, GetOutcome, Holder, Listing, Presence, PromoteOutcome, PutOptions, PutOutcome, Registrations,
+    RemoveOutcome, Transfer, Usage,
 };
 
 /// A client of a [`MemoryCluster`]. Made by [`MemoryCluster::connect`].
@@ -185,5 +185,10 @@ impl Engine for MemoryEngine {
     fn usage(&self, within: Duration) -> Result<Usage> {
         check_time("engine.usage", within)?;
         self.ask("engine.usage", |state| state.usage())
+    }
+
+    fn holders(&self, within: Duration) -> Result<Vec<Holder>> {
+        check_time("engine.holders", within)?;
+        self.ask("engine.holders", |state| state.holders())
     }
 }

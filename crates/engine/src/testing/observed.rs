@@ -10,8 +10,8 @@ use holdfast_core::{Clock, Error, ObjectKey, Result, Timestamp};
 use parking_lot::Mutex;
 
 use crate::{
-    Capabilities, Engine, GetOutcome, HostMemory, Listing, Presence, PromoteOutcome, PutOptions, PutOutcome, Region,
-    Registrations, RemoveOutcome, Transfer, Usage,
+    Capabilities, Engine, GetOutcome, Holder, HostMemory, Listing, Presence, PromoteOutcome, PutOptions, PutOutcome,
+    Region, Registrations, RemoveOutcome, Transfer, Usage,
 };
 
 /// Passes every call on, and remembers when reads, promotions and probes came.
@@ -146,5 +146,9 @@ impl<E: Engine + ?Sized> Engine for Observed<E> {
 
     fn usage(&self, within: Duration) -> Result<Usage> {
         self.below.usage(within)
+    }
+
+    fn holders(&self, within: Duration) -> Result<Vec<Holder>> {
+        self.below.holders(within)
     }
 }

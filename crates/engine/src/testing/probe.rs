@@ -16,6 +16,7 @@ cases! { "probe"
     probed_objects_stay_evictable (|| Setup { segment_mib: 32, lease_ttl: Duration::from_secs(120), ..Setup::default() }) "Probe has no side effects: it grants no lease, counts as no use.";
     promote_of_what_is_in_dram_or_nowhere (Setup::default) "Promote has an effect only on objects that are on SSD and not in DRAM.";
     capacity_is_the_segments (|| Setup { segment_mib: 32, holders: 2, ..Setup::default() }) "Bytes of DRAM in all segments.";
+    holders_add_up_to_the_usage (|| Setup { segment_mib: 32, holders: 2, ..Setup::default() }) "What `usage` sums up, in the order of their names.";
     usage_follows_puts_and_removes (Setup::default) "Bytes of DRAM given to objects; figures are as fresh as the engine makes them.";
 }
 
@@ -135,6 +136,19 @@ fn capacity_is_the_segments(ctx: &Context) -> CaseResult {
     let wanted = (ctx.setup().segment_mib << 20) * ctx.setup().holders as u64;
     ctx.eventually(SOON, "the capacity is that of all holders", || {
         Ok((ctx.engine().usage(CALL)?.dram_capacity == wanted).then_some(()))
+    })
+}
+
+fn holders_add_up_to_the_usage(ctx: &Context) -> CaseResult {
+    ctx.store(&ctx.key("object")?, MIB, 1)?;
+    let wanted = ctx.setup().holders;
+    ctx.eventually(SOON, "all holders are told, and their sums are the usage", || {
+        let (holders, usage) = (ctx.engine().holders(CALL)?, ctx.engine().usage(CALL)?);
+        let capacity: u64 = holders.iter().map(|holder| holder.dram_capacity).sum();
+        let used: u64 = holders.iter().map(|holder| holder.dram_used).sum();
+        let are_sorted = holders.windows(2).all(|pair| pair[0].name <= pair[1].name);
+        let add_up = (capacity, used) == (usage.dram_capacity, usage.dram_used) && used >= MIB as u64;
+        Ok((holders.len() == wanted && add_up && are_sorted).then_some(()))
     })
 }
 

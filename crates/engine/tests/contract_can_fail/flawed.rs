@@ -6,8 +6,8 @@ use std::time::Duration;
 use holdfast_core::{Clock, Error, ObjectKey, Result, Retry};
 use holdfast_engine::testing::{Backend, Harness, MemoryBackend, Setup};
 use holdfast_engine::{
-    Capabilities, Engine, GetOutcome, HostMemory, Listing, Pin, Presence, PromoteOutcome, PutOptions, PutOutcome,
-    Region, Registrations, RemoveOutcome, Span, Transfer, Usage,
+    Capabilities, Engine, GetOutcome, Holder, HostMemory, Listing, Pin, Presence, PromoteOutcome, PutOptions,
+    PutOutcome, Region, Registrations, RemoveOutcome, Span, Transfer, Usage,
 };
 use parking_lot::Mutex;
 
@@ -269,6 +269,10 @@ impl Engine for Flawed {
             return Ok(Usage::default());
         }
         self.inner.usage(self.time(within))
+    }
+
+    fn holders(&self, within: Duration) -> Result<Vec<Holder>> {
+        self.inner.holders(self.time(within))
     }
 }
 

@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use holdfast_core::{Clock, Generation, ObjectKey, Result, SampleId};
 use holdfast_custody::{GroupName, Reason, Tick, Version};
 use holdfast_index::{
-    AckOutcome, BudgetUse, Commit, Counts, FreeList, Index, Known, Leader, LeaderWatch, Leaders, LeaseGrant, ListPlace,
-    LiveSample, LiveSession, LostWatch, Office, PassedOver, Quarantined, RecordList, RecordQuery, Reserve,
+    AckOutcome, BudgetUse, Commit, Counts, FreeList, Index, Known, Leader, LeaderWatch, Leaders, LeaseGrant, LeaseList,
+    ListPlace, LiveSample, LiveSession, LostWatch, Office, PassedOver, Quarantined, RecordList, RecordQuery, Reserve,
     SampleRecord, SampleRef, Session, SweepReport, Terms, Unreadable,
 };
 use tokio_util::sync::CancellationToken;
@@ -176,6 +176,10 @@ impl Index for HookedIndex {
 
     async fn counts(&self, within: Duration) -> Result<Counts> {
         self.inner.counts(within).await
+    }
+
+    async fn leases(&self, limit: usize, within: Duration) -> Result<LeaseList> {
+        self.inner.leases(limit, within).await
     }
 
     async fn budget_use(&self, within: Duration) -> Result<Option<BudgetUse>> {

@@ -11,5 +11,6 @@ pub(crate) mod put;
 mod put_plan;
 pub(crate) mod residency;
 mod retire;
+mod seen;
 mod take;
 pub(crate) mod unleased;

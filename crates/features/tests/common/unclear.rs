@@ -8,8 +8,8 @@ use async_trait::async_trait;
 use holdfast_core::{Error, Generation, ObjectKey, Result, Retry, SampleId};
 use holdfast_custody::{GroupName, Reason, Tick, Version};
 use holdfast_index::{
-    AckOutcome, BudgetUse, Commit, Counts, FreeList, Index, Known, Leader, LeaderWatch, Leaders, LeaseGrant, ListPlace,
-    LiveSample, LiveSession, LostWatch, Office, PassedOver, Quarantined, RecordList, RecordQuery, Reserve,
+    AckOutcome, BudgetUse, Commit, Counts, FreeList, Index, Known, Leader, LeaderWatch, Leaders, LeaseGrant, LeaseList,
+    ListPlace, LiveSample, LiveSession, LostWatch, Office, PassedOver, Quarantined, RecordList, RecordQuery, Reserve,
     SampleRecord, SampleRef, Session, SweepReport, Terms, Unreadable,
 };
 use parking_lot::Mutex;
@@ -237,6 +237,10 @@ impl Index for Unclear {
 
     async fn counts(&self, within: Duration) -> Result<Counts> {
         self.inner.counts(within).await
+    }
+
+    async fn leases(&self, limit: usize, within: Duration) -> Result<LeaseList> {
+        self.inner.leases(limit, within).await
     }
 
     async fn budget_use(&self, within: Duration) -> Result<Option<BudgetUse>> {

@@ -8,6 +8,7 @@ mod known;
 pub(crate) mod lead;
 mod lease;
 mod lease_next;
+mod leases;
 mod letters;
 mod list;
 mod look;
@@ -36,8 +37,8 @@ use crate::ready::shards::ReadyEntry;
 use crate::record::identity::LiveSession;
 use crate::record::office::{Leader, Leaders, Office};
 use crate::record::types::{
-    AckOutcome, BudgetUse, Commit, Counts, FreeList, Known, LeaseGrant, ListPlace, LiveSample, PassedOver, Quarantined,
-    RecordList, RecordQuery, Reserve, SampleRecord, SampleRef, SweepReport, Terms, Unreadable,
+    AckOutcome, BudgetUse, Commit, Counts, FreeList, Known, LeaseGrant, LeaseList, ListPlace, LiveSample, PassedOver,
+    Quarantined, RecordList, RecordQuery, Reserve, SampleRecord, SampleRef, SweepReport, Terms, Unreadable,
 };
 use crate::store::History;
 use crate::store::metered::Cause;
@@ -175,6 +176,10 @@ impl Index for TxnIndex {
 
     async fn counts(&self, within: Duration) -> Result<Counts> {
         self.do_counts(self.core.deadline(within)).await
+    }
+
+    async fn leases(&self, limit: usize, within: Duration) -> Result<LeaseList> {
+        self.do_leases(limit, self.core.deadline(within)).await
     }
 
     async fn budget_use(&self, within: Duration) -> Result<Option<BudgetUse>> {

@@ -173,7 +173,7 @@ fn is_of(record: &Record, session: SessionId) -> bool {
 }
 
 /// The record of an entry that is in the list of a stage.
-fn record_of(stage: Stage, entry: &Entry) -> Result<SampleRecord> {
+pub(crate) fn record_of(stage: Stage, entry: &Entry) -> Result<SampleRecord> {
     let named = |sample: Option<SampleId>| sample.ok_or_else(|| unreadable(&entry.key, "its key names no sample"));
     let found = |sample, generation, record, version, description| SampleRecord {
         sample: SampleRef { sample, generation },

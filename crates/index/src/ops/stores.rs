@@ -5,11 +5,14 @@ use std::time::Duration;
 use holdfast_core::key::unescape;
 use holdfast_core::{Clock, Deadline, Result, StoreId};
 
-use crate::record::layout::after;
+use crate::record::layout::{Layout, after};
 use crate::store::{Read, TxnStore};
 
 /// Behind every key: the last character that text can have.
 const END: &str = "\u{10ffff}";
+/// How many keys one read asks for. The root's own few keys (its epoch, its schema) must not cost a read each: for etcd a
+/// read walks over all keys of its range, however few it returns.
+const AT_ONCE: usize = 4;
 /// Keys that belong to no store are few; with more of them the root is not only ours, and the list ends early.
 const MOST_OTHERS: usize = 100;
 
@@ -30,29 +33,48 @@ pub async fn stores(
     let (mut found, mut others) = (Vec::new(), 0);
     while found.len() < limit && others < MOST_OTHERS {
         let first = Read::Range {
-            keys: start..END.to_owned(),
-            limit: 1,
+            keys: start.clone()..END.to_owned(),
+            limit: AT_ONCE,
             keys_only: true,
         };
         let snapshot = txn_store.read(&[first], deadline.remaining(clock)).await?;
-        let Some(entry) = snapshot.entries.into_iter().flatten().next() else {
+        let entries: Vec<_> = snapshot.entries.into_iter().flatten().collect();
+        if entries.is_empty() {
             break;
-        };
-        match entry.key.split_once('/') {
-            Some((name, _)) => {
-                start = behind(name);
-                match unescape(name).and_then(|name| name.parse().ok()) {
-                    Some(store) => found.push(store),
-                    None => others += 1,
-                }
+        }
+        for entry in entries {
+            // Another key of the store that was found last.
+            if entry.key < start {
+                continue;
             }
-            None => {
-                start = after(&entry.key);
-                others += 1;
+            match entry.key.split_once('/') {
+                Some((name, _)) => {
+                    start = behind(name);
+                    match unescape(name).and_then(|name| name.parse().ok()) {
+                        Some(store) => found.push(store),
+                        None => others += 1,
+                    }
+                }
+                None => {
+                    start = after(&entry.key);
+                    others += 1;
+                }
             }
         }
     }
+    found.truncate(limit);
     Ok(found)
+}
+
+/// Whether a store has a shared clock in this index, as every store has that a process has opened. One key is read,
+/// however much it holds.
+///
+/// # Errors
+/// Those of the transactional store.
+pub async fn has_clock(txn_store: &dyn TxnStore, store: &StoreId, within: Duration) -> Result<bool> {
+    let clock = Read::Key(Layout::new(store).clock());
+    let snapshot = txn_store.read(&[clock], within).await?;
+    Ok(snapshot.entries.iter().any(|entries| !entries.is_empty()))
 }
 
 /// The first key that cannot be of the store with this escaped name: `0` is what follows `/`.
@@ -99,5 +121,10 @@ mod tests {
         assert_eq!(first, all[..2]);
         let rest = stores(&txn_store, Some(&all[1]), 10, &clock, CALL).await.expect("read");
         assert_eq!(rest, all[2..]);
+        let has = async |name: &str| {
+            let store = name.parse().expect("a name");
+            has_clock(&txn_store, &store, CALL).await.expect("read")
+        };
+        assert!(has("a-b").await && !has("z").await && !has("nobody").await);
     }
 }

@@ -293,6 +293,30 @@ pub struct RecordList {
     pub later: usize,
 }
 
+/// A lease that a process holds, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeldLease {
+    /// On what.
+    pub sample: SampleRef,
+    /// The sample's size in bytes.
+    pub bytes: u64,
+    /// The group that took it; none for a reader.
+    pub group: Option<GroupName>,
+    /// How often the group has taken it, this time included; zero for a reader.
+    pub attempts: u32,
+    /// Who holds it, since when and until when.
+    pub lease: Lease,
+}
+
+/// Leases that are held now.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LeaseList {
+    /// The leases, the oldest first; those of which it is not known since when they are held come last.
+    pub leases: Vec<HeldLease>,
+    /// Whether every lease was looked at.
+    pub complete: bool,
+}
+
 /// How many records a store has, by stage, and how many sessions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {

@@ -1,6 +1,7 @@
 //! What records say of their times, and lists of records for the people who operate a store.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
 use holdfast_custody::{Reason, WallTime};
@@ -21,6 +22,8 @@ cases! {
         "The records of all generations of a sample, the oldest first.";
     records_are_counted
         "How many records there are.";
+    leases_are_listed_the_oldest_first
+        "The leases that are held now, the oldest first, up to `limit`.";
 }
 
 async fn one(context: &Context, name: &str) -> CaseResult<SampleRecord> {
@@ -184,5 +187,46 @@ async fn records_are_counted(context: &Context) -> CaseResult {
     let used = used.ok_or_else(|| Failure::new("no budget"))?;
     ensure_eq!(used.free, (1 << 20) - 4096, "what is left");
     ensure_eq!(used.waiting, [], "nobody waits");
+    Ok(())
+}
+
+async fn leases_are_listed_the_oldest_first(context: &Context) -> CaseResult {
+    let none = context.index().leases(ALL, CALL).await?;
+    ensure!(none.leases.is_empty() && none.complete, "nothing is held: {none:?}");
+    let samples = context.publish_many("s", 4, &["a"]).await?;
+    context.reserve("being-put").await?;
+    let other = context.join().await?;
+    let first = context.lease_for(&a()?, &samples[2], LONG).await?;
+    context.harness().pass(Duration::from_millis(5)).await;
+    let second = other.lease_for(&a()?, &samples[0], LONG).await?;
+    context.harness().pass(Duration::from_millis(5)).await;
+    let reader = other.read(&samples[1], LONG).await?;
+    // Its grant list still names it.
+    let answered = context.lease_for(&a()?, &samples[3], LONG).await?;
+    context.ack(&answered).await?;
+    // Renewing makes a lease no younger.
+    context.renew(&first, LONG).await?;
+    // A reader keeps its lease when the sample is out of circulation.
+    context.retire(&samples[1], Reason::Aborted).await?;
+    let held = context.index().leases(ALL, CALL).await?;
+    ensure!(held.complete, "these are all: {held:?}");
+    let told: Vec<_> = held
+        .leases
+        .iter()
+        .map(|held| (&held.sample, held.group.is_some(), held.attempts, held.lease.session))
+        .collect();
+    let (me, other_id) = (context.session().id(), other.session().id());
+    let expected = [
+        (&samples[2], true, 1, me),
+        (&samples[0], true, 1, other_id),
+        (&samples[1], false, 0, other_id),
+    ];
+    ensure_eq!(told, expected, "who holds what, the oldest first");
+    let one = context.index().leases(1, CALL).await?;
+    ensure_eq!(one.leases, held.leases[..1], "the oldest one");
+    other.release(&reader).await?;
+    other.nack(&second).await?;
+    let left = context.index().leases(ALL, CALL).await?;
+    ensure_eq!(left.leases.len(), 1, "what was answered is not held: {left:?}");
     Ok(())
 }

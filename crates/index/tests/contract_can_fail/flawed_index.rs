@@ -9,8 +9,8 @@ use holdfast_core::{Error, Generation, ObjectKey, Result, SampleId};
 use holdfast_custody::{GroupName, Reason, Tick, Version};
 use holdfast_index::{
     AckOutcome, BudgetUse, Commit, Counts, FreeList, FreeTask, Index, Known, Leader, LeaderWatch, Leaders, LeaseGrant,
-    ListPlace, LiveSample, LiveSession, LostWatch, Office, PassedOver, Quarantined, RecordList, RecordQuery, Reserve,
-    SampleRecord, SampleRef, Session, SweepReport, Terms, Unreadable,
+    LeaseList, ListPlace, LiveSample, LiveSession, LostWatch, Office, PassedOver, Quarantined, RecordList, RecordQuery,
+    Reserve, SampleRecord, SampleRef, Session, SweepReport, Terms, Unreadable,
 };
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
@@ -227,6 +227,10 @@ impl Index for FlawedIndex {
 
     async fn counts(&self, within: Duration) -> Result<Counts> {
         self.inner.counts(within).await
+    }
+
+    async fn leases(&self, limit: usize, within: Duration) -> Result<LeaseList> {
+        self.inner.leases(limit, within).await
     }
 
     async fn budget_use(&self, within: Duration) -> Result<Option<BudgetUse>> {
