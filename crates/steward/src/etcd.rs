@@ -60,11 +60,10 @@ pub(crate) async fn watch(state: Arc<State>, options: EtcdOptions, stop: Cancell
     }
 }
 
-/// Whether this steward is the one that acts on etcd: the one in office for the first store.
+/// Whether this steward is the one that acts on etcd: the one in office for the first store, by name.
 fn may_act(state: &State) -> bool {
-    let first = state.options.stores.first();
-    let report = first.and_then(|store| state.report_of(store.store.as_str()));
-    !state.options.read_only && report.is_some_and(|report| report.on_duty)
+    let report = state.report();
+    !report.read_only && report.stores.values().next().is_some_and(|first| first.on_duty)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a part of the whole")]

@@ -14,7 +14,10 @@
 //! | module | its job |
 //! |---|---|
 //! | [`options`] | the settings |
+//! | `discover` | the stores of the index that have no settings of their own |
 //! | `tend` | one store: open it, sweep while elected, look, audit, end it when it is unused |
+//! | `view` | what the page shows of a store, and what it held over time |
+//! | `overview` | the page's figures, made once for all who watch |
 //! | `etcd` | how full etcd is |
 //! | [`report`] | what was seen and done last |
 //! | `metrics` | the same as Prometheus text |
@@ -34,10 +37,13 @@ pub mod http;
 pub mod options;
 pub mod report;
 
+mod discover;
 mod etcd;
 mod metrics;
+mod overview;
 mod state;
 mod tend;
+mod view;
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -53,7 +59,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-pub use options::{EtcdOptions, HttpOptions, Options, StoreOptions, TlsFiles};
+pub use options::{EtcdOptions, HttpOptions, Options, OtherStores, StoreOptions, TlsFiles};
 pub use report::Report;
 
 use crate::state::State;
@@ -66,6 +72,11 @@ pub trait Connect: Send + Sync {
 
     /// The index of a store. Its sessions are to have this identity: others see by it that this is a steward.
     async fn index(&self, store: &StoreId, identity: Identity) -> Result<Arc<dyn Index>>;
+
+    /// The stores of the index, for [`Options::others`]. None by default.
+    async fn stores(&self, _within: Duration) -> Result<Vec<StoreId>> {
+        Ok(Vec::new())
+    }
 
     /// Compares the objects of a store with its records, both ways, and repairs what differs unless it is to change
     /// nothing: removes orphans, and has samples declared lost whose objects stay missing for the loss grace.
@@ -144,6 +155,10 @@ impl Steward {
             let server = http::Server::bind(http, Arc::clone(&state)).await?;
             address = Some(server.address());
             tasks.spawn(watched(None).run(server.serve(stop.clone())));
+        }
+        if let Some(others) = &state.options.others {
+            let discover = discover::discover(Arc::clone(&state), others.clone(), stop.clone());
+            tasks.spawn(watched(None).run(discover));
         }
         for store in &state.options.stores {
             let tend = tend::tend(Arc::clone(&state), store.clone(), stop.clone());

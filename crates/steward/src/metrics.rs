@@ -90,6 +90,66 @@ const OF_A_STORE: &[(&str, &str, &str, Value)] = &[
         "Processes that wait for quota.",
         |s| s.budget.as_ref().map(|b| b.waiting),
     ),
+    (
+        "holdfast_steward_dead_letters",
+        "gauge",
+        "Samples that ran out of attempts.",
+        |s| s.dead_letters,
+    ),
+    (
+        "holdfast_steward_quarantined_records",
+        "gauge",
+        "Records in quarantine; at most 1000 are counted.",
+        |s| s.quarantined,
+    ),
+    (
+        "holdfast_steward_audits_total",
+        "counter",
+        "Audits by this steward that have ended.",
+        |s| Some(s.audits.ended),
+    ),
+    (
+        "holdfast_steward_failed_audits_total",
+        "counter",
+        "Audits by this steward that failed.",
+        |s| Some(s.audits.failed),
+    ),
+    (
+        "holdfast_steward_refused_audits_total",
+        "counter",
+        "Audits that left orphans alone because the index may be the wrong one.",
+        |s| Some(s.audits.refused),
+    ),
+    (
+        "holdfast_steward_audit_trouble",
+        "gauge",
+        "Whether the last audit failed, was refused, or did not get through everything.",
+        |s| Some(s.audits.trouble.is_some().into()),
+    ),
+    (
+        "holdfast_steward_last_audit_end_seconds",
+        "gauge",
+        "When the last audit by this steward ended, in seconds since 1970.",
+        |s| s.audits.last_ended_ms.map(|at| at / 1000),
+    ),
+    (
+        "holdfast_steward_orphans_found_total",
+        "counter",
+        "Objects without a record that audits found; one that is left is found again.",
+        |s| Some(s.audits.orphans),
+    ),
+    (
+        "holdfast_steward_orphans_removed_total",
+        "counter",
+        "Those of them that were removed.",
+        |s| Some(s.audits.removed),
+    ),
+    (
+        "holdfast_steward_losses_found_total",
+        "counter",
+        "Live samples without their objects that audits found; one that is not settled is found again.",
+        |s| Some(s.audits.lost),
+    ),
 ];
 
 /// The text.
@@ -103,6 +163,23 @@ pub(crate) fn text(report: &Report) -> String {
             }
         }
     }
+    let name = "holdfast_etcd_up";
+    head(
+        &mut text,
+        name,
+        "gauge",
+        "Whether an etcd node answers and has found no damaged data.",
+    );
+    for node in &report.etcd {
+        line(
+            &mut text,
+            name,
+            "endpoint",
+            &node.endpoint,
+            node.trouble.is_none().into(),
+        );
+    }
+    // A node in trouble has no figures.
     let nodes = report.etcd.iter().filter(|node| node.trouble.is_none());
     for (name, help, value) in [
         ("holdfast_etcd_file_bytes", "The size of an etcd node's file.", 0),
@@ -152,6 +229,11 @@ mod tests {
             bytes: 7,
             ..EtcdReport::default()
         });
+        report.etcd.push(EtcdReport {
+            endpoint: "http://b".to_owned(),
+            trouble: Some("silent".to_owned()),
+            ..EtcdReport::default()
+        });
         let text = text(&report);
         assert!(
             text.contains("holdfast_steward_on_duty{store=\"run/\\\"7\\\"\"} 1\n"),
@@ -164,6 +246,20 @@ mod tests {
         assert!(
             text.contains("holdfast_etcd_file_bytes{endpoint=\"http://a\"} 7\n"),
             "{text}"
+        );
+        assert!(text.contains("holdfast_etcd_up{endpoint=\"http://a\"} 1\n"), "{text}");
+        assert!(text.contains("holdfast_etcd_up{endpoint=\"http://b\"} 0\n"), "{text}");
+        assert!(
+            !text.contains("holdfast_etcd_file_bytes{endpoint=\"http://b\"}"),
+            "nothing is known of a silent node: {text}"
+        );
+        assert!(
+            text.contains("holdfast_steward_failed_audits_total{store=\"run/\\\"7\\\"\"} 0\n"),
+            "a counter is there before it counts: {text}"
+        );
+        assert!(
+            !text.contains("holdfast_steward_dead_letters{") && !text.contains("last_audit_end_seconds{"),
+            "what was not looked at is not told: {text}"
         );
         assert!(
             !text.contains("holdfast_steward_budget_bytes{"),

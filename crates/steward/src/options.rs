@@ -15,8 +15,13 @@ use crate::http::auth::TokenEntry;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Options {
-    /// The stores. Default: none, at least one must be given.
+    /// The stores with settings of their own. Default: none, then `others` must be given.
+    #[serde(default)]
     pub stores: Vec<StoreOptions>,
+    /// How to look after all other stores of the index, also those that begin later; none to leave them alone. Default:
+    /// none.
+    #[serde(default)]
+    pub others: Option<OtherStores>,
     /// Whether to change nothing: no sweeps, no frees, no audit that repairs. It reports all the same. Default: false.
     #[serde(default)]
     pub read_only: bool,
@@ -49,6 +54,10 @@ pub struct StoreOptions {
     /// As in the settings of the store's processes: the key prefixes that it may adopt. Default: none.
     #[serde(default)]
     pub adopt_prefixes: Vec<String>,
+    /// As in the settings of the store's processes: for how long objects must be missing before a sample is lost; none for
+    /// the usual time. Default: none.
+    #[serde(default, with = "holdfast_core::duration::option")]
+    pub loss_grace: Option<Duration>,
     /// How often the engine's objects and the records are compared; none for never. Default: none.
     #[serde(default, with = "holdfast_core::duration::option")]
     pub audit_every: Option<Duration>,
@@ -59,6 +68,42 @@ pub struct StoreOptions {
     /// Warn when less than this part of the budget is free. Default: 0.1.
     #[serde(default = "default_warn_free")]
     pub warn_free: f64,
+}
+
+/// Stores that have no settings of their own. What is not here is as [`StoreOptions`] has it by default.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OtherStores {
+    /// The most samples of a store that are freed in a second; none for no limit. Default: none.
+    #[serde(default)]
+    pub frees_per_second: Option<u32>,
+    /// As in the settings of the stores' processes: the key prefixes that they may adopt. Default: none.
+    #[serde(default)]
+    pub adopt_prefixes: Vec<String>,
+    /// As in the settings of the stores' processes: for how long objects must be missing before a sample is lost; none for
+    /// the usual time. Default: none.
+    #[serde(default, with = "holdfast_core::duration::option")]
+    pub loss_grace: Option<Duration>,
+    /// How often the engine's objects and the records are compared; none for never. Default: none.
+    #[serde(default, with = "holdfast_core::duration::option")]
+    pub audit_every: Option<Duration>,
+    /// End a store when no process has had it open for so long; none for never. Default: none.
+    #[serde(default, with = "holdfast_core::duration::option")]
+    pub end_when_unused: Option<Duration>,
+}
+
+impl OtherStores {
+    /// The settings of one of them.
+    pub fn of(&self, store: StoreId) -> StoreOptions {
+        StoreOptions {
+            frees_per_second: self.frees_per_second,
+            adopt_prefixes: self.adopt_prefixes.clone(),
+            loss_grace: self.loss_grace,
+            audit_every: self.audit_every,
+            end_when_unused: self.end_when_unused,
+            ..StoreOptions::new(store)
+        }
+    }
 }
 
 /// The etcd whose storage is watched.
@@ -77,6 +122,18 @@ pub struct EtcdOptions {
     /// leader last, and only by the steward of the first store. The node serves nothing meanwhile. Default: false.
     #[serde(default)]
     pub defragment: bool,
+}
+
+impl EtcdOptions {
+    /// The defaults, for this etcd.
+    pub fn new(reach: EtcdConfig) -> Self {
+        Self {
+            reach,
+            quota: default_quota(),
+            warn_full: default_warn_full(),
+            defragment: false,
+        }
+    }
 }
 
 /// The HTTP interface.
@@ -122,7 +179,7 @@ fn default_sweep_every() -> Duration {
 fn default_sweep_limit() -> usize {
     1000
 }
-fn default_warn_free() -> f64 {
+pub(crate) fn default_warn_free() -> f64 {
     0.1
 }
 fn default_quota() -> u64 {
@@ -146,6 +203,7 @@ impl Options {
     pub fn new(stores: impl IntoIterator<Item = StoreId>) -> Self {
         Self {
             stores: stores.into_iter().map(StoreOptions::new).collect(),
+            others: None,
             read_only: false,
             look_every: default_look_every(),
             etcd: None,
@@ -157,8 +215,8 @@ impl Options {
     pub fn validate(&self) -> Result<()> {
         let refuse =
             |setting: &'static str, why: &str| Err(Error::invalid("steward.config", why).with("setting", setting));
-        if self.stores.is_empty() {
-            return refuse("stores", "name at least one store");
+        if self.stores.is_empty() && self.others.is_none() {
+            return refuse("stores", "name at least one store, or give `others` for all");
         }
         let mut names: Vec<&StoreId> = self.stores.iter().map(|store| &store.store).collect();
         names.sort();
@@ -168,7 +226,9 @@ impl Options {
         if self.look_every.is_zero() {
             return refuse("look_every", "give the time between two looks, such as 15 s");
         }
-        for store in &self.stores {
+        let example = StoreId::new("store").ok();
+        let example = self.others.as_ref().zip(example).map(|(others, name)| others.of(name));
+        for store in self.stores.iter().chain(&example) {
             store.features(self.read_only).validate()?;
             if store.audit_every.is_some_and(|every| every.is_zero()) {
                 return refuse("audit_every", "give the time between two audits, or none for no audits");
@@ -219,6 +279,7 @@ impl StoreOptions {
             sweep_limit: default_sweep_limit(),
             frees_per_second: None,
             adopt_prefixes: Vec::new(),
+            loss_grace: None,
             audit_every: None,
             end_when_unused: None,
             warn_free: default_warn_free(),
@@ -227,8 +288,10 @@ impl StoreOptions {
 
     /// How the steward opens the store.
     pub(crate) fn features(&self, read_only: bool) -> FeatureConfig {
+        let usual = FeatureConfig::new(self.store.clone());
         FeatureConfig {
             steward: true,
+            loss_grace: self.loss_grace.unwrap_or(usual.loss_grace),
             sweep_every: Some(self.sweep_every).filter(|_| !read_only),
             sweep_limit: self.sweep_limit,
             frees_per_second: self.frees_per_second,
@@ -236,7 +299,7 @@ impl StoreOptions {
             // It neither puts nor gets.
             pool_bytes: 1 << 20,
             stage_bytes: 32 << 20,
-            ..FeatureConfig::new(self.store.clone())
+            ..usual
         }
     }
 }
@@ -271,6 +334,15 @@ mod tests {
         };
         assert_eq!(refused(|options| options.stores.clear()), "stores");
         assert_eq!(
+            refused(|options| {
+                options.others = Some(OtherStores {
+                    audit_every: Some(Duration::ZERO),
+                    ..OtherStores::default()
+                });
+            }),
+            "audit_every"
+        );
+        assert_eq!(
             refused(|options| options.stores.extend(options.stores.clone())),
             "stores"
         );
@@ -285,6 +357,8 @@ mod tests {
             "three looks take 45 s"
         );
         assert_eq!(refused(|options| options.stores[0].warn_free = 7.0), "warn_free");
+        let all: Options = serde_json::from_str(r#"{"others":{"audit_every":"1h"}}"#).expect("settings");
+        all.validate().expect("all stores need no names");
         let mut local = options();
         local.http = Some(serde_json::from_str("{}").expect("settings"));
         local.validate().expect("loopback needs neither");

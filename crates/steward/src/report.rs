@@ -3,13 +3,18 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use holdfast_core::Result;
 use holdfast_features::{LiveSession, Sweeping};
 use holdfast_index::{Leader, SweepReport};
 use holdfast_index_etcd::Storage;
 use serde::Serialize;
 
+use crate::Audited;
+
 /// The most actions that are remembered of a store.
 pub(crate) const MOST_ACTIONS: usize = 100;
+/// The most records in quarantine that are counted: each is read.
+pub const MOST_QUARANTINED: usize = 1000;
 
 /// Everything that is known.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -20,6 +25,8 @@ pub struct Report {
     pub stores: BTreeMap<String, StoreReport>,
     /// The nodes of etcd.
     pub etcd: Vec<EtcdReport>,
+    /// Why the stores of the index cannot be listed: those that have begun since are not looked after.
+    pub trouble: Option<String>,
 }
 
 /// One store.
@@ -51,6 +58,12 @@ pub struct StoreReport {
     pub unused_seconds: Option<u64>,
     /// The budget.
     pub budget: Option<BudgetReport>,
+    /// Samples that ran out of attempts; none if they could not be counted.
+    pub dead_letters: Option<u64>,
+    /// Records in quarantine, up to [`MOST_QUARANTINED`]; none if they could not be counted.
+    pub quarantined: Option<u64>,
+    /// What its audits have found since it started.
+    pub audits: AuditsReport,
     /// What was done last, the latest last.
     pub actions: Vec<Action>,
 }
@@ -101,6 +114,50 @@ impl TakenBack {
         self.retired += report.retired as u64;
         self.sessions += report.sessions_cleared as u64;
         self.quarantined += report.quarantined as u64;
+    }
+}
+
+/// What audits of a store have found, those that were asked for over HTTP included. Each audit that only reports finds the
+/// same again.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct AuditsReport {
+    /// Audits that have ended.
+    pub ended: u64,
+    /// Audits that failed.
+    pub failed: u64,
+    /// Those of the ended ones that left the orphans alone because the index may be the wrong one.
+    pub refused: u64,
+    /// Objects that no record owned.
+    pub orphans: u64,
+    /// Those of them that were removed.
+    pub removed: u64,
+    /// Live samples whose objects were gone.
+    pub lost: u64,
+    /// When the last one ended, in milliseconds since 1970; none before the first.
+    pub last_ended_ms: Option<u64>,
+    /// What was wrong with the last one: it failed, was refused, or did not look at everything.
+    pub trouble: Option<String>,
+}
+
+impl AuditsReport {
+    /// Takes in how an audit ended.
+    pub(crate) fn add(&mut self, audit: &Result<Audited>, now_ms: u64) {
+        let found = match audit {
+            Ok(found) => found,
+            Err(error) => {
+                self.failed += 1;
+                self.trouble = Some(error.to_string());
+                return;
+            }
+        };
+        self.ended += 1;
+        self.refused += u64::from(found.refused.is_some());
+        self.orphans += found.orphans;
+        self.removed += found.removed;
+        self.lost += found.lost;
+        self.last_ended_ms = Some(now_ms);
+        let incomplete = (!found.complete).then(|| "it did not get through everything".to_owned());
+        self.trouble = found.refused.clone().or(incomplete);
     }
 }
 
@@ -232,4 +289,44 @@ pub(crate) fn now_ms() -> u64 {
     )]
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_core::{Error, ErrorKind};
+
+    use super::*;
+
+    #[test]
+    fn audits_add_up_and_only_the_last_one_is_in_trouble() {
+        let mut audits = AuditsReport::default();
+        let good = Audited {
+            orphans: 3,
+            removed: 2,
+            lost: 1,
+            complete: true,
+            ..Audited::default()
+        };
+        audits.add(&Ok(good.clone()), 7);
+        let refused = Audited {
+            refused: Some("the wrong index".to_owned()),
+            removed: 0,
+            ..good.clone()
+        };
+        audits.add(&Ok(refused), 8);
+        assert_eq!(audits.trouble.as_deref(), Some("the wrong index"));
+        audits.add(&Err(Error::new(ErrorKind::Timeout, "audit", "too late")), 9);
+        let told = (audits.ended, audits.failed, audits.refused, audits.last_ended_ms);
+        assert_eq!(told, (2, 1, 1, Some(8)), "one that failed has not ended: {audits:?}");
+        assert_eq!((audits.orphans, audits.removed, audits.lost), (6, 2, 2));
+        assert!(audits.trouble.as_deref().is_some_and(|why| why.contains("too late")));
+        let part = Audited {
+            complete: false,
+            ..good.clone()
+        };
+        audits.add(&Ok(part), 10);
+        assert!(audits.trouble.is_some(), "it did not look at everything");
+        audits.add(&Ok(good), 11);
+        assert_eq!(audits.trouble, None, "the last one was well");
+    }
 }

@@ -5,13 +5,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use holdfast_core::StoreId;
+use holdfast_core::{Result, StoreId};
 use holdfast_features::FeatureStore;
 use parking_lot::{Mutex, RwLock};
 
-use crate::Connect;
 use crate::options::Options;
-use crate::report::{EtcdReport, Report, StoreReport};
+use crate::overview::Shown;
+use crate::report::{EtcdReport, Report, StoreReport, now_ms};
+use crate::{Audited, Connect};
 
 pub(crate) struct State {
     pub(crate) options: Options,
@@ -19,6 +20,8 @@ pub(crate) struct State {
     /// The stores that are open.
     stores: RwLock<BTreeMap<StoreId, FeatureStore>>,
     report: Mutex<Report>,
+    /// What the page shows.
+    pub(crate) page: Shown,
     /// Whether a task of the steward has ended without being told to.
     broken: AtomicBool,
 }
@@ -38,12 +41,15 @@ impl State {
             read_only: options.read_only,
             stores: names.map(|name| (name, StoreReport::default())).collect(),
             etcd: Vec::new(),
+            // Until they have been listed once.
+            trouble: options.others.as_ref().map(|_| "not listed yet".to_owned()),
         };
         Self {
             options,
             connect,
             stores: RwLock::default(),
             report: Mutex::new(report),
+            page: Shown::default(),
             broken: AtomicBool::new(false),
         }
     }
@@ -79,10 +85,32 @@ impl State {
         if let Some(report) = self.report.lock().stores.get_mut(store.as_str()) {
             change(report);
         }
+        self.page.touch();
+    }
+
+    /// Takes in how an audit of a store ended.
+    pub(crate) fn audited(&self, store: &StoreId, audit: &Result<Audited>) {
+        self.note(store, |report| report.audits.add(audit, now_ms()));
+    }
+
+    /// Takes in a store that is looked after from now on. False if it is already.
+    pub(crate) fn add(&self, store: &StoreId) -> bool {
+        let mut report = self.report.lock();
+        let is_new = !report.stores.contains_key(store.as_str());
+        if is_new {
+            report.stores.insert(store.as_str().to_owned(), StoreReport::default());
+        }
+        is_new
+    }
+
+    /// Takes in why the stores of the index cannot be listed; none if they can.
+    pub(crate) fn note_listing(&self, trouble: Option<String>) {
+        self.report.lock().trouble = trouble;
     }
 
     pub(crate) fn note_etcd(&self, nodes: Vec<EtcdReport>) {
         self.report.lock().etcd = nodes;
+        self.page.touch();
     }
 
     pub(crate) fn opened(&self, store: &StoreId, opened: Option<FeatureStore>) {

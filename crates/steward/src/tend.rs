@@ -23,11 +23,12 @@ use std::time::Duration;
 
 use holdfast_core::{Clock, ErrorKind, Result, SystemClock, SystemRng};
 use holdfast_features::{FeatureStore, LiveSession, Office, SweepReport, Sweeping};
+use holdfast_index::Stage;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::options::StoreOptions;
-use crate::report::{BudgetReport, TakenBack};
+use crate::report::{BudgetReport, MOST_QUARANTINED, TakenBack};
 use crate::state::State;
 
 /// Pauses between attempts to open a store: the first, doubled each time up to the longest.
@@ -71,7 +72,11 @@ pub(crate) async fn tend(state: Arc<State>, options: StoreOptions, stop: Cancell
         total: SweepReport::default(),
         unused: Unused::default(),
     };
-    tending.until(&stop).await;
+    tokio::select! {
+        () = tending.until(&stop) => {}
+        // For the page, beside the rest: an audit may take minutes. It does not end by itself.
+        () = crate::view::keep(&state, &options, &store) => {}
+    }
     state.opened(&id, None);
     state.note(&id, |report| report.open = false);
     if let Err(error) = store.close(WITHIN).await {
@@ -221,7 +226,30 @@ impl Tending<'_> {
             })),
             Err(error) => tracing::warn!(store = %self.options.store, %error, "the budget could not be read"),
         }
+        self.look_at_casualties().await;
         self.end_if_unused().await;
+    }
+
+    /// Counts the dead letters, and the records in quarantine.
+    async fn look_at_casualties(&self) {
+        let store = &self.options.store;
+        let dead_letters = match self.store.counts(WITHIN).await {
+            Ok(counts) => Some(counts.of(Stage::Dead)),
+            Err(error) => {
+                tracing::warn!(%store, %error, "the dead letters could not be counted");
+                None
+            }
+        };
+        let quarantined = match self.store.quarantined(None, MOST_QUARANTINED, WITHIN).await {
+            Ok(found) => Some(found.len() as u64),
+            Err(error) => {
+                tracing::warn!(%store, %error, "the quarantine could not be read");
+                None
+            }
+        };
+        self.state.note(store, |report| {
+            (report.dead_letters, report.quarantined) = (dead_letters, quarantined);
+        });
     }
 
     fn saw_sessions(&mut self, sessions: &[LiveSession]) {
@@ -291,7 +319,9 @@ impl Tending<'_> {
     async fn audit(&self) {
         let store = &self.options.store;
         let read_only = self.state.options.read_only;
-        match self.state.connect.audit(self.store, read_only, LONG).await {
+        let audit = self.state.connect.audit(self.store, read_only, LONG).await;
+        self.state.audited(store, &audit);
+        match audit {
             Ok(found) => {
                 tracing::info!(%store, read_only, ?found, "audited: compared the engine's objects with the records");
                 self.state.note(store, |report| {

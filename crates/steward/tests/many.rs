@@ -1,4 +1,4 @@
-//! A thousand sessions on one store, on a real etcd: what sweeping costs.
+//! A thousand sessions on one store, on a real etcd: what sweeping costs, and how quickly the page's requests are answered.
 //!
 //! Counted between index and etcd: every range and key that is read, alone or in a transaction, and every condition, for
 //! which etcd reads, too. Nothing but sweeping (and collecting) does that here, since no process uses the store meanwhile.
@@ -26,12 +26,15 @@ use holdfast_features::{FeatureConfig, FeatureStore};
 use holdfast_index::store::{Limits, Read, Snapshot, StoreSession, Transaction, TxnOutcome, TxnStore, Watch};
 use holdfast_index_etcd::{EtcdConfig, EtcdStore};
 use holdfast_steward::{Options, Steward};
-use holdfast_testkit::EtcdCluster;
+use holdfast_testkit::{EtcdCluster, quantile};
 
 const SESSIONS: usize = 1000;
 /// What is allowed of sweeping, in ranges per second.
 const GOAL: f64 = 50.0;
 const MEASURED: Duration = Duration::from_secs(20);
+/// What the page may ask for: so often, and so quickly answered.
+const REQUESTS: usize = 200;
+const QUICK_MS: f64 = 200.0;
 
 /// A number of etcd's own.
 async fn metric(etcd: &str, name: &'static str) -> f64 {
@@ -146,6 +149,7 @@ async fn a_thousand_sessions_cost_at_most_fifty_ranges_a_second() {
     assert!(with_steward <= GOAL, "{with_steward} ranges a second with a steward");
     assert!(alone <= 2.0 * GOAL, "{alone} ranges a second without one");
     assert!(with_steward > 1.0, "it sweeps, and this counts it");
+    page_requests_are_quick(&worlds[1]).await;
     // It goes, and the store's own processes go on.
     steward.stop(WITHIN).await.expect("stopped");
     until("two of them sweep again", || on_duty() == 2).await;
@@ -153,6 +157,57 @@ async fn a_thousand_sessions_cost_at_most_fifty_ranges_a_second() {
     drop(members);
     drop(worlds);
     eprintln!("dropped in {:?}", clock.now().since(before));
+}
+
+/// The page's requests, while somebody watches. The steward that answers them stands by: that is no part of the figures above.
+async fn page_requests_are_quick(world: &Arc<World>) {
+    let mut options = Options::new([store("many")]);
+    options.http = Some(serde_json::from_str(r#"{"listen":"127.0.0.1:0","within":"12s"}"#).expect("settings"));
+    let steward = Steward::start(options, world.clone()).await.expect("a steward");
+    let address = steward.address().expect("it listens");
+    until("it has the store open", || steward.report().stores["many"].open).await;
+    let asked = tokio::task::spawn_blocking(move || {
+        let get = |agent: &ureq::Agent, path: &str| agent.get(format!("http://{address}{path}")).call();
+        let agent = || -> ureq::Agent {
+            let config = ureq::Agent::config_builder().timeout_global(Some(WITHIN));
+            config.build().into()
+        };
+        // A stream that is open, and read.
+        let watcher = agent();
+        let mut watched = get(&watcher, "/v1/events").expect("a stream");
+        let watching = std::thread::spawn(move || {
+            // It ends by itself.
+            watched
+                .body_mut()
+                .read_to_string()
+                .map_or(0, |text| text.matches("event: overview").count())
+        });
+        let clock = SystemClock::new();
+        let agent = agent();
+        for path in [
+            "/",
+            "/v1/overview",
+            "/v1/stores/many/sessions",
+            "/v1/stores/many/history",
+        ] {
+            let mut took = Vec::with_capacity(REQUESTS);
+            let mut bytes = 0;
+            for _ in 0..REQUESTS {
+                let begun = clock.now();
+                let text = get(&agent, path).expect("an answer").body_mut().read_to_string();
+                bytes = text.expect("text").len();
+                took.push(1e3 * clock.now().since(begun).as_secs_f64());
+            }
+            let (half, most) = (quantile(&mut took, 0.5), quantile(&mut took, 0.99));
+            eprintln!("{path}: {bytes} bytes, p50 {half:.1} ms, p99 {most:.1} ms of {REQUESTS} requests");
+            assert!(most <= QUICK_MS, "{path}: p99 is {most} ms");
+        }
+        watching.join().expect("no panic")
+    });
+    let told = asked.await.expect("asked");
+    eprintln!("meanwhile {told} overviews were told");
+    assert!(told > 0, "nothing was told");
+    steward.stop(WITHIN).await.expect("stopped");
 }
 
 /// All of them, at the same time.

@@ -1,4 +1,4 @@
-//! The log of requests names the token and not the secret.
+//! The log of requests names the token and not the secret, at any level, for every path, for whoever asks.
 #![allow(clippy::expect_used, clippy::panic, reason = "a test says what it expects")]
 
 mod common;
@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use common::*;
 use holdfast_steward::http::auth::{TokenEntry, fingerprint};
+use holdfast_steward::http::openapi;
 use holdfast_steward::{Options, Steward};
 use parking_lot::Mutex;
 use tracing::field::{Field, Visit};
@@ -58,12 +59,25 @@ async fn the_log_has_names_and_no_secrets() {
     let mut options = Options::new([store("eagle")]);
     let mut http: holdfast_steward::HttpOptions =
         serde_json::from_str(r#"{"listen":"127.0.0.1:0"}"#).expect("settings");
-    http.tokens.push(TokenEntry {
-        name: "anna".to_owned(),
-        sha256: fingerprint("hf_sesame"),
+    let entry = |name: &str, secret: &str| TokenEntry {
+        name: name.to_owned(),
+        sha256: fingerprint(secret),
         stores: None,
         write: false,
         expires: None,
+    };
+    http.tokens.push(entry("anna", "hf_sesame"));
+    http.tokens.push(TokenEntry {
+        write: true,
+        ..entry("olga", "hf_writes")
+    });
+    http.tokens.push(TokenEntry {
+        expires: Some(1),
+        ..entry("igor", "hf_expired")
+    });
+    http.tokens.push(TokenEntry {
+        stores: Some(vec![store("another")]),
+        ..entry("otto", "hf_another")
     });
     options.http = Some(http);
     let steward = Steward::start(options, World::in_memory()).await.expect("a steward");
@@ -78,16 +92,62 @@ async fn the_log_has_names_and_no_secrets() {
     };
     assert_eq!(ask("hf_sesame").await.expect("asked").expect("let in"), 200);
     assert!(ask("hf_guess").await.expect("asked").is_err());
+    // Every path, by everybody, with values in the query and in headers that nobody is to read.
+    let mut asked = 2;
+    for (method, path, _, _, _, parameters) in openapi::PATHS {
+        for secret in [
+            None,
+            Some("hf_sesame"),
+            Some("hf_writes"),
+            Some("hf_expired"),
+            Some("hf_another"),
+            Some("hf_guess"),
+        ] {
+            // It lasts if it is let in.
+            if *path == "/v1/events" && !matches!(secret, None | Some("hf_expired" | "hf_guess")) {
+                continue;
+            }
+            let mut request = request_of(method, path, "eagle", "dog").with(secret);
+            request.path.push_str("?note=private&after=1%2Fhidden-place");
+            for name in parameters.iter().filter(|name| **name != "after") {
+                request.path.push_str(&format!("&{name}=hidden-{name}"));
+            }
+            request.to(address).await;
+            asked += 1;
+        }
+    }
+    // What a change says is in its own line, a token that is put elsewhere is not.
+    let sent = Sent::new("put", "/v1/stores/eagle/budget?token=hf_sesame").with(Some("hf_writes"));
+    assert_eq!(sent.json(r#"{"budget_bytes": 5000}"#).to(address).await.status, 200);
+    let basic = tokio::task::spawn_blocking(move || {
+        let request = ureq::get(format!("http://{address}/v1/stores"));
+        let request = request
+            .header("authorization", "Basic aGZfc2VzYW1l")
+            .header("x-token", "hf_sesame");
+        let request = request
+            .header("cookie", "session=hf_sesame")
+            .header("referer", "http://private");
+        request.call().is_err()
+    });
+    assert!(basic.await.expect("asked"));
+    asked += 2;
     steward.stop(WITHIN).await.expect("stopped");
     let log = kept.0.lock().clone();
     let requests: Vec<&str> = log.lines().filter(|line| line.contains("message=request")).collect();
-    assert_eq!(requests.len(), 2, "{log}");
+    assert_eq!(requests.len(), asked, "{log}");
     assert!(
         requests[0].contains("path=\"/v1/stores/eagle\"") && requests[0].contains("token=\"anna\""),
         "{requests:?}"
     );
     assert!(requests[1].contains("status=401"), "{requests:?}");
-    for secret in ["sesame", "hf_guess", "private", &fingerprint("hf_sesame")] {
+    let budget = log.lines().find(|line| line.contains("set the budget to 5000 bytes"));
+    let budget = budget.unwrap_or_else(|| panic!("{log}"));
+    assert!(
+        budget.contains("token=\"olga\"") && budget.contains("it was asked for over HTTP"),
+        "{budget}"
+    );
+    let secrets = ["hf_", "sesame", "aGZf", "private", "hidden", "note="];
+    for secret in secrets.into_iter().chain([fingerprint("hf_sesame").as_str()]) {
         assert!(!log.contains(secret), "{secret} is in the log: {log}");
     }
 }

@@ -7,82 +7,26 @@
     reason = "a test says what it expects and what it saw"
 )]
 
-use std::collections::BTreeMap;
+mod real;
+
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
-use holdfast_core::{Clock, DType, Result, StoreId, SystemClock, SystemRng, TensorSpec};
+use holdfast_core::{Clock, StoreId, SystemClock, SystemRng};
 use holdfast_custody::Reason;
-use holdfast_engine::{Engine, HostMemory};
-use holdfast_engine_mooncake::{MooncakeConfig, MooncakeEngine};
-use holdfast_features::{FeatureConfig, FeatureStore, GroupName, Identity, Publication, PutItem, SampleRef, TensorIn};
-use holdfast_index::{Index, IndexConfig, Office, TxnIndex};
-use holdfast_index_etcd::{EtcdConfig, EtcdStore};
-use holdfast_steward::{Connect, Options, Steward};
-use holdfast_testkit::{Cluster, Endpoints};
+use holdfast_features::{FeatureConfig, FeatureStore, Identity, PutItem, SampleRef};
+use holdfast_index::{Index, Office};
+use holdfast_steward::{Options, Steward};
+use holdfast_testkit::Cluster;
+use real::{Reach, item};
 use rustix::process::{Pid, Signal, kill_process};
-use serde::{Deserialize, Serialize};
 use tokio::task::block_in_place;
 
 const WITHIN: Duration = Duration::from_secs(60);
 const SAMPLES: usize = 1000;
 /// Tells a copy of this program that it is a steward, and of what.
 const CHILD: &str = "HOLDFAST_TEST_STEWARD";
-
-/// What a process must know to reach the cluster.
-#[derive(Clone, Serialize, Deserialize)]
-struct Reach {
-    master: String,
-    metadata: String,
-    admin: Vec<String>,
-    etcd: Vec<String>,
-    environment: BTreeMap<String, String>,
-}
-
-impl Reach {
-    fn of(endpoints: &Endpoints) -> Self {
-        let mut environment: BTreeMap<_, _> = endpoints.client_env.iter().cloned().collect();
-        environment.insert("MC_LOG_LEVEL".to_owned(), "ERROR".to_owned());
-        Self {
-            master: endpoints.master.clone(),
-            metadata: endpoints.metadata.clone(),
-            admin: endpoints.admin.clone(),
-            etcd: endpoints.etcd.clone(),
-            environment,
-        }
-    }
-
-    fn connect_engine(&self) -> Arc<dyn Engine> {
-        let config = MooncakeConfig {
-            master: self.master.clone(),
-            metadata: self.metadata.clone(),
-            admin: self.admin.clone(),
-            environment: self.environment.clone(),
-            ..MooncakeConfig::default()
-        };
-        Arc::new(block_in_place(|| MooncakeEngine::connect(config)).expect("a client"))
-    }
-
-    async fn connect_index(&self, store: &StoreId, identity: Identity) -> Arc<dyn Index> {
-        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-        let etcd = EtcdStore::open(EtcdConfig::new(self.etcd.clone()), Arc::clone(&clock), WITHIN).await;
-        let (etcd, rng) = (Arc::new(etcd.expect("etcd")), Arc::new(SystemRng));
-        Arc::new(TxnIndex::new(etcd, store, IndexConfig::default(), clock, rng).with_identity(identity))
-    }
-}
-
-#[async_trait]
-impl Connect for Reach {
-    async fn engine(&self, _: &StoreId) -> Result<Arc<dyn Engine>> {
-        Ok(self.connect_engine())
-    }
-
-    async fn index(&self, store: &StoreId, identity: Identity) -> Result<Arc<dyn Index>> {
-        Ok(self.connect_index(store, identity).await)
-    }
-}
 
 fn store() -> StoreId {
     StoreId::new("real").expect("a name")
@@ -139,22 +83,8 @@ impl Drop for Away {
     }
 }
 
-fn item(n: usize) -> PutItem {
-    let mut bytes = vec![u8::try_from(n % 251).unwrap_or(0); 4096].into_boxed_slice();
-    let (base, len) = (bytes.as_mut_ptr(), bytes.len());
-    #[allow(unsafe_code, reason = "lending memory is a promise")]
-    // SAFETY: the box is the owner, it does not move its bytes, and no other code has it.
-    let memory = unsafe { HostMemory::lent(base, len, bytes) }.expect("not empty");
-    let spec = TensorSpec::new("t".parse().expect("a name"), DType::Uint8, [4096]).expect("a spec");
-    PutItem {
-        sample: format!("run/{n:04}").parse().expect("a name"),
-        tensors: vec![TensorIn::new(spec, memory)],
-        publication: Publication {
-            groups: vec![GroupName::new("trainers").expect("a name")],
-            retain: false,
-            max_attempts: 3,
-        },
-    }
+fn numbered(n: usize) -> PutItem {
+    item(&format!("run/{n:04}"), u8::try_from(n % 251).unwrap_or(0), 3)
 }
 
 async fn steward_in_office(index: &dyn Index) -> Option<u32> {
@@ -198,7 +128,7 @@ async fn the_other_goes_on_when_the_one_on_duty_is_killed() {
     let producer = opened.await.expect("a store");
     let mut samples: Vec<SampleRef> = Vec::new();
     for n in 0..SAMPLES {
-        samples.push(producer.put(item(n), WITHIN).await.expect("put").reference);
+        samples.push(producer.put(numbered(n), WITHIN).await.expect("put").reference);
     }
     let stewards = [Away::start(&reach), Away::start(&reach)];
     let begun = clock.now();

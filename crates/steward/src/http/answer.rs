@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 use holdfast_core::{Error, ErrorKind};
 use serde::Serialize;
 
-/// A refusal: what, and what to do.
+/// A refusal: what, why, and what to do. All refusals have this form.
 #[derive(Clone, Debug)]
 pub(crate) struct Refused {
     status: StatusCode,
@@ -15,20 +15,56 @@ pub(crate) struct Refused {
 
 #[derive(Clone, Debug, Serialize)]
 struct Problem {
-    error: String,
+    /// What.
+    error: &'static str,
+    why: String,
     #[serde(rename = "do")]
     remedy: String,
 }
 
+/// Every status of a refusal, and what it says: so programs need not read the rest.
+pub(crate) const STATUSES: &[(StatusCode, &str)] = &[
+    (StatusCode::BAD_REQUEST, "the request is not as described"),
+    (StatusCode::UNAUTHORIZED, "it is not known who asks"),
+    (StatusCode::FORBIDDEN, "who asks may not do this"),
+    (StatusCode::NOT_FOUND, "there is no such thing"),
+    (StatusCode::METHOD_NOT_ALLOWED, "the path has no such method"),
+    (StatusCode::REQUEST_TIMEOUT, "the request did not arrive in time"),
+    (StatusCode::CONFLICT, "as things stand, this is not possible"),
+    (StatusCode::PAYLOAD_TOO_LARGE, "the request is too large"),
+    (StatusCode::UNSUPPORTED_MEDIA_TYPE, "the body is of the wrong kind"),
+    (StatusCode::NOT_IMPLEMENTED, "this release or this engine cannot do it"),
+    (
+        StatusCode::SERVICE_UNAVAILABLE,
+        "something that is needed cannot be used now",
+    ),
+    (StatusCode::GATEWAY_TIMEOUT, "it took too long"),
+    (StatusCode::INSUFFICIENT_STORAGE, "the index is full"),
+];
+
+/// What a status says.
+pub(crate) fn said(status: StatusCode) -> &'static str {
+    let found = STATUSES.iter().find(|(known, _)| *known == status);
+    found.map_or("it is refused", |(_, said)| said)
+}
+
 impl Refused {
-    pub(crate) fn new(status: StatusCode, error: impl Into<String>, remedy: &str) -> Self {
+    /// One with this status, why, and what to do.
+    pub(crate) fn new(status: StatusCode, why: impl Into<String>, remedy: &str) -> Self {
         Self {
             status,
             body: Problem {
-                error: error.into(),
+                error: said(status),
+                why: why.into(),
                 remedy: remedy.to_owned(),
             },
         }
+    }
+
+    /// So many requests are under way already.
+    pub(crate) fn busy() -> Self {
+        let why = "too many requests at a time";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, why, "try again soon")
     }
 
     pub(crate) fn no_store() -> Self {
@@ -78,6 +114,8 @@ pub(crate) fn decode(segment: &str) -> String {
         let escaped = (*first == b'%')
             .then(|| tail.get(..2))
             .flatten()
+            // A number may have a sign, and an escape may not: axum's own decoding knows none either.
+            .filter(|hex| hex.iter().all(u8::is_ascii_hexdigit))
             .and_then(|hex| u8::from_str_radix(std::str::from_utf8(hex).ok()?, 16).ok());
         match escaped {
             Some(byte) => {
@@ -101,5 +139,6 @@ mod tests {
         assert_eq!(super::decode("100%"), "100%");
         assert_eq!(super::decode("%zz%4"), "%zz%4");
         assert_eq!(super::decode("%ff"), "\u{fffd}");
+        assert_eq!(super::decode("%+a"), "%+a");
     }
 }

@@ -1,23 +1,26 @@
 //! The handlers.
 
-use axum::extract::{Path, Query, State as Given};
+use std::future::Future;
+use std::sync::Arc;
+
+use axum::extract::{Query, State as Given};
 use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use holdfast_core::Error;
 use holdfast_features::FeatureStore;
 use serde::{Deserialize, Serialize};
+use tokio::sync::Semaphore;
 
 use super::answer::Refused;
-use super::{Served, openapi};
+use super::given::{self, By, Named};
+use super::{Served, openapi, page, records};
 use crate::Audited;
 use crate::metrics;
 use crate::report::{EtcdReport, SessionReport, StoreReport};
 
-type Answer<T> = Result<Json<T>, Refused>;
-
-/// The most sessions or records in one answer.
-const MOST_IN_PAGE: usize = 1000;
+pub(super) type Answer<T> = Result<Json<T>, Refused>;
 
 /// All paths, each in [`openapi`].
 pub(super) fn routes() -> Router<Served> {
@@ -30,10 +33,11 @@ pub(super) fn routes() -> Router<Served> {
         .route("/v1/stores", get(stores))
         .route("/v1/stores/{store}", get(store))
         .route("/v1/stores/{store}/sessions", get(sessions))
-        .route("/v1/stores/{store}/quarantine", get(quarantine))
         .route("/v1/stores/{store}/sweep", post(sweep))
         .route("/v1/stores/{store}/audit", post(audit))
         .route("/v1/etcd", get(etcd))
+        .merge(page::routes())
+        .merge(records::routes())
         .fallback(no_such)
         .method_not_allowed_fallback(|| async {
             Refused::new(
@@ -44,7 +48,7 @@ pub(super) fn routes() -> Router<Served> {
         })
 }
 
-fn opened(served: &Served, store: &str) -> Result<FeatureStore, Refused> {
+pub(super) fn opened(served: &Served, store: &str) -> Result<FeatureStore, Refused> {
     if served.state.report_of(store).is_none() {
         return Err(Refused::no_store());
     }
@@ -64,14 +68,18 @@ async fn readyz(Given(served): Given<Served>, method: Method, headers: HeaderMap
     let all = report.stores.len();
     let closed: Vec<_> = report.stores.iter().filter(|(_, store)| !store.open).collect();
     let is_whole = served.state.is_whole();
-    if closed.is_empty() && is_whole {
+    if closed.is_empty() && is_whole && report.trouble.is_none() {
         return (StatusCode::OK, "ok\n".to_owned());
     }
     let mut text = format!("{} of {all} stores are open\n", all - closed.len());
     if !is_whole {
         text.push_str("a part of this steward has ended by a defect\n");
     }
+    if report.trouble.is_some() {
+        text.push_str("the stores of the index cannot be listed\n");
+    }
     if super::admitted(&served, &headers, &method, "/readyz").is_ok() {
+        text.extend(report.trouble.map(|trouble| trouble + "\n"));
         for (name, store) in closed {
             let trouble = store.trouble.as_deref().unwrap_or("not open yet");
             text.push_str(&format!("{name}: {trouble}\n"));
@@ -118,8 +126,12 @@ async fn stores(Given(served): Given<Served>) -> Json<Stores> {
     })
 }
 
-async fn store(Given(served): Given<Served>, Path(store): Path<String>) -> Answer<StoreReport> {
-    served.state.report_of(&store).map(Json).ok_or_else(Refused::no_store)
+async fn store(Given(served): Given<Served>, name: Named) -> Answer<StoreReport> {
+    served
+        .state
+        .report_of(&name.store)
+        .map(Json)
+        .ok_or_else(Refused::no_store)
 }
 
 /// Which part of a list.
@@ -127,13 +139,7 @@ async fn store(Given(served): Given<Served>, Path(store): Path<String>) -> Answe
 #[serde(deny_unknown_fields)]
 struct Page {
     after: Option<String>,
-    limit: Option<usize>,
-}
-
-impl Page {
-    fn limit(&self) -> usize {
-        self.limit.unwrap_or(MOST_IN_PAGE).clamp(1, MOST_IN_PAGE)
-    }
+    limit: Option<u32>,
 }
 
 #[derive(Serialize)]
@@ -145,44 +151,33 @@ struct Sessions {
 
 async fn sessions(
     Given(served): Given<Served>,
-    Path(store): Path<String>,
+    name: Named,
     page: Result<Query<Page>, axum::extract::rejection::QueryRejection>,
 ) -> Answer<Sessions> {
     let page = page.map_err(wrong_query)?.0;
-    let all = opened(&served, &store)?.sessions(served.options.within).await?;
-    let mut all: Vec<SessionReport> = all.iter().map(SessionReport::from).collect();
-    all.sort_by(|one, two| one.session.cmp(&two.session));
-    all.retain(|session| page.after.as_ref().is_none_or(|after| session.session > *after));
-    let is_more = all.len() > page.limit();
-    all.truncate(page.limit());
-    let next = all.last().filter(|_| is_more).map(|last| last.session.clone());
-    Ok(Json(Sessions { sessions: all, next }))
-}
-
-fn wrong_query(error: axum::extract::rejection::QueryRejection) -> Refused {
-    Refused::new(StatusCode::BAD_REQUEST, error.body_text(), "see /v1/openapi.json")
-}
-
-#[derive(Serialize)]
-struct QuarantinedLine {
-    key: String,
-    version: u64,
-    why: String,
-    bytes: u64,
-    in_place: bool,
-}
-
-async fn quarantine(Given(served): Given<Served>, Path(store): Path<String>) -> Answer<Vec<QuarantinedLine>> {
-    let store = opened(&served, &store)?;
-    let all = store.quarantined(None, MOST_IN_PAGE, served.options.within).await?;
-    let line = |one: holdfast_features::Quarantined| QuarantinedLine {
-        key: one.key,
-        version: one.version.0,
-        why: one.why,
-        bytes: one.bytes,
-        in_place: one.in_place,
+    let (limit, after) = (given::limit(page.limit)?, given::after(page.after)?);
+    let opened = opened(&served, &name.store)?;
+    let all = match served.state.page.sessions(&name.store) {
+        Some(all) => all,
+        None => {
+            let listed = opened.sessions(served.for_calls()).await?;
+            let mut all: Vec<SessionReport> = listed.iter().map(SessionReport::from).collect();
+            all.sort_by(|one, two| one.session.cmp(&two.session));
+            Arc::new(all)
+        }
     };
-    Ok(Json(all.into_iter().map(line).collect()))
+    let is_after = |session: &&SessionReport| after.as_ref().is_none_or(|after| session.session > *after);
+    let mut rest = all.iter().filter(is_after).cloned();
+    let sessions: Vec<SessionReport> = rest.by_ref().take(limit).collect();
+    let next = rest
+        .next()
+        .and_then(|_| sessions.last())
+        .map(|last| last.session.clone());
+    Ok(Json(Sessions { sessions, next }))
+}
+
+pub(super) fn wrong_query(error: axum::extract::rejection::QueryRejection) -> Refused {
+    Refused::new(StatusCode::BAD_REQUEST, error.body_text(), "see /v1/openapi.json")
 }
 
 #[derive(Serialize)]
@@ -196,7 +191,7 @@ struct Swept {
     quarantined: usize,
 }
 
-fn may_change(served: &Served) -> Result<(), Refused> {
+pub(super) fn may_change(served: &Served) -> Result<(), Refused> {
     if served.state.options.read_only {
         let why = "this steward changes nothing (read_only)";
         return Err(Refused::new(StatusCode::CONFLICT, why, "ask one that does"));
@@ -204,14 +199,37 @@ fn may_change(served: &Served) -> Result<(), Refused> {
     Ok(())
 }
 
-async fn sweep(Given(served): Given<Served>, Path(name): Path<String>) -> Answer<Swept> {
-    let store = opened(&served, &name)?;
+/// Does something in a task of its own. A client that leaves, or the end of a request's time, would otherwise leave
+/// something behind that was done and not told of. The work has a deadline of its own, and counts as a request until then.
+pub(super) async fn to_its_end<T: Send + 'static>(
+    turns: Arc<Semaphore>,
+    work: impl Future<Output = holdfast_core::Result<T>> + Send + 'static,
+) -> Result<holdfast_core::Result<T>, Refused> {
+    let turn = turns.try_acquire_owned().map_err(|_| Refused::busy())?;
+    let work = async move {
+        let _turn = turn;
+        work.await
+    };
+    tokio::spawn(work).await.map_err(|error| {
+        let error = Error::internal("steward.http", "what was asked for has ended by a defect").caused_by(error);
+        Refused::from(error)
+    })
+}
+
+async fn sweep(Given(served): Given<Served>, name: Named, by: By) -> Answer<Swept> {
+    let store = opened(&served, &name.store)?;
     may_change(&served)?;
-    let swept = store.sweep(served.options.within).await?;
-    tracing::info!(store = %store.config().store, ?swept, "swept: it was asked for over HTTP");
-    served.state.note(&store.config().store, |report| {
-        report.acted("swept", "it was asked for over HTTP");
-    });
+    let turns = Arc::clone(&served.turns);
+    let sweep = async move {
+        let swept = store.sweep(served.for_calls()).await?;
+        let why = by.why();
+        tracing::info!(store = %store.config().store, token = by.0, why, ?swept, "swept");
+        served
+            .state
+            .note(&store.config().store, |report| report.acted("swept", why));
+        Ok(swept)
+    };
+    let swept = to_its_end(turns, sweep).await??;
     Ok(Json(Swept {
         leases: swept.taken_back.taken_back,
         reservations: swept.taken_back.abandoned,
@@ -232,21 +250,32 @@ struct AuditQuery {
 
 async fn audit(
     Given(served): Given<Served>,
-    Path(name): Path<String>,
+    name: Named,
+    by: By,
     query: Result<Query<AuditQuery>, axum::extract::rejection::QueryRejection>,
 ) -> Answer<Audited> {
     let repair = query.map_err(wrong_query)?.0.repair;
-    let store = opened(&served, &name)?;
+    let store = opened(&served, &name.store)?;
     if repair {
         may_change(&served)?;
     }
-    let found = served
-        .state
-        .connect
-        .audit(&store, !repair, served.options.within)
-        .await?;
-    tracing::info!(store = %store.config().store, repair, ?found, "audited: it was asked for over HTTP");
-    Ok(Json(found))
+    let turns = Arc::clone(&served.turns);
+    let audit = async move {
+        let (state, within) = (&served.state, served.for_calls());
+        // Only what the steward does by itself is counted: an audit over HTTP has less time, and need not be complete.
+        let found = state.connect.audit(&store, !repair, within).await?;
+        let why = by.why();
+        tracing::info!(store = %store.config().store, token = by.0, why, repair, ?found, "audited");
+        state.note(&store.config().store, |report| {
+            let what = format!(
+                "audited {} samples: {} orphans, {} removed, {} lost",
+                found.samples, found.orphans, found.removed, found.lost
+            );
+            report.acted(what, why);
+        });
+        Ok(found)
+    };
+    Ok(Json(to_its_end(turns, audit).await??))
 }
 
 async fn etcd(Given(served): Given<Served>) -> Json<Vec<EtcdReport>> {

@@ -34,7 +34,11 @@ pub struct TokenEntry {
 }
 
 impl TokenEntry {
-    pub(crate) fn validate(&self) -> Result<()> {
+    /// Checks its name and its hash.
+    ///
+    /// # Errors
+    /// `Invalid`.
+    pub fn validate(&self) -> Result<()> {
         let wrong = |why: &str| Err(Error::invalid("steward.config", why).with("token", &self.name));
         if self.name.is_empty() || self.name.len() > 64 || self.name.chars().any(char::is_control) {
             return wrong("a token has a name of 1 to 64 characters, for the log");
@@ -100,13 +104,12 @@ pub(crate) struct Asked<'a> {
     pub(crate) write: bool,
 }
 
-/// Lets a request in, or not. Returns the name of the token.
-pub(crate) fn admit<'a>(
+/// The entry of a token that is good, whatever it is for.
+pub(crate) fn known<'a>(
     entries: &'a [TokenEntry],
     token: Option<&str>,
-    asked: Asked<'_>,
     now: u64,
-) -> std::result::Result<&'a str, Refusal> {
+) -> std::result::Result<&'a TokenEntry, Refusal> {
     let token = token.filter(|token| token.len() <= MOST_TEXT).ok_or(Refusal::Unknown)?;
     let given = digest(&SHA256, token.as_bytes());
     let mut found = None;
@@ -121,6 +124,17 @@ pub(crate) fn admit<'a>(
     if entry.expires.is_some_and(|expires| expires <= now) {
         return Err(Refusal::Expired);
     }
+    Ok(entry)
+}
+
+/// Lets a request in, or not. Returns the name of the token.
+pub(crate) fn admit<'a>(
+    entries: &'a [TokenEntry],
+    token: Option<&str>,
+    asked: Asked<'_>,
+    now: u64,
+) -> std::result::Result<&'a str, Refusal> {
+    let entry = known(entries, token, now)?;
     if !entry.is_for(asked.store) {
         return Err(Refusal::OtherStore);
     }

@@ -2,13 +2,16 @@
 //!
 //! | path | who may | what |
 //! |---|---|---|
+//! | `/` | everybody | the page; it has no data of its own |
+//! | `/v1/overview`, `/v1/events` | any token | what the page shows, of the stores that the token is for |
 //! | `/healthz` | everybody | the steward runs |
 //! | `/readyz` | everybody; names and errors for a token for all stores | all its stores are open |
 //! | `/metrics` | a token for all stores | Prometheus text |
 //! | `/v1/…` | a token for that store | see [`openapi`] |
 //!
 //! Without tokens in the settings, everybody on this machine may do everything; then the interface listens on loopback
-//! only, and refuses requests that a web page in a browser makes on its own (a foreign `Host` or `Origin`).
+//! only, and refuses requests that a web page of another site makes in a browser (a foreign `Host`, an `Origin`, or a
+//! `Sec-Fetch-Site` that is not ours).
 //!
 //! # Bounds
 //! So many connections and requests at a time; a request has a time in which its head must have arrived, a time in which it
@@ -19,10 +22,13 @@
 mod answer;
 mod api;
 pub mod auth;
+mod given;
 pub mod openapi;
+mod page;
+mod records;
 mod tls;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,7 +37,7 @@ use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::{Router, middleware};
-use holdfast_core::{Error, ErrorKind, Result};
+use holdfast_core::{Error, ErrorKind, Result, StoreId};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -43,8 +49,9 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 use self::answer::Refused;
-use self::auth::{Asked, Refusal, admit};
+use self::auth::{Asked, Refusal, admit, known};
 use crate::options::HttpOptions;
+use crate::overview::Audience;
 use crate::report::now_ms;
 use crate::state::State;
 
@@ -59,6 +66,15 @@ pub(crate) struct Served {
     pub(crate) state: Arc<State>,
     options: Arc<HttpOptions>,
     turns: Arc<Semaphore>,
+    /// Places for streams of events.
+    streams: Arc<Semaphore>,
+}
+
+impl Served {
+    /// How long what a request does may take: a little less than the request, so that the answer says what was late.
+    fn for_calls(&self) -> Duration {
+        self.options.within / 10 * 9
+    }
 }
 
 /// The server, bound to its address.
@@ -93,6 +109,7 @@ impl Server {
             state,
             options: Arc::new(options.clone()),
             turns: Arc::new(Semaphore::new(options.most)),
+            streams: Arc::new(Semaphore::new(options.most.div_ceil(2))),
         };
         tracing::info!(%address, tls = tls.is_some(), tokens = options.tokens.len(), "listening");
         Ok(Self {
@@ -195,7 +212,7 @@ fn store_of(path: &str) -> Option<String> {
 }
 
 /// Whether a page of another site may be behind a request.
-fn is_foreign(headers: &HeaderMap) -> bool {
+fn is_foreign(headers: &HeaderMap, path: &str) -> bool {
     let host = headers
         .get(header::HOST)
         .and_then(|host| host.to_str().ok())
@@ -207,24 +224,24 @@ fn is_foreign(headers: &HeaderMap) -> bool {
             host
         }
     });
-    let is_local = matches!(name, "localhost" | "127.0.0.1" | "[::1]");
-    !is_local || headers.contains_key(header::ORIGIN)
+    let address = name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    let is_local = name == "localhost" || address.is_ok_and(|address| address.is_loopback());
+    // A browser says so of requests that have no `Origin`. The page itself may be reached by a link from anywhere.
+    let site = headers.get("sec-fetch-site").map(axum::http::HeaderValue::as_bytes);
+    let is_of_others = site.is_some_and(|site| !matches!(site, b"same-origin" | b"none")) && !page::is_file(path);
+    !is_local || is_of_others || headers.contains_key(header::ORIGIN)
 }
 
 /// Lets a request in, bounds its time, and logs it.
-async fn guard(Given(served): Given<Served>, request: Request, next: Next) -> Response {
+async fn guard(Given(served): Given<Served>, mut request: Request, next: Next) -> Response {
     let started = Instant::now();
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let (name, response) = match enter(&served, request.headers(), &method, &path) {
         Err(refused) => (String::new(), refused.into_response()),
         Ok(name) => {
+            request.extensions_mut().insert(given::By(name.clone()));
             let response = match served.turns.try_acquire() {
-                Err(_) => Refused::new(
-                    StatusCode::SERVICE_UNAVAILABLE,
-                    "too many requests at a time",
-                    "try again soon",
-                )
-                .into_response(),
+                Err(_) => Refused::busy().into_response(),
                 Ok(_turn) => match tokio::time::timeout(served.options.within, next.run(request)).await {
                     Ok(response) => response,
                     Err(_) => Refused::new(
@@ -249,14 +266,29 @@ fn enter(served: &Served, headers: &HeaderMap, method: &Method, path: &str) -> R
     if matches!(path, "/healthz" | "/readyz" | "/v1/openapi.json") {
         return Ok(String::new());
     }
+    // It has no data, and asks for a token.
+    if page::is_file(path) && !served.options.tokens.is_empty() {
+        return Ok(String::new());
+    }
     admitted(served, headers, method, path)
+}
+
+/// The stores that a request may see.
+fn audience(served: &Served, headers: &HeaderMap) -> Result<Audience, Refused> {
+    let tokens = &served.options.tokens;
+    if tokens.is_empty() {
+        return Ok(None);
+    }
+    let entry = known(tokens, bearer(headers), now_ms() / 1000).map_err(refused)?;
+    let name = |store: &StoreId| store.as_str().to_owned();
+    Ok(entry.stores.as_ref().map(|stores| stores.iter().map(name).collect()))
 }
 
 /// The name of the token that lets a request in, or why none does.
 fn admitted(served: &Served, headers: &HeaderMap, method: &Method, path: &str) -> Result<String, Refused> {
     let tokens = &served.options.tokens;
     if tokens.is_empty() {
-        if is_foreign(headers) {
+        if is_foreign(headers, path) {
             let why = "this address is for programs on this machine, and not for web pages";
             return Err(Refused::new(
                 StatusCode::FORBIDDEN,
@@ -266,13 +298,21 @@ fn admitted(served: &Served, headers: &HeaderMap, method: &Method, path: &str) -
         }
         return Ok(String::new());
     }
+    if page::is_for_any_store(path) {
+        let known = known(tokens, bearer(headers), now_ms() / 1000);
+        return known.map(|entry| entry.name.clone()).map_err(refused);
+    }
     let store = store_of(path);
     let asked = Asked {
         store: store.as_deref(),
         write: *method != Method::GET && *method != Method::HEAD,
     };
     let admitted = admit(tokens, bearer(headers), asked, now_ms() / 1000);
-    admitted.map(str::to_owned).map_err(|refusal| match refusal {
+    admitted.map(str::to_owned).map_err(refused)
+}
+
+fn refused(refusal: Refusal) -> Refused {
+    match refusal {
         Refusal::Unknown => Refused::new(
             StatusCode::UNAUTHORIZED,
             "no token, or one that is not known",
@@ -289,5 +329,5 @@ fn admitted(served: &Served, headers: &HeaderMap, method: &Method, path: &str) -
             "the token is for looking only",
             "use one that may change something",
         ),
-    })
+    }
 }

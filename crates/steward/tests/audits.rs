@@ -1,0 +1,105 @@
+//! What a steward tells of audits, dead letters and the quarantine.
+#![allow(clippy::expect_used, clippy::panic, reason = "a test says what it expects")]
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use common::*;
+use holdfast_core::{DType, Error, ErrorKind, Result, StoreId, TensorSpec};
+use holdfast_engine::Engine;
+use holdfast_features::{FeatureConfig, FeatureStore, GroupName, Identity, Publication, PutItem, TensorIn};
+use holdfast_index::Index;
+use holdfast_steward::{Audited, Connect, Options, Steward};
+
+/// Its first audit fails, its second one is refused, and all later ones are what they are.
+struct Flaky {
+    world: Arc<World>,
+    audits: AtomicU32,
+}
+
+#[async_trait]
+impl Connect for Flaky {
+    async fn engine(&self, store: &StoreId) -> Result<Arc<dyn Engine>> {
+        self.world.engine(store).await
+    }
+
+    async fn index(&self, store: &StoreId, identity: Identity) -> Result<Arc<dyn Index>> {
+        self.world.index(store, identity).await
+    }
+
+    async fn audit(&self, store: &FeatureStore, read_only: bool, within: Duration) -> Result<Audited> {
+        match self.audits.fetch_add(1, Ordering::Relaxed) {
+            0 => Err(Error::new(ErrorKind::Unavailable, "audit", "the engine is away")),
+            1 => Ok(Audited {
+                orphans: 40,
+                refused: Some("too many".to_owned()),
+                complete: true,
+                ..Audited::default()
+            }),
+            _ => self.world.audit(store, read_only, within).await,
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn audits_and_dead_letters_are_told() {
+    let world = World::in_memory();
+    let config = FeatureConfig {
+        pool_bytes: 1 << 20,
+        ..FeatureConfig::new(store("run"))
+    };
+    let user = world.open(config).await;
+    let mut options = Options::new([store("run")]);
+    options.look_every = Duration::from_millis(50);
+    options.stores[0].audit_every = Some(Duration::from_millis(300));
+    let flaky = Flaky {
+        world,
+        audits: AtomicU32::new(0),
+    };
+    let steward = Steward::start(options, Arc::new(flaky)).await.expect("a steward");
+    let told = || steward.report().stores["run"].clone();
+    until("it has looked", || told().dead_letters == Some(0)).await;
+
+    until("an audit has failed", || told().audits.failed == 1).await;
+    let audits = told().audits;
+    assert!(
+        audits.ended > 0 || audits.trouble.is_some_and(|why| why.contains("away")),
+        "what failed is told until the next one"
+    );
+    until("an audit was refused", || told().audits.refused == 1).await;
+    until("an audit was well", || told().audits.ended >= 2).await;
+    let audits = told().audits;
+    assert_eq!((audits.failed, audits.orphans, audits.trouble), (1, 40, None));
+    assert!(audits.last_ended_ms.is_some());
+
+    let memory = user.pool().buffer(6, WITHIN).await.expect("memory");
+    memory.write(0, b"hidden").expect("written");
+    let spec = TensorSpec::new("h".parse().expect("a name"), DType::Uint8, [6]).expect("a spec");
+    let group = GroupName::new("g").expect("a name");
+    let item = PutItem {
+        sample: "1".parse().expect("a name"),
+        tensors: vec![TensorIn::new(spec, memory)],
+        publication: Publication {
+            groups: vec![group.clone()],
+            retain: false,
+            max_attempts: 1,
+        },
+    };
+    user.put(item, WITHIN).await.expect("put");
+    let lease = user
+        .lease_next(&group, 1, WITHIN)
+        .await
+        .expect("a lease")
+        .pop()
+        .expect("one");
+    let answered = user.nack(&[lease], WITHIN).await;
+    assert!(answered.iter().all(Result::is_ok), "{answered:?}");
+    until("the dead letter is counted", || told().dead_letters == Some(1)).await;
+    assert_eq!(told().quarantined, Some(0));
+    steward.stop(WITHIN).await.expect("stopped");
+    user.close(WITHIN).await.expect("closed");
+}
