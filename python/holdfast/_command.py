@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 
-from holdfast import _holdfast
+from holdfast import _events, _holdfast
 
 __all__ = ["main"]
+
+
+def show_events() -> None:
+    """Shows what Holdfast reports on standard error, for a command that runs on."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("holdfast").setLevel(logging.INFO)
+    _events.want_levels()
+    _events.start()
 
 
 def main() -> int:

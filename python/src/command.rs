@@ -30,10 +30,19 @@ pub(crate) fn run_command(py: Python<'_>, arguments: Vec<OsString>, python: Path
         let host = Host {
             python: Some(python),
             connect: Some(Arc::new(connect)),
+            show_events: Some(show_events),
             ..Host::of_this_process()
         };
         holdfast_cli::run(arguments, &mut io, &host)
     })
+}
+
+/// Events go to Python's `logging`, which shows them.
+fn show_events() {
+    let shown = Python::attach(|py| py.import("holdfast._command")?.call_method0("show_events").map(drop));
+    if let Err(error) = shown {
+        tracing::warn!(%error, "events are not shown");
+    }
 }
 
 fn connect(settings: &str, within: Duration) -> Result<Arc<dyn Engine>> {

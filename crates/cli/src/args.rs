@@ -112,6 +112,12 @@ pub(crate) enum Command {
         #[arg(long)]
         others: bool,
     },
+    /// Look after stores until it is stopped: sweep, free, audit, watch; answer over HTTP (docs/steward.md)
+    Steward(Steward),
+    /// Make a token for the steward's HTTP interface, and the entry for its settings
+    Token(Token),
+    /// How fast this cluster is: samples of a scratch store, in turns with the bare engine
+    Bench(Bench),
     /// Declare what etcd holds now to be the index, after a restore (docs/etcd-restore.md)
     RestoreGuard {
         /// Do it: every process loses its sessions, leases and reservations
@@ -138,6 +144,48 @@ pub(crate) struct Up {
     /// The Python interpreter whose environment has Mooncake's wheel
     #[arg(long, value_name = "PROGRAM")]
     pub(crate) python: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Steward {
+    /// Where the HTTP interface listens [default: 127.0.0.1:9464]
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) listen: Option<std::net::SocketAddr>,
+    /// Change nothing: look, warn and answer
+    #[arg(long)]
+    pub(crate) read_only: bool,
+    /// Compare objects and records so often, such as 1h, and repair what differs; never if not given
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    pub(crate) audit_every: Option<Duration>,
+    /// End a store that no process has had open for so long, such as 30m; never if not given
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    pub(crate) end_when_unused: Option<Duration>,
+    /// All its settings, as JSON, or a file that holds it; flags count more
+    #[arg(long, value_name = "JSON_OR_FILE")]
+    pub(crate) options: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct Bench {
+    /// How many samples, one after the other
+    #[arg(long, default_value_t = 100, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub(crate) samples: u32,
+    /// The size of each
+    #[arg(long, default_value = "1MiB", value_name = "BYTES", value_parser = parse_bytes)]
+    pub(crate) bytes: u64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Token {
+    /// Whose token it is, for the log
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+    /// It may change something, and not only look
+    #[arg(long)]
+    pub(crate) write: bool,
+    /// How long it is valid, such as 720h; for ever if not given
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    pub(crate) valid: Option<Duration>,
 }
 
 #[derive(Debug, Args)]

@@ -35,7 +35,7 @@ pub const DEFECT: u8 = 5;
 pub(crate) struct Failure {
     pub(crate) code: u8,
     kind: ErrorKind,
-    what: String,
+    pub(crate) what: String,
     why: String,
     to_do: String,
 }

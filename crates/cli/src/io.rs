@@ -44,6 +44,9 @@ pub struct Host {
     pub python: Option<PathBuf>,
     /// How commands that free objects get an engine; none if this program has none.
     pub connect: Option<Arc<ConnectEngine>>,
+    /// Shows the library's events on standard error from now on: for a command that runs on; none if they are shown
+    /// already.
+    pub show_events: Option<fn()>,
     /// The time, in milliseconds since 1970: for ages, which people compare with their own clocks.
     pub now_ms: fn() -> u64,
 }
@@ -68,6 +71,7 @@ impl Host {
             variables: std::env::vars_os().filter_map(text).collect(),
             python: None,
             connect: None,
+            show_events: None,
             now_ms: wall_clock_ms,
         }
     }

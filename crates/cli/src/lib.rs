@@ -40,7 +40,7 @@ mod settings;
 mod text;
 
 use std::ffi::OsString;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
 
 use clap::{ColorChoice, CommandFactory as _, FromArgMatches as _};
 
@@ -83,7 +83,7 @@ pub fn run(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>, io:
     let json = cli.place.json;
     let answered = {
         let mut progress = Progress::new(io.err, io.err_is_terminal);
-        dispatch(cli, host, output, &mut progress)
+        dispatch(cli, host, output, io.out, &mut progress)
     };
     match answered {
         Ok(Answer { value, text, code }) => {
@@ -112,7 +112,13 @@ fn told(written: std::io::Result<()>, code: u8) -> u8 {
     }
 }
 
-fn dispatch(cli: Cli, host: &Host, output: Output, progress: &mut Progress<'_>) -> Result<Answer, Failure> {
+fn dispatch(
+    cli: Cli,
+    host: &Host,
+    output: Output,
+    out: &mut (dyn Write + Send),
+    progress: &mut Progress<'_>,
+) -> Result<Answer, Failure> {
     let place = &cli.place;
     match cli.command {
         Command::Up(options) => local::up(&options, place, host, output, progress),
@@ -120,6 +126,7 @@ fn dispatch(cli: Cli, host: &Host, output: Output, progress: &mut Progress<'_>) 
         Command::Env => local::env(place, host),
         Command::Completions { shell } => Ok(commands::help::completions(shell)),
         Command::Man { folder } => commands::help::manual(&folder),
+        Command::Token(wanted) => commands::steward::token(wanted, place, host),
         command => {
             let runtime = tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(2)
@@ -135,7 +142,7 @@ fn dispatch(cli: Cli, host: &Host, output: Output, progress: &mut Progress<'_>) 
                         "is the machine out of threads?",
                     )
                 })?;
-            let answer = runtime.block_on(commands::run(command, place, host, output, progress));
+            let answer = runtime.block_on(commands::run(command, place, host, output, out, progress));
             // A probe that outlived its deadline must not keep the command.
             runtime.shutdown_background();
             answer

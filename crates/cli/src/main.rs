@@ -4,6 +4,8 @@ use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 use holdfast_cli::{Host, Io};
+use tracing_subscriber::filter::{FilterFn, LevelFilter};
+use tracing_subscriber::prelude::*;
 
 fn main() -> ExitCode {
     let (mut out, mut err) = (std::io::stdout(), std::io::stderr());
@@ -15,8 +17,20 @@ fn main() -> ExitCode {
         err_is_terminal,
     };
     let mut host = Host::of_this_process();
+    host.show_events = Some(show_events);
     engine(&mut host);
     ExitCode::from(holdfast_cli::run(std::env::args_os(), &mut io, &host))
+}
+
+/// Those of Holdfast alone: a library below may log headers, and with them passwords.
+fn show_events() {
+    let ours = FilterFn::new(|event| event.target().starts_with("holdfast"));
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(std::io::stderr)
+        .with_ansi(false);
+    tracing_subscriber::registry()
+        .with(lines.with_filter(LevelFilter::INFO).with_filter(ours))
+        .init();
 }
 
 #[cfg(feature = "embed")]

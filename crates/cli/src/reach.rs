@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_core::{Clock, Deadline, ErrorKind, StoreId, SystemClock, SystemRng};
-use holdfast_index::{Identity, TxnIndex, stores};
+use holdfast_index::{Identity, TxnIndex, has_clock, stores};
 use holdfast_index_etcd::EtcdStore;
 
 use crate::failure::Failure;
@@ -65,6 +65,12 @@ impl Reach {
 
     /// The store that the command is about: the one that is named, or the only one. It must exist.
     pub(crate) async fn store(&self) -> Result<StoreId, Failure> {
+        if let Some(store) = &self.settings.store {
+            let is_there = has_clock(&self.etcd, store, self.left()).await;
+            if is_there.map_err(|error| self.failure(&error))? {
+                return Ok(store.clone());
+            }
+        }
         let all = self.stores().await?;
         let names = || {
             let mut names: Vec<String> = all.iter().take(10).map(|store| shown(store.as_str())).collect();

@@ -24,7 +24,7 @@ use crate::local::state::{self, State};
 use crate::output::{object, to_value};
 use crate::text::shown;
 
-type Section = Map<String, Value>;
+pub(crate) type Section = Map<String, Value>;
 
 const SETTINGS: &str = "HOLDFAST_SETTINGS";
 const DEFAULT_MASTER: &str = "127.0.0.1:50051";
@@ -231,10 +231,22 @@ fn written(place: &Where, host: &Host) -> Result<Section, Failure> {
         (None, Some(text)) => (text, SETTINGS),
         (None, None) => return Ok(Section::new()),
     };
-    let wrong = |why: String| {
-        let to_do = "give the settings as JSON, which begins with {, or the path of a file that holds them";
-        Failure::usage(format!("the settings of {source} cannot be read"), why, to_do)
-    };
+    let settings = json_or_file(source, text)?;
+    if let Some(strange) = settings.keys().find(|name| !KNOWN.contains(&name.as_str())) {
+        let why = format!("there is no setting {strange:?}; there are {}", KNOWN.join(", "));
+        return Err(cannot_be_read(source, why));
+    }
+    Ok(settings)
+}
+
+fn cannot_be_read(source: &str, why: String) -> Failure {
+    let to_do = "give the settings as JSON, which begins with {, or the path of a file that holds them";
+    Failure::usage(format!("the settings of {source} cannot be read"), why, to_do)
+}
+
+/// Settings that are written down: JSON, or the path of a file that holds it.
+pub(crate) fn json_or_file(source: &str, text: &str) -> Result<Section, Failure> {
+    let wrong = |why: String| cannot_be_read(source, why);
     let text = text.trim();
     let text = match text.starts_with('{') {
         true => text.to_owned(),
@@ -246,12 +258,6 @@ fn written(place: &Where, host: &Host) -> Result<Section, Failure> {
     let Value::Object(settings) = settings else {
         return Err(wrong("an object of JSON is needed: names and values".to_owned()));
     };
-    if let Some(strange) = settings.keys().find(|name| !KNOWN.contains(&name.as_str())) {
-        return Err(wrong(format!(
-            "there is no setting {strange:?}; there are {}",
-            KNOWN.join(", ")
-        )));
-    }
     Ok(settings)
 }
 
@@ -409,6 +415,7 @@ mod tests {
                 .collect(),
             python: None,
             connect: None,
+            show_events: None,
             now_ms: wall_clock_ms,
         }
     }

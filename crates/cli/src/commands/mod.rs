@@ -1,6 +1,7 @@
 //! The commands that ask the index, the master or the engine.
 
 mod audit;
+mod bench;
 mod budget;
 mod dead;
 pub(crate) mod help;
@@ -12,9 +13,11 @@ mod record;
 mod restore_guard;
 mod sessions;
 mod status;
+pub(crate) mod steward;
 mod top;
 mod why;
 
+use std::io::Write;
 use std::time::Duration;
 
 use crate::args::{Command, Where};
@@ -44,6 +47,7 @@ pub(crate) async fn run(
     place: &Where,
     host: &Host,
     output: Output,
+    out: &mut (dyn Write + Send),
     progress: &mut Progress<'_>,
 ) -> Result<Answer, Failure> {
     let settings = Settings::read(place, host)?;
@@ -77,7 +81,12 @@ pub(crate) async fn run(
             budget::run(&look(progress, usual).await?, change, &context, progress).await
         }
         Command::Quarantine(what) => quarantine::run(&look(progress, LOOK).await?, what, &context, progress).await,
+        Command::Steward(wanted) => steward::run(settings, wanted, place.json, host, out).await,
         Command::RestoreGuard { yes } => restore_guard::run(settings, yes, within(CHANGE), progress).await,
+        Command::Bench(wanted) => {
+            let reach = look(progress, FREE).await?;
+            bench::run(&reach, wanted, &context, progress).await
+        }
         Command::Sweep => {
             let reach = look(progress, FREE).await?;
             reclaim::sweep(&reach, &context, progress).await
@@ -95,8 +104,11 @@ pub(crate) async fn run(
             reclaim::end(&reach, others, &context, progress).await
         }
         // These need no server and were run before.
-        Command::Up(_) | Command::Down | Command::Env | Command::Completions { .. } | Command::Man { .. } => {
-            Err(Failure::usage("this command needs no server", "", ""))
-        }
+        Command::Up(_)
+        | Command::Down
+        | Command::Env
+        | Command::Token(_)
+        | Command::Completions { .. }
+        | Command::Man { .. } => Err(Failure::usage("this command needs no server", "", "")),
     }
 }

@@ -5,16 +5,17 @@
 use std::sync::Arc;
 
 use holdfast_core::{ErrorKind, SampleId, StoreId, SystemRng};
+use holdfast_engine::Engine;
 use holdfast_features::{FeatureConfig, FeatureStore};
 use holdfast_index::{AckOutcome, Index as _, SampleRef};
 use serde_json::Value;
 
 use super::Context;
 use crate::failure::{Failure, WRONG};
-use crate::io::Progress;
+use crate::io::{ConnectEngine, Host, Progress};
 use crate::output::{Answer, object, to_value};
 use crate::reach::Reach;
-use crate::settings::{Source, typed};
+use crate::settings::{Settings, Source, typed};
 use crate::text::{count, shown};
 
 /// The store with an engine. It sweeps only when it is told to.
@@ -24,18 +25,21 @@ pub(crate) async fn open(
     context: &Context<'_>,
     progress: &mut Progress<'_>,
 ) -> Result<FeatureStore, Failure> {
-    let what = format!("store {} cannot be changed from here", shown(store.as_str()));
-    let connect = context.host.connect.clone().ok_or_else(|| {
-        Failure::new(
-            ErrorKind::Unsupported,
-            what.clone(),
-            "objects are removed through Mooncake's Python module, and this program was built without it",
-            "use the `holdfast` command of the Python package, in an environment that has Mooncake: pip install \
-             'holdfast[mooncake]'",
-        )
-    })?;
+    let engine = engine(reach, store, context, progress).await?;
+    open_on(engine, reach, store, progress).await
+}
+
+/// An engine for the store.
+pub(crate) async fn engine(
+    reach: &Reach,
+    store: &StoreId,
+    context: &Context<'_>,
+    progress: &mut Progress<'_>,
+) -> Result<Arc<dyn Engine>, Failure> {
+    let what = cannot(store);
+    let connect = engine_of(context.host, &what)?;
     crate::admin::listens(&reach.settings, reach.left()).await?;
-    let settings = quiet(reach).to_string();
+    let settings = quiet(&reach.settings).to_string();
     let left = reach.left();
     let connecting = tokio::task::spawn_blocking(move || connect(&settings, left));
     let engine = progress.wait("connecting to the cluster", connecting).await;
@@ -44,7 +48,20 @@ pub(crate) async fn open(
             holdfast_core::Error::internal("command.engine", "the task that connects panicked or was cancelled");
         Failure::of(what.clone(), &error.caused_by(failure))
     })?;
-    let engine = engine.map_err(|error| Failure::of(what.clone(), &error))?;
+    engine.map_err(|error| Failure::of(what, &error))
+}
+
+fn cannot(store: &StoreId) -> String {
+    format!("store {} cannot be changed from here", shown(store.as_str()))
+}
+
+/// The store on this engine. It sweeps only when it is told to.
+pub(crate) async fn open_on(
+    engine: Arc<dyn Engine>,
+    reach: &Reach,
+    store: &StoreId,
+    progress: &mut Progress<'_>,
+) -> Result<FeatureStore, Failure> {
     let mut features = reach.settings.features.clone();
     features.insert("store".to_owned(), to_value(&store.as_str()));
     features.insert("sweep_every".to_owned(), Value::Null);
@@ -52,15 +69,28 @@ pub(crate) async fn open(
     let index = Arc::new(reach.index(store));
     let opening = FeatureStore::open(engine, index, config, Arc::clone(&reach.clock), Arc::new(SystemRng));
     let opened = progress.wait("opening the store", opening).await;
-    opened.map_err(|error| Failure::of(what, &error))
+    opened.map_err(|error| Failure::of(cannot(store), &error))
+}
+
+/// How this program connects to an engine. Not every one can.
+pub(crate) fn engine_of(host: &Host, what: &str) -> Result<Arc<ConnectEngine>, Failure> {
+    host.connect.clone().ok_or_else(|| {
+        Failure::new(
+            ErrorKind::Unsupported,
+            what,
+            "objects are removed through Mooncake's Python module, and this program was built without it",
+            "use the `holdfast` command of the Python package, in an environment that has Mooncake: pip install \
+             'holdfast[mooncake]'",
+        )
+    })
 }
 
 /// The engine's settings. Its library writes every step to standard error unless it is told not to.
-fn quiet(reach: &Reach) -> Value {
-    let mut engine = reach.settings.engine.clone();
+pub(crate) fn quiet(settings: &Settings) -> Value {
+    let mut engine = settings.engine.clone();
     if let Some(Value::Object(environment)) = engine.get_mut("environment") {
         let mut usual = vec![("MC_LOG_LEVEL", "ERROR"), ("GLOG_minloglevel", "3")];
-        if matches!(reach.settings.source, Source::Up(_)) {
+        if matches!(settings.source, Source::Up(_)) {
             usual.push(("MC_TCP_BIND_ADDRESS", "127.0.0.1"));
         }
         for (name, value) in usual {

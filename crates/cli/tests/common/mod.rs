@@ -39,6 +39,7 @@ impl Shell {
                     .into(),
                 python: Some(install.python().expect("python")),
                 connect: None,
+                show_events: None,
                 now_ms: wall_clock_ms,
             },
             usual: Vec::new(),
