@@ -1,8 +1,9 @@
 import holdfast
-import torch
+import numpy as np
 
 with holdfast.open("first") as store:
-    store.put("sample-1", {"hidden": torch.ones(4, 1024)}, groups=["trainers"])  # a producer
+    # A producer. The sample is there until both groups have acknowledged it.
+    store.put("sample-1", {"hidden": np.ones((4, 1024))}, groups=["trainers", "evaluators"])
     for lease in store.take("trainers"):  # a consumer, in this process or another
         with lease:  # acknowledged at the end of the block, handed back if it raises; the last ack frees the sample
-            print(lease.ref, lease.get(as_="torch")["hidden"].sum())
+            print(lease.ref, lease.get(as_="numpy")["hidden"].sum())

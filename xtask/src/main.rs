@@ -15,6 +15,7 @@ mod fresh;
 mod fuzz;
 mod instrumented;
 mod kv;
+mod quickstart;
 mod readme;
 mod real;
 mod sanitize;
@@ -46,6 +47,8 @@ enum Task {
     Docs,
     /// Runs the README's commands as they are printed
     Readme,
+    /// The README's first five minutes, as printed, in a fresh virtual environment with the wheel; says how long they take
+    Quickstart(quickstart::Quickstart),
     /// A framework itself, on a CPU, with Holdfast in place
     Real(real::Real),
     /// Sets up, builds and quickly tests HEAD in a bare Debian root (needs root; half an hour, 20 GB)
@@ -65,6 +68,7 @@ fn main() -> Result<()> {
         Task::Prove(options) => cargo::prove(&options),
         Task::Docs => cargo::docs(),
         Task::Readme => readme::run(),
+        Task::Quickstart(options) => quickstart::run(&options),
         Task::Real(options) => real::run(&options),
         Task::Fresh(options) => fresh::run(&options),
         Task::Fuzz(options) => fuzz::run(&options),
