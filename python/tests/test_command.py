@@ -11,6 +11,7 @@ from typing import Any
 
 import holdfast
 from servers import REPOSITORY, Cluster
+from steward import running_steward, until
 
 
 def run(cluster: Cluster | None, *arguments: str, code: int = 0, more: dict[str, str] | None = None) -> str:
@@ -62,3 +63,50 @@ def test_up_serves_a_program_and_down_ends_it(tmp_path: Path) -> None:
     finally:
         ended = json.loads(run(None, "down", *folder, "--json"))
     assert ended["ended"] == ["holder", "master", "etcd"]
+
+
+def test_a_steward_finds_a_store_looks_after_it_and_stops(cluster: Cluster) -> None:
+    quick = json.dumps({"others": {}, "look_every": "200ms"})
+    with running_steward(cluster, "--options", quick) as steward:
+        until("it is ready", steward.ready)
+        with holdfast.open("found", sweep_every=None, **cluster.settings()) as store:
+            # Nobody but the steward sweeps this store: it has begun after the steward.
+            until("it looks after the store", lambda: steward.ask("/v1/stores/found")[0] == 200)
+            until("it sweeps", lambda: bool(steward.value("/v1/stores/found")["sweeps"]))
+            assert steward.value("/v1/stores/found")["on_duty"]
+            store.put("sample-1", {"x": b"committed"}, groups=["g"])
+            assert steward.value("/v1/etcd")[0]["trouble"] is None
+        assert json.loads(steward.stop()) == {"state": "stopped"}
+        assert steward.process.returncode == 0
+    assert any("looking after a store" in line for line in steward.log), steward.log
+
+
+def test_a_steward_waits_for_its_cluster() -> None:
+    nobody = "http://127.0.0.1:1"
+    nowhere = Cluster("127.0.0.1:1", "P2PHANDSHAKE", [nobody], [nobody], client_env={}, pids={}, logs={})
+    with running_steward(nowhere) as steward:
+        status, text = steward.ask("/readyz")
+        assert status == 503 and "cannot be listed" in text, (status, text)
+        assert steward.ask("/healthz")[0] == 200
+        steward.stop()
+        assert steward.process.returncode == 0
+
+
+def test_a_token_opens_the_interface_of_its_store_only(cluster: Cluster) -> None:
+    made = answer(None, "token", "ops", "--store", "first-store", "--valid", "1h")
+    options = json.dumps({"stores": [{"store": "first-store"}, {"store": "second"}], "http": {"tokens": [made["entry"]]}})
+    with running_steward(cluster, "--options", options, token=made["token"]) as steward:
+        until("it is ready", steward.ready)
+        assert steward.ask("/v1/stores/first-store")[0] == 200
+        assert steward.ask("/v1/stores/second")[0] == 403
+        assert steward.ask("/v1/stores/first-store/sweep", method="POST")[0] == 403, "it may only look"
+        assert steward.ask("/v1/stores/first-store", token="hf_another")[0] == 401
+    assert made["token"] not in "".join(steward.log)
+
+
+def test_a_benchmark_leaves_nothing(cluster: Cluster) -> None:
+    measured = answer(cluster, "bench", "--samples", "5", "--bytes", "64KiB")
+    assert [step["step"] for step in measured["steps"]][:4] == ["put", "take", "get", "ack"]
+    assert all(step["median_ms"] > 0 for step in measured["steps"]), measured
+    left = answer(cluster, "status")["items"]
+    assert not [store for store in left if store["store"].startswith("bench-")], left
