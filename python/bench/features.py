@@ -8,6 +8,8 @@ of the other contender over the median time of ours: a ratio of throughputs, whe
 A put is timed until the sample is visible to all processes; a get from the reference to verified tensors, including the
 lease. Freeing is not timed here: ``cargo xtask prove ttl`` does that.
 
+Metrics and logging are on, as in a program that is looked after; ``HOLDFAST_METRICS=off`` switches both off.
+
 The table goes to standard error with ``--json``, to standard output without; the last line is one JSON object.
 """
 
@@ -16,6 +18,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import logging
 import os
 import secrets
 import statistics
@@ -47,6 +50,8 @@ class Times:
 
     put: list[float] = field(default_factory=list)
     get: list[float] = field(default_factory=list)
+    processor: float = 0.0
+    """Processor time of all threads of this process over all rounds: puts, gets, frees, and what follows them."""
 
 
 @dataclass
@@ -99,6 +104,7 @@ def run_case(
             order.append(order.pop(0))
             for name in order:
                 contender = contenders[name]
+                processor = time.process_time()
                 put_one = partial(_put, contender, slots, f"{case.name}-{turn}")
                 where, put = each(put_one)
                 if turn < 0:
@@ -109,6 +115,7 @@ def run_case(
                     contender.free(at)
                 contender.settle()
                 if turn >= 0:
+                    case.times[name].processor += time.process_time() - processor
                     case.times[name].put.append(put)
                     case.times[name].get.append(get)
         gc.collect()
@@ -158,6 +165,11 @@ def figures(large: Case, small: Case, parallel: Case) -> dict[str, float]:
         for case, name in ((large, "128m"), (small, "4m"), (parallel, "4m_8inflight")):
             for contender in ("bare", "specforge", "holdfast"):
                 found[f"{contender}_{what}_{name}_ms"] = case.median(what, contender) / case.samples * 1e3
+    for case, name in ((large, "128m"), (small, "4m"), (parallel, "4m_8inflight")):
+        ours, bare = case.times["holdfast"], case.times["bare"]
+        found[f"cpu_{name}_us"] = ours.processor / (len(ours.put) * case.samples) * 1e6
+        # The bare engine's in the same run tells how fast the machine was: this one can be compared between runs.
+        found[f"cpu_{name}_relative"] = ours.processor / bare.processor
     return {name: round(value, 3) for name, value in found.items()}
 
 
@@ -168,6 +180,8 @@ def main() -> None:
     parser.add_argument("--only", choices=["128m", "4m", "4m_8inflight"], help="one case, for profiling; no figures")
     parser.add_argument("--rounds", type=int, help="how many rounds, for profiling")
     options = parser.parse_args()
+    if os.environ.get("HOLDFAST_METRICS") != "off":
+        logging.basicConfig(level=logging.INFO, filename=os.devnull)
     rounds_large, rounds_small = (9, 15) if options.quick else (31, 61)
     with running_cluster(segment_mib=SEGMENT_MIB, lease_ttl="5s") as cluster:
         os.environ.update({**cluster.client_env, "MC_LOG_LEVEL": "ERROR"})  # read when the engine is loaded, below

@@ -1,4 +1,5 @@
 //! `cargo xtask compare NAME --with REVISION`: is this checkout as fast as another revision?
+//! `cargo xtask compare NAME --metrics`: is it as fast with metrics and logging as without?
 //!
 //! Single runs of a benchmark differ by 0.1 to 0.3 on a small machine, more than most changes are worth. So both
 //! revisions run in turns on one machine, each from its own checkout. The result is the median over the pairs of "this
@@ -8,6 +9,8 @@
 //! ```text
 //! pair 1: other, this    pair 2: this, other    pair 3: other, this    …
 //! ```
+//!
+//! With `--metrics` the other side is this checkout with its metrics and its logging switched off: what do they cost?
 //!
 //! The other revision is checked out under cargo's output folder and stays there, with its build, for the next time.
 
@@ -21,13 +24,19 @@ use serde_json::{Map, Value};
 
 use crate::features::last_line;
 
+/// Read by the benchmarks, which log nothing then, and by the library.
+const METRICS_OFF: (&str, &str) = ("HOLDFAST_METRICS", "off");
+
 #[derive(Args)]
 pub(crate) struct Compare {
     /// What to measure, in its quick form
     subject: Subject,
     /// The revision to compare with
-    #[arg(long = "with", value_name = "REVISION")]
-    revision: String,
+    #[arg(long = "with", value_name = "REVISION", required_unless_present = "metrics")]
+    revision: Option<String>,
+    /// Compare with this checkout itself, its metrics and logging switched off
+    #[arg(long, conflicts_with = "revision")]
+    metrics: bool,
     /// How many runs of each side
     #[arg(long, default_value_t = 5)]
     pairs: usize,
@@ -72,14 +81,22 @@ impl Subject {
 
 pub(crate) fn run(options: &Compare) -> Result<()> {
     ensure!(options.pairs > 0, "at least one pair has to be run: --pairs 5");
-    let sides = [check_out(&options.revision)?, crate::repository()];
+    let (other, off) = match &options.revision {
+        Some(revision) => (check_out(revision)?, None),
+        None => (crate::repository(), Some(METRICS_OFF)),
+    };
+    let sides = [(other, off), (crate::repository(), None)];
+    let names = [
+        options.revision.as_deref().unwrap_or("without metrics and logging"),
+        "this checkout",
+    ];
     let mut runs: [Vec<Map<String, Value>>; 2] = Default::default();
     for pair in 0..options.pairs {
         let order = if pair % 2 == 0 { [0, 1] } else { [1, 0] };
         for side in order {
-            let name = [&*options.revision, "this checkout"][side];
-            eprintln!("compare: pair {} of {}: {name}", pair + 1, options.pairs);
-            runs[side].push(bench(&sides[side], options.subject)?);
+            eprintln!("compare: pair {} of {}: {}", pair + 1, options.pairs, names[side]);
+            let (checkout, setting) = &sides[side];
+            runs[side].push(bench(checkout, options.subject, *setting)?);
         }
     }
     let [theirs, ours] = runs;
@@ -87,7 +104,7 @@ pub(crate) fn run(options: &Compare) -> Result<()> {
     ensure!(!figures.is_empty(), "the two revisions have no figure in common");
     if !options.json {
         let mut table = Table::new();
-        table.set_header(["figure", &options.revision, "this checkout", "ratio", "from", "to"]);
+        table.set_header(["figure", names[0], names[1], "ratio", "from", "to"]);
         for figure in &figures {
             let cells = [figure.theirs, figure.ours, figure.ratio, figure.low, figure.high];
             table.add_row(std::iter::once(figure.name.clone()).chain(cells.map(|cell| format!("{cell:.3}"))));
@@ -144,9 +161,9 @@ fn git(arguments: &[&str]) -> Result<String> {
 }
 
 /// One run. Each checkout builds into its own folder, so that neither rebuilds the other's crates.
-fn bench(checkout: &Path, subject: Subject) -> Result<Map<String, Value>> {
+fn bench(checkout: &Path, subject: Subject, setting: Option<(&str, &str)>) -> Result<Map<String, Value>> {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.args(subject.arguments()).current_dir(checkout);
+    command.args(subject.arguments()).envs(setting).current_dir(checkout);
     // The variables that cargo set for this program refer to this checkout.
     for name in [
         "CARGO_TARGET_DIR",

@@ -2,6 +2,8 @@
 //! same shape sent bare with `etcd-client`, on one etcd, turn by turn. `cargo xtask bench index` runs it.
 //!
 //! A ratio is ours over bare, as throughput: 1.0 is as fast. The side that goes first alternates from round to round.
+//! Metrics and logging are on, as in a program that is looked after; `HOLDFAST_METRICS=off` switches both off.
+//!
 //! Also measured: the cost of a sweep with a hundred times more samples, and the cost of quota when every producer
 //! waits for it.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark prints")]
@@ -76,12 +78,21 @@ async fn main() -> Result<()> {
     // One part alone, for a developer who works on it: `--only batched`.
     let only = arguments.iter().skip_while(|a| *a != "--only").nth(1);
     let wanted = |part: &str| only.is_none_or(|only| only == part);
+    if std::env::var_os("HOLDFAST_METRICS").is_none_or(|setting| setting != "off") {
+        tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::INFO)
+            .with_writer(std::io::sink)
+            .init();
+    }
     let clock = SystemClock::new();
     let mut report = serde_json::Map::new();
     {
         let etcd = EtcdCluster::start(1)?;
         let endpoints = etcd.endpoints();
-        for shape in SHAPES.into_iter().filter(|shape| wanted(shape.name)) {
+        for mut shape in SHAPES.into_iter().filter(|shape| wanted(shape.name)) {
+            if quick {
+                shape.rounds /= 3;
+            }
             let figures = compare(&endpoints, shape, &clock, etcd.node(0).pid()).await?;
             eprintln!(
                 "{}: ours {:.0} pairs/s, bare {:.0} pairs/s",
@@ -97,13 +108,11 @@ async fn main() -> Result<()> {
                 format!("{}_pairs_per_s_spread", shape.name),
                 figures.spread.map(f64::round).to_vec().into(),
             );
+            let cpu = [figures.ours_cpu, figures.bare_cpu].concat();
+            report.insert(format!("{}_cpu_us", shape.name), rounded(figures.ours_cpu[0]).into());
             report.insert(
                 format!("{}_cpu_us_per_pair", shape.name),
-                [figures.ours_cpu, figures.bare_cpu]
-                    .concat()
-                    .into_iter()
-                    .map(f64::round)
-                    .collect(),
+                cpu.into_iter().map(f64::round).collect(),
             );
             if shape.batch == 1 && shape.workers == 1 {
                 report.insert("seq_p50_ms".into(), rounded(figures.p50).into());
@@ -140,18 +149,16 @@ struct Figures {
     bare_cpu: [f64; 2],
 }
 
-/// The processor time that this process and another have used, in microseconds.
+/// The processor time that all threads of this process and those of another have used, in microseconds.
 fn cpu_us(other: u32) -> Result<[f64; 2]> {
-    /// The kernel counts in hundredths of a second.
+    /// The kernel counts another process's time in hundredths of a second.
     const TICK: f64 = 1e4;
-    let used = |process: &str| {
-        let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
-        let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
-        // The fields after the name that hold the time in user mode and in the kernel.
-        let ticks = fields.skip(11).take(2).map(str::parse::<f64>).sum::<Result<f64, _>>()?;
-        Ok::<_, anyhow::Error>(ticks * TICK)
-    };
-    Ok([used("self")?, used(&other.to_string())?])
+    let own = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    let stat = std::fs::read_to_string(format!("/proc/{other}/stat"))?;
+    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+    // The fields after the name that hold the time in user mode and in the kernel.
+    let ticks = fields.skip(11).take(2).map(str::parse::<f64>).sum::<Result<f64, _>>()?;
+    Ok([own.tv_sec as f64 * 1e6 + own.tv_nsec as f64 / 1e3, ticks * TICK])
 }
 
 /// A connection of its own to the bench's etcd, under a root of its own.
