@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 
 use super::answer::Refused;
-use super::given::{self, By, Named};
-use super::{Served, openapi, page, records};
+use super::given::{self, By, Named, Page};
+use super::{Served, budget, dead, openapi, page, quarantine, records};
 use crate::Audited;
 use crate::metrics;
 use crate::report::{EtcdReport, SessionReport, StoreReport};
@@ -38,6 +38,9 @@ pub(super) fn routes() -> Router<Served> {
         .route("/v1/etcd", get(etcd))
         .merge(page::routes())
         .merge(records::routes())
+        .merge(dead::routes())
+        .merge(budget::routes())
+        .merge(quarantine::routes())
         .fallback(no_such)
         .method_not_allowed_fallback(|| async {
             Refused::new(
@@ -132,14 +135,6 @@ async fn store(Given(served): Given<Served>, name: Named) -> Answer<StoreReport>
         .report_of(&name.store)
         .map(Json)
         .ok_or_else(Refused::no_store)
-}
-
-/// Which part of a list.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Page {
-    after: Option<String>,
-    limit: Option<u32>,
 }
 
 #[derive(Serialize)]

@@ -11,6 +11,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use holdfast_custody::{GroupName, SessionId};
 use holdfast_features::Stage;
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::answer::Refused;
@@ -117,6 +118,14 @@ fn is_json(headers: &HeaderMap) -> bool {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
     let kind = kind.and_then(|kind| kind.split(';').next()).unwrap_or_default();
     kind.trim().eq_ignore_ascii_case("application/json")
+}
+
+/// Which part of a list.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Page {
+    pub(super) after: Option<String>,
+    pub(super) limit: Option<u32>,
 }
 
 fn wrong(parameter: &str, why: impl std::fmt::Display) -> Refused {

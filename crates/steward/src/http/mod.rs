@@ -22,9 +22,13 @@
 mod answer;
 mod api;
 pub mod auth;
+mod budget;
+mod dead;
 mod given;
 pub mod openapi;
 mod page;
+mod people;
+mod quarantine;
 mod records;
 mod tls;
 

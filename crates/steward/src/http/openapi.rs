@@ -383,10 +383,10 @@ fn records(schemas: &mut serde_json::Map<String, Value>) {
         "Quarantine",
         object(&[("items", list(quarantined)), ("next", maybe("string"))]),
     );
-    let most = super::records::MOST_SAMPLES;
+    let most = super::dead::MOST_SAMPLES;
     let samples = json!({"type": "array", "items": text, "minItems": 1, "maxItems": most});
     told("Samples", request("samples", samples));
-    let bytes = json!({"type": "integer", "minimum": 1, "maximum": super::records::MOST_BUDGET});
+    let bytes = json!({"type": "integer", "minimum": 1, "maximum": super::budget::MOST_BUDGET});
     told("NewBudget", request("budget_bytes", bytes));
 }
 
