@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!            every look_every, with a point of the history
-//!  wait ──────────────────────────────────────────────────▶ look ──▶ the view is replaced, who watches is told
-//!    ▲       while somebody watches: after 1 s, or after      │
+//!  wait ──────────────────────────────────────────────────▶ look ──▶ the view is replaced, viewers are told
+//!    ▲       while a viewer watches: after 1 s, or after      │
 //!    │       ten times what the last look took                │
 //!    └────────────────────────────────────────────────────────┘
 //! ```
@@ -40,11 +40,11 @@ use crate::state::State;
 
 /// How long one call of a look may take.
 const WITHIN: Duration = Duration::from_secs(10);
-/// The pause between two looks while somebody watches, at least.
+/// The pause between two looks while a viewer watches, at least.
 const WATCHED: Duration = Duration::from_secs(1);
 /// A look takes at most one part in so many of the time.
 const SHARE: u32 = 10;
-/// How often the sessions are listed while somebody watches.
+/// How often the sessions are listed while a viewer watches.
 const LIST_EVERY: Duration = Duration::from_secs(3);
 /// The records of a state that one look reads.
 const SAMPLED: usize = 500;
