@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use holdfast_core::{Result, StoreId};
-use holdfast_features::FeatureStore;
+use holdfast_features::{FeatureStore, Stage};
+use holdfast_index::Counts;
 use parking_lot::{Mutex, RwLock};
 
 use crate::options::Options;
@@ -86,6 +87,12 @@ impl State {
             change(report);
         }
         self.page.touch();
+    }
+
+    /// Takes in how many records a store has; none if they could not be counted.
+    pub(crate) fn counted(&self, store: &StoreId, counts: Option<&Counts>) {
+        let dead_letters = counts.map(|counts| counts.of(Stage::Dead));
+        self.note(store, |report| report.dead_letters = dead_letters);
     }
 
     /// Takes in how an audit of a store ended.

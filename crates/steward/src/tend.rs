@@ -23,7 +23,6 @@ use std::time::Duration;
 
 use holdfast_core::{Clock, ErrorKind, Result, SystemClock, SystemRng};
 use holdfast_features::{FeatureStore, LiveSession, Office, SweepReport, Sweeping};
-use holdfast_index::Stage;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tokio_util::sync::CancellationToken;
 
@@ -230,16 +229,16 @@ impl Tending<'_> {
         self.end_if_unused().await;
     }
 
-    /// Counts the dead letters, and the records in quarantine.
+    /// Counts the records in quarantine, and the dead letters unless the page's look does.
     async fn look_at_casualties(&self) {
         let store = &self.options.store;
-        let dead_letters = match self.store.counts(WITHIN).await {
-            Ok(counts) => Some(counts.of(Stage::Dead)),
-            Err(error) => {
+        if self.state.options.http.is_none() {
+            let counts = self.store.counts(WITHIN).await;
+            if let Err(error) = &counts {
                 tracing::warn!(%store, %error, "the dead letters could not be counted");
-                None
             }
-        };
+            self.state.counted(store, counts.ok().as_ref());
+        }
         let quarantined = match self.store.quarantined(None, MOST_QUARANTINED, WITHIN).await {
             Ok(found) => Some(found.len() as u64),
             Err(error) => {
@@ -247,9 +246,7 @@ impl Tending<'_> {
                 None
             }
         };
-        self.state.note(store, |report| {
-            (report.dead_letters, report.quarantined) = (dead_letters, quarantined);
-        });
+        self.state.note(store, |report| report.quarantined = quarantined);
     }
 
     fn saw_sessions(&mut self, sessions: &[LiveSession]) {

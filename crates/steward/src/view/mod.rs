@@ -8,7 +8,8 @@
 //!    └────────────────────────────────────────────────────────┘
 //! ```
 //! A look beside that of [`crate::tend`], which decides things by what it sees; nothing is decided by this one. It runs only
-//! in a steward that has an HTTP interface.
+//! in a steward that has an HTTP interface. Its count of the records is also that of the store's report: they are not counted
+//! twice.
 //!
 //! # What is exact
 //! - How many samples there are in each state: etcd counts them.
@@ -198,6 +199,7 @@ pub(crate) async fn keep(state: &State, options: &StoreOptions, store: &FeatureS
             state.page.saw_sessions(&options.store, sessions);
         }
         state.page.saw(&options.store, view, point.filter(|_| is_point));
+        state.counted(&options.store, looker.counts.as_ref());
         let soon = (begun + WATCHED).max(paced);
         loop {
             let is_watched = *viewers.borrow_and_update() > 0;
@@ -246,6 +248,8 @@ impl Sampling {
 struct Looker<'a> {
     store: &'a FeatureStore,
     view: View,
+    /// The records, as last counted; none if they could not be.
+    counts: Option<Counts>,
     sampling: [Sampling; 6],
     people: BTreeMap<SessionId, Identity>,
     /// When they were listed, and the list if nobody has taken it yet.
@@ -258,6 +262,7 @@ impl<'a> Looker<'a> {
         Self {
             store,
             view: View::default(),
+            counts: None,
             sampling: Default::default(),
             people: BTreeMap::new(),
             listed: None,
@@ -324,7 +329,8 @@ impl<'a> Looker<'a> {
         }
         self.view.looked_ms = Some(now_ms());
         self.view.took_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let point = counts.map(|_| self.point());
+        self.counts = counts;
+        let point = self.counts.is_some().then(|| self.point());
         (self.view.clone(), point)
     }
 
