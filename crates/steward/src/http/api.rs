@@ -66,13 +66,30 @@ pub(super) fn opened(served: &Served, store: &str) -> Result<FeatureStore, Refus
 }
 
 /// Everybody learns whether it is ready. Names and errors are for holders of a token for all stores.
+///
+/// A store that was found in the index and cannot be opened does not make it unready, once it was tried: any process that may
+/// write to the index can begin one, and the other stores are looked after all the same.
 async fn readyz(Given(served): Given<Served>, method: Method, headers: HeaderMap) -> (StatusCode, String) {
     let report = served.state.report();
     let all = report.stores.len();
     let closed: Vec<_> = report.stores.iter().filter(|(_, store)| !store.open).collect();
     let is_whole = served.state.is_whole();
-    if closed.is_empty() && is_whole && report.trouble.is_none() {
-        return (StatusCode::OK, "ok\n".to_owned());
+    let is_named = |name: &str| {
+        served
+            .state
+            .options
+            .stores
+            .iter()
+            .any(|store| store.store.as_str() == name)
+    };
+    let holds_up = |(name, store): &(&String, &StoreReport)| is_named(name) || store.trouble.is_none();
+    let is_ready = is_whole && report.trouble.is_none() && !closed.iter().any(holds_up);
+    let status = match is_ready {
+        true => StatusCode::OK,
+        false => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    if is_ready && closed.is_empty() {
+        return (status, "ok\n".to_owned());
     }
     let mut text = format!("{} of {all} stores are open\n", all - closed.len());
     if !is_whole {
@@ -88,7 +105,7 @@ async fn readyz(Given(served): Given<Served>, method: Method, headers: HeaderMap
             text.push_str(&format!("{name}: {trouble}\n"));
         }
     }
-    (StatusCode::SERVICE_UNAVAILABLE, text)
+    (status, text)
 }
 
 async fn metrics_text(Given(served): Given<Served>) -> impl IntoResponse {

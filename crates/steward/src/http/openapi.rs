@@ -29,7 +29,7 @@ pub const PATHS: &[Row] = &[
     (
         "get",
         "/readyz",
-        "All its stores are open; if not, 503 says which are not and why",
+        "The stores of its settings are open, those of the index are listed and were tried; if not, 503 says which are not and why",
         false,
         "Text",
         &[],
