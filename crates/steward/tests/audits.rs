@@ -45,6 +45,51 @@ impl Connect for Flaky {
     }
 }
 
+/// Its audits do not end.
+struct Endless {
+    world: Arc<World>,
+    begun: AtomicU32,
+}
+
+#[async_trait]
+impl Connect for Endless {
+    async fn engine(&self, store: &StoreId) -> Result<Arc<dyn Engine>> {
+        self.world.engine(store).await
+    }
+
+    async fn index(&self, store: &StoreId, identity: Identity) -> Result<Arc<dyn Index>> {
+        self.world.index(store, identity).await
+    }
+
+    async fn audit(&self, _: &FeatureStore, _: bool, _: Duration) -> Result<Audited> {
+        self.begun.fetch_add(1, Ordering::Relaxed);
+        std::future::pending().await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_audit_does_not_hold_up_the_report() {
+    let world = World::in_memory();
+    let endless = Arc::new(Endless {
+        world: Arc::clone(&world),
+        begun: AtomicU32::new(0),
+    });
+    let mut options = Options::new([store("run")]);
+    options.look_every = Duration::from_millis(50);
+    options.stores[0].audit_every = Some(Duration::from_millis(100));
+    let steward = Steward::start(options, endless.clone()).await.expect("a steward");
+    until("an audit has begun", || endless.begun.load(Ordering::Relaxed) > 0).await;
+    let user = world.open(FeatureConfig::new(store("run"))).await;
+    until("the user is in the report", || {
+        steward.report().stores["run"].users == Some(1)
+    })
+    .await;
+    assert_eq!(endless.begun.load(Ordering::Relaxed), 1, "one at a time");
+    // Nor does it hold up the end.
+    steward.stop(Duration::from_secs(5)).await.expect("stopped");
+    user.close(WITHIN).await.expect("closed");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn audits_and_dead_letters_are_told() {
     let world = World::in_memory();
