@@ -31,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::options::StoreOptions;
 use crate::report::{BudgetReport, MOST_QUARANTINED, TakenBack};
-use crate::state::State;
+use crate::state::{Auditing, State};
 
 /// Pauses between attempts to open a store: the first, doubled each time up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -320,7 +320,7 @@ async fn end_unused(state: &State, options: &StoreOptions, opened: &FeatureStore
 }
 
 /// Audits a store when it is time to, for as long as it is polled.
-async fn audit_in_time(state: &State, options: &StoreOptions, store: &FeatureStore) {
+async fn audit_in_time(state: &Arc<State>, options: &StoreOptions, store: &FeatureStore) {
     let Some(every) = options.audit_every else {
         return std::future::pending().await;
     };
@@ -332,8 +332,12 @@ async fn audit_in_time(state: &State, options: &StoreOptions, store: &FeatureSto
     }
 }
 
-async fn audit(state: &State, options: &StoreOptions, opened: &FeatureStore) {
+async fn audit(state: &Arc<State>, options: &StoreOptions, opened: &FeatureStore) {
     let (store, read_only) = (&options.store, state.options.read_only);
+    let Some(_auditing) = Auditing::begin(state, store) else {
+        tracing::info!(%store, "an audit that was asked for over HTTP is under way; the next one is in its turn");
+        return;
+    };
     let audit = state.connect.audit(opened, read_only, LONG).await;
     state.audited(store, &audit);
     match audit {

@@ -19,6 +19,7 @@ use super::{Served, budget, dead, openapi, page, quarantine, records};
 use crate::Audited;
 use crate::metrics;
 use crate::report::{EtcdReport, SessionReport, StoreReport};
+use crate::state::Auditing;
 
 pub(super) type Answer<T> = Result<Json<T>, Refused>;
 
@@ -271,11 +272,21 @@ async fn audit(
     if repair {
         may_change(&served)?;
     }
+    let auditing = Auditing::begin(&served.state, &store.config().store).ok_or_else(|| {
+        let why = "this steward is auditing the store already";
+        Refused::new(
+            StatusCode::CONFLICT,
+            why,
+            "wait until that has ended; it is in the store's report",
+        )
+    })?;
     let turns = Arc::clone(&served.turns);
     let audit = async move {
         let (state, within) = (&served.state, served.for_calls());
         // Only what the steward does by itself is counted: an audit over HTTP has less time, and need not be complete.
-        let found = state.connect.audit(&store, !repair, within).await?;
+        let found = state.connect.audit(&store, !repair, within).await;
+        drop(auditing);
+        let found = found?;
         let why = by.why();
         tracing::info!(store = %store.config().store, token = by.0, why, repair, ?found, "audited");
         state.note(&store.config().store, |report| {

@@ -143,7 +143,7 @@ pub const PATHS: &[Row] = &[
     (
         "post",
         "/v1/stores/{store}/audit",
-        "Compare the engine's objects with the records, and repair what differs if asked to",
+        "Compare the engine's objects with the records, and repair what differs if asked to; 409 while the steward audits the store",
         true,
         "Audited",
         &["repair"],
