@@ -243,6 +243,27 @@ mod tests {
     }
 
     #[test]
+    fn a_state_has_one_name_and_a_time_is_exact() {
+        for one in Stage::ALL {
+            assert_eq!(stage(stage_name(one)).ok(), Some(one));
+        }
+        for text in ["", "to-free", "LIVE", "gone"] {
+            assert!(stage(text).is_err(), "{text:?}");
+        }
+        assert_eq!(
+            (time(None).ok(), time(Some(MOST_EXACT)).ok()),
+            (Some(0), Some(MOST_EXACT))
+        );
+        assert!(time(Some(MOST_EXACT + 1)).is_err());
+    }
+
+    #[test]
+    fn a_reason_names_the_token_if_there_is_one() {
+        assert_eq!(By::default().why(), "it was asked for over HTTP");
+        assert!(By("ops".to_owned()).why().ends_with("with the token ops"));
+    }
+
+    #[test]
     fn a_body_says_that_it_is_json() {
         let said = |text: &'static str| {
             let mut headers = HeaderMap::new();

@@ -293,3 +293,20 @@ async fn one(Given(served): Given<Served>, name: Named) -> Answer<Generations> {
         items: found.iter().map(|record| line(record, &people)).collect(),
     }))
 }
+
+#[cfg(test)]
+mod tests {
+    use holdfast_custody::SessionId;
+
+    use super::*;
+
+    #[test]
+    fn a_time_that_is_not_known_is_null() {
+        assert_eq!((ms(WallTime(0)), ms(WallTime(7))), (None, Some(7)));
+        let told = done(Stamp {
+            at: WallTime(0),
+            by: SessionId(255),
+        });
+        assert_eq!((told.at_ms, told.by.as_str()), (None, "00000000000000ff"));
+    }
+}
