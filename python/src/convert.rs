@@ -156,8 +156,9 @@ pub(crate) fn live_session(py: Python<'_>, session: LiveSession) -> PyResult<Py<
             program,
             version,
             role,
-            steward: _,
             started_ms,
+            steward: _,
+            settings: _,
         } = identity;
         (host, pid, program, version, role, started_ms)
     });

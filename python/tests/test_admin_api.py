@@ -114,7 +114,7 @@ def test_names_that_nothing_has_are_refused_as_described(served: Served, tmp_pat
 
 
 @pytest.mark.parametrize("token", [None, "eyes"])
-def test_whoever_may_not_is_refused_as_described(served: Served, tmp_path: Path, token: str | None) -> None:
+def test_a_token_that_may_not_is_refused_as_described(served: Served, tmp_path: Path, token: str | None) -> None:
     before = served.steward.value(f"/v1/stores/{served.store}/budget")
     # It takes 403 for an answer that needs no token.
     phases = ("--phases", "fuzzing", "--max-examples", "3", "--exclude-checks", "ignored_auth")

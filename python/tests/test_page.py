@@ -460,6 +460,11 @@ def test_top_shows_the_same_in_a_terminal(scene: Scene, pictures: Path) -> None:
     shrink(picture)
 
 
+def test_bold_and_reversed_text_of_a_terminal_is_so_in_the_picture() -> None:
+    page = as_html("\x1b[1mA<\x1b[0mb\x1b[7mc\x1b[27md\n")
+    assert page.endswith('<pre><span class="b">A&lt;</span><span class="">b</span><span class="r">c</span><span class="">d</span></pre>')
+
+
 def as_html(terminal: str) -> str:
     """What a terminal shows; bold and reversed text are enough for ``top``."""
     lines = []

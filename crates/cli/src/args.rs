@@ -257,6 +257,9 @@ pub(crate) enum Quarantine {
         /// How many at most
         #[arg(long, default_value_t = 50, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=10_000))]
         limit: u32,
+        /// Go on after the place that the last page ended at
+        #[arg(long, value_name = "PLACE")]
+        after: Option<String>,
     },
     /// Show the bytes of one
     Show {

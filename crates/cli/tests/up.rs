@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use common::{Shell, golden};
+use holdfast_core::{Clock as _, SystemClock};
 use holdfast_testkit::{ProcessIdentity, poll};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// A folder with a cluster in it, which is ended whatever happens.
@@ -129,6 +131,33 @@ fn up_twice_is_once_and_down_leaves_nothing() {
         .chain(nothing)
         .collect();
     golden("up", &all);
+}
+
+#[test]
+fn up_and_down_take_no_longer_than_they_may() {
+    let clock = SystemClock::new();
+    let folder = Folder::new();
+    let late = folder.shell.run(&["up", "--memory", "64MiB", "--timeout", "1ms"]);
+    assert_eq!(late.code, 3, "{late:?}");
+    assert!(late.err.contains("it was not ready in time"), "{late:?}");
+    assert!(
+        folder.processes().iter().all(|(_, identity)| !identity.is_alive()),
+        "it ends what it has started"
+    );
+
+    assert_eq!(folder.shell.run(&["up", "--memory", "64MiB"]).code, 0);
+    // A process that is stopped does not end when it is asked to.
+    let etcd = folder.process("etcd");
+    let pid = i32::try_from(etcd.pid)
+        .ok()
+        .and_then(Pid::from_raw)
+        .expect("a process id");
+    kill_process(pid, Signal::STOP).expect("stopped");
+    let begun = clock.now();
+    let down = folder.shell.run(&["down", "--timeout", "100ms"]);
+    let took = clock.now().since(begun);
+    assert!(down.code == 0 && !etcd.is_alive(), "{down:?}");
+    assert!(took < Duration::from_secs(4), "it was killed after {took:?}");
 }
 
 #[test]

@@ -308,7 +308,7 @@ async fn a_store_does_not_end_under_a_process_that_opens_it_meanwhile() {
     // The first page is being retired.
     let user = world.open().await;
     ender.kv.holds.send_replace(false);
-    let error = ending.await.expect("no panic").expect_err("somebody uses it");
+    let error = ending.await.expect("no panic").expect_err("a process uses it");
     assert_eq!(error.kind(), holdfast_core::ErrorKind::Conflict, "{error}");
     assert_eq!(error.fact("ended"), Some("256"), "{error}");
     let ids: Vec<_> = (0..300).map(|n| id(&format!("run/{n}"))).collect();
@@ -343,7 +343,7 @@ async fn a_store_ends_beside_its_steward() {
     let user = world.open().await;
     put(&user, item("a", &[10], 1)).await;
     assert_eq!(user.end(false, WITHIN).await.expect("nobody else uses it"), 1);
-    let error = steward.end(false, WITHIN).await.expect_err("somebody uses it");
+    let error = steward.end(false, WITHIN).await.expect_err("a process uses it");
     assert_eq!(error.kind(), holdfast_core::ErrorKind::Conflict);
 }
 

@@ -1,14 +1,17 @@
 //! The index over any [`TxnStore`]: its parts, and opening sessions. Its operations are in [`crate::ops`].
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use holdfast_core::{Clock, ErrorKind, Result, Retry, Rng, StoreId};
+use holdfast_custody::SessionId;
 use parking_lot::Mutex;
 
 use crate::quota::Quota;
 use crate::ready::ReadyLists;
-use crate::record::identity::Identity;
+use crate::record::identity::{Identity, SaidSettings};
 use crate::store::metered::metered;
 use crate::store::{Transaction, TxnStore, Write, is_full};
 use crate::txn::session::Session;
@@ -24,6 +27,10 @@ pub struct TxnIndex {
     pub(crate) swept_to: Mutex<Option<String>>,
     /// The record of a lost sample at which the last sweep of this process ended, if there was more.
     pub(crate) kept_to: Mutex<Option<String>>,
+    /// What the sessions say that are alive, if this is a steward: see [`crate::ops::follow`].
+    pub(crate) said: Mutex<BTreeMap<SessionId, SaidSettings>>,
+    /// Whether it was logged that they differ.
+    pub(crate) difference_logged: AtomicBool,
     /// What this process says of itself in its sessions.
     identity: Identity,
 }
@@ -45,6 +52,8 @@ impl TxnIndex {
             core,
             swept_to: Mutex::default(),
             kept_to: Mutex::default(),
+            said: Mutex::default(),
+            difference_logged: AtomicBool::new(false),
             identity: Identity::of_this_process(""),
         }
     }
@@ -57,6 +66,21 @@ impl TxnIndex {
 
     pub(crate) fn identity(&self) -> &Identity {
         &self.identity
+    }
+
+    /// What a session says that is opened now.
+    fn says(&self) -> Identity {
+        let config = self.core.config();
+        let settings = SaidSettings {
+            tick_ms: u64::try_from(config.tick.as_micros().div_ceil(1000)).ok(),
+            grace_ticks: Some(config.grace_ticks),
+            dead_most: u64::try_from(config.dead_most).ok(),
+        };
+        Identity {
+            // A steward's own are not those of the store's processes.
+            settings: Some(settings).filter(|_| !self.identity.steward).unwrap_or_default(),
+            ..self.identity.opened_at(self.core.clock().wall_ms())
+        }
     }
 
     /// The settings.
@@ -81,7 +105,7 @@ impl TxnIndex {
             writes: vec![
                 Write::Put {
                     key: alive,
-                    value: self.identity.opened_at(self.core.clock().wall_ms()).to_bytes(),
+                    value: self.says().to_bytes(),
                     session: Some(id),
                 },
                 Write::put(existed, Vec::new()),

@@ -43,7 +43,7 @@ pub use index::TxnIndex;
 pub use ops::lead::LeaderWatch;
 pub use ops::lost::LostWatch;
 pub use ops::stores::{has_clock, stores};
-pub use record::identity::{Identity, LiveSession};
+pub use record::identity::{Identity, LiveSession, SaidSettings};
 pub use record::office::{Leader, Leaders, Office};
 pub use record::schema;
 use record::types::any_sample;
@@ -113,8 +113,9 @@ pub use txn::session::{Session, SessionEnded};
 /// `Unsupported`.
 ///
 /// **Sweep** advances the shared clock and takes back what has expired. Any process may sweep at any time, several at
-/// once. So that not all of them do, there are offices. **Lead** gives an office to one session at a time. It is vacant
-/// when that session has ended or has **resigned**, and a watch tells everybody.
+/// once; a steward goes by the longest tick and grace that a live session says. So that not all of them do, there are
+/// offices. **Lead** gives an office to one session at a time. It is vacant when that session has ended or has
+/// **resigned**, and a watch tells everybody.
 ///
 /// **Other indexes.** Only [`TxnIndex`] makes [`Session`]s, so outside of this crate an `Index` can wrap another one (to
 /// count, to delay, to fail), and cannot be written anew. A new back end implements [`store::TxnStore`].

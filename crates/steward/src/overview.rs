@@ -1,7 +1,7 @@
-//! What the page shows: everything that is known, as one text for each set of stores that somebody may see.
+//! What the page shows: everything that is known, as one text for each set of stores that a token is for.
 //!
 //! ```text
-//!  looks, sweeps, etcd ──▶ changed ──▶ the first who asks afterwards has the text made; all others get the same one
+//!  looks, sweeps, etcd ──▶ changed ──▶ the next request has the text made; all others get the same one
 //! ```
 //! So a hundred viewers cost no more than one. A text that is the same as the one before keeps its number, and is not sent
 //! again.
@@ -48,7 +48,7 @@ pub(crate) struct Frame {
 /// The sessions of a store, and when they were listed.
 type Listed = (Instant, Arc<Vec<SessionReport>>);
 
-/// The views of all stores, who watches, and the texts.
+/// The views of all stores, how many viewers there are, and the texts.
 #[derive(Debug, Default)]
 pub(crate) struct Shown {
     /// How many watch now.
@@ -61,7 +61,7 @@ pub(crate) struct Shown {
     frames: Mutex<BTreeMap<Audience, Arc<Frame>>>,
 }
 
-/// One who watches. Dropping it ends that.
+/// A viewer of the page. Dropping it ends that.
 #[derive(Debug)]
 pub(crate) struct Viewer(Arc<State>);
 
@@ -116,7 +116,7 @@ impl Shown {
         self.sessions.write().insert(store.as_str().to_owned(), entry);
     }
 
-    /// The sessions of a store, if they were listed a moment ago: while somebody watches they are.
+    /// The sessions of a store, if they were listed a moment ago: while a viewer is there they are.
     pub(crate) fn sessions(&self, store: &str) -> Option<Arc<Vec<SessionReport>>> {
         let sessions = self.sessions.read();
         let (listed, sessions) = sessions.get(store)?;
@@ -164,7 +164,7 @@ struct Overview<'a> {
     whole: bool,
     look_every_ms: u64,
     stores: Vec<StoreOverview<'a>>,
-    /// For those who may see everything.
+    /// For a token for all stores.
     etcd: Option<EtcdOverview<'a>>,
 }
 
@@ -194,7 +194,7 @@ struct StoreOverview<'a> {
 }
 
 impl State {
-    /// What the page shows to somebody.
+    /// What the page shows to this audience.
     pub(crate) fn frame(&self, audience: &Audience) -> Result<Arc<Frame>> {
         let mut frames = self.page.frames.lock();
         let of = *self.page.changed.borrow();
@@ -317,6 +317,6 @@ mod tests {
             (level(89, false), level(90, false), level(100, false)),
             ("fine", "high", "full")
         );
-        assert_eq!(level(10, true), "full", "somebody waits");
+        assert_eq!(level(10, true), "full", "a producer waits");
     }
 }

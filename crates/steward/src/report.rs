@@ -117,8 +117,8 @@ impl TakenBack {
     }
 }
 
-/// What audits of a store have found, those that were asked for over HTTP included. Each audit that only reports finds the
-/// same again.
+/// What the steward's own audits of a store have found; those that were asked for over HTTP are not counted. Each audit that
+/// only reports finds the same again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct AuditsReport {
     /// Audits that have ended.

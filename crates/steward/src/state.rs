@@ -1,12 +1,13 @@
 //! What the parts of a steward share.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use holdfast_core::{Result, StoreId};
-use holdfast_features::FeatureStore;
+use holdfast_features::{FeatureStore, Stage};
+use holdfast_index::Counts;
 use parking_lot::{Mutex, RwLock};
 
 use crate::options::Options;
@@ -20,10 +21,36 @@ pub(crate) struct State {
     /// The stores that are open.
     stores: RwLock<BTreeMap<StoreId, FeatureStore>>,
     report: Mutex<Report>,
+    /// The stores that are audited now.
+    audited: Mutex<BTreeSet<StoreId>>,
     /// What the page shows.
     pub(crate) page: Shown,
     /// Whether a task of the steward has ended without being told to.
     broken: AtomicBool,
+}
+
+/// An audit of a store, the only one of this steward. Dropping it lets the next one begin.
+#[derive(Debug)]
+pub(crate) struct Auditing {
+    state: Arc<State>,
+    store: StoreId,
+}
+
+impl Auditing {
+    /// None if one is under way.
+    pub(crate) fn begin(state: &Arc<State>, store: &StoreId) -> Option<Self> {
+        let is_first = state.audited.lock().insert(store.clone());
+        is_first.then(|| Self {
+            state: Arc::clone(state),
+            store: store.clone(),
+        })
+    }
+}
+
+impl Drop for Auditing {
+    fn drop(&mut self) {
+        self.state.audited.lock().remove(&self.store);
+    }
 }
 
 impl fmt::Debug for State {
@@ -49,6 +76,7 @@ impl State {
             connect,
             stores: RwLock::default(),
             report: Mutex::new(report),
+            audited: Mutex::default(),
             page: Shown::default(),
             broken: AtomicBool::new(false),
         }
@@ -86,6 +114,12 @@ impl State {
             change(report);
         }
         self.page.touch();
+    }
+
+    /// Takes in how many records a store has; none if they could not be counted.
+    pub(crate) fn counted(&self, store: &StoreId, counts: Option<&Counts>) {
+        let dead_letters = counts.map(|counts| counts.of(Stage::Dead));
+        self.note(store, |report| report.dead_letters = dead_letters);
     }
 
     /// Takes in how an audit of a store ended.

@@ -4,32 +4,34 @@
 //!            open                          told to stop
 //!  Closed ──────────▶ Open ─────────────────────────────▶ closed for good
 //!    ▲ │ fails: later  │ sweeps and collects while elected (the workers of the store do: `holdfast_features`)
-//!    └─┘               │ looks at sessions and budget, audits, ends the store if it is unused
+//!    └─┘               │ looks at sessions and budget
+//!                      │ beside that: audits, ends the store if it is unused
 //! ```
 //! The store survives a lost session by itself, so it is opened once.
 //!
-//! Only the steward in office audits and ends.
+//! Only the steward in office audits and ends. Both may take minutes, so they run beside the looks: the report stays fresh.
 //!
 //! # Unused
 //! - UN1: the time for which a store was unused is made of this steward's own looks, one at most twice `look_every` after
-//!   the other. A look that failed or came late (a long audit, a stopped process, etcd away) begins it anew: nobody knows
-//!   who had the store open meanwhile.
+//!   the other. A look that failed or came late (a stopped process, etcd away) begins it anew: nobody knows who had the
+//!   store open meanwhile.
 //! - UN2: a steward that stands by looks, too. What it has seen counts when it is elected.
 //! - UN3: right before it ends the store it asks the index whether its current session holds the office, and
-//!   [`FeatureStore::end`] asks before each page whether a process has the store open.
+//!   [`FeatureStore::end`] asks before each page whether a process has the store open. One end at a time.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
+use futures_util::future::{BoxFuture, OptionFuture};
 use holdfast_core::{Clock, ErrorKind, Result, SystemClock, SystemRng};
 use holdfast_features::{FeatureStore, LiveSession, Office, SweepReport, Sweeping};
-use holdfast_index::Stage;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::options::StoreOptions;
 use crate::report::{BudgetReport, MOST_QUARANTINED, TakenBack};
-use crate::state::State;
+use crate::state::{Auditing, State};
 
 /// Pauses between attempts to open a store: the first, doubled each time up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -37,7 +39,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// How long one look, and closing a store, may take.
 const WITHIN: Duration = Duration::from_secs(10);
 /// How long an audit, and ending a store, may take.
-pub(crate) const LONG: Duration = Duration::from_secs(600);
+const LONG: Duration = Duration::from_secs(600);
 
 /// Looks after a store until it is told to stop.
 pub(crate) async fn tend(state: Arc<State>, options: StoreOptions, stop: CancellationToken) {
@@ -74,7 +76,8 @@ pub(crate) async fn tend(state: Arc<State>, options: StoreOptions, stop: Cancell
     };
     tokio::select! {
         () = tending.until(&stop) => {}
-        // For the page, beside the rest: an audit may take minutes. It does not end by itself.
+        // These do not end by themselves.
+        () = audit_in_time(&state, &options, &store) => {}
         () = crate::view::keep(&state, &options, &store) => {}
     }
     state.opened(&id, None);
@@ -126,14 +129,13 @@ impl Unused {
     }
 }
 
-impl Tending<'_> {
+impl<'a> Tending<'a> {
     async fn until(&mut self, stop: &CancellationToken) {
         let mut sweeping = self.store.sweeping();
         let mut looks = interval_at(Instant::now(), self.state.options.look_every);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut next_audit = self.options.audit_every.map(|every| Instant::now() + every);
+        let mut ending: Option<BoxFuture<'a, bool>> = None;
         loop {
-            let audit_at = next_audit.unwrap_or_else(|| Instant::now() + LONG);
             tokio::select! {
                 () = stop.cancelled() => return,
                 changed = sweeping.changed() => {
@@ -150,23 +152,28 @@ impl Tending<'_> {
                 }
                 _ = looks.tick() => tokio::select! {
                     () = stop.cancelled() => return,
-                    () = self.look() => {}
-                },
-                () = tokio::time::sleep_until(audit_at), if next_audit.is_some() => {
-                    if self.on_duty() || self.state.options.read_only {
-                        tokio::select! {
-                            () = stop.cancelled() => return,
-                            () = self.audit() => {}
-                        }
+                    () = self.look() => if ending.is_none() {
+                        ending = self.unused_for_too_long().map(|unused| {
+                            end_unused(self.state, self.options, self.store, unused).boxed()
+                        });
                     }
-                    next_audit = self.options.audit_every.map(|every| Instant::now() + every);
+                },
+                Some(was_tried) = OptionFuture::from(ending.as_mut()) => {
+                    ending = None;
+                    if was_tried {
+                        // Not again at every look.
+                        self.unused.forget();
+                    }
                 }
             }
         }
     }
 
-    fn on_duty(&self) -> bool {
-        self.store.sweeping().borrow().on_duty
+    /// For how long the store was unused, if that is too long.
+    fn unused_for_too_long(&self) -> Option<Duration> {
+        let unused = self.unused.since?.elapsed();
+        let is_over = unused >= self.options.end_when_unused?;
+        (is_over && !self.state.options.read_only && on_duty(self.store)).then_some(unused)
     }
 
     /// Takes in what the store's sweeper has told.
@@ -227,19 +234,18 @@ impl Tending<'_> {
             Err(error) => tracing::warn!(store = %self.options.store, %error, "the budget could not be read"),
         }
         self.look_at_casualties().await;
-        self.end_if_unused().await;
     }
 
-    /// Counts the dead letters, and the records in quarantine.
+    /// Counts the records in quarantine, and the dead letters unless the page's look does.
     async fn look_at_casualties(&self) {
         let store = &self.options.store;
-        let dead_letters = match self.store.counts(WITHIN).await {
-            Ok(counts) => Some(counts.of(Stage::Dead)),
-            Err(error) => {
+        if self.state.options.http.is_none() {
+            let counts = self.store.counts(WITHIN).await;
+            if let Err(error) = &counts {
                 tracing::warn!(%store, %error, "the dead letters could not be counted");
-                None
             }
-        };
+            self.state.counted(store, counts.ok().as_ref());
+        }
         let quarantined = match self.store.quarantined(None, MOST_QUARANTINED, WITHIN).await {
             Ok(found) => Some(found.len() as u64),
             Err(error) => {
@@ -247,9 +253,7 @@ impl Tending<'_> {
                 None
             }
         };
-        self.state.note(store, |report| {
-            (report.dead_letters, report.quarantined) = (dead_letters, quarantined);
-        });
+        self.state.note(store, |report| report.quarantined = quarantined);
     }
 
     fn saw_sessions(&mut self, sessions: &[LiveSession]) {
@@ -279,61 +283,75 @@ impl Tending<'_> {
         }
         self.state.note(&self.options.store, |report| report.budget = budget);
     }
+}
 
-    async fn end_if_unused(&mut self) {
-        let (Some(limit), Some(since)) = (self.options.end_when_unused, self.unused.since) else {
-            return;
-        };
-        if since.elapsed() < limit || self.state.options.read_only || !self.on_duty() {
-            return;
+fn on_duty(store: &FeatureStore) -> bool {
+    store.sweeping().borrow().on_duty
+}
+
+/// Ends a store that was unused for so long. False if it was left alone, because this steward is not known to be in office.
+async fn end_unused(state: &State, options: &StoreOptions, opened: &FeatureStore, unused: Duration) -> bool {
+    let store = &options.store;
+    // What was told may be old: this process may have been stopped, and another one elected.
+    match opened.holds(Office::Steward, WITHIN).await {
+        Ok(true) => {}
+        Ok(false) => return false,
+        Err(error) => {
+            tracing::warn!(%store, %error, "it is not known who is in office; the store is not ended");
+            return false;
         }
-        let store = &self.options.store;
-        // What was told may be old: this process may have been stopped, and another one elected.
-        match self.store.holds(Office::Steward, WITHIN).await {
-            Ok(true) => {}
-            Ok(false) => return,
-            Err(error) => {
-                tracing::warn!(%store, %error, "it is not known who is in office; the store is not ended");
-                return;
-            }
-        }
-        match self.store.end(false, LONG).await {
-            Ok(0) => {}
-            Ok(ended) => {
-                tracing::info!(%store, ended, unused = ?since.elapsed(), "ended the store: no process had it open");
-                self.state.note(store, |report| {
-                    let why = format!("no process had the store open for {} s", limit.as_secs());
-                    report.acted(format!("ended the store: {ended} samples"), why);
-                });
-            }
-            // A process has opened it meanwhile.
-            Err(error) if error.kind() == ErrorKind::Conflict => {
-                tracing::info!(%store, %error, "the store is in use again; what is left of it stays");
-            }
-            Err(error) => tracing::warn!(%store, %error, "the store could not be ended; trying again later"),
-        }
-        // Not again at every look.
-        self.unused.forget();
     }
-
-    async fn audit(&self) {
-        let store = &self.options.store;
-        let read_only = self.state.options.read_only;
-        let audit = self.state.connect.audit(self.store, read_only, LONG).await;
-        self.state.audited(store, &audit);
-        match audit {
-            Ok(found) => {
-                tracing::info!(%store, read_only, ?found, "audited: compared the engine's objects with the records");
-                self.state.note(store, |report| {
-                    let what = format!(
-                        "audited {} samples: {} orphans, {} removed, {} lost",
-                        found.samples, found.orphans, found.removed, found.lost
-                    );
-                    report.acted(what, found.refused.as_deref().unwrap_or("it was time for an audit"));
-                });
-            }
-            Err(error) => tracing::warn!(%store, %error, "an audit did not end"),
+    match opened.end(false, LONG).await {
+        Ok(0) => {}
+        Ok(ended) => {
+            tracing::info!(%store, ended, ?unused, "ended the store: no process had it open");
+            state.note(store, |report| {
+                let why = format!("no process had the store open for {} s", unused.as_secs());
+                report.acted(format!("ended the store: {ended} samples"), why);
+            });
         }
+        // A process has opened it meanwhile.
+        Err(error) if error.kind() == ErrorKind::Conflict => {
+            tracing::info!(%store, %error, "the store is in use again; what is left of it stays");
+        }
+        Err(error) => tracing::warn!(%store, %error, "the store could not be ended; trying again later"),
+    }
+    true
+}
+
+/// Audits a store when it is time to, for as long as it is polled.
+async fn audit_in_time(state: &Arc<State>, options: &StoreOptions, store: &FeatureStore) {
+    let Some(every) = options.audit_every else {
+        return std::future::pending().await;
+    };
+    loop {
+        tokio::time::sleep(every).await;
+        if on_duty(store) || state.options.read_only {
+            audit(state, options, store).await;
+        }
+    }
+}
+
+async fn audit(state: &Arc<State>, options: &StoreOptions, opened: &FeatureStore) {
+    let (store, read_only) = (&options.store, state.options.read_only);
+    let Some(_auditing) = Auditing::begin(state, store) else {
+        tracing::info!(%store, "an audit that was asked for over HTTP is under way; the next one is in its turn");
+        return;
+    };
+    let audit = state.connect.audit(opened, read_only, LONG).await;
+    state.audited(store, &audit);
+    match audit {
+        Ok(found) => {
+            tracing::info!(%store, read_only, ?found, "audited: compared the engine's objects with the records");
+            state.note(store, |report| {
+                let what = format!(
+                    "audited {} samples: {} orphans, {} removed, {} lost",
+                    found.samples, found.orphans, found.removed, found.lost
+                );
+                report.acted(what, found.refused.as_deref().unwrap_or("it was time for an audit"));
+            });
+        }
+        Err(error) => tracing::warn!(%store, %error, "an audit did not end"),
     }
 }
 

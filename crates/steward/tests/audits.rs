@@ -45,6 +45,98 @@ impl Connect for Flaky {
     }
 }
 
+/// Its audits do not end.
+struct Endless {
+    world: Arc<World>,
+    begun: AtomicU32,
+}
+
+#[async_trait]
+impl Connect for Endless {
+    async fn engine(&self, store: &StoreId) -> Result<Arc<dyn Engine>> {
+        self.world.engine(store).await
+    }
+
+    async fn index(&self, store: &StoreId, identity: Identity) -> Result<Arc<dyn Index>> {
+        self.world.index(store, identity).await
+    }
+
+    async fn audit(&self, _: &FeatureStore, _: bool, _: Duration) -> Result<Audited> {
+        self.begun.fetch_add(1, Ordering::Relaxed);
+        std::future::pending().await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_audit_does_not_hold_up_the_report() {
+    let world = World::in_memory();
+    let endless = Arc::new(Endless {
+        world: Arc::clone(&world),
+        begun: AtomicU32::new(0),
+    });
+    let mut options = Options::new([store("run")]);
+    options.look_every = Duration::from_millis(50);
+    options.stores[0].audit_every = Some(Duration::from_millis(100));
+    let steward = Steward::start(options, endless.clone()).await.expect("a steward");
+    until("an audit has begun", || endless.begun.load(Ordering::Relaxed) > 0).await;
+    let user = world.open(FeatureConfig::new(store("run"))).await;
+    until("the user is in the report", || {
+        steward.report().stores["run"].users == Some(1)
+    })
+    .await;
+    assert_eq!(endless.begun.load(Ordering::Relaxed), 1, "one at a time");
+    // Nor does it hold up the end.
+    steward.stop(Duration::from_secs(5)).await.expect("stopped");
+    user.close(WITHIN).await.expect("closed");
+}
+
+/// A group takes a sample and gives it back unused: it had one attempt.
+async fn make_dead(user: &FeatureStore) {
+    let memory = user.pool().buffer(6, WITHIN).await.expect("memory");
+    memory.write(0, b"hidden").expect("written");
+    let spec = TensorSpec::new("h".parse().expect("a name"), DType::Uint8, [6]).expect("a spec");
+    let group = GroupName::new("g").expect("a name");
+    let item = PutItem {
+        sample: "1".parse().expect("a name"),
+        tensors: vec![TensorIn::new(spec, memory)],
+        publication: Publication {
+            groups: vec![group.clone()],
+            retain: false,
+            max_attempts: 1,
+        },
+    };
+    user.put(item, WITHIN).await.expect("put");
+    let lease = user
+        .lease_next(&group, 1, WITHIN)
+        .await
+        .expect("a lease")
+        .pop()
+        .expect("one");
+    let answered = user.nack(&[lease], WITHIN).await;
+    assert!(answered.iter().all(Result::is_ok), "{answered:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dead_letters_are_counted_once_for_the_page_and_the_report() {
+    let world = World::in_memory();
+    let user = world.open(FeatureConfig::new(store("run"))).await;
+    make_dead(&user).await;
+    let mut options = Options::new([store("run")]);
+    options.http = Some(serde_json::from_str(r#"{"listen":"127.0.0.1:0"}"#).expect("settings"));
+    let steward = Steward::start(options, world).await.expect("a steward");
+    let address = steward.address().expect("it listens");
+    until("the report has it", || {
+        steward.report().stores["run"].dead_letters == Some(1)
+    })
+    .await;
+    let shown = Sent::new("get", "/v1/overview").to(address).await.json();
+    let states = shown["stores"][0]["states"].as_array().expect("states");
+    let dead = states.iter().find(|state| state["state"] == "dead").expect("a state");
+    assert_eq!(dead["samples"], 1, "{shown}");
+    steward.stop(WITHIN).await.expect("stopped");
+    user.close(WITHIN).await.expect("closed");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn audits_and_dead_letters_are_told() {
     let world = World::in_memory();
@@ -76,28 +168,7 @@ async fn audits_and_dead_letters_are_told() {
     assert_eq!((audits.failed, audits.orphans, audits.trouble), (1, 40, None));
     assert!(audits.last_ended_ms.is_some());
 
-    let memory = user.pool().buffer(6, WITHIN).await.expect("memory");
-    memory.write(0, b"hidden").expect("written");
-    let spec = TensorSpec::new("h".parse().expect("a name"), DType::Uint8, [6]).expect("a spec");
-    let group = GroupName::new("g").expect("a name");
-    let item = PutItem {
-        sample: "1".parse().expect("a name"),
-        tensors: vec![TensorIn::new(spec, memory)],
-        publication: Publication {
-            groups: vec![group.clone()],
-            retain: false,
-            max_attempts: 1,
-        },
-    };
-    user.put(item, WITHIN).await.expect("put");
-    let lease = user
-        .lease_next(&group, 1, WITHIN)
-        .await
-        .expect("a lease")
-        .pop()
-        .expect("one");
-    let answered = user.nack(&[lease], WITHIN).await;
-    assert!(answered.iter().all(Result::is_ok), "{answered:?}");
+    make_dead(&user).await;
     until("the dead letter is counted", || told().dead_letters == Some(1)).await;
     assert_eq!(told().quarantined, Some(0));
     steward.stop(WITHIN).await.expect("stopped");

@@ -461,30 +461,38 @@ async fn what_nobody_waits_for_is_done_and_told_all_the_same() {
         begun: tokio::sync::Semaphore::new(0),
         may_end: tokio::sync::Semaphore::new(0),
     });
-    let mut options = Options::new([store("run")]);
+    let mut options = Options::new([store("run"), store("other")]);
     options.http = Some(serde_json::from_str(r#"{"listen":"127.0.0.1:0","within":"1s"}"#).expect("settings"));
     let steward = Steward::start(options, slow.clone()).await.expect("a steward");
     let address = steward.address().expect("it listens");
-    until("its store is open", || steward.report().stores["run"].open).await;
+    let all_open = || steward.report().stores.values().all(|store| store.open);
+    until("its stores are open", all_open).await;
     // The time of the request is over.
     let late = Sent::new("post", "/v1/stores/run/audit").to(address).await;
     assert_eq!(late.status, 504, "{late:?}");
     late.refusal();
+    // It goes on, and a second one of the same store would do the same work.
+    let second = Sent::new("post", "/v1/stores/run/audit").to(address).await;
+    assert_eq!(second.status, 409, "{second:?}");
+    assert!(second.refusal().contains("already"), "{second:?}");
     // The client has left.
     let mut stream = std::net::TcpStream::connect(address).expect("a connection");
-    let request = "POST /v1/stores/run/audit HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n";
+    let request = "POST /v1/stores/other/audit HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n";
     stream.write_all(request.as_bytes()).expect("sent");
     let both = tokio::time::timeout(WITHIN, slow.begun.acquire_many(2)).await;
     drop(both.expect("both have begun"));
     drop(stream);
     let told = || {
         let report = steward.report();
-        let actions = report.stores["run"].actions.iter();
+        let actions = report.stores.values().flat_map(|store| &store.actions);
         actions.filter(|one| one.what.starts_with("audited")).count()
     };
     assert_eq!(told(), 0);
     slow.may_end.add_permits(2);
     until("both are told of", || told() == 2).await;
+    slow.may_end.add_permits(1);
+    let next = Sent::new("post", "/v1/stores/run/audit").to(address).await;
+    assert_eq!(next.status, 200, "{next:?}");
     steward.stop(WITHIN).await.expect("stopped");
 }
 

@@ -159,7 +159,7 @@ async fn a_thousand_sessions_cost_at_most_fifty_ranges_a_second() {
     eprintln!("dropped in {:?}", clock.now().since(before));
 }
 
-/// The page's requests, while somebody watches. The steward that answers them stands by: that is no part of the figures above.
+/// The page's requests, while a viewer watches. The steward that answers them stands by: that is no part of the figures above.
 async fn page_requests_are_quick(world: &Arc<World>) {
     let mut options = Options::new([store("many")]);
     options.http = Some(serde_json::from_str(r#"{"listen":"127.0.0.1:0","within":"12s"}"#).expect("settings"));

@@ -252,7 +252,7 @@ async fn the_overview_says_what_a_store_holds_and_who_waits() {
     let clock = Arc::new(SystemClock::new());
     let etcd = EtcdStore::open(EtcdConfig::new(cluster.endpoints()), clock.clone(), WITHIN);
     let world = World::over(Arc::new(etcd.await.expect("etcd")), clock.clone());
-    // The budget is there before the store is opened: it binds those who come after it.
+    // The budget is there before the store is opened: it binds the sessions that are opened after it.
     let first = world.open(FeatureConfig::new(store("run/7"))).await;
     first.set_budget(12 * BYTES as u64, WITHIN).await.expect("a budget");
     first.close(WITHIN).await.expect("closed");

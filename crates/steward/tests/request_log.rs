@@ -1,4 +1,4 @@
-//! The log of requests names the token and not the secret, at any level, for every path, for whoever asks.
+//! The log of requests names the token and not the secret, at any level, for every path and every caller.
 #![allow(clippy::expect_used, clippy::panic, reason = "a test says what it expects")]
 
 mod common;

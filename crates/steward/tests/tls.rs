@@ -1,4 +1,4 @@
-//! The HTTP interface with TLS: whose certificates are accepted, and that whoever is slow is cut off.
+//! The HTTP interface with TLS: whose certificates are accepted, and that a slow peer is cut off.
 #![allow(clippy::expect_used, clippy::panic, reason = "a test says what it expects")]
 
 mod common;
@@ -23,7 +23,7 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 /// The time in which the head of a request, its body and a TLS handshake must have arrived.
 const HEAD: Duration = Duration::from_secs(10);
 
-/// One who signs certificates.
+/// An authority that signs certificates.
 struct Authority {
     certificate: rcgen::Certificate,
     issuer: Issuer<'static, KeyPair>,
@@ -171,7 +171,7 @@ async fn only_clients_of_the_authority_are_let_in() {
         "",
         "nobody vouches for the server"
     );
-    // Whoever speaks plain HTTP is told nothing, and holds no place.
+    // A peer that speaks plain HTTP is told nothing, and holds no place.
     for _ in 0..40 {
         let mut stream = TcpStream::connect(address).await.expect("a connection");
         let sent = stream
@@ -294,7 +294,7 @@ async fn trickle(address: SocketAddr, begin: &str) -> (String, Duration) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_is_slow_is_cut_off() {
+async fn a_slow_peer_is_cut_off() {
     let authority = Authority::new("servers");
     let folder = tempfile::tempdir().expect("a folder");
     let tls = files(

@@ -3,17 +3,21 @@
 
 mod common;
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use common::*;
-use holdfast_core::{Clock, DType, TensorSpec};
-use holdfast_features::{FeatureConfig, GroupName, Publication, PutItem, TensorIn};
-use holdfast_steward::{Options, Steward};
+use holdfast_core::{Clock, DType, Result, StoreId, TensorSpec};
+use holdfast_engine::{Engine, FaultEngine, FaultPlan, MemoryEngine};
+use holdfast_features::{FeatureConfig, FeatureStore, GroupName, Identity, Publication, PutItem, Stage, TensorIn};
+use holdfast_index::Index;
+use holdfast_steward::{Connect, Options, Steward};
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_that_nobody_uses_is_ended_in_time() {
-    const UNUSED: Duration = Duration::from_secs(10);
-    let world = World::in_memory();
+const UNUSED: Duration = Duration::from_secs(10);
+
+/// A process that has the store open and has put a sample.
+async fn producer(world: &World) -> FeatureStore {
     let config = FeatureConfig {
         pool_bytes: 1 << 20,
         ..FeatureConfig::new(store("run"))
@@ -32,6 +36,13 @@ async fn a_store_that_nobody_uses_is_ended_in_time() {
         },
     };
     user.put(item, WITHIN).await.expect("put");
+    user
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_nobody_uses_is_ended_in_time() {
+    let world = World::in_memory();
+    let user = producer(&world).await;
     let mut options = Options::new([store("run"), store("kept")]);
     // A look that comes late begins the time anew, and the machine may be busy.
     options.look_every = Duration::from_secs(2);
@@ -52,5 +63,65 @@ async fn a_store_that_nobody_uses_is_ended_in_time() {
             .any(|action| action.what.contains("ended the store: 1 samples"))
     })
     .await;
+    steward.stop(WITHIN).await.expect("stopped");
+}
+
+/// Its engine fails when it is told to.
+struct Failing {
+    world: Arc<World>,
+    engine: Arc<FaultEngine<MemoryEngine>>,
+}
+
+#[async_trait]
+impl Connect for Failing {
+    async fn engine(&self, _: &StoreId) -> Result<Arc<dyn Engine>> {
+        Ok(self.engine.clone())
+    }
+
+    async fn index(&self, store: &StoreId, identity: Identity) -> Result<Arc<dyn Index>> {
+        self.world.index(store, identity).await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_takes_long_to_end_does_not_hold_up_its_report() {
+    let world = World::in_memory();
+    let producer = producer(&world).await;
+    producer.close(WITHIN).await.expect("closed");
+    let plan = FaultPlan::new(1).with_lost_request(1000);
+    let engine = Arc::new(FaultEngine::new(world.cluster.connect(), plan, world.clock.clone()));
+    engine.pause();
+    let mut options = Options::new([store("run")]);
+    options.look_every = Duration::from_secs(2);
+    options.stores[0].end_when_unused = Some(UNUSED);
+    let failing = Failing {
+        world: Arc::clone(&world),
+        engine: engine.clone(),
+    };
+    let steward = Steward::start(options, Arc::new(failing)).await.expect("a steward");
+    until("the store is open", || steward.report().stores["run"].open).await;
+    engine.resume();
+    let index = world.index_of(&store("run"), Arc::clone(&world.txn_store));
+    let begun = world.clock.now();
+    while index.counts(WITHIN).await.expect("counts").of(Stage::Live) > 0 {
+        assert!(world.clock.now().since(begun) < WITHIN, "its end did not begin");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    // No object can be removed, so the end is under way for as long as it may take.
+    index.set_budget(1 << 20, WITHIN).await.expect("a budget");
+    until("the budget is in the report", || {
+        steward.report().stores["run"].budget.is_some()
+    })
+    .await;
+    assert_eq!(world.cluster.objects().len(), 1);
+    engine.pause();
+    until("it is ended", || {
+        let actions = &steward.report().stores["run"].actions;
+        actions
+            .iter()
+            .any(|action| action.what.contains("ended the store: 1 samples"))
+    })
+    .await;
+    assert!(world.cluster.objects().is_empty());
     steward.stop(WITHIN).await.expect("stopped");
 }

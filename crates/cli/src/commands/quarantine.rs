@@ -26,16 +26,24 @@ pub(crate) async fn run(
     let store = progress.wait("asking etcd", reach.store()).await?;
     let index = reach.index(&store);
     match what {
-        Quarantine::Ls { limit } => {
+        Quarantine::Ls { limit, after } => {
             let limit = usize::try_from(limit).unwrap_or(PAGE);
-            let found = progress
-                .wait("reading the quarantine", listed(reach, &index, limit, None))
+            let after = after.as_deref().map(place).transpose()?;
+            // One more than is shown, to learn whether there is more.
+            let mut found = progress
+                .wait("reading the quarantine", listed(reach, &index, after, limit + 1, None))
                 .await?;
-            Ok(list(&store, &found, context))
+            let more = found.len() > limit;
+            found.truncate(limit);
+            let next = found.last().filter(|_| more).map(Quarantined::place);
+            Ok(list(&store, &found, next, context))
         }
         Quarantine::Show { key } => {
             let found = progress
-                .wait("reading the quarantine", listed(reach, &index, usize::MAX, Some(&key)))
+                .wait(
+                    "reading the quarantine",
+                    listed(reach, &index, None, usize::MAX, Some(&key)),
+                )
                 .await?;
             let found = found.last().ok_or_else(|| {
                 Failure::not_found(
@@ -51,9 +59,26 @@ pub(crate) async fn run(
     }
 }
 
-/// The records in quarantine, up to `limit`; only those of one key, if it is given.
-async fn listed(reach: &Reach, index: &TxnIndex, limit: usize, key: Option<&str>) -> Result<Vec<Quarantined>, Failure> {
-    let (mut found, mut last) = (Vec::new(), None);
+/// The place at which the last page ended.
+fn place(text: &str) -> Result<Quarantined, Failure> {
+    Quarantined::at_place(text).ok_or_else(|| {
+        Failure::usage(
+            format!("{} is no place in the quarantine", shown(text)),
+            "a place is what the page before ended with",
+            "give it unchanged, or leave --after out to begin at the start",
+        )
+    })
+}
+
+/// The records in quarantine behind a place, up to `limit`; only those of one key, if it is given.
+async fn listed(
+    reach: &Reach,
+    index: &TxnIndex,
+    after: Option<Quarantined>,
+    limit: usize,
+    key: Option<&str>,
+) -> Result<Vec<Quarantined>, Failure> {
+    let (mut found, mut last) = (Vec::new(), after);
     while found.len() < limit {
         let page = PAGE.min(limit);
         let part = index.quarantined(last.as_ref(), page, reach.left()).await;
@@ -72,13 +97,13 @@ fn item(one: &Quarantined) -> Value {
     object!("key": one.key, "version": one.version.0, "why": one.why, "bytes": one.bytes, "in_place": one.in_place,)
 }
 
-fn list(store: &StoreId, found: &[Quarantined], context: &Context<'_>) -> Answer {
+fn list(store: &StoreId, found: &[Quarantined], next: Option<String>, context: &Context<'_>) -> Answer {
     let mut rows = table(context.output, &["key", "bytes", "why"]);
     for one in found {
         rows.add_row([shown(&one.key).into(), number(bytes(one.bytes)), shown(&one.why).into()]);
     }
     let name = shown(store.as_str());
-    let text = match found.len() {
+    let mut text = match found.len() {
         0 => format!("no record of store {name} is in quarantine\n"),
         many => format!(
             "{}\n{} in quarantine; `holdfast quarantine show KEY` shows the bytes of one\n",
@@ -86,11 +111,14 @@ fn list(store: &StoreId, found: &[Quarantined], context: &Context<'_>) -> Answer
             count(u64::try_from(many).unwrap_or(u64::MAX), "record is", "records are")
         ),
     };
+    if let Some(next) = &next {
+        text.push_str(&format!(
+            "there is more: holdfast quarantine ls … --after '{}'\n",
+            shown(next)
+        ));
+    }
     let items: Vec<Value> = found.iter().map(item).collect();
-    Answer::new(
-        object!("store": store.as_str(), "items": items, "next": Value::Null),
-        text,
-    )
+    Answer::new(object!("store": store.as_str(), "items": items, "next": next), text)
 }
 
 fn show(store: &StoreId, found: &Quarantined, record: &[u8]) -> Answer {

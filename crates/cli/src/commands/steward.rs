@@ -84,7 +84,7 @@ pub(crate) async fn run(
 fn announce(steward: &Steward, as_json: bool, out: &mut (dyn Write + Send)) {
     let address = steward.address().map(|address| address.to_string());
     let line = if as_json {
-        // In one line: whoever waits for it reads a line.
+        // In one line: a program that waits for it reads a line.
         object!("state": "started", "listen": address).to_string()
     } else {
         let at = address.unwrap_or_else(|| "no address".to_owned());

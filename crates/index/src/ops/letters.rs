@@ -33,7 +33,7 @@ impl TxnIndex {
         deadline: Deadline,
     ) -> Result<bool> {
         let layout = self.core.layout();
-        let most = self.core.config().dead_most;
+        let most = self.core.dead_most();
         let all = layout.letters_before(None);
         let found = self.core.read_keys([all], most.saturating_add(limit), deadline).await?;
         let mut due = found.into_iter().next().unwrap_or_default();

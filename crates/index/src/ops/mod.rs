@@ -2,6 +2,7 @@
 
 mod answers;
 mod commit;
+pub(crate) mod follow;
 mod free;
 mod kept;
 mod known;
@@ -224,7 +225,7 @@ impl Index for TxnIndex {
     }
 
     fn tick_length(&self) -> Duration {
-        self.core.config().tick
+        self.core.tick_length()
     }
 
     async fn tick(&self, within: Duration) -> Result<Tick> {

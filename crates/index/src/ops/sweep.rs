@@ -1,10 +1,11 @@
 //! Sweeping: takes back what dead sessions and expired leases hold, and lists the samples whose objects are to be
 //! freed.
 //!
-//! A sweep reads the list of sessions, walks along the keys of the grant lists ([`crate::ops::walk`]), and opens only those
-//! that are due: all of them if their session is dead, and those past their tick and the grace period if it is alive. Its
-//! cost is bounded: so many pages of keys, and so many due records. Any number of sweeps may run at once: each change
-//! requires that the record is still as it was read.
+//! A sweep reads the list of sessions, moves the shared clock if that is due ([`crate::ops::follow`] says by whose tick),
+//! walks along the keys of the grant lists ([`crate::ops::walk`]), and opens only those that are due: all of them if their
+//! session is dead, and those past their tick and the grace period if it is alive. Its cost is bounded: so many pages of
+//! keys, and so many due records. Any number of sweeps may run at once: each change requires that the record is still as it
+//! was read.
 //!
 //! Lists are walked in parts. A sweep that does not reach the end of what is due records where it stopped, and the next
 //! sweep continues there. So a record that cannot be taken back or freed now (written by a later release, or whose
@@ -40,6 +41,14 @@ enum Swept {
     TakenBack { leases: usize, retired: bool },
 }
 
+/// The sessions of a store at the beginning of a sweep.
+struct Sessions {
+    alive: BTreeSet<SessionId>,
+    /// Those that have ended and are not cleared yet.
+    dead: BTreeSet<SessionId>,
+    has_budget: bool,
+}
+
 /// The due records that one sweep has read.
 struct Due {
     /// Grant lists, in key order.
@@ -54,8 +63,13 @@ struct Due {
 
 impl TxnIndex {
     pub(crate) async fn do_sweep(&self, session: &Session, limit: usize, deadline: Deadline) -> Result<SweepReport> {
+        let Sessions {
+            alive,
+            dead,
+            has_budget,
+        } = self.known_sessions(session, deadline).await?;
+        self.follow(&alive, deadline).await?;
         let tick = self.core.advance(deadline).await?;
-        let (dead, has_budget) = self.ended_sessions(session, deadline).await?;
         let from = self.swept_to.lock().clone();
         let due = self.due(&dead, tick, from.as_deref(), limit, deadline).await?;
         let mut report = SweepReport {
@@ -149,9 +163,8 @@ impl TxnIndex {
         })
     }
 
-    /// The sessions that have ended and are not cleared yet, and whether the store has a budget. Read in one snapshot,
-    /// before any record is read.
-    async fn ended_sessions(&self, session: &Session, deadline: Deadline) -> Result<(BTreeSet<SessionId>, bool)> {
+    /// The sessions, and whether the store has a budget. Read in one snapshot, before any record is read.
+    async fn known_sessions(&self, session: &Session, deadline: Deadline) -> Result<Sessions> {
         const ALL: usize = 100_000;
         let range = |keys| Read::Range {
             keys,
@@ -181,7 +194,11 @@ impl TxnIndex {
         }
         let dead = existed.difference(&alive).copied().collect();
         let has_budget = snapshot.entries.get(2).is_some_and(|budget| !budget.is_empty());
-        Ok((dead, has_budget))
+        Ok(Sessions {
+            alive,
+            dead,
+            has_budget,
+        })
     }
 
     async fn sweep_holdings(
@@ -216,7 +233,7 @@ impl TxnIndex {
         let gone = |session: SessionId| dead.contains(&session);
         let sweep = Sweep {
             tick: loaded.tick,
-            grace: self.core.config().grace_ticks,
+            grace: self.core.grace_ticks(),
             gone: &gone,
         };
         let Some(generation) = item.generation else {

@@ -80,7 +80,7 @@ impl TxnIndex {
         let mut by = DueBy {
             layout,
             dead,
-            before: Tick(tick.0.saturating_sub(self.core.config().grace_ticks)),
+            before: Tick(tick.0.saturating_sub(self.core.grace_ticks())),
             last: None,
         };
         let mut range = layout.all_held();

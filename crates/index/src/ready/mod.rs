@@ -430,3 +430,6 @@ fn fewer(reads: &mut [Read]) -> bool {
     }
     halved
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,5 +1,6 @@
 //! Who holds a session, for the people who operate a store. None of it is trusted: any process that may write to the index
-//! may say what it likes. Nothing is decided by it, except that nobody waits for a process that says that it is a steward.
+//! may say what it likes. Two things are decided by it: nobody waits for a process that says that it is a steward, and a
+//! steward follows the settings that sessions say, within bounds ([`crate::ops::follow`]).
 //!
 //! It is the value of the session's liveness key, as JSON. A session of an earlier release has an empty value, and one whose
 //! value cannot be read counts as one that said nothing: a session is alive because its key is there, whatever it says.
@@ -29,6 +30,9 @@ pub struct Identity {
     /// Whether it only looks after the store, and neither puts nor takes samples.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub steward: bool,
+    /// Its settings that hold for the whole store while it sweeps. A steward and an earlier release say none.
+    #[serde(skip_serializing_if = "SaidSettings::is_nothing")]
+    pub settings: SaidSettings,
     /// When the session was opened, in milliseconds since 1970, by the clock of its host.
     pub started_ms: u64,
 }
@@ -48,6 +52,7 @@ impl Identity {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             role: role.to_owned(),
             steward: false,
+            settings: SaidSettings::default(),
             started_ms: 0,
         }
     }
@@ -79,6 +84,49 @@ impl Identity {
         let texts = [&said.host, &said.program, &said.version, &said.role];
         let all = texts.into_iter().all(can_be_shown);
         all.then_some(said)
+    }
+}
+
+/// The settings of a process that hold for the whole store while it sweeps, as far as it says them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SaidSettings {
+    /// The length of one tick of the shared clock, in milliseconds.
+    pub tick_ms: Option<u64>,
+    /// How many ticks after its end a lease still counts.
+    pub grace_ticks: Option<u64>,
+    /// The most dead letters whose objects are kept.
+    pub dead_most: Option<u64>,
+}
+
+impl SaidSettings {
+    /// The longest tick that is believed.
+    pub(crate) const MOST_TICK_MS: u64 = 60_000;
+    /// The longest grace that is believed, in ticks.
+    pub(crate) const MOST_GRACE: u64 = 600;
+    /// The most dead letters that are believed: a sweep lists them.
+    pub(crate) const MOST_DEAD: u64 = 100_000;
+
+    pub(crate) fn is_nothing(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// The same, each cut to its bounds.
+    pub(crate) fn within_bounds(self) -> Self {
+        Self {
+            tick_ms: self.tick_ms.map(|tick| tick.clamp(1, Self::MOST_TICK_MS)),
+            grace_ticks: self.grace_ticks.map(|grace| grace.min(Self::MOST_GRACE)),
+            dead_most: self.dead_most.map(|most| most.min(Self::MOST_DEAD)),
+        }
+    }
+
+    /// Of each setting the larger one that is said.
+    pub(crate) fn larger(self, other: Self) -> Self {
+        Self {
+            tick_ms: self.tick_ms.max(other.tick_ms),
+            grace_ticks: self.grace_ticks.max(other.grace_ticks),
+            dead_most: self.dead_most.max(other.dead_most),
+        }
     }
 }
 
@@ -138,6 +186,7 @@ mod tests {
         let more = br#"{"host":"h","pid":7,"gpu":"none","role":"trainer"}"#;
         let read = Identity::from_bytes(more).expect("a later release's");
         assert_eq!((read.host.as_str(), read.pid, read.role.as_str()), ("h", 7, "trainer"));
+        assert!(read.settings.is_nothing(), "an earlier release says no settings");
         assert_eq!(Identity::from_bytes(b""), None);
         let long = format!(r#"{{"host":"{}"}}"#, "x".repeat(MOST_TEXT + 1));
         assert_eq!(Identity::from_bytes(long.as_bytes()), None);

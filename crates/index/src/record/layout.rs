@@ -102,6 +102,11 @@ impl Layout {
         }
     }
 
+    /// The store's name as it is in keys, for logs.
+    pub(crate) fn root(&self) -> &str {
+        self.root.trim_end_matches('/')
+    }
+
     /// Begins a key that holds a sample's name.
     fn of_sample(&self, kind: &str, sample: &SampleId) -> Key {
         const NUMBERS_AND_SLASHES: usize = 48;

@@ -412,6 +412,27 @@ pub struct Quarantined {
     pub in_place: bool,
 }
 
+impl Quarantined {
+    /// Its place in the list, as text: its version and its key.
+    pub fn place(&self) -> String {
+        format!("{}/{}", self.version.0, self.key)
+    }
+
+    /// What [`crate::Index::quarantined`] needs to go on behind a place; none for a text that is no place.
+    pub fn at_place(text: &str) -> Option<Self> {
+        let (version, key) = text.split_once('/')?;
+        let digits = version.len() <= 19 && version.bytes().all(|byte| byte.is_ascii_digit());
+        let version = version.parse().ok().filter(|_| digits)?;
+        Some(Self {
+            key: key.to_owned(),
+            version: Version(version),
+            why: String::new(),
+            bytes: 0,
+            in_place: false,
+        })
+    }
+}
+
 /// How many records a process has skipped since it opened the index.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PassedOver {
@@ -466,4 +487,24 @@ pub struct LiveSample {
     pub record: Versioned<Live>,
     /// The producer's description.
     pub description: Vec<u8>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_in_the_quarantine_is_read_back_and_nonsense_is_refused() {
+        let one = Quarantined {
+            key: "/holdfast/s/f/a%2Fb".to_owned(),
+            version: Version(u64::MAX / 2),
+            why: String::new(),
+            bytes: 0,
+            in_place: false,
+        };
+        assert_eq!(Quarantined::at_place(&one.place()), Some(one));
+        for text in ["", "/", "7", "+7/key", "-1/key", "99999999999999999999/key", "x/key"] {
+            assert_eq!(Quarantined::at_place(text), None, "{text:?}");
+        }
+    }
 }

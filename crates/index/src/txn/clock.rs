@@ -89,6 +89,7 @@ impl TxnCore {
             .await?;
         self.note_tick(snapshot.entries.iter().flatten().next(), snapshot.version)?;
         self.known_clock(deadline).await?;
+        let tick_length = self.tick_length();
         let due = {
             let seen = self.seen.lock();
             let stood = seen
@@ -96,7 +97,7 @@ impl TxnCore {
                 .map(|since| self.clock().now().since(since))
                 .unwrap_or_default();
             seen.version
-                .filter(|_| stood >= self.config.tick)
+                .filter(|_| stood >= tick_length)
                 .map(|version| (Condition::Unchanged(key, version), seen.tick.after(1)))
         };
         if let Some((unchanged, next)) = due {

@@ -21,10 +21,12 @@ use serde::{Deserialize, Serialize};
 use self::clock::SeenClock;
 use self::quarantine::PassedOver;
 use self::session::SlotClient;
+use crate::record::identity::SaidSettings;
 use crate::record::layout::Layout;
 use crate::store::TxnStore;
 
-/// The settings of a store's index. All processes that use a store must use the same settings.
+/// The settings of a store's index. All processes that use a store must use the same settings. A steward follows theirs
+/// where its own would hold for them: `tick`, `grace_ticks` and `dead_most`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct IndexConfig {
@@ -71,6 +73,8 @@ pub(crate) struct TxnCore {
     rng: Arc<dyn Rng>,
     config: IndexConfig,
     seen: Mutex<SeenClock>,
+    /// What sweeps follow in place of this process's own settings; nothing but in a steward.
+    followed: Mutex<SaidSettings>,
     passed_over: PassedOver,
 }
 
@@ -87,12 +91,37 @@ impl TxnCore {
             rng,
             config,
             seen: Mutex::default(),
+            followed: Mutex::default(),
             passed_over: PassedOver::default(),
         }
     }
 
     pub(crate) fn config(&self) -> &IndexConfig {
         &self.config
+    }
+
+    /// Follows these settings from now on. Returns those before.
+    pub(crate) fn follow(&self, settings: SaidSettings) -> SaidSettings {
+        std::mem::replace(&mut *self.followed.lock(), settings)
+    }
+
+    /// The length of a tick by which sweeps move the shared clock.
+    pub(crate) fn tick_length(&self) -> Duration {
+        let followed = self.followed.lock().tick_ms;
+        followed.map_or(self.config.tick, Duration::from_millis)
+    }
+
+    /// How many ticks after its end a lease still counts for sweeps.
+    pub(crate) fn grace_ticks(&self) -> u64 {
+        self.followed.lock().grace_ticks.unwrap_or(self.config.grace_ticks)
+    }
+
+    /// The most dead letters whose objects sweeps leave alone.
+    pub(crate) fn dead_most(&self) -> usize {
+        let followed = self.followed.lock().dead_most;
+        followed.map_or(self.config.dead_most, |most| {
+            usize::try_from(most).unwrap_or(usize::MAX)
+        })
     }
 
     pub(crate) fn txn_store(&self) -> &dyn TxnStore {

@@ -14,11 +14,12 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 
 use super::answer::Refused;
-use super::given::{self, By, Named};
-use super::{Served, openapi, page, records};
+use super::given::{self, By, Named, Page};
+use super::{Served, budget, dead, openapi, page, quarantine, records};
 use crate::Audited;
 use crate::metrics;
 use crate::report::{EtcdReport, SessionReport, StoreReport};
+use crate::state::Auditing;
 
 pub(super) type Answer<T> = Result<Json<T>, Refused>;
 
@@ -38,6 +39,9 @@ pub(super) fn routes() -> Router<Served> {
         .route("/v1/etcd", get(etcd))
         .merge(page::routes())
         .merge(records::routes())
+        .merge(dead::routes())
+        .merge(budget::routes())
+        .merge(quarantine::routes())
         .fallback(no_such)
         .method_not_allowed_fallback(|| async {
             Refused::new(
@@ -63,13 +67,30 @@ pub(super) fn opened(served: &Served, store: &str) -> Result<FeatureStore, Refus
 }
 
 /// Everybody learns whether it is ready. Names and errors are for holders of a token for all stores.
+///
+/// A store that was found in the index and cannot be opened does not make it unready, once it was tried: any process that may
+/// write to the index can begin one, and the other stores are looked after all the same.
 async fn readyz(Given(served): Given<Served>, method: Method, headers: HeaderMap) -> (StatusCode, String) {
     let report = served.state.report();
     let all = report.stores.len();
     let closed: Vec<_> = report.stores.iter().filter(|(_, store)| !store.open).collect();
     let is_whole = served.state.is_whole();
-    if closed.is_empty() && is_whole && report.trouble.is_none() {
-        return (StatusCode::OK, "ok\n".to_owned());
+    let is_named = |name: &str| {
+        served
+            .state
+            .options
+            .stores
+            .iter()
+            .any(|store| store.store.as_str() == name)
+    };
+    let holds_up = |(name, store): &(&String, &StoreReport)| is_named(name) || store.trouble.is_none();
+    let is_ready = is_whole && report.trouble.is_none() && !closed.iter().any(holds_up);
+    let status = match is_ready {
+        true => StatusCode::OK,
+        false => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    if is_ready && closed.is_empty() {
+        return (status, "ok\n".to_owned());
     }
     let mut text = format!("{} of {all} stores are open\n", all - closed.len());
     if !is_whole {
@@ -85,7 +106,7 @@ async fn readyz(Given(served): Given<Served>, method: Method, headers: HeaderMap
             text.push_str(&format!("{name}: {trouble}\n"));
         }
     }
-    (StatusCode::SERVICE_UNAVAILABLE, text)
+    (status, text)
 }
 
 async fn metrics_text(Given(served): Given<Served>) -> impl IntoResponse {
@@ -132,14 +153,6 @@ async fn store(Given(served): Given<Served>, name: Named) -> Answer<StoreReport>
         .report_of(&name.store)
         .map(Json)
         .ok_or_else(Refused::no_store)
-}
-
-/// Which part of a list.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Page {
-    after: Option<String>,
-    limit: Option<u32>,
 }
 
 #[derive(Serialize)]
@@ -259,11 +272,21 @@ async fn audit(
     if repair {
         may_change(&served)?;
     }
+    let auditing = Auditing::begin(&served.state, &store.config().store).ok_or_else(|| {
+        let why = "this steward is auditing the store already";
+        Refused::new(
+            StatusCode::CONFLICT,
+            why,
+            "wait until that has ended; it is in the store's report",
+        )
+    })?;
     let turns = Arc::clone(&served.turns);
     let audit = async move {
         let (state, within) = (&served.state, served.for_calls());
         // Only what the steward does by itself is counted: an audit over HTTP has less time, and need not be complete.
-        let found = state.connect.audit(&store, !repair, within).await?;
+        let found = state.connect.audit(&store, !repair, within).await;
+        drop(auditing);
+        let found = found?;
         let why = by.why();
         tracing::info!(store = %store.config().store, token = by.0, why, repair, ?found, "audited");
         state.note(&store.config().store, |report| {

@@ -14,7 +14,7 @@ const RANDOM: usize = 32;
 /// The longest token that is looked at.
 const MOST_TEXT: usize = 256;
 
-/// One who may use the interface.
+/// A token that opens the interface.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TokenEntry {

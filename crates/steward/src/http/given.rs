@@ -11,6 +11,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use holdfast_custody::{GroupName, SessionId};
 use holdfast_features::Stage;
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::answer::Refused;
@@ -117,6 +118,14 @@ fn is_json(headers: &HeaderMap) -> bool {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
     let kind = kind.and_then(|kind| kind.split(';').next()).unwrap_or_default();
     kind.trim().eq_ignore_ascii_case("application/json")
+}
+
+/// Which part of a list.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Page {
+    pub(super) after: Option<String>,
+    pub(super) limit: Option<u32>,
 }
 
 fn wrong(parameter: &str, why: impl std::fmt::Display) -> Refused {
@@ -231,6 +240,27 @@ mod tests {
         assert!(limit(Some(0)).is_err() && limit(Some(1001)).is_err() && limit(Some(1)).is_ok());
         assert!(after(Some("ä".repeat(MOST_PLACE))).is_ok(), "characters, not bytes");
         assert!(after(Some("x".repeat(MOST_PLACE + 1))).is_err());
+    }
+
+    #[test]
+    fn a_state_has_one_name_and_a_time_is_exact() {
+        for one in Stage::ALL {
+            assert_eq!(stage(stage_name(one)).ok(), Some(one));
+        }
+        for text in ["", "to-free", "LIVE", "gone"] {
+            assert!(stage(text).is_err(), "{text:?}");
+        }
+        assert_eq!(
+            (time(None).ok(), time(Some(MOST_EXACT)).ok()),
+            (Some(0), Some(MOST_EXACT))
+        );
+        assert!(time(Some(MOST_EXACT + 1)).is_err());
+    }
+
+    #[test]
+    fn a_reason_names_the_token_if_there_is_one() {
+        assert_eq!(By::default().why(), "it was asked for over HTTP");
+        assert!(By("ops".to_owned()).why().ends_with("with the token ops"));
     }
 
     #[test]

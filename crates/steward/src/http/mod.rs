@@ -5,7 +5,7 @@
 //! | `/` | everybody | the page; it has no data of its own |
 //! | `/v1/overview`, `/v1/events` | any token | what the page shows, of the stores that the token is for |
 //! | `/healthz` | everybody | the steward runs |
-//! | `/readyz` | everybody; names and errors for a token for all stores | all its stores are open |
+//! | `/readyz` | everybody; names and errors for a token for all stores | its stores are open; one that was only found may fail |
 //! | `/metrics` | a token for all stores | Prometheus text |
 //! | `/v1/…` | a token for that store | see [`openapi`] |
 //!
@@ -22,9 +22,13 @@
 mod answer;
 mod api;
 pub mod auth;
+mod budget;
+mod dead;
 mod given;
 pub mod openapi;
 mod page;
+mod people;
+mod quarantine;
 mod records;
 mod tls;
 

@@ -29,7 +29,7 @@ pub const PATHS: &[Row] = &[
     (
         "get",
         "/readyz",
-        "All its stores are open; if not, 503 says which are not and why",
+        "The stores of its settings are open, those of the index are listed and were tried; if not, 503 says which are not and why",
         false,
         "Text",
         &[],
@@ -143,7 +143,7 @@ pub const PATHS: &[Row] = &[
     (
         "post",
         "/v1/stores/{store}/audit",
-        "Compare the engine's objects with the records, and repair what differs if asked to",
+        "Compare the engine's objects with the records, and repair what differs if asked to; 409 while the steward audits the store",
         true,
         "Audited",
         &["repair"],
@@ -383,10 +383,10 @@ fn records(schemas: &mut serde_json::Map<String, Value>) {
         "Quarantine",
         object(&[("items", list(quarantined)), ("next", maybe("string"))]),
     );
-    let most = super::records::MOST_SAMPLES;
+    let most = super::dead::MOST_SAMPLES;
     let samples = json!({"type": "array", "items": text, "minItems": 1, "maxItems": most});
     told("Samples", request("samples", samples));
-    let bytes = json!({"type": "integer", "minimum": 1, "maximum": super::records::MOST_BUDGET});
+    let bytes = json!({"type": "integer", "minimum": 1, "maximum": super::budget::MOST_BUDGET});
     told("NewBudget", request("budget_bytes", bytes));
 }
 

@@ -9,7 +9,7 @@
 const STATES = [
   ["reserved", "being written"],
   ["live", "committed; groups need it"],
-  ["retired", "out of circulation; somebody still reads it"],
+  ["retired", "out of circulation; a consumer still reads it"],
   ["to-free", "its bytes are to be removed"],
   ["lost", "its bytes are gone from the engine"],
   ["dead", "dead letter: a group ran out of attempts"],

@@ -2,13 +2,14 @@
 //!
 //! ```text
 //!            every look_every, with a point of the history
-//!  wait ──────────────────────────────────────────────────▶ look ──▶ the view is replaced, who watches is told
-//!    ▲       while somebody watches: after 1 s, or after      │
+//!  wait ──────────────────────────────────────────────────▶ look ──▶ the view is replaced, viewers are told
+//!    ▲       while a viewer watches: after 1 s, or after      │
 //!    │       ten times what the last look took                │
 //!    └────────────────────────────────────────────────────────┘
 //! ```
 //! A look beside that of [`crate::tend`], which decides things by what it sees; nothing is decided by this one. It runs only
-//! in a steward that has an HTTP interface.
+//! in a steward that has an HTTP interface. Its count of the records is also that of the store's report: they are not counted
+//! twice.
 //!
 //! # What is exact
 //! - How many samples there are in each state: etcd counts them.
@@ -40,11 +41,11 @@ use crate::state::State;
 
 /// How long one call of a look may take.
 const WITHIN: Duration = Duration::from_secs(10);
-/// The pause between two looks while somebody watches, at least.
+/// The pause between two looks while a viewer watches, at least.
 const WATCHED: Duration = Duration::from_secs(1);
 /// A look takes at most one part in so many of the time.
 const SHARE: u32 = 10;
-/// How often the sessions are listed while somebody watches.
+/// How often the sessions are listed while a viewer watches.
 const LIST_EVERY: Duration = Duration::from_secs(3);
 /// The records of a state that one look reads.
 const SAMPLED: usize = 500;
@@ -198,6 +199,7 @@ pub(crate) async fn keep(state: &State, options: &StoreOptions, store: &FeatureS
             state.page.saw_sessions(&options.store, sessions);
         }
         state.page.saw(&options.store, view, point.filter(|_| is_point));
+        state.counted(&options.store, looker.counts.as_ref());
         let soon = (begun + WATCHED).max(paced);
         loop {
             let is_watched = *viewers.borrow_and_update() > 0;
@@ -246,6 +248,8 @@ impl Sampling {
 struct Looker<'a> {
     store: &'a FeatureStore,
     view: View,
+    /// The records, as last counted; none if they could not be.
+    counts: Option<Counts>,
     sampling: [Sampling; 6],
     people: BTreeMap<SessionId, Identity>,
     /// When they were listed, and the list if nobody has taken it yet.
@@ -258,6 +262,7 @@ impl<'a> Looker<'a> {
         Self {
             store,
             view: View::default(),
+            counts: None,
             sampling: Default::default(),
             people: BTreeMap::new(),
             listed: None,
@@ -324,7 +329,8 @@ impl<'a> Looker<'a> {
         }
         self.view.looked_ms = Some(now_ms());
         self.view.took_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let point = counts.map(|_| self.point());
+        self.counts = counts;
+        let point = self.counts.is_some().then(|| self.point());
         (self.view.clone(), point)
     }
 
