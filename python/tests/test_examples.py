@@ -8,7 +8,7 @@ import sys
 
 from servers import REPOSITORY, Cluster
 
-EXAMPLES = REPOSITORY / "python/examples"
+EXAMPLES = REPOSITORY / "examples"
 
 
 def test_the_quickstart_runs(cluster: Cluster) -> None:
