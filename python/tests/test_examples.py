@@ -13,15 +13,14 @@ import pytest
 from servers import REPOSITORY, Cluster
 
 EXAMPLES = REPOSITORY / "examples"
+SHOWN = ["crash", "aio", "epochs", "sealed", "specforge"]
+"""The examples whose READMEs show what they print. ``kv_host`` has tests of its own, and so has ``rust``, in its crate."""
 VARIES = {
     "crash": r"(?<=with )\d+(?= samples in hand)|(?<=samples )\d+(?= came)",
     "aio": r"\d+(?= ms)",
-    "epochs": r"$^",
-    "sealed": r"$^",
     "specforge": r"(?<=specforge-)\d+|\d+(?= of a Holdfast store)|(?<=#g)\d+",
 }
-"""The examples whose READMEs show what they print, and what of it differs from run to run. ``kv_host`` has tests of its
-own, and so has ``rust``, in its crate."""
+"""What of it differs from run to run."""
 NOWHERE = {"HOLDFAST_MASTER": "127.0.0.1:1", "HOLDFAST_ETCD": "http://127.0.0.1:1"}
 
 
@@ -43,7 +42,7 @@ def shown(name: str) -> str:
 
 def comparable(name: str, printed: str) -> list[str]:
     """The lines, without what differs from run to run. Those of several processes come in any order."""
-    lines = [re.sub(VARIES[name], "N", line) for line in printed.splitlines()]
+    lines = (re.sub(VARIES[name], "N", printed) if name in VARIES else printed).splitlines()
     return sorted(lines) if name == "crash" else lines
 
 
@@ -52,7 +51,7 @@ def needs(name: str) -> None:
         pytest.skip("the example is for specforge")
 
 
-@pytest.mark.parametrize("name", VARIES)
+@pytest.mark.parametrize("name", SHOWN)
 def test_an_example_prints_what_its_readme_shows(cluster: Cluster, name: str) -> None:
     needs(name)
     ran = run("-m", f"examples.{name}", variables=cluster.variables())
@@ -66,7 +65,7 @@ def test_an_example_prints_what_its_readme_shows(cluster: Cluster, name: str) ->
         assert int(pause_ms) < 2000, "a machine may be busy; a call that blocks the loop waits for seconds"
 
 
-@pytest.mark.parametrize("program", [*VARIES, "kv_host"])
+@pytest.mark.parametrize("program", [*SHOWN, "kv_host"])
 def test_without_a_cluster_an_example_says_what_to_do(program: str) -> None:
     needs(program)
     ran = run("-m", f"examples.{program}", variables=NOWHERE)
