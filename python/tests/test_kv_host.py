@@ -8,6 +8,7 @@ import os
 import runpy
 import signal
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -290,10 +291,10 @@ async def test_ranks_that_cannot_go_on_end_with_an_error(
     assert [str(error) for error in told] == ["the host has ended", "requests go to rank 0 of a host that runs"]
 
 
-COMMANDS = [f"PYTHONPATH=python .venv/bin/python -m examples.{program}" for program in ("kv_host", "kv_host.ranks")]
+COMMANDS = [f"python -m examples.{program}" for program in ("kv_host", "kv_host.ranks")]
 
 
-@pytest.mark.parametrize("page", ["docs/kv.md", "python/examples/kv_host/README.md"])
+@pytest.mark.parametrize("page", ["docs/kv.md", "examples/kv_host/README.md"])
 def test_the_commands_are_printed_as_they_are_run_here(page: str) -> None:
     lines = (REPOSITORY / page).read_text().splitlines()
     assert [line.strip() for line in lines if "-m examples" in line] == COMMANDS
@@ -312,8 +313,9 @@ def test_the_example_runs(
 
 def test_two_ranks_make_the_same_plans_while_one_cannot_read_its_pages(cluster: Cluster) -> None:
     """The example compares rank with rank, and each answer with one without a cache; here is what it must have met."""
-    environment = {**os.environ, **cluster.variables(), "MC_LOG_LEVEL": "ERROR"}
-    command = ["bash", "-c", COMMANDS[1]]
+    package = str(REPOSITORY / "python")
+    environment = {**os.environ, **cluster.variables(), "PYTHONPATH": package, "MC_LOG_LEVEL": "ERROR"}
+    command = [sys.executable, *COMMANDS[1].split()[1:]]
     ran = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, env=environment)
     assert ran.returncode == 0, ran.stderr
     told = json.loads(ran.stdout.splitlines()[-1])

@@ -69,7 +69,7 @@ def test_the_command_is_installed(python: Path) -> None:
 def test_the_quickstart_runs(python: Path, cluster: Cluster) -> None:
     # torch is some gigabytes: it is borrowed from the environment of the tests, behind the wheel on the path.
     borrow = f"import sys; sys.path.append({sysconfig.get_path('purelib')!r})"
-    example = REPOSITORY / "python/examples/quickstart.py"
+    example = REPOSITORY / "examples/quickstart.py"
     code = f"{borrow}; exec(open({str(example)!r}).read())"
     said = run(python, cluster, "-c", code)
     assert said.splitlines()[-1] == "all samples are used and freed"

@@ -61,7 +61,7 @@ pub(crate) fn run() -> Result<()> {
 
 /// A block of Python is an example that a block of commands runs.
 fn check_example(block: &str, shell: &[String]) -> Result<()> {
-    const EXAMPLES: &str = "python/examples";
+    const EXAMPLES: &str = "examples";
     for entry in std::fs::read_dir(crate::repository().join(EXAMPLES)).context("no examples")? {
         let path = entry.context("an example cannot be listed")?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -91,8 +91,8 @@ mod tests {
 
     #[test]
     fn python_that_is_no_example_or_is_not_run_is_found() {
-        let first = std::fs::read_to_string(crate::repository().join("python/examples/first.py")).expect("an example");
-        let runs = ["python python/examples/first.py".to_owned()];
+        let first = std::fs::read_to_string(crate::repository().join("examples/first.py")).expect("an example");
+        let runs = ["python examples/first.py".to_owned()];
         super::check_example(&first, &runs).expect("the same, and run");
         super::check_example(&first, &[]).expect_err("not run");
         super::check_example(&format!("{first}#"), &runs).expect_err("not the same");

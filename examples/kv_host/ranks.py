@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from examples import cluster
 from examples.kv_host import Aborted, Gloo, Host, generate, make
 from examples.kv_host.group import Report
 from examples.kv_host.inputs import PAGE_TOKENS, TOKENS, prompts, settings
@@ -136,8 +137,12 @@ async def rank(number: int, folder: Path) -> dict[str, Any]:
 
 def run(number: int, folder: Path) -> None:
     """A rank's process."""
-    seen = asyncio.run(rank(number, folder))
-    (folder / f"rank-{number}.json").write_text(json.dumps(seen))
+
+    def serve() -> None:
+        seen = asyncio.run(rank(number, folder))
+        (folder / f"rank-{number}.json").write_text(json.dumps(seen))
+
+    cluster.run(serve)
 
 
 def main() -> None:

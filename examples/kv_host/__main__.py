@@ -8,9 +8,11 @@ import uuid
 
 import torch
 
+from examples.cluster import run
 from examples.kv_host import Host, Result, generate, make
 from examples.kv_host.inputs import PAGE_TOKENS, TOKENS, prompts, settings
 from holdfast import kv
+
 
 async def ask(host: Host, asked: list[list[int]]) -> list[Result]:
     """All of them at once."""
@@ -21,9 +23,8 @@ async def ask(host: Host, asked: list[list[int]]) -> list[Result]:
 async def main() -> None:
     """Prints where the tokens of each request came from, and compares the logits with those of a run without a cache."""
     torch.set_num_threads(1)
-    model, name = make(), f"kv-host-{uuid.uuid4().hex}"
-    asked = prompts(4, shared=44, own=30)
-    plain = [generate(model, prompt, TOKENS, PAGE_TOKENS) for prompt in asked]
+    asked, name = prompts(4, shared=44, own=30), f"kv-host-{uuid.uuid4().hex}"
+    plain: list[tuple[list[int], list[torch.Tensor]]] = []
 
     def told(when: str, results: list[Result]) -> None:
         for result, (tokens, logits) in zip(results, plain, strict=True):
@@ -32,7 +33,9 @@ async def main() -> None:
         cached = [(one.cached.device, one.cached.host, one.cached.l3) for one in results]
         print(f"{when}: cached tokens (device, host, L3) {cached}")
 
-    with kv.PageStore(**settings()) as store:
+    with kv.PageStore(**settings()) as store:  # without a cluster it ends here, before the model is made
+        model = make()
+        plain += [generate(model, prompt, TOKENS, PAGE_TOKENS) for prompt in asked]
         # The device has room for these requests and not for the next ones, which push them out to host memory.
         async with Host(store, model, name=name, device_pages=48) as host:
             told("first", await ask(host, asked))
@@ -48,4 +51,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    run(lambda: asyncio.run(main()))

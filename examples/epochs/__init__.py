@@ -1,0 +1,1 @@
+"""Two groups of consumers, and several epochs over samples that are kept. See ``README.md``."""

@@ -1,0 +1,1 @@
+"""A sealed store, and the rotation of its key. See ``README.md``."""

@@ -1,0 +1,1 @@
+"""From SpecForge's own Mooncake store to Holdfast. See ``README.md``."""

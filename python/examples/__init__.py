@@ -1,1 +1,0 @@
-"""Programs that run as they are."""
