@@ -7,6 +7,7 @@
     reason = "this program talks to people and scripts: results on standard output, progress on standard error"
 )]
 
+mod api;
 mod cargo;
 mod cluster;
 mod compare;
@@ -37,6 +38,8 @@ enum Task {
     Cluster(cluster::Command),
     /// Unit tests, contract suites and tests on real servers, then the examples in the documentation
     Test(cargo::Test),
+    /// Whether the public API of the published crates is what their golden files say
+    Api(api::Api),
     /// A benchmark side by side with the bare engine, bare etcd, or another store
     Bench(cargo::Bench),
     /// A benchmark here and at another revision, in turns: is this checkout as fast?
@@ -63,6 +66,7 @@ fn main() -> Result<()> {
     match Task::parse() {
         Task::Cluster(command) => cluster::run(command),
         Task::Test(options) => cargo::test(&options),
+        Task::Api(options) => api::run(&options),
         Task::Bench(options) => cargo::bench(&options),
         Task::Compare(options) => compare::run(&options),
         Task::Prove(options) => cargo::prove(&options),

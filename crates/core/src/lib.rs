@@ -39,3 +39,8 @@ pub use key::{KeySpace, ObjectKey, SampleKey};
 pub use rng::{Rng, SeededRng, SystemRng};
 pub use tensor::{DType, TensorSpec};
 pub use time::{Clock, Deadline, ManualClock, SystemClock, Timestamp, poll_until};
+
+/// The README's example is a documentation test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -66,3 +66,8 @@ pub use live::{Acknowledged, GroupState, Live, Progress, Publication};
 pub use reserved::Reserved;
 pub use retired::{DeadLetter, Reason, Retired};
 pub use sweep::{Sweep, Verdict};
+
+/// The README's example is a documentation test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -442,3 +442,8 @@ impl Engine for MooncakeEngine {
         self.0.admin.holders(within)
     }
 }
+
+/// The README's example is a documentation test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -178,3 +178,8 @@ fn only<T>(operation: &'static str, mut outcomes: Vec<T>) -> Result<T> {
         }
     }
 }
+
+/// The README's example is a documentation test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -148,3 +148,8 @@ pub use holdfast_index::{
     AckOutcome, BudgetUse, Identity, Leader, Leaders, ListPlace, LiveSession, LostSample, Office, PassedOver,
     Quarantined, Record, RecordList, RecordQuery, SampleRecord, SampleRef, Stage, SweepReport,
 };
+
+/// The README's example is a documentation test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -89,3 +89,8 @@ pub use guard::restore_guard;
 pub use secret::{Pem, Secret};
 pub use storage::{Storage, defragment, storage};
 pub use store::EtcdStore;
+
+/// The README's example is a documentation test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -377,3 +377,8 @@ pub trait Index: Send + Sync + Debug {
         None
     }
 }
+
+/// The README's example is a documentation test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

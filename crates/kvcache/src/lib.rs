@@ -6,3 +6,8 @@
 
 pub mod plan;
 pub mod tier;
+
+/// The README's example is a documentation test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

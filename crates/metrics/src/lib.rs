@@ -47,3 +47,8 @@ pub use store::{
     CAUSES, ENGINE_CALLS, EngineCall, EngineMetrics, INDEX_CALLS, IndexCall, IndexMetrics, OBJECT_OUTCOMES, OPERATIONS,
     READS, StoreMetrics,
 };
+
+/// The README's example is a documentation test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -51,3 +51,8 @@ pub use handle::{Prefetch, Progress};
 pub use prober::ProbeCounts;
 pub use sources::SourceCounts;
 pub use throttle::{Outcome, OutcomeCounts, Priority};
+
+/// The README's example is a documentation test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -249,3 +249,8 @@ pub async fn run(options: Options, connect: Arc<dyn Connect>, stop: Cancellation
     }
     Err(error)
 }
+
+/// The README's example is a documentation test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -70,3 +70,8 @@ pub use install::Install;
 pub use node::Node;
 pub use process::{Process, ProcessSpec};
 pub use wait::poll;
+
+/// The README's example is a documentation test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
