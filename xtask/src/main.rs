@@ -20,6 +20,7 @@ mod quickstart;
 mod readme;
 mod real;
 mod sanitize;
+mod topology;
 
 use std::path::PathBuf;
 
@@ -60,6 +61,8 @@ enum Task {
     Fuzz(fuzz::Fuzz),
     /// The tests over the memory engine, under AddressSanitizer
     Sanitize(sanitize::Sanitize),
+    /// The services of deploy/compose on this machine, without containers; three of them are killed under an example
+    Topology(topology::Topology),
 }
 
 fn main() -> Result<()> {
@@ -77,6 +80,7 @@ fn main() -> Result<()> {
         Task::Fresh(options) => fresh::run(&options),
         Task::Fuzz(options) => fuzz::run(&options),
         Task::Sanitize(options) => sanitize::run(&options),
+        Task::Topology(options) => topology::run(&options),
     }
 }
 
