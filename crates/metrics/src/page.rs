@@ -13,6 +13,7 @@ Every process that uses Holdfast has them. In Python:
 
 ```python
 import holdfast.metrics
+import prometheus_client
 
 print(holdfast.metrics.text())                          # the text format of Prometheus
 server = holdfast.metrics.start_http(port=9401)         # GET /metrics, on 127.0.0.1 unless told otherwise
