@@ -246,4 +246,4 @@ def test_the_cluster_of_operations_md_serves_a_store(cluster: Cluster, tmp_path:
                 time.sleep(0.2)
         [lease] = store.take("trainers")
         with lease:
-            assert bytes(lease.get()["x"]) == b"committed"
+            assert lease.get()["x"].tobytes() == b"committed"
