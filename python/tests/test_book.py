@@ -188,8 +188,6 @@ def test_the_book_is_read_and_searched_without_a_network(variables: dict[str, st
             browser.open((site / "concepts.html").as_uri())
             browser.until("the pictures are there", "return [...document.images].every((one) => one.naturalWidth > 0)")
             assert browser.barriers() == []
-            if folder := os.environ.get("HOLDFAST_BOOK_PICTURES"):
-                browser.picture(Path(folder) / f"concepts-{scheme}.png")
         browser.open(f"{(site / 'index.html').as_uri()}?q=dead+letter")
         found = "return [...document.querySelectorAll('.md-search-result__link')].map((one) => one.getAttribute('href'))"
         links = browser.until("the search has found something", f"const all = (() => {{ {found} }})(); return all.length && all")
