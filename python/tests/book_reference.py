@@ -1,11 +1,8 @@
-"""The pages of the book that are made from the code: errors, the command's help, the steward's HTTP interface."""
+"""The page of the book about errors, made from the code."""
 
 from __future__ import annotations
 
 import re
-import subprocess
-from collections.abc import Callable
-from typing import Any
 
 from holdfast import errors
 from servers import REPOSITORY
@@ -82,90 +79,3 @@ exception that a program expects in its place. In Rust it is `holdfast_core::Err
 
 {_table(*retries)}
 """
-
-
-def help_page(help_of: Callable[..., str]) -> str:
-    """What the command says of itself, for each of its subcommands."""
-
-    def sections(*command: str) -> list[str]:
-        text = help_of(*command)
-        title = " ".join(("holdfast", *command))
-        parts = [f"## {title}\n\n```text\n{text.rstrip()}\n```\n"]
-        listed = re.search(r"^Commands:\n(.*?)(?:\n\n|\Z)", text, re.DOTALL | re.MULTILINE)
-        for name in re.findall(r"^  ([a-z-]+)", listed[1], re.MULTILINE) if listed else []:
-            if name != "help":
-                parts += sections(*command, name)
-        return parts
-
-    return f"# The command's help\n\n{MADE}\n\nWhat `holdfast` prints. [The command](command.md) explains it.\n\n" + "\n".join(sections())
-
-
-def http_page(document: dict[str, Any]) -> str:
-    """The steward's interface, from its own description."""
-    schemas = document["components"]["schemas"]
-    paths: list[tuple[str, ...]] = [("request", "what", "parameters", "body", "answer", "refusals")]
-    for path, operations in document["paths"].items():
-        for method, operation in operations.items():
-            given = [f"`{one['name']}`" for one in operation["parameters"] if one["in"] == "query"]
-            statuses = {int(status): answer for status, answer in operation["responses"].items()}
-            well = [_schema(answer) for status, answer in statuses.items() if status < 400]
-            asked = operation.get("requestBody")
-            paths.append(
-                (
-                    f"`{method.upper()} {path}`" + ("" if operation["security"] else " (no token)"),
-                    operation["summary"],
-                    ", ".join(given),
-                    _schema(asked) if asked else "",
-                    ", ".join(dict.fromkeys(well)),
-                    ", ".join(str(status) for status in sorted(statuses) if status >= 400),
-                )
-            )
-    parts = [
-        f"# The steward's HTTP interface\n\n{MADE}\n\n{document['info']['description']} A steward serves this description itself, as "
-        f"OpenAPI {document['openapi']} at `/v1/openapi.json`. [The steward](steward.md#http) says who may use it.\n",
-        f"## Requests\n\n{_table(*paths)}\n",
-        "## Values\n\nA field with ? may be missing.\n",
-    ]
-    for name, schema in schemas.items():
-        if fields := schema.get("properties"):
-            required = set(schema.get("required", []))
-            rows = [
-                (f"`{field}`" + ("" if field in required else " ?"), _type(one), one.get("description", ""))
-                for field, one in fields.items()
-            ]
-            parts.append(f"### {name}\n\n{_table(('field', 'type', 'meaning'), *rows)}\n")
-    return "\n".join(parts)
-
-
-def _schema(holder: dict[str, Any]) -> str:
-    types = [_type(one.get("schema", {})) for one in holder.get("content", {}).values()]
-    return ", ".join(dict.fromkeys(types))
-
-
-def _type(schema: dict[str, Any]) -> str:
-    """A schema in a few words."""
-    if reference := schema.get("$ref"):
-        return str(reference.rsplit("/", 1)[1])
-    for word in ("anyOf", "oneOf"):
-        if word in schema:
-            return " or ".join(dict.fromkeys(_type(one) for one in schema[word]))
-    if "enum" in schema:
-        return ", ".join(f"`{value}`" for value in schema["enum"])
-    if "const" in schema:
-        return f"`{schema['const']}`"
-    kind = schema.get("type", "any")
-    kinds = kind if isinstance(kind, list) else [kind]
-    if "array" in kinds:
-        return f"list of {_type(schema.get('items', {}))}"
-    return " or ".join(kinds)
-
-
-def help_by(command: list[str], environment: dict[str, str]) -> Callable[..., str]:
-    """Asks a command for its help."""
-
-    def help_of(*words: str) -> str:
-        ran = subprocess.run([*command, *words, "--help"], capture_output=True, text=True, timeout=60, env=environment)
-        assert ran.returncode == 0, ran.stderr
-        return ran.stdout
-
-    return help_of
