@@ -1,5 +1,5 @@
-"""The workflows of the repository's host, as far as they can be checked without it: what they name is there, and they use
-the tools that `.ci` uses."""
+"""The workflows of the repository's host, as far as they can be checked without it: what they name is there, and they
+use the tools that `.ci` uses."""
 
 from __future__ import annotations
 
