@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from holdfast import _secrets
 from holdfast._keys import Keys
@@ -26,13 +26,6 @@ def warn_about_budget(store: str, asked_for: int | None, in_force: int | None) -
             RuntimeWarning,
             stacklevel=4,
         )
-
-_TIMES: Final = frozenset(
-    "session_ttl tick sweep_every call_within loss_grace connect_within close_within connect_timeout try_timeout "
-    "write_timeout keep_alive watch_probe watch_patience keep begin_within within remember cool_down look_every cache_for "
-    "wait_for_prefetch".split()
-)
-"""The settings that are times. Here they are numbers of seconds."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +130,7 @@ class Settings:
             "store": self.store,
             "checksum": self.checksum,
             "residency": self.residency,
-            "prefetch": _durations(self.prefetch),
+            "prefetch": dict(self.prefetch),
             "pool_bytes": self.pool_bytes,
             "warm_bytes": self.warm_bytes,
             "lease_ticks": max(1, round(self.lease_seconds / tick)),
@@ -145,10 +138,10 @@ class Settings:
             **self.features,
         }
         sections = {
-            "engine": _durations(engine),
-            "features": _durations(features),
-            "index": _durations(self.index),
-            "etcd": _durations({"endpoints": list(self.etcd), **_secrets.written(self.etcd_options)}),
+            "engine": engine,
+            "features": features,
+            "index": dict(self.index),
+            "etcd": {"endpoints": list(self.etcd), **_secrets.written(self.etcd_options)},
             "budget": self.budget,
             "program": _program(),
             "role": self.role,
@@ -174,12 +167,3 @@ def addresses(text: str | Sequence[str]) -> tuple[str, ...]:
 def _usual_admin(master: str) -> list[str]:
     host, _, port = master.rpartition(":")
     return [f"http://{host}:9003"] if host and port.isdecimal() and "://" not in master else []
-
-
-def _durations(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Times are numbers of seconds here, and text with a unit there."""
-
-    def of(name: str, value: Any) -> Any:
-        return f"{round(value * 1e6)}us" if name in _TIMES and isinstance(value, (int, float)) else value
-
-    return {name: of(name, value) for name, value in section.items()}

@@ -34,9 +34,7 @@ incarnation that the key means at that moment: a later put of the key stays.
 
 from __future__ import annotations
 
-import inspect
 import logging
-import os
 import sys
 import threading
 import uuid
@@ -49,10 +47,11 @@ from typing import Any, Final
 import torch
 
 from holdfast._device import dense
-from holdfast._environment import merged, settings_of_environment
+from holdfast._environment import merged, settings_beside
 from holdfast._getting import again_if_fenced, get_waiting
 from holdfast._lending import check_memory
 from holdfast._opening import open as open_store
+from holdfast._settings import Settings
 from holdfast._store import FeatureStore
 from holdfast._tensor import Tensor
 from holdfast._values import SampleRef
@@ -115,8 +114,10 @@ class EagleStore:
         self._asked_segment = 0
         if not isinstance(store, (str, FeatureStore)):
             self._asked_segment = int(store.global_segment_size)
-            settings = merged(_of_config(store), settings_of_environment(), settings)
-            store = _store_name(settings.pop("store_id", None))
+            settings = merged(_of_config(store), settings_beside(settings), settings)
+            settings.pop("external_sample_bytes", None)
+            found = settings.pop("store", None)
+            store = _store_name(settings.pop("store_id", None) or found)
         self._owned = not isinstance(store, FeatureStore)
         self._store = store if isinstance(store, FeatureStore) else open_store(store, **{**settings, "lazy": True})
         self._output = output
@@ -133,7 +134,7 @@ class EagleStore:
         """A store from TorchSpec's ``MooncakeConfig``.
 
         The config names no store, so ``store_id`` or ``HOLDFAST_STORE`` does: the same for all processes of a run, and
-        different for every run. ``settings`` and the variables of ``_environment`` take precedence over the config.
+        different for every run. ``settings``, variables and the file of settings take precedence over the config.
         These values are taken from the config: the addresses, the protocol and its devices, ``replica_num``, and its
         buffers as the least size of the pool. Its segment is not lent (see ``_lending``), hard pins are always set, and
         tensors go through host memory.
@@ -375,12 +376,11 @@ class EagleStore:
 
 
 def _store_name(given: str | None) -> str:
-    name = given or os.environ.get("HOLDFAST_STORE", "")
-    if not name:
+    if not given:
         raise ValueError(
             "TorchSpec's config names no store: set HOLDFAST_STORE, the same for all processes of a run and for no other run"
         )
-    return name
+    return given
 
 
 def _of_config(config: Any) -> dict[str, Any]:
@@ -389,7 +389,7 @@ def _of_config(config: Any) -> dict[str, Any]:
         log.warning("enable_gpu_direct has no effect here: tensors go through host memory")
     put_buffers = int(config.host_buffer_size or 0) * int(config.async_put_pool_size or 0)
     least_pool = int(config.local_buffer_size or 0) + put_buffers
-    usual_pool = inspect.signature(open_store).parameters["pool_bytes"].default
+    usual_pool = Settings.pool_bytes
     return {
         "master": config.master_server_address,
         "metadata": config.metadata_server,
@@ -406,8 +406,8 @@ def replace_mooncake_store() -> None:
 
     Trainers and engines are separate processes: call it in each, with Ray by
     ``runtime_env={"worker_process_setup_hook": "holdfast.torchspec.replace_mooncake_store"}``. They still read their
-    settings for Mooncake, and in addition ``HOLDFAST_STORE``, ``HOLDFAST_ETCD`` and the other variables of
-    ``_environment``.
+    settings for Mooncake, and in addition ``HOLDFAST_STORE``, ``HOLDFAST_ETCD`` and the other settings of
+    ``docs/settings.md``.
     """
     from torchspec.transfer.mooncake import eagle_store  # type: ignore[import-not-found]  # not on the package index
 

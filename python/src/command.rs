@@ -12,6 +12,7 @@ use holdfast_engine::Engine;
 use holdfast_engine_mooncake::{MooncakeConfig, MooncakeEngine};
 use pyo3::prelude::*;
 
+use crate::errors::OrRaise as _;
 use crate::opening::read_json;
 use crate::process;
 
@@ -35,6 +36,15 @@ pub(crate) fn run_command(py: Python<'_>, arguments: Vec<OsString>, python: Path
         };
         holdfast_cli::run(arguments, &mut io, &host)
     })
+}
+
+/// The settings, as JSON, for a caller that has values of its own for those that are `named`. The interpreter's lock is
+/// kept, so that no Python thread changes a variable meanwhile.
+#[pyfunction]
+pub(crate) fn read_settings(py: Python<'_>, named: Vec<String>, up: bool) -> PyResult<String> {
+    let named: Vec<&str> = named.iter().map(String::as_str).collect();
+    let settings = holdfast_cli::settings_beside(&named, up, &Host::of_this_process()).or_raise(py)?;
+    Ok(serde_json::Value::Object(settings.section("")).to_string())
 }
 
 /// Events go to Python's `logging`, which shows them.

@@ -61,7 +61,7 @@ mod _holdfast {
     #[pymodule_export]
     use super::{after_fork, finish, metrics_text, spec_bytes, version};
     #[pymodule_export]
-    use crate::command::run_command;
+    use crate::command::{read_settings, run_command};
     #[pymodule_export]
     use crate::core::{Core, open_store, restore_guard};
     #[pymodule_export]

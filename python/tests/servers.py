@@ -12,7 +12,7 @@ import os
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -26,6 +26,19 @@ BUILD_WITHIN_S = 1800.0
 START_WITHIN_S = 180.0
 """The test kit has deadlines of its own, which say what was late; this one only catches what they do not."""
 END_WITHIN_S = 30.0
+
+
+def toml(settings: Mapping[str, Any]) -> str:
+    """A file of settings. A text, a number and a list of JSON are those of TOML, too."""
+
+    def of(value: Any) -> str:
+        if isinstance(value, Mapping):
+            return "{ " + ", ".join(f"{json.dumps(name)} = {of(one)}" for name, one in value.items() if one is not None) + " }"
+        if isinstance(value, (list, tuple)):
+            return "[" + ", ".join(of(one) for one in value) + "]"
+        return json.dumps(value)
+
+    return "".join(f"{name} = {of(value)}\n" for name, value in settings.items())
 
 
 @dataclass(frozen=True)

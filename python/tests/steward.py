@@ -7,16 +7,17 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from servers import REPOSITORY, Cluster
+from servers import REPOSITORY, Cluster, toml
 
 WITHIN_S = 30.0
 
@@ -85,10 +86,14 @@ def _first_value(lines: Iterable[str]) -> str:
 
 
 @contextmanager
-def running_steward(cluster: Cluster, *arguments: str, token: str | None = None) -> Iterator[Steward]:
-    """A steward on a free port. It is ended at the end of the block."""
+def running_steward(
+    cluster: Cluster, settings: Mapping[str, Any] | None = None, *, token: str | None = None
+) -> Iterator[Steward]:
+    """A steward on a free port, with these settings below ``steward``. It is ended at the end of the block."""
     variables = {**os.environ, **cluster.variables(), "PYTHONPATH": str(REPOSITORY / "python")}
-    command = [sys.executable, "-m", "holdfast", "steward", "--listen", "127.0.0.1:0", "--json", *arguments]
+    with tempfile.NamedTemporaryFile("w", suffix=".toml", delete=False) as file:
+        file.write(toml({"steward": settings or {}}))
+    command = [sys.executable, "-m", "holdfast", "steward", "--listen", "127.0.0.1:0", "--json", "--config", file.name]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables)
     log: list[str] = []
     assert process.stderr is not None and process.stdout is not None
@@ -109,3 +114,4 @@ def running_steward(cluster: Cluster, *arguments: str, token: str | None = None)
         reader.join(WITHIN_S)
         process.stdout.close()
         process.stderr.close()
+        os.unlink(file.name)

@@ -76,7 +76,7 @@ def served(cluster: Cluster) -> Iterator[Served]:
             store.put(f"dead-{number}", {"x": b"committed"}, groups=["h"], max_attempts=1)
         for lease in store.take("h", count=2):
             lease.nack()
-        with running_steward(cluster, "--options", json.dumps(options), token=SECRETS["all"]) as steward:
+        with running_steward(cluster, options, token=SECRETS["all"]) as steward:
             until("its stores are open", steward.ready)
             assert len(steward.value(f"/v1/stores/{name}/dead")["items"]) == 2
             yield Served(steward, name, steward.value("/v1/openapi.json"))

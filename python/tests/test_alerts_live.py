@@ -106,16 +106,15 @@ class Scene:
     stewards: ExitStack
     steward: Steward | None = None
 
-    def options(self, *stores: dict[str, Any]) -> str:
+    def options(self, *stores: dict[str, Any]) -> dict[str, Any]:
         """Settings of a steward that looks often."""
-        watched = {"reach": {"endpoints": [self.etcd.url]}, "quota": QUOTA}
-        return json.dumps({"stores": list(stores), "look_every": "500ms", "etcd": watched})
+        return {"stores": list(stores), "look_every": "500ms", "etcd": {"quota": QUOTA}}
 
     def start_steward(self) -> Steward:
         """Starts the steward if there is none."""
         if self.steward is None:
             options = self.options({"store": RUN, "audit_every": "2s"}, {"store": TIGHT})
-            started = self.stewards.enter_context(running_steward(self.cluster, "--options", options))
+            started = self.stewards.enter_context(running_steward(self.cluster, options))
             until("the steward is ready", started.ready)
             self.steward = started
             self.scrape()
@@ -282,7 +281,7 @@ def test_a_steward_that_cannot_reach_the_engine(scene: Scene) -> None:
     scene.start_steward()
     nowhere = dataclasses.replace(scene.cluster, master="127.0.0.1:1", admin=["http://127.0.0.1:1"])
     begun = time.monotonic()
-    with running_steward(nowhere, "--options", scene.options({"store": RUN})) as second:
+    with running_steward(nowhere, scene.options({"store": RUN})) as second:
         scene.scrape(second)
         instance = second.url.removeprefix("http://")
         scene.prometheus.fires("HoldfastStewardStoreClosed", begun, store=RUN, instance=instance)

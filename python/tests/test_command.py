@@ -66,8 +66,7 @@ def test_up_serves_a_program_and_down_ends_it(tmp_path: Path) -> None:
 
 
 def test_a_steward_finds_a_store_looks_after_it_and_stops(cluster: Cluster) -> None:
-    quick = json.dumps({"others": {}, "look_every": "200ms"})
-    with running_steward(cluster, "--options", quick) as steward:
+    with running_steward(cluster, {"look_every": "200ms"}) as steward:
         until("it is ready", steward.ready)
         with holdfast.open("found", sweep_every=None, **cluster.settings()) as store:
             # Nobody but the steward sweeps this store: it has begun after the steward.
@@ -94,8 +93,8 @@ def test_a_steward_waits_for_its_cluster() -> None:
 
 def test_a_token_opens_the_interface_of_its_store_only(cluster: Cluster) -> None:
     made = answer(None, "token", "ops", "--store", "first-store", "--valid", "1h")
-    options = json.dumps({"stores": [{"store": "first-store"}, {"store": "second"}], "http": {"tokens": [made["entry"]]}})
-    with running_steward(cluster, "--options", options, token=made["token"]) as steward:
+    options = {"stores": [{"store": "first-store"}, {"store": "second"}], "http": {"tokens": [made["entry"]]}}
+    with running_steward(cluster, options, token=made["token"]) as steward:
         until("it is ready", steward.ready)
         assert steward.ask("/v1/stores/first-store")[0] == 200
         assert steward.ask("/v1/stores/second")[0] == 403

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast._environment import etcd_options_of_environment, merged, secret_of, settings_of_environment
+from holdfast._environment import merged, settings_beside
 
 PASSWORD = "hunter2-of-etcd"
 PRIVATE = "-----BEGIN PRIVATE KEY-----\nhunter3\n-----END PRIVATE KEY-----"
@@ -85,13 +85,13 @@ def test_a_secret_is_itself_or_where_it_is(tmp_path: Path) -> None:
 
 
 def test_launchers_tell_how_etcd_lets_them_in_by_their_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert etcd_options_of_environment() == {} and secret_of("HOLDFAST_ETCD_PASSWORD") is None
+    assert settings_beside([]) == {}
     monkeypatch.setenv("HOLDFAST_ETCD_USER", "u")
     monkeypatch.setenv("HOLDFAST_ETCD_PASSWORD", PASSWORD)
     monkeypatch.setenv("HOLDFAST_ETCD_CA", "/ca.pem")
     monkeypatch.setenv("HOLDFAST_ETCD_CERTIFICATE", "/me.pem")
     monkeypatch.setenv("HOLDFAST_ETCD_PRIVATE_KEY", "file:/me.key")
-    options = etcd_options_of_environment()
+    options = settings_beside([])["etcd_options"]
     assert options == {
         "user": "u",
         "password": "env:HOLDFAST_ETCD_PASSWORD",
@@ -100,10 +100,11 @@ def test_launchers_tell_how_etcd_lets_them_in_by_their_environment(monkeypatch: 
     store = holdfast.open("x", etcd="https://a:1", etcd_options=options, lazy=True)
     assert pickle.loads(pickle.dumps(store)).settings == store.settings
     monkeypatch.setenv("HOLDFAST_ETCD_PASSWORD", "file:/password")
-    assert etcd_options_of_environment()["password"] == "file:/password"
+    assert settings_beside([])["etcd_options"]["password"] == "file:/password"
 
 
-def test_a_store_finds_its_cluster_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_finds_its_cluster_by_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))  # a cluster of `holdfast up` would be found, too
     assert holdfast.open("x", lazy=True).settings == holdfast.Settings("x")
     monkeypatch.setenv("HOLDFAST_MASTER", "here:1")
     monkeypatch.setenv("HOLDFAST_ADMIN", "http://here:2,http://here:3")
@@ -115,8 +116,9 @@ def test_a_store_finds_its_cluster_by_the_environment(monkeypatch: pytest.Monkey
     # What is given is never mixed with what may be another cluster's.
     other = holdfast.open("x", master="there:1", etcd="https://there:4", lazy=True).settings
     assert other == holdfast.Settings("x", master="there:1", etcd=("https://there:4",))
+    # An admin address alone says where the master of the environment listens, too.
     told = holdfast.open("x", admin="http://there:2", etcd_options={"user": "v"}, lazy=True).settings
-    assert (told.master, told.admin) == ("127.0.0.1:50051", ("http://there:2",))
+    assert (told.master, told.admin) == ("here:1", ("http://there:2",))
     assert (told.etcd, told.etcd_options) == (("https://here:4",), {"user": "v"})
 
 
@@ -129,11 +131,25 @@ def test_a_key_with_a_preamble_is_text_and_not_a_path() -> None:
 
 
 def test_settings_that_are_taken_for_a_path_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    # As `docker --env-file` hands it over: with the quotes.
-    monkeypatch.setenv("HOLDFAST_SETTINGS", f"'{{\"etcd_options\": {{\"password\": \"{PASSWORD}\"}}}}'")
+    monkeypatch.setenv("HOLDFAST_CONFIG", f"etcd_options.password = '{PASSWORD}'")
     with pytest.raises(holdfast.Invalid) as refused:
-        settings_of_environment()
+        settings_beside([])
+    assert PASSWORD not in "".join(traceback.format_exception(refused.value)) + repr(refused.value.facts)
+
+
+def test_a_secret_of_a_file_stays_in_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "holdfast.toml"
+    file.write_text(f"etcd_options = {{ user = 'u', password = '{PASSWORD}' }}")
+    monkeypatch.setenv("HOLDFAST_CONFIG", str(file))
+    file.chmod(0o644)
+    with pytest.raises(holdfast.Invalid, match="others may read") as refused:
+        holdfast.open("x", lazy=True)
     assert PASSWORD not in "".join(traceback.format_exception(refused.value))
+    file.chmod(0o600)
+    store = holdfast.open("x", lazy=True)
+    assert PASSWORD not in repr(store.settings) + store.settings.to_json()
+    with pytest.raises(holdfast.Invalid, match="env:NAME"):
+        pickle.dumps(store)
 
 
 def test_layers_of_settings_are_merged_at_every_depth() -> None:

@@ -21,7 +21,7 @@ from specforge.runtime.data_plane.mooncake_store import MooncakeFeatureStore
 import holdfast
 from conftest import OpenStore
 from holdfast.specforge import HoldfastFeatureStore
-from servers import REPOSITORY, Cluster
+from servers import REPOSITORY, Cluster, toml
 
 
 def usual(cluster: Cluster) -> dict[str, Any]:
@@ -82,25 +82,22 @@ def test_settings_that_launchers_cannot_pass_come_from_the_environment(
         "budget": 1 << 20,
         "external_sample_bytes": 4096,
         "features": {"chunk_bytes": 1 << 20},
-        "pool_bytes": 32 << 20,
+        "pool_bytes": 16 << 20,
     }
-    file = tmp_path / "settings.json"
-    file.write_text(json.dumps(told))
-    for value in (json.dumps(told), str(file)):
-        monkeypatch.setenv("HOLDFAST_SETTINGS", value)
-        with HoldfastFeatureStore(store_id=store_name, replica_num=1, sweep_every=None) as features:
-            settings = features._store.settings
-            assert (settings.timeout, settings.budget, settings.pool_bytes) == (17.0, 1 << 20, 32 << 20)
-            assert settings.features == {"replicas": 1, "chunk_bytes": 1 << 20} and settings.sweep_every is None
-            assert features.max_resident_bytes == 1 << 20
-    monkeypatch.setenv("HOLDFAST_SETTINGS", '{"etcd_options": {"password": "secret"},}')
-    with pytest.raises(ValueError, match="no JSON") as caught:
-        HoldfastFeatureStore(store_id=store_name)
-    assert "secret" not in str(caught.value)
-    for value, why in (("[]", "cannot be read"), ('{"tiemout": 1}', "tiemout"), (str(tmp_path / "none"), "cannot be read")):
-        monkeypatch.setenv("HOLDFAST_SETTINGS", value)
-        with pytest.raises(ValueError, match=why):
+    file = tmp_path / "holdfast.toml"
+    monkeypatch.setenv("HOLDFAST_CONFIG", str(file))
+    file.write_text(toml(told))
+    monkeypatch.setenv("HOLDFAST_POOL_BYTES", "32MiB")  # a variable counts more than the file
+    with HoldfastFeatureStore(store_id=store_name, replica_num=1, sweep_every=None) as features:
+        settings = features._store.settings
+        assert (settings.timeout, settings.budget, settings.pool_bytes) == (17.0, 1 << 20, 32 << 20)
+        assert settings.features == {"replicas": 1, "chunk_bytes": 1 << 20} and settings.sweep_every is None
+        assert features.max_resident_bytes == 1 << 20
+    for text, why in (("password = 'secret", "no TOML"), ("tiemout = 'secret'", "timeout"), (None, "cannot be read")):
+        file.unlink() if text is None else file.write_text(text)
+        with pytest.raises(ValueError, match=why) as caught:
             HoldfastFeatureStore(store_id=store_name)
+        assert "secret" not in str(caught.value)
 
 
 PRODUCER = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -24,8 +23,9 @@ def config(cluster: Cluster, store_name: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("HOLDFAST_STORE", store_name)
     monkeypatch.setenv("HOLDFAST_ETCD", ",".join(cluster.etcd))
     monkeypatch.setenv("HOLDFAST_ADMIN", ",".join(cluster.admin))
+    monkeypatch.setenv("HOLDFAST_SWEEP_EVERY", "none")
     environment = cluster.settings()["environment"]
-    monkeypatch.setenv("HOLDFAST_SETTINGS", json.dumps({"sweep_every": None, "environment": environment}))
+    monkeypatch.setenv("HOLDFAST_ENVIRONMENT", ",".join(f"{name}={value}" for name, value in environment.items()))
     monkeypatch.setenv("MOONCAKE_LOCAL_HOSTNAME", "127.0.0.1")
     monkeypatch.setenv("MOONCAKE_METADATA_SERVER", cluster.metadata)
     monkeypatch.setenv("MOONCAKE_MASTER_SERVER", cluster.master)

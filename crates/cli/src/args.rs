@@ -36,9 +36,9 @@ pub(crate) struct Where {
     /// The masters' HTTP addresses; port 9003 of the master's host if not given [env: HOLDFAST_ADMIN]
     #[arg(long, global = true, value_name = "URLS")]
     pub(crate) admin: Option<String>,
-    /// Any settings of holdfast.open, as JSON, or a file that holds it [env: HOLDFAST_SETTINGS]
-    #[arg(long, global = true, value_name = "JSON_OR_FILE")]
-    pub(crate) settings: Option<String>,
+    /// A file of settings (docs/settings.md) [env: HOLDFAST_CONFIG]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
     /// The folder of the cluster on this machine (`up`, `down`) [default: ~/.local/state/holdfast]
     #[arg(long, global = true, value_name = "FOLDER")]
     pub(crate) dir: Option<PathBuf>,
@@ -58,6 +58,8 @@ pub(crate) enum Command {
     Down,
     /// Print the variables by which programs find what `up` started: eval "$(holdfast env)"
     Env,
+    /// Every setting in force, and where it comes from
+    Settings,
     /// Check versions, reachability, settings and the store's clock; say what to do
     Doctor,
     /// What the stores hold, by state; budget, sessions, and what the engine has
@@ -160,9 +162,6 @@ pub(crate) struct Steward {
     /// End a store that no process has had open for so long, such as 30m; never if not given
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub(crate) end_when_unused: Option<Duration>,
-    /// All its settings, as JSON, or a file that holds it; flags count more
-    #[arg(long, value_name = "JSON_OR_FILE")]
-    pub(crate) options: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, Args)]

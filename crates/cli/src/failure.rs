@@ -36,7 +36,7 @@ pub(crate) struct Failure {
     pub(crate) code: u8,
     kind: ErrorKind,
     pub(crate) what: String,
-    why: String,
+    pub(crate) why: String,
     to_do: String,
 }
 
@@ -163,7 +163,7 @@ fn advice(error: &Error) -> &'static str {
         ErrorKind::Capacity => "make room (docs/etcd-restore.md, for etcd), or set a larger budget",
         ErrorKind::Unsupported => "use the release of Holdfast that wrote it, or a later one",
         ErrorKind::Conflict => "look again, and decide anew",
-        ErrorKind::Invalid => "docs/command.md describes the settings; `holdfast help` the commands",
+        ErrorKind::Invalid => "docs/settings.md has every setting; `holdfast help` describes the commands",
         ErrorKind::NotFound => "look at what there is: `holdfast status`, `holdfast ls`",
         ErrorKind::Corrupt => {
             "is this the right etcd, and the right root (HOLDFAST_ETCD_ROOT)? If so, it is damaged: docs/etcd-restore.md"

@@ -45,6 +45,7 @@ use std::io::{ErrorKind, Write};
 use clap::{ColorChoice, CommandFactory as _, FromArgMatches as _};
 
 pub use crate::io::{ConnectEngine, Host, Io, wall_clock_ms};
+pub use crate::settings::settings_beside;
 
 use crate::args::{Cli, Command};
 use crate::failure::{DEFECT, DONE, Failure, USAGE};
@@ -124,6 +125,7 @@ fn dispatch(
         Command::Up(options) => local::up(&options, place, host, output, progress),
         Command::Down => local::down(place, host, progress),
         Command::Env => local::env(place, host),
+        Command::Settings => commands::settings::run(place, host, output),
         Command::Completions { shell } => Ok(commands::help::completions(shell)),
         Command::Man { folder } => commands::help::manual(&folder),
         Command::Token(wanted) => commands::steward::token(wanted, place, host),

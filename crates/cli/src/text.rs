@@ -78,38 +78,12 @@ pub(crate) fn bytes(count: u64) -> String {
 
 /// A number of bytes that a person has written: `1073741824`, `512MiB`, `1.5 GiB`, `2G` (binary, too).
 pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
-    let wrong = || {
+    holdfast_settings::parse_bytes(text).ok_or_else(|| {
         format!(
             "{:?} is no number of bytes: write 1073741824, 512MiB or 1.5GiB",
             shown(text)
         )
-    };
-    let text = text.trim();
-    let unit = text
-        .find(|c: char| !c.is_ascii_digit() && c != '.')
-        .unwrap_or(text.len());
-    let (number, unit) = text.split_at(unit);
-    let unit = unit.trim().to_ascii_lowercase();
-    let power = match unit.as_str() {
-        "" | "b" => 0,
-        _ => {
-            let letter = unit.trim_end_matches('b').trim_end_matches('i');
-            1 + "kmgtpe".find(letter).filter(|_| letter.len() == 1).ok_or_else(wrong)?
-        }
-    };
-    let scale = 1_u64 << (10 * power);
-    let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
-    let whole: u64 = whole.parse().map_err(|_| wrong())?;
-    if fraction.is_empty() || fraction.len() > 9 || !fraction.bytes().all(|b| b.is_ascii_digit()) {
-        return Err(wrong());
-    }
-    let parts = 10_u128.pow(u32::try_from(fraction.len()).unwrap_or(0));
-    let fraction: u128 = fraction.parse().map_err(|_| wrong())?;
-    let fraction = u64::try_from(fraction * u128::from(scale) / parts).map_err(|_| wrong())?;
-    whole
-        .checked_mul(scale)
-        .and_then(|bytes| bytes.checked_add(fraction))
-        .ok_or_else(wrong)
+    })
 }
 
 /// A length of time with its two largest units: `4 ms`, `12 s`, `3 min 5 s`, `2 h 10 min`, `5 d 3 h`.
@@ -178,34 +152,6 @@ mod tests {
             (u64::MAX, "16 EiB"),
         ] {
             assert_eq!(bytes(count), text);
-        }
-    }
-
-    #[test]
-    fn written_bytes_are_read() {
-        for (text, count) in [
-            ("0", 0),
-            ("1024", 1024),
-            ("1KiB", 1024),
-            ("1.5 GiB", 3 << 29),
-            ("2G", 2 << 30),
-            ("512mib", 512 << 20),
-            ("7 b", 7),
-        ] {
-            assert_eq!(parse_bytes(text), Ok(count), "{text}");
-        }
-        for text in [
-            "",
-            "GiB",
-            "1.GiB",
-            "-1",
-            "1 XiB",
-            "99999999999EiB",
-            "1.5.5K",
-            "1 Ki B",
-            "16EiB",
-        ] {
-            assert!(parse_bytes(text).is_err(), "{text}");
         }
     }
 

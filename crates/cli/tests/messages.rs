@@ -15,21 +15,67 @@ fn shell(etcd: &EtcdCluster) -> Shell {
 #[test]
 fn what_is_wrong_with_the_command_line_or_the_settings() {
     let mut shell = Shell::new();
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = |text: &str| {
+        let path = folder.path().join(format!("{}.toml", text.len()));
+        std::fs::write(&path, text).expect("written");
+        path.display().to_string()
+    };
     let mut ran = vec![
         shell.run(&["lss"]),
         shell.run(&["budget", "set", "much"]),
         shell.run(&["ls", "--limit", "0"]),
-        shell.run(&["sessions", "--settings", "{\"etcdd\": 1}"]),
-        shell.run(&["sessions", "--settings", "{\"etcd\": "]),
-        shell.run(&["sessions", "--settings", "/nowhere/settings.json"]),
+        shell.run(&["sessions", "--config", &file("etcdd = 1")]),
+        shell.run(&["sessions", "--config", &file("store = 'run'\netcd = ")]),
+        shell.run(&["sessions", "--config", &file("[index]\ntick = 'often'")]),
+        shell.run(&["sessions", "--config", "/nowhere/holdfast.toml"]),
         shell.run(&["sessions", "--etcd", "127.0.0.1:2379"]),
         shell.run(&["sessions", "--store", ""]),
         shell.run(&["top", "--every", "often"]),
     ];
+    shell.set("HOLDFAST_CHECKSUM", "sometimes");
+    ran.push(shell.run(&["sessions"]));
+    shell.set("HOLDFAST_CHECKSUM", "");
+    shell.set("HOLDFAST_ETCD", "http://127.0.0.1:1");
     shell.set("HOLDFAST_ETCD_USER", "me");
-    ran.push(shell.run(&["sessions", "--etcd", "http://127.0.0.1:1"]));
+    ran.push(shell.run(&["sessions"]));
     assert!(ran.iter().all(|ran| ran.code == 2), "{ran:?}");
     golden("usage", &ran);
+}
+
+#[test]
+fn every_setting_is_shown_with_its_source() {
+    let mut shell = Shell::new();
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("holdfast.toml");
+    let login = "[etcd_options]\nuser = 'u'\npassword = 'file:/password'\n";
+    let text = format!("etcd = 'https://etcd:2379'\n{login}[[steward.stores]]\nstore = 's'\n");
+    std::fs::write(&file, text).expect("written");
+    shell.set("HOLDFAST_CONFIG", &file.display().to_string());
+    shell.set("HOLDFAST_INDEX_TICK", "200ms");
+    shell.set("HOLDFAST_KEY", "hunter2");
+    shell.set("HOLDFAST_INDEX_TIK", "1s");
+    let ran = shell.run(&["settings", "--master", "here:1"]);
+    assert!(ran.code == 0 && !ran.out.contains("hunter2"), "{ran:?}");
+    golden("settings", &[ran]);
+
+    let value = shell.json(&["settings", "--master", "here:1"]);
+    let of = |path: &str| {
+        let items = value["items"].as_array().expect("items");
+        items.iter().find(|item| item["setting"] == path).expect(path).clone()
+    };
+    assert_eq!(
+        (&of("index.tick")["value"], &of("index.tick")["from"]),
+        (&0.2.into(), &"HOLDFAST_INDEX_TICK".into())
+    );
+    assert_eq!(of("etcd_options.password")["from"], "file:4");
+    assert_eq!(of("key")["value"], "env:HOLDFAST_KEY");
+    assert_eq!(
+        (&of("master")["from"], &of("pool_bytes")["from"]),
+        (&"flag".into(), &"default".into())
+    );
+    assert_eq!(of("admin")["value"][0], "http://here:9003");
+    assert_eq!(value["unknown_variables"][0], "HOLDFAST_INDEX_TIK");
 }
 
 #[test]
@@ -128,16 +174,28 @@ fn wrong_credentials() {
     ] {
         etcd.etcdctl(line).unwrap_or_else(|error| panic!("{line:?}: {error:#}"));
     }
-    let shell = shell(&etcd);
-    let with = |login: &str| {
-        let settings = format!(r#"{{"etcd_options": {{"allow_plain_password": true{login}}}}}"#);
-        shell.run(&["sessions", "--timeout", "2s", "--settings", &settings])
+    let folder = tempfile::tempdir().expect("a folder");
+    let with = |login: Option<(&str, &str)>, arguments: &[&str]| {
+        let mut shell = shell(&etcd);
+        shell.set("HOLDFAST_ETCD_ALLOW_PLAIN_PASSWORD", "1");
+        if let Some((user, password)) = login {
+            let reference = if password.starts_with("file:") {
+                password.to_owned()
+            } else {
+                let file = folder.path().join(password);
+                std::fs::write(&file, password).expect("written");
+                format!("file:{}", file.display())
+            };
+            shell.set("HOLDFAST_ETCD_USER", user);
+            shell.set("HOLDFAST_ETCD_PASSWORD", &reference);
+        }
+        shell.run(&[arguments, &["--timeout", "2s"]].concat())
     };
     let ran = [
-        with(""),
-        with(r#", "user": "root", "password": "wrong-password""#),
-        with(r#", "user": "reader", "password": "readers""#),
-        with(r#", "user": "root", "password": "file:/nowhere/password""#),
+        with(None, &["sessions"]),
+        with(Some(("root", "wrong-password")), &["sessions"]),
+        with(Some(("reader", "readers")), &["sessions"]),
+        with(Some(("root", "file:/nowhere/password")), &["sessions"]),
     ];
     let mut transcripts = String::new();
     for ran in &ran {
@@ -149,14 +207,12 @@ fn wrong_credentials() {
         "{transcripts}"
     );
     golden("credentials", &ran);
-    let settings = r#"{"etcd_options": {"allow_plain_password": true, "user": "root", "password": "wrong-password"}}"#;
-    let doctor = shell.run(&["doctor", "--settings", settings, "--timeout", "2s"]);
+    let doctor = with(Some(("root", "wrong-password")), &["doctor"]);
     assert!(
         doctor.code == 1 && doctor.out.contains("does not let us in"),
         "{doctor:?}"
     );
-    let settings = r#"{"etcd_options": {"allow_plain_password": true, "user": "root", "password": "secret"}}"#;
-    let good = shell.run(&["status", "--settings", settings]);
+    let good = with(Some(("root", "secret")), &["status"]);
     assert_eq!(good.code, 0, "{good:?}");
 }
 

@@ -1,10 +1,12 @@
-//! Durations in settings, as people write them: a whole number and `us`, `ms`, `s`, `m` or `h`.
+//! Durations in settings, as people write them: a whole number and `us`, `ms`, `s`, `m` or `h`. Read is also a number of
+//! seconds, which programs write.
 //!
 //! For `#[serde(with = "holdfast_core::duration")]`; [`option`] for a duration that may be absent.
 
+use std::fmt;
 use std::time::Duration;
 
-use serde::{Deserialize, Deserializer, Serializer, de};
+use serde::{Deserializer, Serializer, de};
 
 /// The duration that a text says; none if it says none.
 pub fn parse(text: &str) -> Option<Duration> {
@@ -40,10 +42,37 @@ pub fn serialize<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok,
 /// Reads a duration.
 ///
 /// # Errors
-/// If it is none.
+/// If it is none. The error does not repeat it: it may be a secret in the wrong place.
 pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    parse(&text).ok_or_else(|| de::Error::custom(format!("{text:?} is not a duration: write 250ms, 5s or 2m")))
+    deserializer.deserialize_any(TextOrSeconds)
+}
+
+struct TextOrSeconds;
+
+impl TextOrSeconds {
+    fn or_refuse<E: de::Error>(time: Option<Duration>) -> Result<Duration, E> {
+        time.ok_or_else(|| E::custom("this is not a duration: write 250ms, 5s, 2m, or a number of seconds"))
+    }
+}
+
+impl de::Visitor<'_> for TextOrSeconds {
+    type Value = Duration;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a duration, such as 250ms")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Duration, E> {
+        Self::or_refuse(parse(text))
+    }
+
+    fn visit_u64<E: de::Error>(self, seconds: u64) -> Result<Duration, E> {
+        Ok(Duration::from_secs(seconds))
+    }
+
+    fn visit_f64<E: de::Error>(self, seconds: f64) -> Result<Duration, E> {
+        Self::or_refuse(Duration::try_from_secs_f64(seconds).ok())
+    }
 }
 
 /// A duration, or none.
@@ -75,7 +104,7 @@ pub mod option {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde::Serialize;
+    use serde::{Deserialize, Serialize};
 
     #[derive(Debug, PartialEq, Serialize, Deserialize)]
     struct Times {
@@ -106,7 +135,15 @@ mod tests {
             assert!(text.contains(r#""every":"1500us""#), "{text}");
             assert_eq!(serde_json::from_str::<Times>(&text).expect("read"), times);
         }
-        let error = serde_json::from_str::<Times>(r#"{"every": "soon", "at_most": null}"#).expect_err("no time");
-        assert!(error.to_string().contains("250ms"), "{error}");
+        let seconds = serde_json::from_str::<Times>(r#"{"every": 0.2, "at_most": 3}"#).expect("seconds");
+        assert_eq!(
+            (seconds.every, seconds.at_most),
+            (Duration::from_millis(200), Some(Duration::from_secs(3)))
+        );
+        for wrong in [r#""soon""#, "-1", "1e300", "true", "null"] {
+            let error = serde_json::from_str::<Times>(&format!(r#"{{"every": {wrong}, "at_most": null}}"#));
+            let error = error.expect_err(wrong).to_string();
+            assert!(error.contains("250ms") && !error.contains("soon"), "{error}");
+        }
     }
 }

@@ -149,6 +149,26 @@ mod tests {
     }
 
     #[test]
+    fn the_table_of_settings_has_these_defaults() {
+        let config = serde_json::to_value(MooncakeConfig::default()).expect("JSON");
+        let elsewhere = [
+            ("master", "master"),
+            // That of the table follows from the master.
+            ("admin", ""),
+            ("metadata", "metadata"),
+            ("local_hostname", "local_hostname"),
+            ("protocol", "protocol"),
+            ("environment", "environment"),
+            // A process that uses a store lends no memory, and the time to connect is that of opening.
+            ("segment_bytes", ""),
+            ("ssd_path", ""),
+            ("connect_within", ""),
+        ];
+        let different = holdfast_settings::differences("engine", &config, &elsewhere);
+        assert!(different.is_empty(), "{different:?}");
+    }
+
+    #[test]
     fn unusable_settings_are_refused_by_name() {
         let bad = MooncakeConfig {
             admin: vec!["127.0.0.1:9003".to_owned()],

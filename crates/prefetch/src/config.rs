@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use holdfast_core::{Error, Result};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// The way by which objects on SSD come to memory. `docs/adr/0010-prefetch.md` has both measured.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Route {
     /// This process reads them ahead into registered memory of its own. Fast, the same at any load of the cluster's
@@ -19,7 +19,7 @@ pub enum Route {
 }
 
 /// How a [`crate::PrefetchEngine`] works.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PrefetchConfig {
     /// The way to memory. Default: [`Route::Buffer`].

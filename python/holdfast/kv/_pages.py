@@ -14,7 +14,7 @@ from holdfast._inputs import owner_of_array
 from holdfast._keys import OneKey
 from holdfast._prefetch import Prefetch
 from holdfast._secrets import Secret
-from holdfast._settings import _durations, _usual_admin, addresses
+from holdfast._settings import _usual_admin, addresses
 from holdfast.errors import HoldfastError, Invalid
 
 PutOutcome = Literal["stored", "full", "failed", "skipped"]
@@ -146,21 +146,19 @@ class PageStore:
         With ``key`` (32 bytes, their base64 or hex text, ``env:NAME`` or ``file:PATH``; the same for all members) pages
         are encrypted and authenticated, and their names reveal nothing. It needs ``frames``."""
         settings = {
-            "engine": _durations(
-                {
-                    "master": master,
-                    "admin": list(addresses(admin)) if admin is not None else _usual_admin(master),
-                    "metadata": metadata,
-                    "local_hostname": local_hostname,
-                    "protocol": protocol,
-                    "environment": dict(environment or {}),
-                    **(engine or {}),
-                }
-            ),
+            "engine": {
+                "master": master,
+                "admin": list(addresses(admin)) if admin is not None else _usual_admin(master),
+                "metadata": metadata,
+                "local_hostname": local_hostname,
+                "protocol": protocol,
+                "environment": dict(environment or {}),
+                **(engine or {}),
+            },
             "pages": {"frames": frames, "call_bytes": frame_bytes, **(pages or {})},
         }
         if prefetch is not None:
-            settings["prefetch"] = _durations({**PREFETCH, **prefetch})
+            settings["prefetch"] = {**PREFETCH, **prefetch}
         self.frames = frames
         self.frame_bytes = frame_bytes
         self.timeout = timeout

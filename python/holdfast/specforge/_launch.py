@@ -24,9 +24,9 @@ HOOK: Final = Path(__file__).parent / "hook"
 def replace_mooncake_store() -> None:
     """Makes SpecForge's own launchers use Holdfast in place of ``MooncakeFeatureStore``, in this process.
 
-    They still read their own variables (``MOONCAKE_MASTER_SERVER_ADDR``, ...). The variables of ``_environment`` are
-    read in addition: ``HOLDFAST_ETCD``, ``HOLDFAST_ADMIN``, ``HOLDFAST_KEY`` if the store is sealed, and
-    ``HOLDFAST_SETTINGS`` for every other setting, including ``external_sample_bytes``.
+    They still read their own variables (``MOONCAKE_MASTER_SERVER_ADDR``, ...). The settings of ``docs/settings.md`` are
+    read in addition: ``HOLDFAST_ETCD``, ``HOLDFAST_ADMIN``, ``HOLDFAST_KEY`` if the store is sealed, and every other one,
+    including ``external_sample_bytes``, from its variable or from the file that ``HOLDFAST_CONFIG`` names.
 
     For the processes that a launcher starts, too: ``python -m holdfast.specforge train``.
     """

@@ -37,7 +37,7 @@ from specforge.runtime.contracts import SampleRef as Reference
 from specforge.runtime.data_plane.disaggregated import AuthPolicy
 from specforge.runtime.data_plane.feature_store import FeatureStore as Contract
 
-from holdfast._environment import merged, settings_of_environment
+from holdfast._environment import merged, settings_beside
 from holdfast._device import dense
 from holdfast._getting import again_if_fenced, get_waiting
 from holdfast._lending import check_memory
@@ -117,13 +117,13 @@ class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no 
                     {"lease_seconds": LEASE_SECONDS, "features": {"replicas": replica_num}},
                     {} if receive_pool_bytes is None else {"pool_bytes": receive_pool_bytes},
                     _of_mooncake(setup_kwargs or {}),
-                    settings_of_environment("external_sample_bytes"),
+                    settings_beside(settings),
                     settings,
                     {} if max_resident_bytes is None else {"budget": max_resident_bytes},
                 )
-                told_bytes = int(given.pop("external_sample_bytes", 0))
+                told_bytes, told_name = int(given.pop("external_sample_bytes", 0)), given.pop("store", None)
                 external_sample_bytes = external_sample_bytes or told_bytes
-                store = _opened(store_id or uuid.uuid4().hex[:8], store, setup_kwargs or {}, given)
+                store = _opened(store_id or told_name or uuid.uuid4().hex[:8], store, setup_kwargs or {}, given)
             self._close = store.close
         self.max_release_attempts = max_release_attempts
         self.store_id = store.name

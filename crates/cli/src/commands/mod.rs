@@ -12,6 +12,7 @@ mod reclaim;
 mod record;
 mod restore_guard;
 mod sessions;
+pub(crate) mod settings;
 mod status;
 pub(crate) mod steward;
 mod top;
@@ -107,6 +108,7 @@ pub(crate) async fn run(
         Command::Up(_)
         | Command::Down
         | Command::Env
+        | Command::Settings
         | Command::Token(_)
         | Command::Completions { .. }
         | Command::Man { .. } => Err(Failure::usage("this command needs no server", "", "")),

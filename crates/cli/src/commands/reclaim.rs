@@ -15,7 +15,7 @@ use crate::failure::{Failure, WRONG};
 use crate::io::{ConnectEngine, Host, Progress};
 use crate::output::{Answer, object, to_value};
 use crate::reach::Reach;
-use crate::settings::{Settings, Source, typed};
+use crate::settings::{Settings, typed};
 use crate::text::{count, shown};
 
 /// The store with an engine. It sweeps only when it is told to.
@@ -89,11 +89,7 @@ pub(crate) fn engine_of(host: &Host, what: &str) -> Result<Arc<ConnectEngine>, F
 pub(crate) fn quiet(settings: &Settings) -> Value {
     let mut engine = settings.engine.clone();
     if let Some(Value::Object(environment)) = engine.get_mut("environment") {
-        let mut usual = vec![("MC_LOG_LEVEL", "ERROR"), ("GLOG_minloglevel", "3")];
-        if matches!(settings.source, Source::Up(_)) {
-            usual.push(("MC_TCP_BIND_ADDRESS", "127.0.0.1"));
-        }
-        for (name, value) in usual {
+        for (name, value) in [("MC_LOG_LEVEL", "ERROR"), ("GLOG_minloglevel", "3")] {
             if std::env::var_os(name).is_none() {
                 environment.entry(name).or_insert_with(|| to_value(&value));
             }

@@ -1,7 +1,7 @@
 //! `steward`: a steward in this process, until it is told to stop; and `token`: who may use its HTTP interface.
 //!
 //! ```text
-//! flags ▷ --options ▷ defaults: all stores of the index, its etcd, HTTP on loopback
+//! flags ▷ the settings below `steward` ▷ defaults: all stores of the index, its etcd, HTTP on loopback
 //!   ─▶ holdfast_steward::Steward ─▶ says where it listens (standard output) ─▶ log (standard error)
 //!   ─▶ SIGTERM or SIGINT: leaves its offices, closes its stores; a second one ends it at once
 //! ```
@@ -19,7 +19,7 @@ use holdfast_features::Identity;
 use holdfast_index::{Index, TxnIndex, stores};
 use holdfast_index_etcd::EtcdStore;
 use holdfast_steward::http::auth::{TokenEntry, fingerprint, new_token};
-use holdfast_steward::{Connect, EtcdOptions, Options, OtherStores, Steward, StoreOptions};
+use holdfast_steward::{Connect, EtcdOptions, Options, Steward, StoreOptions};
 use serde_json::Value;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::OnceCell;
@@ -30,7 +30,7 @@ use crate::failure::Failure;
 use crate::io::{ConnectEngine, Host};
 use crate::output::{Answer, object};
 use crate::reach::MOST_STORES;
-use crate::settings::{Section, Settings, json_or_file, typed};
+use crate::settings::{Section, Settings, typed};
 use crate::text::json;
 
 /// How long etcd and the engine are waited for at a time.
@@ -96,30 +96,32 @@ fn announce(steward: &Steward, as_json: bool, out: &mut (dyn Write + Send)) {
 
 /// The settings of the steward.
 fn options(settings: &Settings, wanted: Wanted) -> Result<Options, Failure> {
-    let mut given = match &wanted.options {
-        Some(text) => json_or_file("--options", text)?,
-        None => Section::new(),
-    };
-    let names_stores = ["stores", "others"].iter().any(|name| given.contains_key(*name));
-    given.entry("http").or_insert_with(|| Value::Object(Section::new()));
-    let watches_no_etcd = given.get("etcd").is_some_and(Value::is_null);
-    let mut options: Options = typed("the steward", given)?;
-    if options.etcd.is_none() && !watches_no_etcd {
-        options.etcd = Some(EtcdOptions::new(settings.etcd.clone()));
+    let all = &settings.all;
+    let mut given = all.section("steward");
+    given.remove("etcd");
+    if given.remove("all") == Some(Value::Bool(true)) || !given.contains_key("stores") {
+        given.entry("others").or_insert_with(|| Value::Object(Section::new()));
     }
-    match &settings.store {
-        // Only the one that is named, with its settings.
-        Some(store) => {
-            options.stores.retain(|one| one.store == *store);
-            if options.stores.is_empty() {
-                let usual = StoreOptions::new(store.clone());
-                let of_others = options.others.as_ref().map(|others| others.of(store.clone()));
-                options.stores.push(of_others.unwrap_or(usual));
-            }
-            options.others = None;
+    given.entry("http").or_insert_with(|| Value::Object(Section::new()));
+    let mut options: Options = typed("the steward", given)?;
+    if all.value("steward.etcd.watch") == true {
+        let usual = EtcdOptions::new(settings.etcd.clone());
+        options.etcd = Some(EtcdOptions {
+            quota: all.value("steward.etcd.quota").as_u64().unwrap_or(usual.quota),
+            warn_full: all.value("steward.etcd.warn_full").as_f64().unwrap_or(usual.warn_full),
+            defragment: all.value("steward.etcd.defragment") == true,
+            ..usual
+        });
+    }
+    // Only the one that is named, with its settings.
+    if let Some(store) = &settings.store {
+        options.stores.retain(|one| one.store == *store);
+        if options.stores.is_empty() {
+            let usual = StoreOptions::new(store.clone());
+            let of_others = options.others.as_ref().map(|others| others.of(store.clone()));
+            options.stores.push(of_others.unwrap_or(usual));
         }
-        None if !names_stores => options.others = Some(OtherStores::default()),
-        None => {}
+        options.others = None;
     }
     options.read_only |= wanted.read_only;
     if let (Some(http), Some(listen)) = (&mut options.http, wanted.listen) {
@@ -238,9 +240,19 @@ pub(crate) fn token(wanted: Token, place: &Where, host: &Host) -> Result<Answer,
         let error = Error::internal("command.token", "the entry cannot be written as JSON");
         Failure::of("there is no token", &error)
     })?;
+    // A text of JSON is one of TOML, too.
+    let fields = written
+        .as_object()
+        .into_iter()
+        .flatten()
+        .filter(|(_, value)| !value.is_null());
+    let lines: Vec<String> = fields
+        .map(|(name, value)| format!("{name} = {}\n", json(value)))
+        .collect();
     let text = format!(
-        "{token}\n\nKeep it: it is shown only now. Its entry, for http.tokens in the settings of the steward:\n{}\n",
-        json(&written)
+        "{token}\n\nKeep it: it is shown only now. Its entry, for the file of settings of the steward:\n\n\
+         [[steward.http.tokens]]\n{}",
+        lines.concat()
     );
     Ok(Answer::new(object!("token": token, "entry": written), text))
 }

@@ -26,7 +26,7 @@ pub(super) async fn probe(settings: &Settings, within: Duration) -> Vec<Finding>
             return vec![Finding::problem(
                 AREA,
                 reason(&error),
-                "docs/command.md describes the settings",
+                "docs/settings.md has every setting",
             )];
         }
     };

@@ -97,7 +97,10 @@ pub(crate) async fn run(
 
 fn source(settings: &Settings) -> Finding {
     match &settings.source {
-        Source::Given => Finding::ok("settings", "addresses are given by flags, variables or settings"),
+        Source::Given => Finding::ok(
+            "settings",
+            "addresses are given by flags, variables or a file of settings",
+        ),
         Source::Up(folder) => Finding::ok(
             "settings",
             format!("the cluster of `holdfast up` in {}", folder.display()),

@@ -126,6 +126,7 @@ pub fn golden(name: &str, ran: &[Ran]) {
         (r"127\.0\.0\.1:\d{4,5}\b", "127.0.0.1:[port]"),
         (r"/tmp/\S*?/(run|state|env)\b", "[folder]/$1"),
         (r"(--dir|in) /tmp/[^\s)]+", "$1 [folder]"),
+        (r"(--config|file:) /tmp/\S+", "$1 [file]"),
         (r#""/tmp/[^"]+""#, r#""[path]""#),
         (r"\(pid \d+\)", "(pid [pid])"),
         (r"(?m)^\S+ +(rdma|priorities) .*(\n +→.*)?", "[depends on the host]  $1"),

@@ -31,7 +31,7 @@ fn start(holders: usize) -> Cluster {
 fn shell(endpoints: &Endpoints) -> Shell {
     let mut shell = Shell::at(endpoints);
     shell.host.connect = Some(Arc::new(embedded::connect));
-    shell.set("HOLDFAST_SETTINGS", r#"{"index": {"dead_ticks": 600}}"#);
+    shell.set("HOLDFAST_INDEX_DEAD_TICKS", "600");
     shell
 }
 
