@@ -81,7 +81,8 @@ impl Compose {
         let output = output.with_context(|| format!("{} could not be started: run .ci/setup", python.display()))?;
         let errors = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "{} cannot be read: {errors}", file.display());
-        serde_json::from_slice(&output.stdout).with_context(|| format!("{} has parts that are not known", file.display()))
+        serde_json::from_slice(&output.stdout)
+            .with_context(|| format!("{} has parts that are not known", file.display()))
     }
 }
 
@@ -114,13 +115,22 @@ impl Place {
                 .with_context(|| format!("{name}: {volume} is no source and target"))?;
             translated.mounts.push((place.to_owned(), self.source(name, source)?));
         }
-        translated.mounts.sort_by_key(|(place, _)| std::cmp::Reverse(place.len()));
+        translated
+            .mounts
+            .sort_by_key(|(place, _)| std::cmp::Reverse(place.len()));
         for (_, source) in &translated.mounts {
             self.translate_files(Path::new(source), &translated)?;
         }
-        let all = |texts: &[String]| texts.iter().map(|text| self.text(text, &translated)).collect::<Vec<_>>();
+        let all = |texts: &[String]| {
+            texts
+                .iter()
+                .map(|text| self.text(text, &translated))
+                .collect::<Vec<_>>()
+        };
         let command = [&*service.entrypoint, &*service.command].concat();
-        let (program, arguments) = command.split_first().with_context(|| format!("{name} has no command"))?;
+        let (program, arguments) = command
+            .split_first()
+            .with_context(|| format!("{name} has no command"))?;
         // A program may have the name of a service.
         let command = [vec![program.clone()], all(arguments)].concat();
         let healthcheck = service.healthcheck.as_ref().map_or(&[][..], |check| &check.test[1..]);
@@ -171,7 +181,9 @@ impl Place {
             }
             return Ok(());
         }
-        let is_text = ["json", "yml", "flags"].iter().any(|kind| path.extension().is_some_and(|it| it == *kind));
+        let is_text = ["json", "yml", "flags"]
+            .iter()
+            .any(|kind| path.extension().is_some_and(|it| it == *kind));
         if is_text {
             let text = std::fs::read_to_string(path)?;
             std::fs::write(path, self.text(&text, of))?;
@@ -243,7 +255,10 @@ mod tests {
             address: Ipv4Addr::new(127, 1, 1, 9),
         };
         let reads = |text: &str| place.text(text, &of);
-        assert_eq!(reads("etcd-0=https://etcd-0:2380,x"), "127.1.1.1=https://127.1.1.1:2380,x");
+        assert_eq!(
+            reads("etcd-0=https://etcd-0:2380,x"),
+            "127.1.1.1=https://127.1.1.1:2380,x"
+        );
         assert_eq!(
             reads("etcd://mooncake-etcd-0:2379;etcd-0.pem"),
             "etcd://127.1.1.2:2379;etcd-0.pem"

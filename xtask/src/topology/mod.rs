@@ -91,7 +91,10 @@ pub(crate) fn run(options: &Topology) -> Result<()> {
     told?;
     let report = story.report;
     ensure!(report.tenant_refused, "a tenant reached the store of another");
-    ensure!(report.wrong_bytes == 0 && report.left == 0, "wrong bytes, or something is left");
+    ensure!(
+        report.wrong_bytes == 0 && report.left == 0,
+        "wrong bytes, or something is left"
+    );
     Ok(())
 }
 
@@ -135,7 +138,10 @@ impl Story {
         self.report.samples = count(&consumed, "used")?;
         self.report.lost = count(&produced, "lost")?;
         self.report.wrong_bytes = count(&consumed, "wrong")?;
-        ensure!(count(&produced, "put")? == self.report.samples, "not every sample was used");
+        ensure!(
+            count(&produced, "put")? == self.report.samples,
+            "not every sample was used"
+        );
         self.report.example_s = self.say(begun, "the example has ended: every sample was used");
 
         let begun = self.clock.now();
@@ -184,7 +190,10 @@ impl Story {
 
 /// How many samples the consumer has used.
 fn used(services: &Services) -> Result<usize> {
-    ensure!(services.is_running("consumer"), "the consumer has ended: the example was over too soon");
+    ensure!(
+        services.is_running("consumer"),
+        "the consumer has ended: the example was over too soon"
+    );
     let output = services.output("consumer")?;
     Ok(output.lines().filter(|line| line.starts_with("used ")).count())
 }
@@ -199,7 +208,11 @@ fn refuses_others(services: &Services) -> Result<bool> {
     let list = ["holdfast", "--store", STORE, "ls"].map(str::to_owned);
     let end = ["holdfast", "--store", STORE, "end", "--others"].map(str::to_owned);
     let own = services.run("producer", &list)?;
-    ensure!(own.status.success(), "a cannot list its own store: {}", String::from_utf8_lossy(&own.stderr));
+    ensure!(
+        own.status.success(),
+        "a cannot list its own store: {}",
+        String::from_utf8_lossy(&own.stderr)
+    );
     let attempts = [services.run_as_written("intruder")?, services.run("intruder", &end)?];
     Ok(attempts.iter().all(|attempt| attempt.status.code() == Some(REFUSED)))
 }
@@ -220,13 +233,18 @@ fn etcd_leader(services: &Services) -> Result<String> {
 /// The master that leads and serves.
 fn leading_master(services: &Services) -> Option<String> {
     let leads = |name: &&str| {
-        let Ok(address) = services.address(name) else { return false };
+        let Ok(address) = services.address(name) else {
+            return false;
+        };
         let says = |path: &str, part: &str| {
             get(&format!("http://{address}:9003{path}"), &[]).is_ok_and(|answer| answer.contains(part))
         };
         says("/role", "leader") && says("/health", r#""service_ready":true"#)
     };
-    ["master-0", "master-1"].iter().find(|name| leads(name)).map(|name| (*name).to_owned())
+    ["master-0", "master-1"]
+        .iter()
+        .find(|name| leads(name))
+        .map(|name| (*name).to_owned())
 }
 
 /// The steward that is in office for the store, as Prometheus knows it.
@@ -245,8 +263,12 @@ fn left(services: &Services) -> Result<u64> {
     let output = services.run("steward-0", &command)?;
     let status: Value = serde_json::from_slice(&output.stdout)
         .with_context(|| format!("holdfast status: {}", String::from_utf8_lossy(&output.stderr)))?;
-    let samples = status["items"][0]["samples"].as_object().context("no samples in the status")?;
-    let objects = status["engine"]["objects"].as_u64().context("no objects in the status")?;
+    let samples = status["items"][0]["samples"]
+        .as_object()
+        .context("no samples in the status")?;
+    let objects = status["engine"]["objects"]
+        .as_u64()
+        .context("no objects in the status")?;
     Ok(samples.values().filter_map(Value::as_u64).sum::<u64>() + objects)
 }
 

@@ -71,7 +71,12 @@ impl Services {
             std::fs::write(bin.join(name), script)?;
             std::fs::set_permissions(bin.join(name), std::fs::Permissions::from_mode(0o700))?;
         }
-        let programs = [bin, repository.join(".etcd/bin"), repository.join(".prometheus/bin"), venv];
+        let programs = [
+            bin,
+            repository.join(".etcd/bin"),
+            repository.join(".prometheus/bin"),
+            venv,
+        ];
         let programs = programs.map(|folder| folder.display().to_string()).join(":");
         let path = format!("{programs}:{}", std::env::var("PATH").unwrap_or_default());
         Ok(Self {
@@ -97,7 +102,12 @@ impl Services {
         while !waiting.is_empty() {
             let next: Vec<String> = waiting
                 .iter()
-                .filter(|name| self.compose.services[*name].depends_on.keys().all(|on| done.contains(on)))
+                .filter(|name| {
+                    self.compose.services[*name]
+                        .depends_on
+                        .keys()
+                        .all(|on| done.contains(on))
+                })
                 .cloned()
                 .collect();
             ensure!(!next.is_empty(), "these services wait for each other: {waiting:?}");
@@ -118,8 +128,14 @@ impl Services {
 
     /// How the services that depend on this one want it to be.
     fn wanted_of(&self, name: &str) -> Condition {
-        let mut wanted = self.compose.services.values().filter_map(|service| service.depends_on.get(name));
-        wanted.next().map_or(Condition::ServiceHealthy, |dependency| dependency.condition)
+        let mut wanted = self
+            .compose
+            .services
+            .values()
+            .filter_map(|service| service.depends_on.get(name));
+        wanted
+            .next()
+            .map_or(Condition::ServiceHealthy, |dependency| dependency.condition)
     }
 
     /// Starts a service; or starts it again, as a container runtime does.
@@ -204,7 +220,8 @@ impl Services {
     /// The service with this address.
     pub(super) fn at(&self, address: &str) -> Option<&str> {
         let mut all = self.place.addresses.iter();
-        all.find(|(_, its)| its.to_string() == address).map(|(name, _)| name.as_str())
+        all.find(|(_, its)| its.to_string() == address)
+            .map(|(name, _)| name.as_str())
     }
 
     /// The last lines of every log.
@@ -226,11 +243,15 @@ impl Services {
     }
 
     fn process(&self, name: &str) -> Result<&Process> {
-        self.running.get(name).with_context(|| format!("{name} was not started"))
+        self.running
+            .get(name)
+            .with_context(|| format!("{name} was not started"))
     }
 
     fn translated(&self, name: &str) -> Result<&Translated> {
-        self.translated.get(name).with_context(|| format!("there is no service {name}"))
+        self.translated
+            .get(name)
+            .with_context(|| format!("there is no service {name}"))
     }
 
     fn environment(&self, translated: &Translated) -> BTreeMap<String, String> {
