@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from importlib import resources
@@ -235,8 +236,8 @@ def test_pods_find_what_they_mount_and_nothing_is_in_the_clear() -> None:
             said = json.dumps(container)
             for source in container.get("envFrom", []):
                 said += json.dumps(settings[source["configMapRef"]["name"]]["data"])
-            if "steward.json" in said:
-                said += settings["run-config"]["data"]["steward.json"]
+            if "holdfast.toml" in said:
+                said += settings["run-config"]["data"]["holdfast.toml"]
             for mount in container["volumeMounts"]:
                 used = set(re.findall(rf"{re.escape(mount['mountPath'])}/([\w.-]+\.\w+)", said))
                 assert used <= mounted.get(mount["name"], used), f"{name}: {used}"
@@ -269,7 +270,7 @@ def test_flags_and_settings_of_the_chart_exist() -> None:
     for name in ("run-etcd", "run-mooncake-etcd"):
         environment = workloads()[name]["spec"]["template"]["spec"]["containers"][0]["env"]
         assert unknown_variables({one["name"]: "" for one in environment}) == []
-    assert json.loads(config["steward.json"])["http"]["tokens"] == values()["steward"]["tokens"]
+    assert tomllib.loads(config["holdfast.toml"])["steward"]["http"]["tokens"] == values()["steward"]["tokens"]
 
 
 def test_the_scripts_of_the_chart_are_those_of_the_compose_file() -> None:

@@ -181,7 +181,7 @@ impl Place {
             }
             return Ok(());
         }
-        let is_text = ["json", "yml", "flags"]
+        let is_text = ["toml", "yml", "flags"]
             .iter()
             .any(|kind| path.extension().is_some_and(|it| it == *kind));
         if is_text {
