@@ -33,7 +33,7 @@ picture.text(659, 116, "retire", "note")
 
 reasons = [
     ("Consumed", "every group has acknowledged it"),
-    ("Superseded", "a later put of the same id was committed"),
+    ("Superseded", "a later put of its id is live"),
     ("Aborted", "a process took it back"),
     ("Lost", "the engine no longer has its bytes"),
     ("DeadLetter", "a group gave up; the record stays"),
