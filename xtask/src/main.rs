@@ -19,6 +19,7 @@ mod quickstart;
 mod readme;
 mod real;
 mod sanitize;
+mod wheel;
 
 use std::path::PathBuf;
 
@@ -57,6 +58,8 @@ enum Task {
     Fuzz(fuzz::Fuzz),
     /// The tests over the memory engine, under AddressSanitizer
     Sanitize(sanitize::Sanitize),
+    /// The wheel as it is released, for every machine with glibc 2.28 or later; says what is in it
+    Wheel(wheel::Wheel),
 }
 
 fn main() -> Result<()> {
@@ -73,6 +76,7 @@ fn main() -> Result<()> {
         Task::Fresh(options) => fresh::run(&options),
         Task::Fuzz(options) => fuzz::run(&options),
         Task::Sanitize(options) => sanitize::run(&options),
+        Task::Wheel(options) => wheel::run(&options),
     }
 }
 
