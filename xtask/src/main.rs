@@ -10,6 +10,7 @@
 mod cargo;
 mod cluster;
 mod compare;
+mod crates;
 mod features;
 mod fresh;
 mod fuzz;
@@ -44,6 +45,8 @@ enum Task {
     Compare(compare::Compare),
     /// A proof of what the feature store promises, on real servers: ttl, torn, crash, backpressure, storm
     Prove(cargo::Prove),
+    /// Packs the crates that can be published, as they would be; sends nothing
+    Crates(crates::Crates),
     /// The documentation of all crates, warnings denied
     Docs,
     /// Runs the README's commands as they are printed
@@ -69,6 +72,7 @@ fn main() -> Result<()> {
         Task::Bench(options) => cargo::bench(&options),
         Task::Compare(options) => compare::run(&options),
         Task::Prove(options) => cargo::prove(&options),
+        Task::Crates(options) => crates::run(&options),
         Task::Docs => cargo::docs(),
         Task::Readme => readme::run(),
         Task::Quickstart(options) => quickstart::run(&options),
