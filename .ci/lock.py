@@ -1,8 +1,9 @@
 """Writes the lock files of the Python side: every package, its release and its hash.
 
-    .venv/bin/python .ci/lock.py
+    .venv/bin/python .ci/lock.py                       # all of them
+    .venv/bin/python .ci/lock.py requirements-wheel    # one
 
-To be run after a change of requirements.txt or requirements-frameworks.txt; `.ci/setup` refuses lock files that are older
+To be run after a change of a requirements file; `.ci/setup` refuses lock files that are older
 than what they were made from. pip resolves the requirements as it would install them (nothing is installed) and reports
 the files that it would take, with their SHA-256. The lock holds for CPython 3.11 on x86-64 Linux, which is what `.ci/setup`
 makes, and names no index: whichever one pip is configured for has to have these very files.
@@ -18,7 +19,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 # With what each file depends on, and without: see the head of the second file.
-LOCKED = {"requirements": [], "requirements-frameworks": ["--no-deps"]}
+LOCKED = {"requirements": [], "requirements-frameworks": ["--no-deps"], "requirements-wheel": []}
 
 
 def resolve(requirements: Path, options: list[str]) -> list[tuple[str, str, str]]:
@@ -39,7 +40,10 @@ def resolve(requirements: Path, options: list[str]) -> list[tuple[str, str, str]
 def main() -> None:
     if sys.version_info[:2] != (3, 11):
         sys.exit(f"lock: CPython 3.11 is what .ci/setup installs into, not {sys.version.split()[0]}")
-    for name, options in LOCKED.items():
+    for name in sys.argv[1:] or LOCKED:
+        if name not in LOCKED:
+            sys.exit(f"lock: there is no {name}; there are {', '.join(LOCKED)}")
+        options = LOCKED[name]
         requirements = HERE / f"{name}.txt"
         packages = resolve(requirements, options)
         made_from = hashlib.sha256(requirements.read_bytes()).hexdigest()

@@ -11,6 +11,7 @@ mod api;
 mod cargo;
 mod cluster;
 mod compare;
+mod crates;
 mod features;
 mod fresh;
 mod fuzz;
@@ -21,6 +22,7 @@ mod readme;
 mod real;
 mod sanitize;
 mod topology;
+mod wheel;
 
 use std::path::PathBuf;
 
@@ -47,6 +49,8 @@ enum Task {
     Compare(compare::Compare),
     /// A proof of what the feature store promises, on real servers: ttl, torn, crash, backpressure, storm
     Prove(cargo::Prove),
+    /// Packs the crates that can be published, as they would be; sends nothing
+    Crates(crates::Crates),
     /// The documentation of all crates, warnings denied
     Docs,
     /// Runs the README's commands as they are printed
@@ -63,6 +67,8 @@ enum Task {
     Sanitize(sanitize::Sanitize),
     /// The services of deploy/compose on this machine, without containers; three of them are killed under an example
     Topology(topology::Topology),
+    /// The wheel as it is released, for every machine with glibc 2.28 or later; says what is in it
+    Wheel(wheel::Wheel),
 }
 
 fn main() -> Result<()> {
@@ -73,6 +79,7 @@ fn main() -> Result<()> {
         Task::Bench(options) => cargo::bench(&options),
         Task::Compare(options) => compare::run(&options),
         Task::Prove(options) => cargo::prove(&options),
+        Task::Crates(options) => crates::run(&options),
         Task::Docs => cargo::docs(),
         Task::Readme => readme::run(),
         Task::Quickstart(options) => quickstart::run(&options),
@@ -81,6 +88,7 @@ fn main() -> Result<()> {
         Task::Fuzz(options) => fuzz::run(&options),
         Task::Sanitize(options) => sanitize::run(&options),
         Task::Topology(options) => topology::run(&options),
+        Task::Wheel(options) => wheel::run(&options),
     }
 }
 

@@ -36,3 +36,8 @@ pub use table::{ALL, Setting, differences, setting};
 
 /// The variable that names the file.
 pub const CONFIG: &str = "HOLDFAST_CONFIG";
+
+/// The README's example is a documentation test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
