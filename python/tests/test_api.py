@@ -69,7 +69,7 @@ def members(public: type[Any]) -> Iterator[str]:
         elif member.kind == "data" and not callable(member.object):
             yield member.name
         else:
-            function = member.object.__func__ if member.kind in ("class method", "static method") else member.object
+            function = getattr(member.object, "__func__", member.object)
             marks = {"class method": "classmethod ", "static method": "staticmethod "}.get(member.kind, "")
             marks += "async " if inspect.iscoroutinefunction(function) else ""
             yield f"{marks}{member.name}{signature(function)}"
