@@ -132,8 +132,8 @@ impl Story {
         self.report.steward_gap_s = self.survives(services, &steward, other_is)?;
         self.report.steward_killed_ok = true;
 
-        let produced = last_line(&services.wait_end("producer", ENDS)?)?;
-        let consumed = last_line(&services.wait_end("consumer", ENDS)?)?;
+        let produced = last_json(&services.wait_end("producer", ENDS)?)?;
+        let consumed = last_json(&services.wait_end("consumer", ENDS)?)?;
         let count = |from: &Value, name: &str| from[name].as_u64().with_context(|| format!("no {name} in {from}"));
         self.report.samples = count(&consumed, "used")?;
         self.report.lost = count(&produced, "lost")?;
@@ -272,8 +272,10 @@ fn left(services: &Services) -> Result<u64> {
     Ok(samples.values().filter_map(Value::as_u64).sum::<u64>() + objects)
 }
 
-fn last_line(output: &str) -> Result<Value> {
-    let line = output.lines().last().unwrap_or_default();
+/// The last line of JSON. The log has what the libraries say in it, too.
+fn last_json(output: &str) -> Result<Value> {
+    let line = output.lines().rfind(|line| line.starts_with('{'));
+    let line = line.context("a part of the example has printed no JSON")?;
     serde_json::from_str(line).with_context(|| format!("no JSON: {line}"))
 }
 
