@@ -29,6 +29,7 @@ const PUBLISHED: &[&str] = &[
     "kvcache",
     "metrics",
     "prefetch",
+    "settings",
     "steward",
     "trace",
 ];
