@@ -1,4 +1,5 @@
-"""A hook of MkDocs: the book loads nothing from elsewhere, so that it can be read without a network."""
+"""Hooks of MkDocs: the book loads nothing from elsewhere, so that it can be read without a network; and a screen reader is told
+what the dialog of the search is, which the theme leaves without a name."""
 
 from __future__ import annotations
 
@@ -14,4 +15,5 @@ def on_post_page(output: str, *, page: Any, config: Any) -> str:
     """Called with the HTML of each page."""
     if found := LOADED.findall(output):
         raise PluginError(f"{page.file.src_uri} loads {', '.join(sorted(set(found)))}: bring it into docs/")
-    return output
+    search = 'data-md-component="search" role="dialog"'
+    return output.replace(search, f'{search} aria-label="Search"')
