@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -46,14 +45,8 @@ def comparable(name: str, printed: str) -> list[str]:
     return sorted(lines) if name == "crash" else lines
 
 
-def needs(name: str) -> None:
-    if name == "specforge" and importlib.util.find_spec("specforge") is None:
-        pytest.skip("the example is for specforge")
-
-
 @pytest.mark.parametrize("name", SHOWN)
 def test_an_example_prints_what_its_readme_shows(cluster: Cluster, name: str) -> None:
-    needs(name)
     ran = run("-m", f"examples.{name}", variables=cluster.variables())
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert comparable(name, ran.stdout) == comparable(name, shown(name)), ran.stdout
@@ -67,7 +60,6 @@ def test_an_example_prints_what_its_readme_shows(cluster: Cluster, name: str) ->
 
 @pytest.mark.parametrize("program", [*SHOWN, "kv_host"])
 def test_without_a_cluster_an_example_says_what_to_do(program: str) -> None:
-    needs(program)
     ran = run("-m", f"examples.{program}", variables=NOWHERE)
     assert ran.returncode == 1 and "holdfast up" in ran.stderr, ran.stderr
     assert "Traceback" not in ran.stderr

@@ -110,6 +110,11 @@ async fn main() -> Result<()> {
             );
             let cpu = [figures.ours_cpu, figures.bare_cpu].concat();
             report.insert(format!("{}_cpu_us", shape.name), rounded(figures.ours_cpu[0]).into());
+            // The bare side of the same run tells how fast the machine was: this one can be compared between runs.
+            report.insert(
+                format!("{}_cpu_relative", shape.name),
+                rounded(figures.ours_cpu[0] / figures.bare_cpu[0]).into(),
+            );
             report.insert(
                 format!("{}_cpu_us_per_pair", shape.name),
                 cpu.into_iter().map(f64::round).collect(),
