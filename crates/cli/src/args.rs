@@ -64,7 +64,7 @@ pub(crate) enum Command {
     Doctor,
     /// What the stores hold, by state; budget, sessions, and what the engine has
     Status,
-    /// The same and the sessions, live, until q is pressed
+    /// What `status` and `sessions` tell, live, until q is pressed
     Top {
         /// How often it looks
         #[arg(long, default_value = "1s", value_name = "TIME", value_parser = parse_time)]

@@ -18,6 +18,7 @@
 //! | module | its job |
 //! |---|---|
 //! | `args`, `settings` | the command line; which store, and where it is |
+//! | `page` | the reference of the command line, for the book |
 //! | `commands` | one module for each command that asks the index or the engine |
 //! | `doctor` | probes, side by side, each with a deadline |
 //! | `local` | `up` and `down`: a cluster on this machine |
@@ -35,6 +36,7 @@ mod http;
 mod io;
 mod local;
 mod output;
+mod page;
 mod reach;
 mod settings;
 mod text;
@@ -45,6 +47,7 @@ use std::io::{ErrorKind, Write};
 use clap::{ColorChoice, CommandFactory as _, FromArgMatches as _};
 
 pub use crate::io::{ConnectEngine, Host, Io, wall_clock_ms};
+pub use crate::page::page;
 pub use crate::settings::settings_beside;
 
 use crate::args::{Cli, Command};
