@@ -166,6 +166,41 @@ async fn only_who_has_the_token_of_the_store_is_let_in() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_path_lets_in_the_tokens_that_the_description_says() {
+    let tokens = vec![
+        token("all", None, true, None),
+        token("one", Some("run/7"), true, None),
+        token("eyes", Some("run/7"), false, None),
+        token("other", Some("other"), true, None),
+    ];
+    let (steward, address) = start(tokens, |_| {}).await;
+    let document = openapi::document();
+    // A stream lasts: `page.rs` reads it.
+    for (method, path, ..) in openapi::PATHS.iter().filter(|row| row.1 != "/v1/events") {
+        let needs = document["paths"][path][method]["description"].as_str().expect("a text");
+        let says = |words: &str| needs.contains(words);
+        for (name, is_refused) in [
+            (None, !says("no token")),
+            (Some("other"), says("for the store") || says("for all stores")),
+            (Some("eyes"), says("for all stores") || says("`write`")),
+            (Some("one"), says("for all stores")),
+            (Some("all"), false),
+        ] {
+            let secret = name.map(|name| format!("secret of {name}"));
+            let request = request_of(method, path, "run%2F7", "nobody").with(secret.as_deref());
+            let answer = request.to(address).await;
+            let refused = matches!(answer.status, 401 | 403);
+            assert_eq!(
+                refused, is_refused,
+                "{method} {path}, {needs}, {name:?}: {}",
+                answer.status
+            );
+        }
+    }
+    steward.stop(WITHIN).await.expect("stopped");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_path_of_the_description_is_served_and_no_other() {
     let (steward, address) = start(Vec::new(), |_| {}).await;
     let document = ask(address, "GET", "/v1/openapi.json", &[]).await.json();

@@ -30,6 +30,7 @@ mod page;
 mod people;
 mod quarantine;
 mod records;
+pub mod reference;
 mod tls;
 
 use std::net::{IpAddr, SocketAddr};

@@ -11,7 +11,7 @@ use holdfast_features::Stage;
 use serde_json::{Value, json};
 
 use super::answer::said;
-use super::given;
+use super::{given, page, store_of};
 
 /// One path: method, path, what it does, whether a token is needed, the schema of its answer, further parameters.
 type Row = (
@@ -29,24 +29,25 @@ pub const PATHS: &[Row] = &[
     (
         "get",
         "/readyz",
-        "The stores of its settings are open, those of the index are listed and were tried; if not, 503 says which are not and why",
+        "The stores of its settings are open, those of the index are listed and were tried; otherwise 503, which \
+         tells a token for all stores which are not open, and why",
         false,
         "Text",
         &[],
     ),
+    ("get", "/metrics", "Prometheus text", true, "Text", &[]),
     (
         "get",
-        "/metrics",
-        "Prometheus text; needs a token for all stores",
-        true,
-        "Text",
+        "/v1/openapi.json",
+        "The description of this interface (OpenAPI 3.1)",
+        false,
+        "Object",
         &[],
     ),
-    ("get", "/v1/openapi.json", "This document", false, "Object", &[]),
     (
         "get",
         "/v1/stores",
-        "The stores that this steward looks after; needs a token for all stores",
+        "The stores that this steward looks after",
         true,
         "Stores",
         &[],
@@ -177,15 +178,25 @@ pub const PATHS: &[Row] = &[
         "History",
         &["after"],
     ),
-    (
-        "get",
-        "/v1/etcd",
-        "How full etcd's nodes are; needs a token for all stores",
-        true,
-        "Etcd",
-        &[],
-    ),
+    ("get", "/v1/etcd", "How full etcd's nodes are", true, "Etcd", &[]),
 ];
+
+/// Who may use a path, by the rules of the guard, if there are tokens in the settings.
+fn who_may(row: &Row) -> String {
+    let (method, path, _, token, ..) = row;
+    if !token {
+        return "Needs no token".to_owned();
+    }
+    let which = if page::is_for_any_store(path) {
+        "Needs a token, whichever stores it is for"
+    } else if store_of(path).is_some() {
+        "Needs a token for the store"
+    } else {
+        "Needs a token for all stores"
+    };
+    let write = if *method == "get" { "" } else { ", with `write`" };
+    format!("{which}{write}")
+}
 
 /// The schema of the body that a path takes.
 fn body_of(method: &str, path: &str) -> Option<&'static str> {
@@ -266,8 +277,10 @@ fn parameter(name: &str, path: &str) -> Value {
         "sample" => "The sample; escape slashes in its name (%2F)",
         "state" => "Only samples in this state",
         "group" => "Only samples that were published for this group",
-        "session" => "Only samples that this session produced or holds a lease on",
-        "older_than" => "Only samples that have been in their state for longer than this",
+        "session" => "Only samples that this session produced or holds a lease on; its id in hexadecimal",
+        "older_than" => {
+            "Only samples that have been in their state for longer than this, such as 10m; the units are ms, s, m, h and d"
+        }
         "limit" => "How many at most",
         "after" if path.ends_with("/history") => "Only what came after this time, in milliseconds since 1970",
         "after" => "The `next` of the part before",
@@ -562,6 +575,7 @@ pub fn document() -> Value {
         }
         let mut operation = json!({
             "summary": about,
+            "description": who_may(row),
             "parameters": parameters,
             "security": if *token { json!([{"token": []}]) } else { json!([]) },
             "responses": responses,
