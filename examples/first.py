@@ -1,9 +1,16 @@
+"""The lines of the README. If no cluster answers, they end with what to do."""
+
+import sys
+
 import holdfast
 import numpy as np
 
-with holdfast.open("first") as store:
-    # A producer. The sample is there until both groups have acknowledged it.
-    store.put("sample-1", {"hidden": np.ones((4, 1024))}, groups=["trainers", "evaluators"])
-    for lease in store.take("trainers"):  # a consumer, in this process or another
-        with lease:  # acknowledged at the end of the block, handed back if it raises; the last ack frees the sample
-            print(lease.ref, lease.get(as_="numpy")["hidden"].sum())
+try:
+    with holdfast.open("first") as store:
+        # A producer. The sample is there until both groups have acknowledged it.
+        store.put("sample-1", {"hidden": np.ones((4, 1024))}, groups=["trainers", "evaluators"])
+        for lease in store.take("trainers"):  # a consumer, in this process or another
+            with lease:  # acknowledged at the end of the block, handed back if it raises; the last ack frees the sample
+                print(lease.ref, lease.get(as_="numpy")["hidden"].sum())
+except holdfast.Unavailable as error:
+    sys.exit(f'No cluster answers: {error}. To start one on this machine: holdfast up; eval "$(holdfast env)"')

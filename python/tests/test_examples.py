@@ -65,6 +65,20 @@ def test_without_a_cluster_an_example_says_what_to_do(program: str) -> None:
     assert "Traceback" not in ran.stderr
 
 
+@pytest.mark.parametrize("program", ["first.py", "quickstart.py"])
+def test_without_a_cluster_a_program_ends_with_one_line(program: str) -> None:
+    ran = run(f"examples/{program}", variables=NOWHERE)
+    assert ran.returncode == 1 and "Traceback" not in ran.stderr, ran.stderr
+    last = ran.stderr.splitlines()[-1]
+    assert last.startswith("No cluster answers: ") and "127.0.0.1:1" in last and "holdfast up" in last, ran.stderr
+
+
+def test_examples_that_the_book_names_are_there() -> None:
+    pages = [page.read_text(encoding="utf-8") for page in (REPOSITORY / "docs").glob("*.md")]
+    named = {name for page in pages for name in re.findall(r"`examples/(\w+)`", page)}
+    assert named >= {"kv_host", "sealed", "specforge"} and all((EXAMPLES / name).is_dir() for name in named), named
+
+
 def test_the_list_of_examples_is_whole() -> None:
     listed = re.findall(r"^\| \[`([^`]+)`\]\(([^)]+)\)", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
     there = {path.name for path in EXAMPLES.iterdir() if (path / "README.md").exists()}
