@@ -50,8 +50,11 @@ pub(crate) fn run(options: &Wheel) -> Result<()> {
     // As compilers name them.
     let root = crate::repository().canonicalize().context("no repository")?;
     let target_dir = crate::target_dir().canonicalize().context("no target folder")?;
-    let tools = Tools::ready(&target_dir)?;
     let target = options.target.as_str();
+    if !options.check {
+        Toolchain::find()?.require(target)?;
+    }
+    let tools = Tools::ready(&target_dir)?;
     let wheel = if options.check {
         the_wheel(&wheels(&target_dir, target))?
     } else {
@@ -248,6 +251,16 @@ impl Toolchain {
                 .to_owned(),
         })
     }
+
+    /// Fails if it cannot compile for the target. The compiler would say so, too, but after all tools are installed.
+    fn require(&self, target: &str) -> Result<()> {
+        ensure!(
+            self.sysroot.join("lib/rustlib").join(target).join("lib").is_dir(),
+            "the Rust toolchain in {} has no standard library for {target}: add it with rustup target add {target}",
+            self.sysroot.display()
+        );
+        Ok(())
+    }
 }
 
 /// The Python environment with maturin, zig and auditwheel.
@@ -283,5 +296,22 @@ impl Tools {
 
     fn program(&self, name: &str) -> PathBuf {
         self.folder.join("bin").join(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_toolchain_without_the_targets_library_says_how_to_add_it() {
+        let target = "aarch64-unknown-linux-gnu";
+        let folder = tempfile::tempdir().expect("a folder");
+        let toolchain = super::Toolchain {
+            sysroot: folder.path().to_owned(),
+            commit: String::new(),
+        };
+        let said = toolchain.require(target).expect_err("no library").to_string();
+        assert!(said.ends_with("rustup target add aarch64-unknown-linux-gnu"), "{said}");
+        std::fs::create_dir_all(folder.path().join("lib/rustlib").join(target).join("lib")).expect("made");
+        toolchain.require(target).expect("a library");
     }
 }
