@@ -59,7 +59,7 @@ enum Task {
     Quickstart(quickstart::Quickstart),
     /// A framework itself, on a CPU, with Holdfast in place
     Real(real::Real),
-    /// Sets up, builds and quickly tests HEAD in a bare Debian root (needs root; half an hour, 20 GB)
+    /// Sets up, builds and quickly tests HEAD in a bare Debian root (needs root; half an hour, 20 GB); or tries the wheel in one
     Fresh(fresh::Fresh),
     /// Fuzzes every decoder of foreign bytes, guided by coverage
     Fuzz(fuzz::Fuzz),

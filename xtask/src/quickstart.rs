@@ -3,23 +3,34 @@
 //!
 //! The block is the one that has `holdfast up` in it. It runs in one shell, from the repository's root, with a folder of its
 //! own for what `up` records, so that a cluster that is up already is left alone. Whatever fails, `down` is run.
+//! `cargo xtask fresh --wheel` types the same lines in a bare Debian root.
 
-use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use holdfast_core::{Clock as _, SystemClock};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::readme::blocks;
 
 /// What it may take, as promised.
 const MOST_SECONDS: u64 = 300;
-/// What the shell prints before it runs a line.
-const MARK: &str = "@quickstart-line ";
 /// The folder of the environment in the README's lines.
 const ENVIRONMENT: &str = "target/quickstart";
+/// What the shell does before the first line, and after each.
+const SHELL: &str = r#"set -euo pipefail
+took_file=$1 all_typed=false
+trap 'if ! $all_typed && command -v holdfast >/dev/null; then holdfast down; fi' EXIT
+took() {
+    local tenths=$(((${EPOCHREALTIME/[.,]/} - began) / 100000))
+    local seconds=$((tenths / 10)).$((tenths % 10))
+    printf '{"command":%s,"seconds":%s}\n' "$1" "$seconds" >>"$took_file"
+    printf '(%s s)\n\n' "$seconds"
+    began=${EPOCHREALTIME/[.,]/}
+}
+began=${EPOCHREALTIME/[.,]/}
+"#;
 
 #[derive(Args)]
 pub(crate) struct Quickstart {
@@ -30,38 +41,34 @@ pub(crate) struct Quickstart {
 
 /// What is printed with `--json`.
 #[derive(Serialize)]
-struct Report<'a> {
-    seconds: f64,
-    lines: Vec<Took<'a>>,
+struct Report {
+    typed: Vec<Typed>,
+    total_seconds: f64,
 }
 
-#[derive(Serialize)]
-struct Took<'a> {
-    line: &'a str,
+/// A line that has ended.
+#[derive(Serialize, Deserialize)]
+struct Typed {
+    command: String,
     seconds: f64,
 }
 
 pub(crate) fn run(options: &Quickstart) -> Result<()> {
-    let readme = crate::repository().join("README.md");
-    let text = std::fs::read_to_string(&readme).with_context(|| format!("{} cannot be read", readme.display()))?;
-    let lines = lines_of(&text)?;
+    let lines = lines_of(&crate::readme::text()?)?;
     let environment = crate::repository().join(ENVIRONMENT);
     if environment.exists() {
         std::fs::remove_dir_all(&environment).with_context(|| format!("{} is in the way", environment.display()))?;
     }
     let state = tempfile::tempdir().context("no folder for what `holdfast up` records")?;
-    let mut script = String::from("set -euo pipefail\n");
-    script
-        .push_str("ended=0; trap 'if [ $ended = 0 ] && command -v holdfast >/dev/null; then holdfast down; fi' EXIT\n");
-    for (number, line) in lines.iter().enumerate() {
-        script.push_str(&format!("echo '{MARK}{number}'\n{line}\n"));
-    }
-    script.push_str("ended=1\n");
+    let took = state.path().join("took");
+    std::fs::write(&took, "").with_context(|| format!("{} cannot be written", took.display()))?;
 
     let clock = SystemClock::new();
     let begun = clock.now();
-    let mut shell = Command::new("timeout")
-        .args(["--kill-after=30", &MOST_SECONDS.to_string(), "bash", "-c", &script])
+    let status = Command::new("timeout")
+        .args(["--kill-after=30", &MOST_SECONDS.to_string()])
+        .args(["bash", "-c", &script(&lines)?, "bash"])
+        .arg(&took)
         .current_dir(crate::repository())
         .env("XDG_STATE_HOME", state.path())
         // Those of another cluster would be used instead.
@@ -71,57 +78,59 @@ pub(crate) fn run(options: &Quickstart) -> Result<()> {
         .env_remove("HOLDFAST_ADMIN")
         .env_remove("PYTHONPATH")
         .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
+        .stdout(Stdio::from(std::io::stderr()))
+        .status()
         .context("timeout (coreutils) could not be started")?;
-    let mut starts: Vec<f64> = Vec::new();
-    for line in BufReader::new(shell.stdout.take().context("the shell has no output")?).lines() {
-        let line = line.context("the shell's output cannot be read")?;
-        match line.strip_prefix(MARK).and_then(|number| number.parse::<usize>().ok()) {
-            Some(number) => {
-                starts.push(clock.now().since(begun).as_secs_f64());
-                eprintln!("$ {}", lines.get(number).map_or("", String::as_str));
-            }
-            None => eprintln!("{line}"),
-        }
-    }
-    let status = shell.wait().context("the shell")?;
     let seconds = clock.now().since(begun).as_secs_f64();
+    let typed = std::fs::read_to_string(&took).with_context(|| format!("{} cannot be read", took.display()))?;
+    let typed: Vec<Typed> = typed
+        .lines()
+        .map(serde_json::from_str)
+        .collect::<Result<_, _>>()
+        .with_context(|| format!("the shell wrote {typed:?}"))?;
     ensure!(
-        status.success() && starts.len() == lines.len(),
-        "the README's first five minutes ended with {status} after {seconds:.0} s, in line {}",
-        starts.len()
+        status.success() && typed.len() == lines.len(),
+        "the README's first five minutes ended with {status} after {seconds:.0} s, in: {}",
+        lines.get(typed.len()).map_or("", String::as_str)
     );
-    let ends = starts.iter().skip(1).copied().chain([seconds]);
-    let took: Vec<(&String, f64)> = lines
-        .iter()
-        .zip(starts.iter().zip(ends).map(|(start, end)| end - start))
-        .collect();
+    let report = Report {
+        typed,
+        total_seconds: (seconds * 10.0).round() / 10.0,
+    };
     if options.json {
-        let lines = took.iter().map(|(line, seconds)| Took {
-            line,
-            seconds: rounded(*seconds),
-        });
-        let report = Report {
-            seconds: rounded(seconds),
-            lines: lines.collect(),
-        };
         println!("{}", serde_json::to_string(&report).context("no JSON")?);
     } else {
-        for (line, seconds) in &took {
-            println!("{seconds:7.1} s  {line}");
+        for Typed { command, seconds } in &report.typed {
+            println!("{seconds:7.1} s  {command}");
         }
-        println!("{seconds:7.1} s  in all");
+        println!("{:7.1} s  in all", report.total_seconds);
     }
     Ok(())
 }
 
-fn rounded(seconds: f64) -> f64 {
-    (seconds * 10.0).round() / 10.0
+/// A bash script that runs the lines in one shell, and ends with the first that fails. For each that has ended it appends an
+/// object of JSON, a [`Typed`], to the file that its argument names.
+pub(crate) fn script(lines: &[String]) -> Result<String> {
+    let mut script = String::from(SHELL);
+    for line in lines {
+        let json = serde_json::to_string(line).context("no JSON")?;
+        script.push_str(&format!(
+            "printf '$ %s\\n' {}\n{line}\ntook {}\n",
+            quoted(line),
+            quoted(&json)
+        ));
+    }
+    script.push_str("all_typed=true\n");
+    Ok(script)
+}
+
+/// As one word of a shell's command.
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', r"'\''"))
 }
 
 /// The lines to type.
-fn lines_of(readme: &str) -> Result<Vec<String>> {
+pub(crate) fn lines_of(readme: &str) -> Result<Vec<String>> {
     let block = blocks(readme, "sh")
         .into_iter()
         .find(|block| block.contains("holdfast up"));
@@ -146,5 +155,32 @@ mod tests {
         ] {
             assert!(lines.contains(part), "{part} is missing in\n{lines}");
         }
+    }
+
+    #[test]
+    fn each_line_that_ends_is_told_and_the_first_that_fails_ends_the_script() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let took = folder.path().join("took");
+        let lines = [
+            r#"word="it's \"it\""  # …"#,
+            r#"test "$word" = "it's \"it\"""#,
+            "false",
+            "true",
+        ]
+        .map(str::to_owned);
+        let script = super::script(&lines).expect("a script");
+        let shell = std::process::Command::new("bash")
+            .args(["-c", &script, "bash"])
+            .arg(&took)
+            // What fails is followed by `holdfast down`, which must find no cluster.
+            .env("XDG_STATE_HOME", folder.path())
+            .output()
+            .expect("bash");
+        assert_eq!(shell.status.code(), Some(1), "{shell:?}");
+        let typed = std::fs::read_to_string(&took).expect("what was typed");
+        let typed = typed
+            .lines()
+            .map(|row| serde_json::from_str::<super::Typed>(row).expect("JSON").command);
+        assert_eq!(typed.collect::<Vec<_>>(), lines[..2]);
     }
 }

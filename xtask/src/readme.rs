@@ -2,12 +2,18 @@
 //!
 //! Every block that is marked `sh` is run, in order, each by its own shell, from the repository's root. Every block that is
 //! marked `python` is lines of one of the examples, word by word, and a `sh` block runs it. Blocks that are not meant to be
-//! run are marked otherwise (`text`, `rust`).
+//! run here are marked otherwise (`console`, `text`, `rust`).
 
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+
+/// The README.
+pub(crate) fn text() -> Result<String> {
+    let path = crate::repository().join("README.md");
+    std::fs::read_to_string(&path).with_context(|| format!("{} cannot be read", path.display()))
+}
 
 /// The blocks of a Markdown text in a language.
 pub(crate) fn blocks(markdown: &str, language: &str) -> Vec<String> {
@@ -29,8 +35,7 @@ pub(crate) fn blocks(markdown: &str, language: &str) -> Vec<String> {
 
 pub(crate) fn run() -> Result<()> {
     const WITHIN: Duration = Duration::from_secs(900);
-    let readme = crate::repository().join("README.md");
-    let text = std::fs::read_to_string(&readme).with_context(|| format!("{} cannot be read", readme.display()))?;
+    let text = text()?;
     let shell = blocks(&text, "sh");
     ensure!(!shell.is_empty(), "the README has no block marked sh");
     for block in blocks(&text, "python") {

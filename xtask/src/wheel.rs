@@ -76,6 +76,11 @@ pub(crate) fn run(options: &Wheel) -> Result<()> {
     Ok(())
 }
 
+/// The wheel for this machine that `cargo xtask wheel` has built.
+pub(crate) fn built() -> Result<PathBuf> {
+    the_wheel(&wheels(&crate::target_dir(), HOST))
+}
+
 /// Where the wheels are: the README's commands look for one, so those for other machines lie apart.
 fn wheels(target_dir: &Path, target: &str) -> PathBuf {
     let place = target_dir.join("wheels");
