@@ -132,7 +132,7 @@ pub(crate) fn wait_ready(
             kind,
             format!("{} did not start", plan.name),
             format!("{why}; its last words: {tail}"),
-            format!("the whole log is {}", recorded.log.display()),
+            to_do(&tail, &recorded.log),
         ));
     }
 }
@@ -202,6 +202,17 @@ pub(crate) fn end<'a>(
     }
 }
 
+/// What to do about a process that did not start.
+fn to_do(last_words: &str, log: &Path) -> String {
+    // The words of the dynamic linker, whichever program repeats them.
+    let install = if last_words.contains("cannot open shared object file") {
+        "install that library: Mooncake's wheel needs, by Debian's names, libcurl4, libibverbs1, libnuma1 and librdmacm1; "
+    } else {
+        ""
+    };
+    format!("{install}the whole log is {}", log.display())
+}
+
 /// The last lines of a log, in one.
 fn tail(log: &Path, from: u64) -> String {
     let text = read_from(log, from);
@@ -218,4 +229,21 @@ fn read_from(log: &Path, from: u64) -> String {
     let bytes = fs::read(log).unwrap_or_default();
     let from = usize::try_from(from).unwrap_or(usize::MAX).min(bytes.len());
     String::from_utf8_lossy(&bytes[from..]).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_that_is_missing_is_told_by_its_package() {
+        let log = Path::new("/state/master.log");
+        let linker = "mooncake_master: error while loading shared libraries: libcurl.so.4: cannot open shared object file: \
+                      No such file or directory";
+        assert!(to_do(linker, log).contains("libcurl4"));
+        assert_eq!(
+            to_do("bind: Address already in use", log),
+            "the whole log is /state/master.log"
+        );
+    }
 }
