@@ -83,7 +83,11 @@ fn judge(at: &str, status: &NodeStatus, quota: Option<u64>, for_development: boo
         let old = format!("{at}: {version} is older than 3.5.8: watches may skip changes");
         findings.push(match for_development {
             true => Finding::note(AREA, old, "for development it will do; production needs a later one"),
-            false => Finding::problem(AREA, old, "upgrade etcd"),
+            false => Finding::problem(
+                AREA,
+                old,
+                "upgrade etcd; `holdfast up` starts one that is on PATH, before that of the extra `local`",
+            ),
         });
     }
     if status.full {
