@@ -35,7 +35,7 @@ DOCS = REPOSITORY / "docs"
 EXAMPLES = REPOSITORY / "examples"
 WITHIN_S = 300.0
 RUN = ("python", "sh", "console")
-SHOWN = ("text", "json", "rust", "toml")
+SHOWN = ("text", "json", "rust", "toml", "yaml")
 """Languages of blocks that show something. Those in Rust are files that are compiled with the crates."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -58,6 +59,24 @@ def test_a_process_without_holdfast_ends_and_says_why(tmp_path: Path) -> None:
     told = python("-c", "import specforge.runtime.data_plane.mooncake_store", path=f"{HOOK}{os.pathsep}{tmp_path}")
     assert told.returncode != 0
     assert "Holdfast cannot be imported here" in told.stderr
+
+
+@pytest.mark.parametrize("backend", [None, "shared_dir", "mooncake"])
+def test_a_run_that_would_not_use_mooncake_is_refused(tmp_path: Path, backend: str | None) -> None:
+    where = {"control_dir": "/c", "backend": backend, "store_root": "/s", "producer_segment_size": 1}
+    deployment = {"mode": "disaggregated", "disaggregated": where} if backend else {}
+    run = {
+        "run_id": "r",
+        "output_dir": "/o",
+        "model": {"target_model_path": "/t", "draft_model_config": "/d", "vocab_mapping_path": "/v"},
+        "data": {"hidden_states_path": "/h"},
+        "deployment": deployment,
+    }
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    told = python("-m", "holdfast.specforge", "train", "-c", str(tmp_path / "run.json"), "--plan", path=PACKAGE)
+    refused = "this run keeps no samples in Mooncake" in told.stderr
+    assert refused == (backend != "mooncake"), told.stderr
+    assert told.returncode != 0 or backend == "mooncake"
 
 
 def tensors() -> dict[str, torch.Tensor]:

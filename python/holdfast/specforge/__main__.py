@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from typing import Any
 
 from holdfast.specforge._launch import environment
 
@@ -25,9 +26,27 @@ def main(arguments: list[str]) -> int:
 
     os.environ.update(added)
     replace_mooncake_store()
-    from specforge.cli import main as specforge
+    from specforge import cli
 
-    return int(specforge(arguments) or 0)
+    refuse_runs_without_mooncake(cli)
+    return int(cli.main(arguments) or 0)
+
+
+def refuse_runs_without_mooncake(cli: Any) -> None:
+    """By SpecForge's defaults a run has no Mooncake store, and nothing would say that Holdfast is in the place of none."""
+    load = cli.load_config
+
+    def checked(*arguments: Any) -> Any:
+        config = load(*arguments)
+        where = config.deployment.disaggregated
+        if where is None or where.backend != "mooncake":
+            sys.exit(
+                "this run keeps no samples in Mooncake, so there is nothing for Holdfast to keep: set deployment.mode to "
+                "disaggregated and deployment.disaggregated.backend to mooncake (docs/specforge.md), or run specforge train"
+            )
+        return config
+
+    cli.load_config = checked
 
 
 if __name__ == "__main__":
