@@ -284,7 +284,7 @@ def test_the_scripts_of_the_chart_are_those_of_the_compose_file() -> None:
 
 
 def test_units_are_valid_and_exposed_little(tmp_path: Path) -> None:
-    assert [unit.stem.removeprefix("holdfast-") for unit in UNITS] == ["etcd", "holder", "master", "steward"]
+    assert [unit.stem.removeprefix("holdfast-") for unit in UNITS] == ["etcd", "holder", "master", "mooncake-etcd", "steward"]
     analyze = shutil.which("systemd-analyze")
     assert analyze, "systemd-analyze is missing: run .ci/setup, which installs it"
     for unit in UNITS:
