@@ -21,7 +21,7 @@ use crate::readme::blocks;
 
 #[derive(Args)]
 pub(crate) struct Fresh {
-    /// Type the README's first five minutes instead, with the wheel in target/wheels; no Rust, no sources (5 minutes, 2 GB)
+    /// Type the README's first five minutes instead, with the wheel in target/wheels; no Rust, no sources
     #[arg(long, conflicts_with = "ignore_uncommitted")]
     wheel: bool,
     /// Leave the root where it is, to look around in it
