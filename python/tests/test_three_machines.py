@@ -115,7 +115,9 @@ def started(unit: Path, machine: int, operator: Operator) -> tuple[list[str], di
     variables = [part for line in given.get("Environment", []) for part in line.split()]
     for file in given.get("EnvironmentFile", []):
         variables += [here(line) for line in Path(file).read_text().splitlines() if line and line[0] != "#"]
-    environment.update(variable.split("=", 1) for variable in variables)
+    for variable in variables:
+        key, value = variable.split("=", 1)
+        environment[key] = value
     [command] = given["ExecStart"]
     if "holder" in name:
         command += f" --port={50052 + machine}"
