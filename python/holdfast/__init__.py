@@ -23,6 +23,7 @@ from holdfast._opening import open
 from holdfast._restoring import restore_guard
 from holdfast._secrets import Secret
 from holdfast._settings import Settings
+from holdfast._blocking import Writer
 from holdfast._store import FeatureStore, Lease
 from holdfast._tensor import Tensor
 from holdfast._prefetch import Prefetch, Progress
@@ -50,6 +51,7 @@ from holdfast.errors import (
     Internal,
     Invalid,
     NotFound,
+    PutsFailed,
     Timeout,
     Unavailable,
     Unsupported,
@@ -78,6 +80,7 @@ __all__ = [
     "Prefetch",
     "Progress",
     "PutItem",
+    "PutsFailed",
     "Quarantined",
     "SampleRef",
     "Secret",
@@ -88,6 +91,7 @@ __all__ = [
     "Timeout",
     "Unavailable",
     "Unsupported",
+    "Writer",
     "__version__",
     "errors",
     "open",

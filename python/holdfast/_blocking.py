@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from holdfast import _holdfast, _process
-from holdfast._calls import Calls
+from holdfast._calls import Calls, Pending
 from holdfast._convert import View, checked, estimate
 from holdfast._held import Held
 from holdfast._holdfast import Announced
@@ -15,7 +16,7 @@ from holdfast._prefetch import Prefetch, Tier
 from holdfast._settings import Settings
 from holdfast._tensor import Tensor
 from holdfast._values import AdoptedTensor, Answered, DeadLetter, Found, LiveSession, PutItem, Quarantined, SampleRef, Swept, TensorSpec
-from holdfast.errors import Fenced, HoldfastError
+from holdfast.errors import Fenced, HoldfastError, Invalid, PutsFailed
 
 if TYPE_CHECKING:
     import numpy
@@ -101,6 +102,64 @@ class Lease(Held):
             _process.log.warning("a lease was not handed back; it expires by itself: %s", trouble)
 
 
+class Writer:
+    """Puts samples with several in flight: the bytes of one move while another is committed.
+
+    Made by :meth:`FeatureStore.writer`. At the end of its block it waits for what is in flight. If the block raises,
+    what is in flight and not committed is undone.
+    """
+
+    def __init__(self, calls: Calls[Lease], in_flight: int) -> None:
+        if in_flight < 1:
+            raise Invalid("at least one put must be in flight", operation="python.writer")
+        self._calls = calls
+        self._in_flight = in_flight
+        self._begun: deque[tuple[str, Pending[SampleRef]]] = deque()
+        self._failed: dict[str, HoldfastError] = {}
+
+    def put(
+        self,
+        sample: str,
+        tensors: Mapping[str, TensorLike],
+        *,
+        groups: Iterable[str] = (),
+        retain: bool = False,
+        max_attempts: int = 3,
+        timeout: float | None = None,
+    ) -> None:
+        """Begins to put a sample, as :meth:`FeatureStore.put` does; first waits until fewer than ``in_flight`` are under way.
+
+        Raises :class:`PutsFailed` if earlier puts have failed meanwhile; then this one is not begun. Do not change the
+        tensors before the sample is put: until :meth:`flush`, or until ``in_flight`` further puts have begun.
+        """
+        self._calls.settle(self._begun, self._in_flight - 1, self._failed).wait()
+        self._raise_failed()
+        put = self._calls.put(PutItem(sample, tensors, groups, retain, max_attempts), timeout)
+        self._begun.append((sample, put))
+
+    def flush(self) -> None:
+        """Waits until nothing is in flight, each put within its timeout. Raises :class:`PutsFailed` if puts have failed."""
+        self._calls.settle(self._begun, 0, self._failed).wait()
+        self._raise_failed()
+
+    def _raise_failed(self) -> None:
+        if self._failed:
+            failed, self._failed = self._failed, {}
+            raise PutsFailed(failed)
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.flush()
+            return
+        # Without their last reference, calls are cancelled.
+        self._begun.clear()
+
+
 class StoreCalls:
     """The calls of a store, and what needs none."""
 
@@ -162,6 +221,15 @@ class StoreCalls:
         Do not change the tensors before the call returns.
         """
         return self._calls.put(PutItem(sample, tensors, groups, retain, max_attempts), timeout).wait()
+
+    def writer(self, *, in_flight: int = 8) -> Writer:
+        """A writer that keeps up to ``in_flight`` puts under way::
+
+            with store.writer() as writer:
+                for sample, tensors in samples:
+                    writer.put(sample, tensors, groups=["train"])
+        """
+        return Writer(self._calls, in_flight)
 
     def put_many(self, items: Iterable[PutItem], *, timeout: float | None = None) -> list[SampleRef | HoldfastError]:
         """Puts samples in one batch. Returns one result per sample: its reference, or the error."""

@@ -4,6 +4,7 @@ these."""
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -81,6 +82,33 @@ class Pending(Generic[T]):
         return self._finish(result)
 
 
+class Settling:
+    """Waits for puts, the oldest first, until at most so many are left, and notes those that failed."""
+
+    def __init__(
+        self, begun: deque[tuple[str, Pending[SampleRef]]], most: int, failed: dict[str, HoldfastError]
+    ) -> None:
+        self._begun = begun
+        self._most = most
+        self._failed = failed
+
+    def wait(self) -> None:
+        while len(self._begun) > self._most:
+            sample, put = self._begun.popleft()
+            try:
+                put.wait()
+            except HoldfastError as error:
+                self._failed[sample] = error
+
+    def __await__(self) -> Generator[Any, None, None]:
+        while len(self._begun) > self._most:
+            sample, put = self._begun.popleft()
+            try:
+                yield from put.__await__()
+            except HoldfastError as error:
+                self._failed[sample] = error
+
+
 class Calls(Generic[L]):
     """The calls of one store. ``L`` is the class of leases."""
 
@@ -100,6 +128,12 @@ class Calls(Generic[L]):
 
     def put(self, item: PutItem, timeout: float | None) -> Pending[SampleRef]:
         return Pending(self._core().put([to.item(item)], self.within(timeout)), to.only(to.to_ref))
+
+    def settle(
+        self, begun: deque[tuple[str, Pending[SampleRef]]], most: int, failed: dict[str, HoldfastError]
+    ) -> Settling:
+        """Waits for puts that were begun, the oldest first, until at most so many are left."""
+        return Settling(begun, most, failed)
 
     def put_many(self, items: Iterable[PutItem], timeout: float | None) -> Pending[list[SampleRef | HoldfastError]]:
         prepared = [to.item_or_error(item) for item in items]

@@ -22,14 +22,14 @@ from types import TracebackType
 from typing import Any, ParamSpec
 
 from holdfast import _events, _holdfast, _process
-from holdfast._awaited import Lease, StoreCalls
+from holdfast._awaited import Lease, StoreCalls, Writer
 from holdfast._calls import Pending
 from holdfast._opening import open as _plain_open
 from holdfast._settings import Settings, warn_about_budget
 from holdfast._store import FeatureStore as _PlainStore
 from holdfast.errors import Unavailable
 
-__all__ = ["FeatureStore", "Lease", "open"]
+__all__ = ["FeatureStore", "Lease", "Writer", "open"]
 
 
 class FeatureStore(StoreCalls):

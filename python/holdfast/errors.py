@@ -21,6 +21,7 @@ __all__ = [
     "Internal",
     "Invalid",
     "NotFound",
+    "PutsFailed",
     "Timeout",
     "Unavailable",
     "Unsupported",
@@ -129,6 +130,27 @@ class Unsupported(HoldfastError, NotImplementedError):
     """This engine, this build or this environment cannot do it."""
 
     kind = "unsupported"
+
+
+class PutsFailed(HoldfastError):
+    """Some puts of a writer failed; ``failed`` says which, and why. The others are not affected."""
+
+    kind = "puts failed"
+    failed: dict[str, HoldfastError]
+    """The errors, by sample."""
+
+    def __init__(self, failed: Mapping[str, HoldfastError]) -> None:
+        first, error = next(iter(failed.items()))
+        more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
+        super().__init__(
+            f"sample {first!r} was not put{more}: {error.message}",
+            retry="ambiguous" if any(one.retry == "ambiguous" for one in failed.values()) else error.retry,
+            operation="python.writer",
+        )
+        self.failed = dict(failed)
+
+    def __reduce__(self) -> tuple[Callable[[Mapping[str, HoldfastError]], HoldfastError], tuple[dict[str, HoldfastError]]]:
+        return type(self), (self.failed,)
 
 
 class Internal(HoldfastError, RuntimeError):

@@ -22,6 +22,9 @@ WORDS = {
     "def __exit__": "def __aexit__",
     "            self.ack()\n": "            await self.ack()\n",
     "            (self.release() if": "            await (self.release() if",
+    "            self.flush()\n": "            await self.flush()\n",
+    "            with store.writer() as writer:\n": "            async with store.writer() as writer:\n",
+    "                    writer.put(sample, tensors": "                    await writer.put(sample, tensors",
 }
 
 
@@ -32,13 +35,13 @@ def awaited(blocking: str) -> str:
         if plain not in text:
             raise ValueError(f"{SOURCE.name} has no {plain!r} any more: change WORDS")
         text = text.replace(plain, other)
-    # A call has a timeout; entering and leaving a block are calls, too.
+    # A call has a timeout; entering and leaving a block, and waiting for calls, are calls, too.
     return re.sub(r"^    def (\w+)\((.*?)\) ->", _as_coroutine, text, flags=re.DOTALL | re.MULTILINE)
 
 
 def _as_coroutine(method: re.Match[str]) -> str:
     name, parameters = method[1], method[2]
-    is_call = re.search(r"\btimeout:", parameters) or name in ("__aenter__", "__aexit__")
+    is_call = re.search(r"\btimeout:", parameters) or name in ("__aenter__", "__aexit__", "flush")
     return f"    async def {name}({parameters}) ->" if is_call else method[0]
 
 

@@ -63,7 +63,7 @@ pub mod sweep;
 pub use id::{GroupName, SessionId, Stamp, Tick, Token, Version, WallTime};
 pub use lease::Lease;
 pub use live::{Acknowledged, GroupState, Live, Progress, Publication};
-pub use reserved::Reserved;
+pub use reserved::{Reserved, ReservedAs};
 pub use retired::{DeadLetter, Reason, Retired};
 pub use sweep::{Sweep, Verdict};
 

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::id::{GroupName, SessionId, Stamp, Tick, Token, Version, WallTime};
 use crate::lease::Lease;
 use crate::quota::is_zero;
+use crate::reserved::{ReservedAs, first_form, is_first_form};
 use crate::retired::{DeadLetter, Reason, Retired};
 
 /// Which groups a sample is for, and how they use it. Its producer says so at the commit; it is stored in [`Live`].
@@ -68,7 +69,11 @@ pub struct GroupState {
 /// A committed sample, visible to its groups and to readers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Live {
-    /// Which incarnation of the sample.
+    /// The form of this record.
+    #[serde(rename = "v", default = "first_form", skip_serializing_if = "is_first_form")]
+    pub(crate) form: u64,
+    /// Which incarnation of the sample: the version of the write that reserved it or, if it was reserved ahead, of the
+    /// write that committed it.
     pub generation: Generation,
     /// Random part of the objects' keys.
     pub nonce: Nonce,
@@ -90,6 +95,9 @@ pub struct Live {
     /// The objects that it owns although another writer named them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub claims: Vec<ObjectKey>,
+    /// The reservation that its objects were written under, if it was made ahead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reserved_as: Option<ReservedAs>,
     /// How many ticks its objects are kept if it becomes a dead letter. In the record, so that a sweeper with
     /// other settings keeps to it.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -123,6 +131,13 @@ pub(crate) fn fenced(operation: &'static str, token: Token) -> Error {
 impl Live {
     /// Fills in the version of the write that this record was part of.
     pub fn settle(&mut self, version: Version) {
+        // The committing write could not know its own version. It is larger than that of the reservation.
+        if let Some(reserved_as) = &self.reserved_as
+            && self.generation == reserved_as.generation
+            && let Some(generation) = Generation::new(version.0)
+        {
+            self.generation = generation;
+        }
         self.leases_mut().for_each(|lease| lease.settle(version));
     }
 
@@ -133,6 +148,14 @@ impl Live {
             Some(before) => stamp_done(&mut self.groups, &before.groups, stamp),
         }
         self.leases_mut().for_each(|lease| lease.stamp(stamp.at));
+    }
+
+    /// Its position in ready lists, known before it is committed: the version of the write that reserved it.
+    pub fn order(&self) -> Generation {
+        match &self.reserved_as {
+            Some(reserved_as) => reserved_as.generation,
+            None => self.generation,
+        }
     }
 
     /// All leases on it.
@@ -260,6 +283,7 @@ impl Live {
     pub fn retire(self, reason: Reason) -> Retired {
         let readers = self.leases().copied().collect();
         Retired {
+            form: self.form,
             generation: Some(self.generation),
             nonce: self.nonce,
             producer: self.producer,
@@ -271,6 +295,7 @@ impl Live {
             plan: String::new(),
             kept: None,
             claims: self.claims,
+            reserved_as: self.reserved_as,
             reserved_at: self.reserved_at,
             committed_at: self.committed_at,
             retired: None,

@@ -1,6 +1,6 @@
 //! A sample that is being written.
 
-use holdfast_core::{Error, ErrorKind, Generation, Nonce, ObjectKey, Result};
+use holdfast_core::{Error, ErrorKind, Generation, Nonce, ObjectKey, Result, SampleId};
 use serde::{Deserialize, Serialize};
 
 use crate::id::{SessionId, Tick, Version, WallTime};
@@ -11,7 +11,8 @@ use crate::retired::{Reason, Retired};
 /// Bytes reserved for a sample that its producer is writing.
 ///
 /// Its generation is the version of the write that reserved it, so of two reservations of one sample id the later one
-/// has the larger generation, no matter which producers made them.
+/// has the larger generation, no matter which producers made them. A reservation that was made ahead has a name of its
+/// own, which no sample has; the commit gives it its sample's name ([`Reserved::commit_as`]).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Reserved {
     /// The physical incarnation; `None` until the index has filled in the version of the reserving write.
@@ -36,6 +37,37 @@ pub struct Reserved {
     /// When it was reserved.
     #[serde(default, skip_serializing_if = "WallTime::is_unknown")]
     pub reserved_at: WallTime,
+}
+
+/// The reservation under which a sample's objects were written, if it was made ahead.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ReservedAs {
+    /// The reservation's own name.
+    pub name: SampleId,
+    /// The version of the write that reserved it.
+    pub generation: Generation,
+}
+
+impl ReservedAs {
+    /// The form of a record: releases that do not know this field must not touch a record that has it.
+    pub(crate) fn form(of: Option<&Self>) -> u64 {
+        if of.is_some() { SECOND_FORM } else { FIRST_FORM }
+    }
+}
+
+/// The form of a record that does not say which one it has.
+const FIRST_FORM: u64 = 1;
+/// The form of a record with [`ReservedAs`].
+const SECOND_FORM: u64 = 2;
+
+/// The form of records that do not state one.
+pub(crate) fn first_form() -> u64 {
+    FIRST_FORM
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+pub(crate) fn is_first_form(form: &u64) -> bool {
+    *form == FIRST_FORM
 }
 
 impl Reserved {
@@ -92,6 +124,32 @@ impl Reserved {
     /// Makes what the producer wrote visible, to all groups at once. Only the session and the generation that made the
     /// reservation may do so.
     pub fn commit(self, session: SessionId, generation: Generation, publication: &Publication) -> Result<Live> {
+        let bytes = self.bytes;
+        self.committed(session, generation, publication, bytes, None)
+    }
+
+    /// As [`Reserved::commit`], for a reservation that was made ahead under this name: the sample that it becomes has so
+    /// many bytes. Its generation is the version of the committing write: it is larger than that of every earlier
+    /// generation of the sample, whichever of them was reserved first.
+    pub fn commit_as(
+        self,
+        session: SessionId,
+        reserved_as: ReservedAs,
+        publication: &Publication,
+        bytes: u64,
+    ) -> Result<Live> {
+        let generation = reserved_as.generation;
+        self.committed(session, generation, publication, bytes, Some(reserved_as))
+    }
+
+    fn committed(
+        self,
+        session: SessionId,
+        generation: Generation,
+        publication: &Publication,
+        bytes: u64,
+        reserved_as: Option<ReservedAs>,
+    ) -> Result<Live> {
         self.check_owner("custody.commit", session, generation)?;
         publication.check("custody.commit")?;
         let mut groups: Vec<GroupState> = publication
@@ -106,16 +164,18 @@ impl Reserved {
             .collect();
         groups.sort_by(|a, b| a.group.cmp(&b.group));
         Ok(Live {
+            form: ReservedAs::form(reserved_as.as_ref()),
             generation,
             nonce: self.nonce,
             producer: self.session,
-            bytes: self.bytes,
+            bytes,
             paid: self.paid,
             groups,
             readers: Vec::new(),
             retain: publication.retain,
             max_attempts: publication.max_attempts,
             claims: self.claims,
+            reserved_as,
             dead_ticks: 0,
             reserved_at: self.reserved_at,
             committed_at: WallTime::default(),
@@ -125,6 +185,7 @@ impl Reserved {
     /// The producer gives up, or a sweep gives it up: whatever it wrote is to be removed.
     pub fn abort(self, reason: Reason) -> Retired {
         Retired {
+            form: ReservedAs::form(None),
             generation: self.generation,
             nonce: self.nonce,
             producer: self.session,
@@ -136,6 +197,7 @@ impl Reserved {
             plan: self.plan,
             kept: None,
             claims: self.claims,
+            reserved_as: None,
             reserved_at: self.reserved_at,
             committed_at: WallTime::default(),
             retired: None,

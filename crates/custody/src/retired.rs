@@ -8,6 +8,7 @@ use crate::id::{SessionId, Stamp, Tick, Token, Version, WallTime};
 use crate::lease::Lease;
 use crate::live::{GroupState, Live, Progress, stamp_done};
 use crate::quota::is_zero;
+use crate::reserved::{ReservedAs, first_form, is_first_form};
 
 /// Why a generation was retired.
 ///
@@ -70,6 +71,9 @@ pub struct DeadLetter {
 /// A generation that no new reader can lease. Its objects may be removed once [`Retired::may_be_freed`] holds.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Retired {
+    /// The form of this record.
+    #[serde(rename = "v", default = "first_form", skip_serializing_if = "is_first_form")]
+    pub(crate) form: u64,
     /// Which incarnation; `None` until the index has filled in the version of the reserving write.
     pub generation: Option<Generation>,
     /// Random part of the objects' keys.
@@ -97,6 +101,9 @@ pub struct Retired {
     /// The objects that it owns although another writer named them, until it is freed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub claims: Vec<ObjectKey>,
+    /// The reservation that its objects were written under, if it was made ahead; none once they are removed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reserved_as: Option<ReservedAs>,
     /// When it was reserved.
     #[serde(default, skip_serializing_if = "WallTime::is_unknown")]
     pub reserved_at: WallTime,
@@ -187,6 +194,7 @@ impl Retired {
         self.kept = None;
         self.paid = 0;
         self.claims.clear();
+        self.reserved_as = None;
         Some(self)
     }
 
@@ -206,6 +214,7 @@ impl Retired {
             .filter(|state| state.progress == Progress::Dead);
         dead.for_each(GroupState::begin_anew);
         Ok(Live {
+            form: self.form,
             generation,
             nonce: self.nonce,
             producer: self.producer,
@@ -216,6 +225,7 @@ impl Retired {
             retain: false,
             max_attempts: letter.max_attempts,
             claims: self.claims,
+            reserved_as: self.reserved_as,
             dead_ticks: letter.dead_ticks,
             reserved_at: self.reserved_at,
             committed_at: self.committed_at,

@@ -57,12 +57,13 @@ async fn put_by_a_later_release(world: &World, sample: &str, groups: &[&str]) ->
     };
     let groups = groups.iter().map(|name| GroupName::new(*name).expect("a name"));
     let commit = Commit {
+        becomes: None,
         sample: reference.clone(),
         publication: Publication {
             groups: groups.collect(),
             ..publication()
         },
-        description: br#"{"v":2,"anything":"new"}"#.to_vec(),
+        description: br#"{"v":3,"anything":"new"}"#.to_vec(),
     };
     one(index.commit(&session, &[commit], WITHIN).await).expect("committed");
     reference

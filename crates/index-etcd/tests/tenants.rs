@@ -74,6 +74,7 @@ async fn live(index: &TxnIndex) {
     let sample = reserve.sample.clone();
     let generation = only(index.reserve(&session, &[reserve], CALL).await).expect("a generation");
     let commit = Commit {
+        becomes: None,
         sample: SampleRef { sample, generation },
         publication: Publication {
             groups: vec![group.clone()],

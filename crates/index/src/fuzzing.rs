@@ -143,9 +143,10 @@ pub fn ready(bytes: &[u8]) {
     let group = GroupName::new("g").expect("a name");
     if let Ok(found) = crate::ready::parse(&layout, &group, &entry) {
         let SampleRef { sample, generation } = found.sample;
-        assert_eq!(layout.ready_entry(&sample, generation, &group), entry.key);
+        assert_eq!(layout.ready_entry(&sample, found.order, &group), entry.key);
         if let Some(copied) = found.copied {
             assert_eq!(copied.record.generation, generation);
+            assert_eq!(copied.record.order(), found.order);
         }
     }
 }

@@ -43,13 +43,14 @@ pub use index::TxnIndex;
 pub use ops::lead::LeaderWatch;
 pub use ops::lost::LostWatch;
 pub use ops::stores::{has_clock, stores};
+pub use record::ahead::is_named_ahead;
 pub use record::identity::{Identity, LiveSession, SaidSettings};
 pub use record::office::{Leader, Leaders, Office};
 pub use record::schema;
 use record::types::any_sample;
 pub use record::types::{
-    AckOutcome, BudgetUse, Commit, Counts, FreeList, FreeTask, HeldLease, Known, LeaseGrant, LeaseList, ListPlace,
-    LiveSample, LostSample, MOST_CLAIMS, PassedOver, Quarantined, Record, RecordList, RecordQuery, Reserve,
+    AckOutcome, Becomes, BudgetUse, Commit, Counts, FreeList, FreeTask, HeldLease, Known, LeaseGrant, LeaseList,
+    ListPlace, LiveSample, LostSample, MOST_CLAIMS, PassedOver, Quarantined, Record, RecordList, RecordQuery, Reserve,
     SampleRecord, SampleRef, Stage, SweepReport, Terms, Unreadable, Versioned,
 };
 pub use store::History;
@@ -147,11 +148,16 @@ pub trait Index: Send + Sync + Debug {
             .await
     }
 
-    /// Makes written samples visible. Returns the version at which they became visible.
+    /// Makes written samples visible. Returns the version at which they became visible. A reservation that was made ahead
+    /// gets its sample's name here; `Conflict` while another producer has that sample reserved.
     async fn commit(&self, session: &Session, items: &[Commit], within: Duration) -> Vec<Result<Version>>;
 
     /// Gives reservations up.
     async fn abort(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>>;
+
+    /// Gives up reservations under which nothing was written: there is nothing to remove, so nothing stays of them. Only
+    /// for reservations that hold no quota and no claims.
+    async fn unreserve(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>>;
 
     /// Leases these samples, for a group or (none) for reading only. A sample that the terms refuse gets their error.
     async fn take(
@@ -311,8 +317,8 @@ pub trait Index: Send + Sync + Debug {
     /// The records of samples; none for one that is not live.
     async fn look(&self, samples: &[SampleId], within: Duration) -> Result<Vec<Option<LiveSample>>>;
 
-    /// Which samples own objects that other writers named, by their claims; none for an object that no sample of this
-    /// store claims.
+    /// Which samples own objects whose keys do not name them: by their claims if other writers named them, by the
+    /// reservation's entry if they were written under one made ahead. None for an object that no sample of this store owns.
     async fn owners(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<Option<SampleRef>>>;
 
     /// Takes back what has expired. Looks at no more than `limit` records, and continues where the last sweep of this

@@ -117,6 +117,7 @@ async fn costs(count: usize, budget: Option<u64>) -> Steps {
         .iter()
         .zip(generations)
         .map(|(wish, generation)| Commit {
+            becomes: None,
             sample: SampleRef {
                 sample: wish.sample.clone(),
                 generation: generation.expect("reserved"),
@@ -285,6 +286,7 @@ async fn use_up(index: &TxnIndex, session: &holdfast_index::Session, sample: &Sa
     let group = GroupName::new("g").expect("a name");
     let samples = std::slice::from_ref(sample);
     let commit = Commit {
+        becomes: None,
         sample: sample.clone(),
         publication: Publication {
             groups: vec![group.clone()],

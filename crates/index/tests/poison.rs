@@ -68,6 +68,7 @@ impl World {
     async fn publish(&self, name: &str) -> SampleRef {
         let sample = self.reserve(name).await.expect("reserved");
         let commit = Commit {
+            becomes: None,
             sample: sample.clone(),
             publication: Publication {
                 groups: vec![group()],
@@ -179,7 +180,7 @@ async fn what_a_later_release_wrote_is_left_where_it_is() {
     let world = World::new().await;
     let sample = world.publish("good").await;
     let later = [
-        ("f/a/0000000000000001", retired(1, r#","v":2"#)),
+        ("f/a/0000000000000001", retired(1, r#","v":3"#)),
         ("p/x", r#"{"v":9,"all":"new"}"#.to_owned()),
         ("s/y", r#"{"v":9}"#.to_owned()),
     ];
@@ -223,7 +224,7 @@ async fn a_take_looks_behind_what_only_a_later_release_can_take() {
     for entry in world.txn_store.dump() {
         if entry.key.starts_with("s/q/") || entry.key.starts_with("s/s/") {
             let text = String::from_utf8(entry.value).expect("text");
-            let later = text.replacen('{', r#"{"v":2,"#, 1);
+            let later = text.replacen('{', r#"{"v":3,"#, 1);
             world.write(entry.key.strip_prefix("s/").expect("ours"), later).await;
         }
     }
@@ -243,7 +244,7 @@ async fn notes_that_stay_do_not_keep_sweeps_from_those_behind_them() {
     // session.
     world.write("z/00000000000000aa", "").await;
     for n in 0..10 {
-        world.write(&format!("p/later-{n}"), r#"{"v":2}"#).await;
+        world.write(&format!("p/later-{n}"), r#"{"v":3}"#).await;
         let note = format!(r#"{{"reserved":["later-{n}"]}}"#);
         world.write(&format!("h/00000000000000aa/{n:016x}/a"), note).await;
     }
@@ -278,7 +279,7 @@ async fn lost_samples_of_a_later_release_do_not_keep_sweeps_from_those_behind_th
     let index = &world.index;
     world.write("t", "100").await;
     for n in 1..=10 {
-        let later = retired(n, &format!(r#","kept":{n},"v":2"#));
+        let later = retired(n, &format!(r#","kept":{n},"v":3"#));
         world.write(&format!("l/{n:016x}/later/{n:016x}"), later).await;
     }
     world

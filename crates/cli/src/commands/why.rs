@@ -6,7 +6,7 @@ use std::time::Duration;
 use holdfast_core::{ObjectKey, SampleId, SampleKey, StoreId};
 use holdfast_custody::{Progress as GroupProgress, Retired, Stamp, WallTime};
 use holdfast_features::object_keys;
-use holdfast_index::{Index as _, Record, SampleRecord, Stage, TxnIndex};
+use holdfast_index::{Index as _, Record, SampleRecord, Stage, TxnIndex, is_named_ahead};
 use serde_json::Value;
 
 use super::Context;
@@ -66,7 +66,8 @@ async fn find(
             return Ok((store, index, records));
         }
     }
-    if let Some(key) = key.filter(|_| ours.is_none()) {
+    let has_owner = |ours: &SampleKey| is_named_ahead(&ours.sample);
+    if let Some(key) = key.filter(|_| ours.as_ref().is_none_or(has_owner)) {
         let owners = progress
             .wait("looking for the owner", index.owners(&[key], reach.left()))
             .await;

@@ -283,17 +283,11 @@ impl Gone {
     }
 }
 
-/// The key of a sample of one tensor in one chunk, as the store names it.
+/// The key of a sample of one object, as the store names it.
 fn only_key(stored: &Stored) -> Result<ObjectKey> {
-    let description = serde_json::to_value(&*stored.description)?;
-    let nonce = description["nonce"].as_u64().context("a description has a nonce")?;
-    let tensor = stored.description.tensors().first().context("one tensor")?;
-    let key = holdfast_core::SampleKey {
-        store: STORE.parse()?,
-        sample: stored.reference.sample.clone(),
-        generation: stored.reference.generation,
-        nonce: holdfast_core::Nonce::from_u64(nonce),
-        tensor: tensor.spec.name().clone(),
-    };
-    Ok(key.to_object_key())
+    let description = serde_json::to_vec(&*stored.description)?;
+    // Only a plan needs the nonce.
+    let unused = holdfast_core::Nonce::from_u64(0);
+    let keys = holdfast_features::object_keys(&STORE.parse()?, &stored.reference, unused, Some(&description), "")?;
+    keys.into_iter().next().context("one object")
 }

@@ -60,6 +60,11 @@ impl Index for HookedIndex {
         if !items.is_empty() {
             self.hooks.step(Point::BeforeCommit).await;
         }
+        for item in items {
+            if let Some(becomes) = &item.becomes {
+                self.hooks.named(&item.sample.sample, &becomes.sample);
+            }
+        }
         let results = self.inner.commit(session, items, within).await;
         if results.iter().any(Result::is_ok) {
             self.hooks.step(Point::AfterCommit).await;
@@ -69,6 +74,10 @@ impl Index for HookedIndex {
 
     async fn abort(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
         self.inner.abort(session, items, within).await
+    }
+
+    async fn unreserve(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
+        self.inner.unreserve(session, items, within).await
     }
 
     async fn take(

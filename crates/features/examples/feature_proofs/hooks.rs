@@ -18,6 +18,8 @@ pub(crate) struct Hooks {
     /// Whether the keys of every put are written down.
     keys: bool,
     acks: Mutex<HashMap<SampleId, Reclaim>>,
+    /// The samples that reservations made ahead have become.
+    names: Mutex<HashMap<SampleId, SampleId>>,
 }
 
 /// A sample between its last acknowledgement and the removal of its bytes. Either may be told first.
@@ -36,6 +38,7 @@ impl Hooks {
             clock: SystemClock::new(),
             keys,
             acks: Mutex::default(),
+            names: Mutex::default(),
         })
     }
 
@@ -72,11 +75,17 @@ impl Hooks {
         self.change(sample, |reclaim, now| reclaim.answered = Some(now));
     }
 
+    /// A reservation that was made ahead becomes a sample.
+    pub(crate) fn named(&self, reservation: &SampleId, sample: &SampleId) {
+        self.names.lock().insert(reservation.clone(), sample.clone());
+    }
+
     /// Objects are gone.
     pub(crate) fn removed(&self, keys: &[ObjectKey]) {
         for key in keys {
-            if let Ok(key) = SampleKey::parse(key) {
-                self.change(&key.sample, |reclaim, now| reclaim.freed = Some(now));
+            if let Some(key) = SampleKey::of_object(key) {
+                let sample = self.names.lock().remove(&key.sample).unwrap_or(key.sample);
+                self.change(&sample, |reclaim, now| reclaim.freed = Some(now));
             }
         }
     }

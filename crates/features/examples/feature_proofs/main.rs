@@ -67,7 +67,8 @@ struct Options {
     /// Smaller sizes, for CI
     #[arg(long)]
     quick: bool,
-    /// `crash` only: give the store no budget, so that nothing depends on quota
+    /// `crash` only: give the store no budget. Then reservations are made ahead: `after reserve` dies after these, and
+    /// `before commit` between taking one and its commit
     #[arg(long)]
     without_budget: bool,
     /// Print nothing but one JSON object, last

@@ -209,6 +209,7 @@ impl Inner {
         deadline: Deadline,
     ) -> Result<Stored> {
         let commit = [Commit {
+            becomes: None,
             sample: announced.reference.clone(),
             publication,
             description: description.to_bytes()?,

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use holdfast_core::{BatchResults, Deadline, Error, ErrorKind, Retry, SampleId};
 use holdfast_custody::Version;
-use holdfast_index::{Commit, SampleRef, Session};
+use holdfast_index::{Commit, LiveSample, SampleRef, Session};
 
 use crate::store::Inner;
 
@@ -37,6 +37,26 @@ pub(crate) enum Committed {
     GivenUp(Error),
     /// It may have been applied.
     Unknown(Error),
+}
+
+/// The sample that a commit makes.
+fn name_of(commit: &Commit) -> &SampleId {
+    match &commit.becomes {
+        Some(becomes) => &becomes.sample,
+        None => &commit.sample.sample,
+    }
+}
+
+/// The version of a live sample, if this commit made it: for one that was reserved ahead that of the commit, which is its
+/// generation.
+fn version_of(live: &LiveSample, commit: &Commit) -> Option<Version> {
+    if commit.becomes.is_none() {
+        return (live.sample == commit.sample).then_some(live.record.version);
+    }
+    let reserved_as = live.record.record.reserved_as.as_ref()?;
+    let SampleRef { sample, generation } = &commit.sample;
+    let is_ours = (&reserved_as.name, &reserved_as.generation) == (sample, generation);
+    is_ours.then_some(Version(live.sample.generation.get()))
 }
 
 impl Inner {
@@ -112,11 +132,11 @@ impl Inner {
                 }
             }
             if !gone.is_empty() {
-                let ids: Vec<SampleId> = gone.iter().map(|(at, _)| commits[*at].sample.sample.clone()).collect();
+                let ids: Vec<SampleId> = gone.iter().map(|(at, _)| name_of(&commits[*at]).clone()).collect();
                 match self.runtime.index.look(&ids, left()).await {
-                    Ok(views) => settled.extend(gone.into_iter().zip(views).map(|((at, error), view)| match view {
-                        Some(view) if view.sample == commits[at].sample => (at, Committed::Yes(view.record.version)),
-                        _ => (at, Committed::Unknown(error)),
+                    Ok(views) => settled.extend(gone.into_iter().zip(views).map(|((at, error), view)| {
+                        let version = view.and_then(|view| version_of(&view, &commits[at]));
+                        (at, version.map_or(Committed::Unknown(error), Committed::Yes))
                     })),
                     // No answer: both questions are asked again.
                     Err(_) => again.extend(gone),

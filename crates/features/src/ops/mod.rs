@@ -1,6 +1,7 @@
 //! The operations of a store. Each module has one: its states, the call that a user makes, and the steps below it.
 
 pub(crate) mod adopt;
+pub(crate) mod ahead;
 mod answer;
 mod commit;
 mod end;

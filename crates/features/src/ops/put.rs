@@ -11,6 +11,8 @@
 //!                       given up ─▶ objects removed)                        error `Ambiguous`; a sweep settles it
 //! ```
 //!
+//! Most puts find a reservation that was made ahead (module `ahead`), and wait for the index once: for the commit.
+//!
 //! The samples of a batch go this way together, with one call to the index and to the engine for all of them. A sample
 //! whose memory is busy when it is prepared (module `claims`) leaves the batch: it waits in a queue, holds nothing
 //! meanwhile, and then proceeds alone. So it delays no other sample, and no put waits for memory while it holds some.
@@ -22,6 +24,7 @@
 //! `holdfast_engine::guarded`): a put call that outlived its deadline may still write, and the removal must find what it writes. Until then
 //! the sample stays reserved, so no other put can take its place either.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,7 +32,7 @@ use holdfast_core::{Deadline, Digest, Error, ErrorKind, Generation, ObjectKey, R
 use holdfast_custody::{Publication, Version};
 use holdfast_engine::Transfer;
 use holdfast_engine::busy::Waiting;
-use holdfast_index::{Commit, Reserve, SampleRef, Session};
+use holdfast_index::{Becomes, Commit, Reserve, SampleRef, Session};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -40,11 +43,12 @@ use crate::io::write_sealed::{SampleToSeal, ToSeal};
 use crate::memory::claims::at_once;
 use crate::memory::device::ObjectMemory;
 use crate::memory::tensors::TensorIn;
+use crate::ops::ahead::ReservedAhead;
 use crate::ops::commit::Committed;
 use crate::ops::put_plan::{PutPlan, Record};
 use crate::reclaim::queue::Job;
 use crate::record::description::Description;
-use crate::record::plan::SampleObjects;
+use crate::record::plan::{OBJECTS_AHEAD, SampleObjects};
 use crate::runtime::config::Residency;
 use crate::runtime::inflight_puts::Begun;
 use crate::runtime::tasks::Caller;
@@ -84,16 +88,38 @@ struct Ready {
     begun: Arc<Begun>,
 }
 
-/// A sample that is reserved.
+/// A sample that is reserved, under its own name or ahead.
 struct Reserved {
     /// Its position in the batch.
     at: usize,
     /// Its position among the samples that were put together.
     order: usize,
     prepared: PutPlan,
+    /// The reservation.
     reference: SampleRef,
     keys: Vec<ObjectKey>,
     begun: Arc<Begun>,
+}
+
+impl Reserved {
+    /// What a reservation that was made ahead becomes.
+    fn becomes(&self) -> Option<Becomes> {
+        self.prepared.reserved_as.as_ref().map(|_| Becomes {
+            sample: self.prepared.sample.clone(),
+            bytes: self.prepared.bytes,
+        })
+    }
+
+    /// The sample's incarnation, once it is committed at this version.
+    fn incarnation(&self, version: Version) -> SampleRef {
+        match (&self.prepared.reserved_as, Generation::new(version.0)) {
+            (Some(_), Some(generation)) => SampleRef {
+                sample: self.prepared.sample.clone(),
+                generation,
+            },
+            _ => self.reference.clone(),
+        }
+    }
 }
 
 /// The results of samples, by their positions in the batch.
@@ -253,6 +279,14 @@ impl Inner {
     ) -> (Arc<Session>, Vec<Reserved>) {
         let mut reserved = Vec::with_capacity(samples.len());
         let mut open: Vec<(usize, Ready)> = samples.into_iter().enumerate().collect();
+        let taken = self.take_ahead(&session, &open);
+        if !taken.is_empty() {
+            for ((order, mut ready), taken) in open.drain(..).zip(taken) {
+                ready.prepared.take(&taken);
+                let kept = self.with_keys(&session, order, ready, taken.reference);
+                kept.map_or_else(|failed| results.push(failed), |kept| reserved.push(kept));
+            }
+        }
         while !open.is_empty() {
             let (wanted, given_up): (Vec<_>, Vec<_>) = open
                 .into_iter()
@@ -283,27 +317,53 @@ impl Inner {
                         continue;
                     }
                 };
-                let Ready { at, prepared, begun } = ready;
                 let reference = SampleRef {
-                    sample: prepared.sample.clone(),
+                    sample: ready.prepared.sample.clone(),
                     generation,
                 };
-                let keys = self.keys_of(&reference, &prepared);
-                let reservation = Reserved {
-                    at,
-                    order,
-                    prepared,
-                    reference,
-                    keys: keys.clone().unwrap_or_default(),
-                    begun,
-                };
-                match keys {
-                    Ok(_) => reserved.push(reservation),
-                    Err(error) => results.push((at, Err(self.undo(&session, reservation, error)))),
-                }
+                let kept = self.with_keys(&session, order, ready, reference);
+                kept.map_or_else(|failed| results.push(failed), |kept| reserved.push(kept));
             }
         }
         (session, reserved)
+    }
+
+    /// A reservation made ahead for each of these samples, if all of them can be put under one (module `ahead`), and there
+    /// are enough.
+    fn take_ahead(&self, session: &Arc<Session>, samples: &[(usize, Ready)]) -> Vec<ReservedAhead> {
+        let names: HashSet<&SampleId> = samples.iter().map(|(_, ready)| &ready.prepared.sample).collect();
+        let fits = |(_, ready): &(usize, Ready)| {
+            ready.prepared.objects().count() as u64 <= OBJECTS_AHEAD && !self.inflight_puts.has_earlier(&ready.begun)
+        };
+        let can_be = self.io.seals.is_none() && !session.needs_quota();
+        if can_be && names.len() == samples.len() && samples.iter().all(fits) {
+            return self.reserved_ahead.take(session, samples.len());
+        }
+        Vec::new()
+    }
+
+    /// A reserved sample with the keys of its objects, or its result if it has none.
+    fn with_keys(
+        &self,
+        session: &Arc<Session>,
+        order: usize,
+        ready: Ready,
+        reference: SampleRef,
+    ) -> std::result::Result<Reserved, (usize, Result<Stored>)> {
+        let Ready { at, prepared, begun } = ready;
+        let keys = self.keys_of(&reference, &prepared);
+        let reservation = Reserved {
+            at,
+            order,
+            prepared,
+            reference,
+            keys: keys.clone().unwrap_or_default(),
+            begun,
+        };
+        match keys {
+            Ok(_) => Ok(reservation),
+            Err(error) => Err((at, Err(self.undo(session, reservation, error)))),
+        }
     }
 
     /// Reserves; once more in another session if the current one turns out to have ended. Waits end when one of the
@@ -388,6 +448,9 @@ impl Inner {
             store: &self.runtime.config.store,
             sample: reference,
         };
+        if ready.reserved_as.is_some() {
+            return place.keys_ahead(ready.nonce, 0..ready.objects().count() as u64);
+        }
         let mut keys = Vec::new();
         for (spec, chunks) in &ready.tensors {
             keys.extend(place.keys(ready.nonce, spec.name(), chunks.len() as u64)?);
@@ -420,6 +483,7 @@ impl Inner {
                 Ok((description, bytes)) => {
                     commits.push(Commit {
                         sample: sample.reference.clone(),
+                        becomes: sample.becomes(),
                         publication: sample.prepared.publication.clone(),
                         description: bytes,
                     });
@@ -433,10 +497,10 @@ impl Inner {
         }
         let committed = self.commit(session, &commits, deadline).await;
         for ((sample, description), committed) in ready.into_iter().zip(committed) {
-            let (at, reference) = (sample.at, sample.reference.clone());
+            let at = sample.at;
             let result = match committed {
                 Committed::Yes(version) => Ok(Stored {
-                    reference,
+                    reference: sample.incarnation(version),
                     version,
                     description,
                 }),
@@ -516,15 +580,16 @@ impl Inner {
 
     /// Hands the cleanup after a failed put to the worker, as soon as the engine has let go of the memory.
     fn undo(&self, session: &Arc<Session>, sample: Reserved, error: Error) -> Error {
+        let error = error
+            .with("sample", &sample.prepared.sample)
+            .with("generation", sample.reference.generation);
         sample.prepared.witness.undo(Job {
-            sample: sample.reference.clone(),
+            sample: sample.reference,
             keys: sample.keys,
             abort: Some(Arc::clone(session)),
             put: Some(sample.begun),
         });
         error
-            .with("sample", &sample.reference.sample)
-            .with("generation", sample.reference.generation)
     }
 }
 

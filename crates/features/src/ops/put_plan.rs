@@ -4,13 +4,14 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use holdfast_core::{Deadline, Digest, Error, Nonce, Result, SampleId, TensorName, TensorSpec};
-use holdfast_custody::Publication;
+use holdfast_custody::{Publication, ReservedAs};
 use holdfast_engine::busy::Waiting;
 use holdfast_engine::{Access, Busy, Claim, Span};
 
 use crate::memory::device::{ObjectMemory, cut_device};
 use crate::memory::spans::cut;
 use crate::memory::tensors::{Source, TensorIn};
+use crate::ops::ahead::ReservedAhead;
 use crate::ops::put::PutItem;
 use crate::reclaim::undo::UndoGuard;
 use crate::record::description::{DescribedTensor, Description, chunks_of};
@@ -27,6 +28,8 @@ pub(crate) struct PutPlan {
     pub(crate) sample: SampleId,
     pub(crate) publication: Publication,
     pub(crate) nonce: Nonce,
+    /// The reservation that it took, if that was made ahead.
+    pub(crate) reserved_as: Option<ReservedAs>,
     pub(crate) tensors: Vec<(TensorSpec, Vec<ObjectMemory>)>,
     pub(crate) plan: String,
     pub(crate) bytes: u64,
@@ -57,6 +60,12 @@ impl PutPlan {
     /// The memory of its objects.
     pub(crate) fn objects(&self) -> impl Iterator<Item = &ObjectMemory> {
         self.tensors.iter().flat_map(|(_, objects)| objects)
+    }
+
+    /// Takes a reservation that was made ahead.
+    pub(crate) fn take(&mut self, reserved: &ReservedAhead) {
+        self.nonce = reserved.nonce;
+        self.reserved_as = Some(reserved.reserved_as());
     }
 
     /// Asks for a claim on its memory.
@@ -96,7 +105,10 @@ impl PutPlan {
         }
         let mut description = Description::own(self.nonce, chunk_bytes, encoding, tensors);
         description.record_tag = record_tag;
-        Ok(description)
+        Ok(match &self.reserved_as {
+            Some(reserved_as) => description.reserved_as(reserved_as.clone()),
+            None => description,
+        })
     }
 }
 
@@ -153,6 +165,7 @@ impl Inner {
             sample: item.sample,
             publication: item.publication,
             nonce: Nonce::draw(&*self.runtime.rng),
+            reserved_as: None,
             plan: Plan::of_tensors(planned).to_text()?,
             tensors,
             bytes,

@@ -199,7 +199,15 @@ impl Reclaim {
             sample: &task.sample,
         };
         let keys = match &task.description {
-            Some(description) => Description::from_bytes(description)?.object_keys(place)?,
+            Some(description) => {
+                let description = Description::from_bytes(description)?;
+                let record = &task.record.record;
+                if description.reserved_as != record.reserved_as {
+                    let message = "a record and its description name different reservations";
+                    return Err(Error::new(ErrorKind::Corrupt, "features.collect", message));
+                }
+                description.object_keys(place)?
+            }
             None => Plan::from_text(&task.record.record.plan)?.object_keys(place, task.record.record.nonce)?,
         };
         Ok(Job {

@@ -75,7 +75,7 @@ pub(crate) struct Job {
 impl Job {
     /// The random part of the sample's keys; none if another writer chose them.
     pub(crate) fn nonce(&self) -> Option<Nonce> {
-        SampleKey::parse(self.keys.first()?).ok().map(|key| key.nonce)
+        SampleKey::of_object(self.keys.first()?).map(|key| key.nonce)
     }
 }
 

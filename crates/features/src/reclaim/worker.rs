@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use holdfast_core::{Deadline, Error, ErrorKind, KeySpace, ObjectKey, Result, Retry, Timestamp};
 use holdfast_engine::RemoveOutcome;
-use holdfast_index::{LeaseGrant, SampleRef, SweepReport};
+use holdfast_index::{Known, LeaseGrant, SampleRef, SweepReport, is_named_ahead};
 use tokio::sync::watch;
 
 use super::Reclaim;
@@ -193,6 +193,14 @@ impl Reclaim {
                     // The reservation was given up by a sweep before, or its session has ended. The producer was told
                     // that the sample was not committed; but removing a live sample would be the one mistake that
                     // cannot be repaired.
+                    Err(error) if ended(&error) && is_named_ahead(&job.sample.sample) => {
+                        if self.is_owned(&job.sample).await.unwrap_or(true) {
+                            // The record that owns the objects says when they are removed.
+                            self.queue.succeeded(&job.sample);
+                            continue;
+                        }
+                        Ok(true)
+                    }
                     Err(error) if ended(&error) => self.is_not_live(&job.sample).await,
                     // Any other error (no answer, an index that is full) leaves the reservation as it was.
                     Err(error) => Err(error),
@@ -207,6 +215,13 @@ impl Reclaim {
                 }
             }
         }
+    }
+
+    /// Whether a record owns what was written under a reservation that was made ahead.
+    async fn is_owned(&self, reservation: &SampleRef) -> Result<bool> {
+        let (asked, within) = (std::slice::from_ref(reservation), self.runtime.config.call_within);
+        let known = self.runtime.index.known(asked, within).await?;
+        Ok(known.into_iter().any(|known| known != Known::No))
     }
 
     async fn is_not_live(&self, sample: &SampleRef) -> Result<bool> {

@@ -10,6 +10,8 @@
 //! *unreadable* (`Corrupt`), and its sample goes into quarantine.
 
 use holdfast_core::{DType, Digest, Error, ErrorKind, Nonce, ObjectKey, Result, TensorName, TensorSpec};
+use holdfast_custody::ReservedAs;
+use holdfast_index::SampleRef;
 use serde::{Deserialize, Serialize};
 
 use crate::record::encoding::Encoding;
@@ -18,8 +20,11 @@ use crate::record::ownership::refuse_own_making;
 use crate::record::plan::SampleObjects;
 use crate::seal::{Record, RecordTag};
 
-/// The version that this release writes, and the latest that it reads.
+/// The version of a sample that was reserved under its own name.
 const VERSION: u32 = 1;
+/// The version of a sample that was reserved ahead: a reader that does not know `reserved_as` would look for its objects
+/// under other keys. The latest that this release reads.
+const VERSION_AHEAD: u32 = 2;
 
 /// A committed sample's description.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,6 +33,9 @@ pub struct Description {
     /// Random part of the sample's own keys; none if another writer chose the keys.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) nonce: Option<Nonce>,
+    /// The reservation whose name its objects' keys have, if it was made ahead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) reserved_as: Option<ReservedAs>,
     /// How many bytes of a tensor are in one object; the last has the rest.
     pub(crate) chunk_bytes: u64,
     /// How bytes are laid out in the objects.
@@ -120,11 +128,20 @@ impl Description {
         Self {
             v: VERSION,
             nonce: Some(nonce),
+            reserved_as: None,
             chunk_bytes,
             encoding,
             record_tag: None,
             tensors,
         }
+    }
+
+    /// The same, of a sample that was reserved ahead.
+    #[must_use]
+    pub(crate) fn reserved_as(mut self, reserved_as: ReservedAs) -> Self {
+        self.v = VERSION_AHEAD;
+        self.reserved_as = Some(reserved_as);
+        self
     }
 
     /// The part of a description that the seal's tag covers, for objects of so many bytes.
@@ -150,6 +167,7 @@ impl Description {
         Self {
             v: VERSION,
             nonce: None,
+            reserved_as: None,
             chunk_bytes: u64::MAX,
             encoding: Encoding::Plain,
             record_tag: None,
@@ -179,7 +197,7 @@ impl Description {
         }
         let head: Head = serde_json::from_slice(bytes)
             .map_err(|error| unreadable("the description of a sample is not JSON with a version").caused_by(error))?;
-        if head.v > VERSION {
+        if head.v > VERSION_AHEAD {
             return Err(of_a_later_release().with("version", head.v));
         }
         let description: Self = serde_json::from_slice(bytes).map_err(|error| {
@@ -204,6 +222,12 @@ impl Description {
             ));
         }
         let sealed = self.encoding.seal();
+        let foreign = |tensor: &DescribedTensor| tensor.key.is_some();
+        if self.reserved_as.is_some() && (sealed.is_some() || self.tensors.iter().any(foreign)) {
+            return Err(unreadable(
+                "a sample that was reserved ahead is sealed, or has an object that another writer named",
+            ));
+        }
         if let Some(header) = sealed
             && (self.nonce.is_none() || !self.chunk_bytes.is_multiple_of(u64::from(header.chunk_bytes().max(1))))
         {
@@ -279,10 +303,27 @@ impl Description {
 
     /// The keys of the objects that hold one tensor's bytes, in order.
     pub(crate) fn keys_of(&self, tensor: &DescribedTensor, place: SampleObjects<'_>) -> Result<Vec<ObjectKey>> {
+        let chunks = tensor.chunks(self.chunk_bytes);
+        if let (Some(reserved_as), Some(nonce)) = (&self.reserved_as, self.nonce) {
+            let before = self
+                .tensors
+                .iter()
+                .take_while(|other| other.spec.name() != tensor.spec.name());
+            let first = before.map(|other| other.chunks(self.chunk_bytes)).sum::<u64>();
+            let reservation = SampleRef {
+                sample: reserved_as.name.clone(),
+                generation: reserved_as.generation,
+            };
+            let place = SampleObjects {
+                sample: &reservation,
+                ..place
+            };
+            return place.keys_ahead(nonce, first..first.saturating_add(chunks));
+        }
         match (&tensor.key, self.nonce) {
             (Some(_), _) if tensor.spec.bytes() == 0 => Ok(Vec::new()),
             (Some(key), _) => Ok(vec![key.clone()]),
-            (None, Some(nonce)) => place.keys(nonce, tensor.spec.name(), tensor.chunks(self.chunk_bytes)),
+            (None, Some(nonce)) => place.keys(nonce, tensor.spec.name(), chunks),
             (None, None) => Err(unreadable("a description does not say which objects a tensor is in")),
         }
     }
@@ -306,8 +347,6 @@ impl Description {
 mod tests {
     use super::*;
     use holdfast_core::{Generation, SampleId, StoreId};
-    use holdfast_index::SampleRef;
-
     fn tensor(name: &str, bytes: u64, digests: usize) -> DescribedTensor {
         let name = TensorName::new(name).expect("a name");
         DescribedTensor {
@@ -349,7 +388,7 @@ mod tests {
     fn what_cannot_be_understood_is_refused() {
         let kind = |text: &str| Description::from_bytes(text.as_bytes()).expect_err(text).kind();
         for later in [
-            r#"{"v":2,"anything":1}"#,
+            r#"{"v":3,"anything":1}"#,
             r#"{"v":1,"nonce":1,"chunk_bytes":1,"encoding":"later","tensors":[]}"#,
             r#"{"v":1,"nonce":1,"chunk_bytes":1,"encoding":{"later":{"by":"zstd"}},"tensors":[]}"#,
             r#"{"v":1,"nonce":1,"chunk_bytes":9,"tensors":[{"spec":{"name":"a","dtype":"float3","shape":[2]}}]}"#,

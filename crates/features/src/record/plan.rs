@@ -8,11 +8,19 @@
 //! ```
 //! Escaped names hold no slash, so no tensor's key is the key of another tensor's chunk.
 //!
+//! A reservation that is made ahead (module `ops::ahead`) knows neither the sample nor its tensors. Its plan names a
+//! number of objects, and the sample's objects get as many of them as they are, in order:
+//!
+//! ```text
+//! {store}/{reservation}/g{generation}-{nonce}/o/{n}        the sample's n-th object, n from 0
+//! ```
+//!
 //! The [`Plan`] is written into the reservation *before* the first byte moves. The sweeper that finds the reservation
 //! of a dead writer rebuilds from it every key that may have been written, and removes those objects. A plan in the
 //! index may have been written by another program, so it is read within limits ([`crate::record::limits`]).
 
 use std::collections::HashSet;
+use std::ops::Range;
 
 use holdfast_core::{Error, ErrorKind, Nonce, ObjectKey, Result, SampleKey, StoreId, TensorName};
 use holdfast_index::SampleRef;
@@ -29,6 +37,12 @@ fn unreadable(why: &str) -> Error {
 
 /// The version of the plan's format that is written here.
 const VERSION: u32 = 1;
+
+/// The most objects of a sample that is written under a reservation made ahead.
+pub(crate) const OBJECTS_AHEAD: u64 = 16;
+
+/// The part of their keys that stands in the place of a tensor's name.
+const TENSOR_AHEAD: &str = "o";
 
 /// The objects that a reservation is about to write.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,6 +84,20 @@ impl SampleObjects<'_> {
         }
         (0..chunks).map(|n| ObjectKey::new(format!("{whole}/{n}"))).collect()
     }
+
+    /// The keys of some of the objects that a reservation made ahead may write.
+    pub(crate) fn keys_ahead(&self, nonce: Nonce, objects: Range<u64>) -> Result<Vec<ObjectKey>> {
+        if objects.end > OBJECTS_AHEAD {
+            return Err(unreadable(
+                "a record claims more objects than its reservation may write",
+            ));
+        }
+        let all = self.keys(nonce, &TensorName::new(TENSOR_AHEAD)?, OBJECTS_AHEAD)?;
+        let before = usize::try_from(objects.start).unwrap_or(usize::MAX);
+        let count = objects.end.saturating_sub(objects.start);
+        let count = usize::try_from(count).unwrap_or(usize::MAX);
+        Ok(all.into_iter().skip(before).take(count).collect())
+    }
 }
 
 impl Plan {
@@ -80,6 +108,11 @@ impl Plan {
             tensors,
             keys: Vec::new(),
         }
+    }
+
+    /// The plan of a reservation that is made ahead.
+    pub(crate) fn ahead() -> Result<Self> {
+        Ok(Self::of_tensors(vec![(TensorName::new(TENSOR_AHEAD)?, OBJECTS_AHEAD)]))
     }
 
     /// The plan of a sample whose objects another program writes.

@@ -174,7 +174,8 @@ impl InflightPuts {
         turn
     }
 
-    fn has_earlier(&self, begun: &Begun) -> bool {
+    /// Whether an earlier put of this sample has not ended.
+    pub(crate) fn has_earlier(&self, begun: &Begun) -> bool {
         let puts = self.puts.lock();
         let first = puts.get(&begun.sample).and_then(|of_sample| of_sample.first());
         first.is_some_and(|first| !Arc::ptr_eq(first, &begun.put))

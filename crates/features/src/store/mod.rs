@@ -28,6 +28,7 @@ use crate::io::Io;
 use crate::io::sealed::Seals;
 use crate::memory::Memory;
 use crate::memory::pool::BufferPool;
+use crate::ops::ahead::{self, Ahead};
 use crate::reclaim::Reclaim;
 use crate::reclaim::duty::Sweeping;
 use crate::reclaim::worker::Swept;
@@ -78,6 +79,7 @@ pub(crate) struct Inner {
     pub(crate) inflight_puts: Arc<InflightPuts>,
     pub(crate) unreadable: Unreadable,
     pub(crate) inboxes: Inboxes,
+    pub(crate) reserved_ahead: Arc<Ahead>,
     /// Finds out which samples to read ahead.
     pub(crate) ahead: Mutex<Option<tokio::task::JoinHandle<()>>>,
 }
@@ -120,7 +122,9 @@ impl FeatureStore {
             memory.pool.warm(config.warm_bytes, config.call_within).await?;
         }
         let (stop, stopped) = watch::channel(false);
-        let workers = reclaim.start(&stopped);
+        let mut workers = reclaim.start(&stopped);
+        let reserved_ahead = Arc::new(Ahead::new(Arc::clone(&runtime)));
+        workers.push(runtime.tasks.spawn(ahead::keep(Arc::clone(&reserved_ahead), stopped)));
         let inner = Arc::new(Inner {
             checks: Checks::new(Arc::clone(&runtime.index), Arc::clone(&runtime.clock)),
             unseen: Arc::default(),
@@ -129,6 +133,7 @@ impl FeatureStore {
             unreadable: Unreadable::default(),
             inboxes: Inboxes::default(),
             ahead: Mutex::new(None),
+            reserved_ahead,
             runtime,
             memory,
             io,

@@ -13,12 +13,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_core::{
-    Clock, DType, ErrorKind, Result, SampleId, StoreId, SystemClock, SystemRng, TensorName, TensorSpec,
+    Clock, DType, ErrorKind, Nonce, ObjectKey, Result, SampleId, StoreId, SystemClock, SystemRng, TensorName,
+    TensorSpec,
 };
 use holdfast_engine::{Engine, HostMemory, MemoryCluster, MemoryConfig};
 use holdfast_features::{
     AckOutcome, FeatureConfig, FeatureStore, GroupName, Lease, Publication, PutItem, SampleRef, Stored, TensorIn,
-    TensorOut, Wanted,
+    TensorOut, Wanted, object_keys,
 };
 use holdfast_index::store::memory::MemoryStore;
 use holdfast_index::{Index, IndexConfig, TxnIndex};
@@ -34,6 +35,14 @@ pub fn id(text: &str) -> SampleId {
 
 pub fn name(text: &str) -> TensorName {
     TensorName::new(text).expect("a name")
+}
+
+/// The keys of a sample's objects, by its description.
+pub fn objects_of(store: &StoreId, stored: &Stored) -> Vec<ObjectKey> {
+    let description = serde_json::to_vec(&*stored.description).expect("JSON");
+    // Only a plan needs the nonce.
+    let unused = Nonce::from_u64(0);
+    object_keys(store, &stored.reference, unused, Some(&description), "").expect("keys")
 }
 
 pub fn trainers() -> GroupName {

@@ -9,7 +9,7 @@ use holdfast_features::seal::{Keyring, StoreKey};
 use holdfast_features::{SampleRef, Stored};
 use serde_json::Value;
 
-use super::{WITHIN, World};
+use super::{WITHIN, World, objects_of};
 
 /// A keyring of the keys with these ids, each another; the first one is current.
 pub fn keys(ids: &[&str]) -> Keyring {
@@ -48,11 +48,12 @@ pub fn shows(bytes: &[u8], plain: &[u8]) -> bool {
     })
 }
 
-/// The objects of a sample in memory, in order.
+/// The objects of a sample that are in memory, in order.
 pub fn keys_of(world: &World, stored: &Stored) -> Vec<ObjectKey> {
-    let part = format!("/g{}-", stored.reference.generation);
-    let objects = world.cluster.objects();
-    objects.into_iter().filter(|key| key.as_str().contains(&part)).collect()
+    let there = world.cluster.objects();
+    let mut keys = objects_of(&"s".parse().expect("a name"), stored);
+    keys.retain(|key| there.contains(key));
+    keys
 }
 
 /// The secret bytes of [`keys`].

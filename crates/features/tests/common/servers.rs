@@ -14,7 +14,7 @@ use holdfast_index_etcd::{EtcdConfig, EtcdStore};
 use holdfast_testkit::{Cluster, Endpoints};
 use tokio::task::block_in_place;
 
-use super::WITHIN;
+use super::{WITHIN, objects_of};
 
 pub const MIB: usize = 1 << 20;
 
@@ -100,7 +100,6 @@ pub async fn open(endpoints: &Endpoints) -> FeatureStore {
 
 pub fn keys_of(stored: &Stored) -> Vec<ObjectKey> {
     let chunk = stored.description.chunk_bytes();
-    let mut keys = Vec::new();
     let sealed = stored.description.encoding().seal().is_some();
     for tensor in stored.description.tensors() {
         let (bytes, digests) = (tensor.spec.bytes(), tensor.digests.len() as u64);
@@ -110,25 +109,7 @@ pub fn keys_of(stored: &Stored) -> Vec<ObjectKey> {
             "a checksum for each chunk, and none in a sealed store"
         );
     }
-    let reference = &stored.reference;
-    let nonce = serde_json::to_value(&*stored.description).expect("JSON")["nonce"]
-        .as_u64()
-        .expect("a nonce");
-    for tensor in stored.description.tensors() {
-        let whole = holdfast_core::SampleKey {
-            store: config().store,
-            sample: reference.sample.clone(),
-            generation: reference.generation,
-            nonce: holdfast_core::Nonce::from_u64(nonce),
-            tensor: tensor.spec.name().clone(),
-        }
-        .to_object_key();
-        match tensor.spec.bytes().div_ceil(chunk) {
-            1 => keys.push(whole),
-            n => keys.extend((0..n).map(|n| ObjectKey::new(format!("{whole}/{n}")).expect("a key"))),
-        }
-    }
-    keys
+    objects_of(&config().store, stored)
 }
 
 pub fn present(engine: &dyn Engine, keys: &[ObjectKey]) -> usize {

@@ -134,6 +134,13 @@ impl Index for Unclear {
         self.inner.abort(session, items, within).await
     }
 
+    async fn unreserve(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
+        if !self.answers(within).await {
+            return items.iter().map(|_| Err(silent())).collect();
+        }
+        self.inner.unreserve(session, items, within).await
+    }
+
     async fn take(
         &self,
         session: &Session,

@@ -150,6 +150,7 @@ impl Producer {
                 max_attempts: 3,
             };
             let commit = Commit {
+                becomes: None,
                 sample: sample.clone(),
                 publication,
                 description: DESCRIPTION.to_vec(),

@@ -66,6 +66,7 @@ pub(crate) async fn publish(
                 generation: generation?,
             };
             commits.push(Commit {
+                becomes: None,
                 sample,
                 publication,
                 description: DESCRIPTION.to_vec(),

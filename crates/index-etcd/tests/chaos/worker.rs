@@ -149,6 +149,7 @@ async fn produce(index: &TxnIndex, session: &Session, recorder: &Recorder, name:
         max_attempts: 1000,
     };
     let commit = Commit {
+        becomes: None,
         sample: SampleRef { sample, generation },
         publication,
         description: b"d".to_vec(),

@@ -89,6 +89,7 @@ pub(crate) fn wish(name: &str, plan: usize) -> Reserve {
 /// The commit of a sample for one group.
 pub(crate) fn commit(sample: &SampleRef, group: &GroupName) -> Commit {
     Commit {
+        becomes: None,
         sample: sample.clone(),
         publication: Publication {
             groups: vec![group.clone()],

@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use holdfast_core::{Deadline, Result};
-use holdfast_custody::{Live, Reason, Reserved, Version};
+use holdfast_core::{Deadline, Error, Result};
+use holdfast_custody::{Live, Reason, Reserved, ReservedAs, Version};
 
 use crate::index::TxnIndex;
-use crate::record::refusal::{gone, superseded};
+use crate::record::refusal::{being_written, gone, superseded};
 use crate::record::types::{Commit, SampleRef, Versioned};
 use crate::store::{Condition, Entry, Write};
 use crate::txn::batch::{Intent, Loaded};
@@ -32,39 +32,62 @@ impl TxnIndex {
             Some(Entry { key, value, version })
         });
         let seen = Loaded::with_entries(reserved);
+        let layout = self.core.layout();
         let keys = |item: &Commit| {
-            vec![
-                self.core.layout().pending(&item.sample.sample),
-                self.core.layout().live(&item.sample.sample),
-            ]
+            let mut keys = vec![layout.pending(&item.sample.sample), layout.live(item.becomes())];
+            keys.extend(item.becomes.as_ref().map(|becomes| layout.pending(&becomes.sample)));
+            keys
         };
         let decide = |item: &Commit, loaded: &Loaded| {
-            let SampleRef { sample, generation } = &item.sample;
-            let (pending, live) = (self.core.layout().pending(sample), self.core.layout().live(sample));
+            let (reservation, sample) = (&item.sample, item.becomes());
+            let (pending, live) = (layout.pending(&reservation.sample), layout.live(sample));
             let reserved: Versioned<Reserved> = loaded
                 .record(&pending)?
-                .ok_or_else(|| superseded(OPERATION, &item.sample))?;
-            let mut record = reserved.record.commit(session.id(), *generation, &item.publication)?;
+                .ok_or_else(|| superseded(OPERATION, reservation))?;
+            let mut conditions = vec![Condition::Unchanged(pending.clone(), reserved.version)];
+            let mut writes = vec![Write::Delete(pending)];
+            let publication = &item.publication;
+            let mut record = match &item.becomes {
+                None => reserved
+                    .record
+                    .commit(session.id(), reservation.generation, publication)?,
+                Some(becomes) => {
+                    let in_the_way = layout.pending(sample);
+                    if loaded.record::<Reserved>(&in_the_way)?.is_some() {
+                        return Err(being_written(sample));
+                    }
+                    conditions.push(Condition::Absent(in_the_way));
+                    writes.push(layout.put_owner(reservation, sample));
+                    let reserved_as = ReservedAs {
+                        name: reservation.sample.clone(),
+                        generation: reservation.generation,
+                    };
+                    let bytes = becomes.bytes;
+                    reserved
+                        .record
+                        .commit_as(session.id(), reserved_as, publication, bytes)?
+                }
+            };
             let description = Some(Arc::from(item.description.as_slice()));
             let older: Option<Versioned<Live>> = loaded.record(&live)?;
             let before = older.as_ref().map(|older| &older.record);
             let stamp = self.core.stamp(session.id());
-            record.stamp(before, stamp);
+            // Another incarnation, whatever their generations say: this one's may not be known yet.
+            record.stamp(None, stamp);
             record.dead_ticks = self.core.config().dead_ticks;
-            let mut writes = self.core.layout().put_live(sample, before, &record, &description)?;
-            writes.push(Write::Delete(pending.clone()));
-            let mut conditions = vec![Condition::Unchanged(pending, reserved.version)];
+            writes.extend(layout.put_another(sample, before, &record, &description)?);
             match older {
                 Some(older) => {
                     conditions.push(Condition::Unchanged(live, older.version));
                     let retired = older.record.retire(Reason::Superseded).stamped(stamp);
-                    let layout = self.core.layout();
                     writes.extend(layout.put_retired(sample, None, &retired, &older.description)?);
                 }
                 None => conditions.push(Condition::Absent(live)),
             }
             let decision = Decision::new(conditions, writes, Version::default());
-            Ok(decision.settling(set_version).ending(grants.get(sample).cloned()))
+            Ok(decision
+                .settling(set_version)
+                .ending(grants.get(&reservation.sample).cloned()))
         };
         let intent = Intent::new(OPERATION, &keys, &decide);
         self.core.batch(session, items, intent, Some(seen), deadline).await
@@ -83,5 +106,38 @@ impl TxnIndex {
         };
         let intent = Intent::new(OPERATION, &keys, &decide);
         self.core.batch(session, items, intent, None, deadline).await
+    }
+
+    pub(crate) async fn do_unreserve(
+        &self,
+        session: &Session,
+        items: &[SampleRef],
+        deadline: Deadline,
+    ) -> Vec<Result<()>> {
+        const OPERATION: &str = "index.unreserve";
+        let mut grants = HashMap::new();
+        let remembered = items.iter().filter_map(|item| {
+            let key = self.core.layout().pending(&item.sample);
+            let CachedRecord { value, version, grant } = session.recall(&key)?;
+            grants.extend(grant.map(|grant| (item.sample.clone(), grant)));
+            Some(Entry { key, value, version })
+        });
+        let seen = Loaded::with_entries(remembered);
+        let keys = |item: &SampleRef| vec![self.core.layout().pending(&item.sample)];
+        let decide = |item: &SampleRef, loaded: &Loaded| {
+            let pending = self.core.layout().pending(&item.sample);
+            let reserved: Versioned<Reserved> =
+                loaded.record(&pending)?.ok_or_else(|| gone(OPERATION, &item.sample))?;
+            reserved.record.check_owner(OPERATION, session.id(), item.generation)?;
+            if reserved.record.paid > 0 || !reserved.record.claims.is_empty() {
+                let message = "this reservation holds quota or claims; abort it";
+                return Err(Error::invalid(OPERATION, message).with("sample", &item.sample));
+            }
+            let unchanged = Condition::Unchanged(pending.clone(), reserved.version);
+            let decision = Decision::new(vec![unchanged], vec![Write::Delete(pending)], ());
+            Ok(decision.ending(grants.get(&item.sample).cloned()))
+        };
+        let intent = Intent::new(OPERATION, &keys, &decide);
+        self.core.batch(session, items, intent, Some(seen), deadline).await
     }
 }

@@ -40,6 +40,7 @@ impl TxnIndex {
                     let claims = record.claims.iter();
                     let mut writes: Vec<Write> =
                         claims.map(|key| Write::Delete(self.core.layout().claim(key))).collect();
+                    writes.extend(self.core.layout().forget_owner(&record));
                     match record.clone().after_free(self.core.stamp(session.id())) {
                         Some(letter) => {
                             let layout = self.core.layout();

@@ -10,6 +10,8 @@
 //! - A record that cannot be decoded here, unreadable or of a later release, may be of any generation: it counts.
 //! - A lost sample's record (`l/`) does not count. It is kept only so that its objects are removed a second time, if they
 //!   come back; no reader can get them any more. An audit that removes them earlier does the same.
+//! - A sample that was reserved ahead has objects that name the reservation. An entry under `a/` says that a record owns
+//!   them ([`crate::record::ahead`]).
 //! - No record, and a generation that is larger than any that this index has given out: the object was put under another
 //!   index, or under a later state of this one. That is no proof that nobody owns it, but that the wrong index was asked.
 
@@ -19,6 +21,7 @@ use holdfast_core::{Deadline, Generation, Result};
 use holdfast_custody::{Live, Reserved, Retired};
 
 use crate::index::TxnIndex;
+use crate::record::ahead::is_named_ahead;
 use crate::record::codec::decode_versioned;
 use crate::record::types::{Known, SampleRef};
 use crate::store::{Entry, Read};
@@ -29,7 +32,7 @@ impl TxnIndex {
         // Most objects are of live samples. One that is seen live needs no snapshot.
         let live = self.live_generations(samples, deadline).await?;
         let layout = self.core.layout();
-        let is_live = |sample: &SampleRef| match live.get(&layout.live(&sample.sample)) {
+        let is_live = |sample: &SampleRef| match live.get(&self.first_place(sample)) {
             Some(Some(generation)) => *generation == sample.generation,
             Some(None) => true,
             None => false,
@@ -82,10 +85,7 @@ impl TxnIndex {
         samples: &[SampleRef],
         deadline: Deadline,
     ) -> Result<HashMap<String, Option<Generation>>> {
-        let mut keys: Vec<String> = samples
-            .iter()
-            .map(|sample| self.core.layout().live(&sample.sample))
-            .collect();
+        let mut keys: Vec<String> = samples.iter().map(|sample| self.first_place(sample)).collect();
         keys.dedup();
         let (mut generations, mut left) = (HashMap::with_capacity(keys.len()), &keys[..]);
         while !left.is_empty() {
@@ -97,5 +97,13 @@ impl TxnIndex {
             }
         }
         Ok(generations)
+    }
+
+    /// Where to look first. An entry of `a/` is no record: it is known to be of this generation by its key.
+    fn first_place(&self, sample: &SampleRef) -> String {
+        if is_named_ahead(&sample.sample) {
+            return self.core.layout().owner_key(&sample.sample, sample.generation);
+        }
+        self.core.layout().live(&sample.sample)
     }
 }

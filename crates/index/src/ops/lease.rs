@@ -25,7 +25,7 @@ impl TxnIndex {
         const OPERATION: &str = "index.lease";
         let keys = |item: &ReadyEntry| vec![self.core.layout().live(&item.sample.sample)];
         let decide = |item: &ReadyEntry, loaded: &Loaded| {
-            let ReadyEntry { sample, copied } = item;
+            let ReadyEntry { sample, copied, .. } = item;
             let live = live_of(OPERATION, self.core.layout(), loaded, sample, copied.as_ref())?;
             let description = live.description.clone().ok_or_else(|| {
                 Error::internal(OPERATION, "a live sample has no description").with("sample", &sample.sample)

@@ -136,7 +136,7 @@ impl TxnIndex {
                 // Another consumer was faster, or the sample was retired in between. If that happens twice, the entry
                 // may be a stray.
                 if list.doubt(&found.sample) {
-                    strays.push(found.sample.clone());
+                    strays.push(found.clone());
                 }
             } else if is_about_one_record(&error) || refused.lock().contains(&found.sample) {
                 // Written by a later release, refused by the terms, or unusable in itself: take other samples

@@ -1,9 +1,10 @@
 //! Reads that change nothing: what is live, and which tokens are good.
 
-use holdfast_core::{Deadline, ObjectKey, Result, SampleId};
+use holdfast_core::{Deadline, ObjectKey, Result, SampleId, SampleKey};
 use holdfast_custody::Live;
 
 use crate::index::TxnIndex;
+use crate::record::ahead::is_named_ahead;
 use crate::record::codec::{decode_versioned, unreadable_key};
 use crate::record::refusal::owner;
 use crate::record::types::{LeaseGrant, LiveSample, SampleRef, Versioned};
@@ -66,11 +67,19 @@ impl TxnIndex {
         Ok(views)
     }
 
-    /// Which samples own objects that other writers named; none for an object that no sample of this store owns.
+    /// Which samples own objects that other writers named, or that were written under reservations made ahead; none for
+    /// an object that no sample of this store owns.
     pub(crate) async fn do_owners(&self, keys: &[ObjectKey], deadline: Deadline) -> Result<Vec<Option<SampleRef>>> {
-        let claims = keys.iter().map(|key| self.core.layout().claim(key));
+        let layout = self.core.layout();
+        let places = keys.iter().map(|key| {
+            let ahead = SampleKey::of_object(key).filter(|parts| is_named_ahead(&parts.sample));
+            match ahead {
+                Some(parts) => layout.owner_key(&parts.sample, parts.generation),
+                None => layout.claim(key),
+            }
+        });
         let mut owners = Vec::with_capacity(keys.len());
-        for entries in self.core.read_all(claims, deadline).await? {
+        for entries in self.core.read_all(places, deadline).await? {
             // A claim that cannot be decoded has no owner, and goes into quarantine.
             let mut read = self.core.sort_out(entries, owner, deadline).await?;
             owners.push(read.good.pop());

@@ -78,6 +78,10 @@ impl Index for TxnIndex {
         self.do_abort(session, items, self.core.deadline(within)).await
     }
 
+    async fn unreserve(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
+        self.do_unreserve(session, items, self.core.deadline(within)).await
+    }
+
     async fn take(
         &self,
         session: &Session,

@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 
 use self::shards::{Reached, ReadyEntry, ReadyList, Saw, Shard, ShardScan};
 use crate::record::codec::{decode_versioned, unreadable};
-use crate::record::layout::{Layout, SHARDS, after, waits_for};
+use crate::record::layout::{Layout, ReadyValue, SHARDS, after, waits_for};
 use crate::record::types::{SampleRef, Versioned};
 use crate::store::{Entry, Read, Snapshot};
 use crate::txn::TxnCore;
@@ -294,12 +294,13 @@ impl ReadyLists {
     pub(crate) async fn set_strays_aside(
         &self,
         group: &GroupName,
-        samples: &[SampleRef],
+        strays: &[ReadyEntry],
         deadline: Deadline,
     ) -> Result<()> {
-        for SampleRef { sample, generation } in samples {
+        for stray in strays {
+            let SampleRef { sample, generation } = &stray.sample;
             let reads = [
-                Read::Key(self.core.layout().ready_entry(sample, *generation, group)),
+                Read::Key(self.core.layout().ready_entry(sample, stray.order, group)),
                 Read::Key(self.core.layout().live(sample)),
             ];
             let snapshot = self
@@ -387,18 +388,22 @@ pub(crate) fn parse(layout: &Layout, group: &GroupName, entry: &Entry) -> Result
         .and_then(|order| u64::from_str_radix(order, 16).ok());
     let parsed = order.and_then(Generation::new).zip(Layout::sample_of(key));
     // Under any other key the entry would neither be found again nor deleted.
-    let parsed = parsed.filter(|(generation, sample)| layout.ready_entry(sample, *generation, group) == *key);
-    let (generation, sample) =
+    let parsed = parsed.filter(|(order, sample)| layout.ready_entry(sample, *order, group) == *key);
+    let (order, sample) =
         parsed.ok_or_else(|| unreadable(key, "this key does not name a sample that waits for a group"))?;
-    let copied: Option<Versioned<Live>> = (!entry.value.is_empty()).then(|| decode_versioned(entry)).transpose()?;
-    if copied
-        .as_ref()
-        .is_some_and(|copied| copied.record.generation != generation)
-    {
-        return Err(unreadable(key, "this is a copy of another sample's record"));
-    }
+    let (generation, copied) = match ReadyValue::generation(entry, order) {
+        Some(generation) => (generation, None),
+        None => {
+            let copied: Versioned<Live> = decode_versioned(entry)?;
+            if copied.record.order() != order {
+                return Err(unreadable(key, "this is a copy of another sample's record"));
+            }
+            (copied.record.generation, Some(copied))
+        }
+    };
     Ok(ReadyEntry {
         sample: SampleRef { sample, generation },
+        order,
         copied,
     })
 }

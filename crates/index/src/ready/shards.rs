@@ -20,7 +20,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::Timestamp;
+use holdfast_core::{Generation, Timestamp};
 use holdfast_custody::Live;
 use parking_lot::Mutex;
 
@@ -56,6 +56,8 @@ const MOST_REMEMBERED: usize = 65_536;
 #[derive(Clone, Debug)]
 pub(crate) struct ReadyEntry {
     pub(crate) sample: SampleRef,
+    /// Its position in the list.
+    pub(crate) order: Generation,
     /// The record, if the list held a copy of it.
     pub(crate) copied: Option<Versioned<Live>>,
 }
@@ -64,6 +66,7 @@ impl From<&SampleRef> for ReadyEntry {
     fn from(sample: &SampleRef) -> Self {
         Self {
             sample: sample.clone(),
+            order: sample.generation,
             copied: None,
         }
     }

@@ -59,9 +59,12 @@ fn encode_into(value: &mut Vec<u8>, record: &impl Serialize) -> Result<()> {
 
 /// The latest record form that this release decodes. A record states its form as `"v"`; without it, the form is the
 /// first. A field that an older release may ignore, and lose when it writes the record back, is added without a new form. A
-/// change that it must not touch raises the form: this number, and the record is then written with `"v"`, which no record
-/// type has yet.
-pub(crate) const RECORD_VERSION: u64 = 1;
+/// change that it must not touch raises the form: this number, and the record is then written with `"v"`.
+///
+/// | form | what is new |
+/// |---|---|
+/// | 2 | live and retired samples that were reserved ahead say as what (`reserved_as`) |
+pub(crate) const RECORD_VERSION: u64 = 2;
 
 /// The longest record that is decoded, whatever the store can hold. etcd accepts 1.5 MiB per request unless configured
 /// otherwise, and the plan of the largest sample is far below that.
@@ -328,8 +331,8 @@ mod tests {
     #[test]
     fn what_is_of_a_later_form_is_not_taken_for_garbage() {
         for text in [
-            format!(r#"{{{RETIRED},"reason":"Aborted","v":2}}"#),
-            r#"{"v":2,"all":"new"}"#.to_owned(),
+            format!(r#"{{{RETIRED},"reason":"Aborted","v":3}}"#),
+            r#"{"v":3,"all":"new"}"#.to_owned(),
         ] {
             let error = read(&text).expect_err("of a later release");
             assert_eq!(
@@ -342,7 +345,7 @@ mod tests {
 
     #[test]
     fn what_is_no_record_says_which_it_is() {
-        let plan = r#"{\"v\":2}"#;
+        let plan = r#"{\"v\":3}"#;
         let planned = read(&format!(r#"{{{RETIRED},"reason":"Aborted","plan":"{plan}"}}"#));
         assert!(planned.is_ok(), "the plan's version is not the record's: {planned:?}");
         let long = format!(

@@ -22,7 +22,8 @@
 //! | `l/{kept}/{sample}/{generation}` | [`Retired`] without readers, lost, and kept until a tick: then it moves to `f` | retire, sweep |
 //! | `d/{sample}/{generation}` | [`Retired`], a dead letter: with its objects (until it moves to `f`), or without | nack, sweep, freed, requeue, drop |
 //! | `u/{kept}/{sample}/{generation}` | a dead letter's objects are kept until a tick | follows from `d` |
-//! | `q/{group}/{shard}/{order}/{sample}` | ready for a group | follows from `s` |
+//! | `a/{reservation}/{its generation}` | the sample that a reservation made ahead has become | commit, freed |
+//! | `q/{group}/{shard}/{order}/{sample}` | ready for a group; the order is the version at which it was reserved | follows from `s` |
 //! | `h/{session}/{until}/{by}-{number}` | grant list: what one transaction granted a session until a tick | every grant, sweep |
 //! | `k/{object key}` | which sample owns an object that another writer named; its generation is this entry's version | reserve, freed |
 //! | `x/i/{key}/{version}` | why a record is in quarantine | see [`crate::txn::quarantine`] |
@@ -41,11 +42,12 @@ use std::ops::Range;
 use holdfast_core::key::{escape, escape_into, unescape};
 use holdfast_core::{Digest, Error, Generation, ObjectKey, Result, SampleId, StoreId};
 use holdfast_custody::{GroupName, GroupState, Live, Progress, Reserved, Retired, SessionId, Tick, Version};
+use serde::{Deserialize, Serialize};
 
 use crate::record::codec::{Description, encode, encode_described};
 use crate::record::office::Office;
 use crate::record::types::{SampleRef, Stage};
-use crate::store::{Read, Write, prefix};
+use crate::store::{Entry, Read, Write, prefix};
 
 /// Ready lists are split into this many shards, so that consumers do not all try the same sample.
 pub(crate) const SHARDS: u64 = 32;
@@ -264,6 +266,23 @@ impl Layout {
         key.number(generation.get().to_be_bytes()).0
     }
 
+    /// The key that says which sample a reservation made ahead has become, until that sample's objects are removed.
+    pub(crate) fn owner_key(&self, reservation: &SampleId, generation: Generation) -> String {
+        let key = self.of_sample("a/", reservation).name(reservation.as_str()).text("/");
+        key.number(generation.get().to_be_bytes()).0
+    }
+
+    pub(crate) fn put_owner(&self, reservation: &SampleRef, sample: &SampleId) -> Write {
+        let key = self.owner_key(&reservation.sample, reservation.generation);
+        Write::put(key, sample.as_str())
+    }
+
+    /// The write that forgets which reservation made ahead a sample was written under, if it was.
+    pub(crate) fn forget_owner(&self, record: &Retired) -> Option<Write> {
+        let reserved_as = record.reserved_as.as_ref()?;
+        Some(Write::Delete(self.owner_key(&reserved_as.name, reserved_as.generation)))
+    }
+
     /// All records of a stage of a sample's life.
     pub(crate) fn all_of(&self, stage: Stage) -> Range<String> {
         prefix(self.key(format_args!("{}/", letter(stage))))
@@ -296,6 +315,8 @@ impl Layout {
             reads.push(is_there(prefix(self.key(format_args!("x/i/{place}/")))));
         }
         reads.extend(aside.map(|place| is_there(prefix(self.key(format_args!("x/i/{place}/"))))));
+        let owner = self.owner_key(sample, *generation);
+        reads.push(is_there(owner.clone()..after(&owner)));
         reads
     }
 
@@ -388,11 +409,11 @@ impl Layout {
         Ok(Write::put(self.pending(sample), encode(record)?))
     }
 
-    /// The key of the ready entry of a sample of this generation that waits for the group.
-    pub(crate) fn ready_entry(&self, sample: &SampleId, generation: Generation, group: &GroupName) -> String {
+    /// The key of the ready entry of a sample with this position that waits for the group.
+    pub(crate) fn ready_entry(&self, sample: &SampleId, order: Generation, group: &GroupName) -> String {
         let key = self.of_sample("q/", sample).text(group.as_str()).text("/");
         let key = key.number([shard_of(sample)]).text("/");
-        let key = key.number(generation.get().to_be_bytes()).text("/");
+        let key = key.number(order.get().to_be_bytes()).text("/");
         key.name(sample.as_str()).0
     }
 
@@ -403,10 +424,10 @@ impl Layout {
         of: &'a Live,
         not_of: Option<&'a Live>,
     ) -> impl Iterator<Item = String> + 'a {
-        let other = not_of.filter(|other| other.generation == of.generation);
+        let other = not_of.filter(|other| other.order() == of.order());
         let waiting = of.groups.iter().filter(|state| state.progress == Progress::Waiting);
         let only_here = waiting.filter(move |state| !other.is_some_and(|other| waits_for(other, &state.group)));
-        only_here.map(|state| self.ready_entry(sample, of.generation, &state.group))
+        only_here.map(|state| self.ready_entry(sample, of.order(), &state.group))
     }
 
     /// The writes that replace the live record of a sample, if there is one, by another.
@@ -417,8 +438,36 @@ impl Layout {
         after: &Live,
         description: &Description,
     ) -> Result<Vec<Write>> {
+        self.put_in_place(sample, before, before, after, description)
+    }
+
+    /// The writes that put the live record of another incarnation of a sample, in the place of the one before, if there
+    /// was one. Two that were reserved by one write may have the same place in a ready list: then the entry is replaced.
+    pub(crate) fn put_another(
+        &self,
+        sample: &SampleId,
+        before: Option<&Live>,
+        after: &Live,
+        description: &Description,
+    ) -> Result<Vec<Write>> {
+        self.put_in_place(sample, before, None, after, description)
+    }
+
+    /// As [`Layout::put_live`]; the ready entries that follow from `listed` already are as they should be.
+    fn put_in_place(
+        &self,
+        sample: &SampleId,
+        before: Option<&Live>,
+        listed: Option<&Live>,
+        after: &Live,
+        description: &Description,
+    ) -> Result<Vec<Write>> {
         let value = encode_described(after, description)?;
-        let copied = after.groups.len() == 1;
+        let entry = if after.groups.len() == 1 {
+            value.clone()
+        } else {
+            ready_value(after)?
+        };
         let mut writes = Vec::with_capacity(USUAL_WRITES);
         writes.extend(
             before
@@ -427,8 +476,8 @@ impl Layout {
                 .map(Write::Delete),
         );
         writes.extend(
-            self.ready_entries(sample, after, before)
-                .map(|key| Write::put(key, if copied { value.clone() } else { Vec::new() })),
+            self.ready_entries(sample, after, listed)
+                .map(|key| Write::put(key, entry.clone())),
         );
         writes.push(Write::put(self.live(sample), value));
         Ok(writes)
@@ -499,6 +548,40 @@ impl Layout {
         writes.push(Write::put(home, encode_described(after, description)?));
         Ok(writes)
     }
+}
+
+/// The value of a ready entry without a copy of the record. The position in the list is the generation, unless the sample
+/// was reserved ahead.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ReadyValue {
+    /// The sample's generation; none if it is the version of this entry.
+    generation: Option<Generation>,
+}
+
+impl ReadyValue {
+    /// The longest one. Every copy of a record is longer.
+    const MOST: usize = r#"{"generation":18446744073709551615}"#.len();
+
+    /// The generation of a sample whose ready entry has no copy of its record; none if it has one.
+    pub(crate) fn generation(entry: &Entry, order: Generation) -> Option<Generation> {
+        if entry.value.is_empty() {
+            return Some(order);
+        }
+        if entry.value.len() > Self::MOST {
+            return None;
+        }
+        let value: Self = serde_json::from_slice(&entry.value).ok()?;
+        value.generation.or_else(|| Generation::new(entry.version.0))
+    }
+}
+
+fn ready_value(record: &Live) -> Result<Vec<u8>> {
+    if record.reserved_as.is_none() {
+        return Ok(Vec::new());
+    }
+    let generation = Some(record.generation).filter(|generation| *generation != record.order());
+    encode(&ReadyValue { generation })
 }
 
 /// The first segment of the keys of a stage's records.

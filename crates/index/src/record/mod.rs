@@ -1,6 +1,7 @@
 //! What the index keeps: its keys, the records under them, and what is refused because of them. Nothing is read or sent
 //! here.
 
+pub(crate) mod ahead;
 pub(crate) mod codec;
 pub(crate) mod grants;
 pub(crate) mod identity;

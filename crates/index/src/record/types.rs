@@ -48,10 +48,31 @@ pub const MOST_CLAIMS: usize = 64;
 pub struct Commit {
     /// The reservation.
     pub sample: SampleRef,
+    /// The sample that a reservation made ahead becomes; none for a reservation of the sample itself.
+    pub becomes: Option<Becomes>,
     /// The groups that it is for.
     pub publication: Publication,
     /// Physical keys, tensor specs, checksums. Opaque to the index; handed to every reader unchanged.
     pub description: Vec<u8>,
+}
+
+/// What a reservation that was made ahead becomes. Its generation is the version of the commit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Becomes {
+    /// The sample.
+    pub sample: SampleId,
+    /// How many bytes it has.
+    pub bytes: u64,
+}
+
+impl Commit {
+    /// The sample that is committed.
+    pub(crate) fn becomes(&self) -> &SampleId {
+        match &self.becomes {
+            Some(becomes) => &becomes.sample,
+            None => &self.sample.sample,
+        }
+    }
 }
 
 /// A record as it was read, and the version at which it was written.

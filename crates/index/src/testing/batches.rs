@@ -85,6 +85,7 @@ async fn of_large_descriptions(context: &Context) -> CaseResult {
     let mut items = Vec::new();
     for at in 0..MANY {
         items.push(Commit {
+            becomes: None,
             sample: context.reserve(&format!("s-{at:02}")).await?,
             publication: published_for(&["a"])?,
             description: vec![u8::try_from(at).unwrap_or(0); LARGE],
@@ -128,6 +129,7 @@ async fn a_description_that_is_too_large_is_refused_alone(context: &Context) -> 
     let mut items = Vec::new();
     for (label, bytes) in [("before", 10), ("large", 8 << 20), ("after", 10)] {
         items.push(Commit {
+            becomes: None,
             sample: context.reserve(label).await?,
             publication: published_for(&["a"])?,
             description: vec![1; bytes],

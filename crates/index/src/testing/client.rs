@@ -8,7 +8,9 @@ use holdfast_core::testing::{CaseResult, Failure, ensure_eq};
 use holdfast_core::{Error, Generation, Nonce, Result, SampleId};
 use holdfast_custody::{GroupName, Live, Publication, Reason, Tick, Version};
 
-use crate::{AckOutcome, Commit, FreeTask, Index, LeaseGrant, LiveSample, Reserve, SampleRef, Session, SweepReport};
+use crate::{
+    AckOutcome, Becomes, Commit, FreeTask, Index, LeaseGrant, LiveSample, Reserve, SampleRef, Session, SweepReport,
+};
 
 /// How long a call of a healthy index may take. Generous: other tests compile and run beside this one.
 pub(super) const CALL: Duration = Duration::from_secs(10);
@@ -105,11 +107,58 @@ impl Client {
     /// Commits a reservation.
     pub async fn commit_as(&self, sample: &SampleRef, publication: Publication) -> Result<Version> {
         let item = Commit {
+            becomes: None,
             sample: sample.clone(),
             publication,
             description: description(sample),
         };
         only(self.index.commit(&self.session, &[item], CALL).await)
+    }
+
+    /// Makes reservations ahead, with one write.
+    pub async fn reserve_ahead(&self, count: usize) -> Result<Vec<SampleRef>> {
+        let wish = |_| {
+            Ok(Reserve {
+                sample: self.session.name_ahead()?,
+                nonce: Nonce::from_u64(7),
+                bytes: 0,
+                plan: "plan of a reservation made ahead".to_owned(),
+                claims: Vec::new(),
+            })
+        };
+        let wishes: Vec<Reserve> = (0..count).map(wish).collect::<Result<_>>()?;
+        let reserved = self.index.reserve(&self.session, &wishes, CALL).await;
+        let reserved = wishes.into_iter().zip(reserved).map(|(wish, generation)| {
+            Ok(SampleRef {
+                sample: wish.sample,
+                generation: generation?,
+            })
+        });
+        reserved.collect()
+    }
+
+    /// Commits a reservation that was made ahead, as this sample.
+    pub async fn commit_ahead(&self, reserved: &SampleRef, label: &str, publication: Publication) -> Result<SampleRef> {
+        let sample = SampleId::new(label)?;
+        let item = Commit {
+            sample: reserved.clone(),
+            becomes: Some(Becomes {
+                sample: sample.clone(),
+                bytes: 4096,
+            }),
+            publication,
+            description: description(reserved),
+        };
+        let version = only(self.index.commit(&self.session, &[item], CALL).await)?;
+        let generation = Generation::new(version.0);
+        let generation = generation.ok_or_else(|| Error::internal("testing", "a commit without a version"))?;
+        Ok(SampleRef { sample, generation })
+    }
+
+    /// Gives up a reservation under which nothing was written.
+    pub async fn unreserve(&self, sample: &SampleRef) -> Result<()> {
+        let items = std::slice::from_ref(sample);
+        only(self.index.unreserve(&self.session, items, CALL).await)
     }
 
     /// Commits a reservation for groups, which must work.
@@ -157,6 +206,7 @@ impl Client {
         let commits: Vec<Commit> = samples
             .iter()
             .map(|sample| Commit {
+                becomes: None,
                 sample: sample.clone(),
                 publication: publication.clone(),
                 description: description(sample),

@@ -168,6 +168,7 @@ async fn the_description_is_handed_out_as_it_is(context: &Context) -> CaseResult
     for (label, description) in [("all", bytes), ("none", Vec::new())] {
         let sample = context.reserve(label).await?;
         let item = Commit {
+            becomes: None,
             sample: sample.clone(),
             publication: published_for(&["a", "b"])?,
             description: description.clone(),
@@ -257,6 +258,7 @@ async fn a_batch_is_done_item_by_item(context: &Context) -> CaseResult {
     let other = context.join().await?;
     let commit = |sample: &SampleRef, attempts: u32| -> CaseResult<Commit> {
         Ok(Commit {
+            becomes: None,
             sample: sample.clone(),
             publication: Publication {
                 max_attempts: attempts,

@@ -158,6 +158,7 @@ async fn produce(client: Client, producer: usize, count: usize) -> CaseResult {
         let generations = client.index().reserve(client.session(), &wishes, CALL).await;
         for (wish, generation) in wishes.into_iter().zip(generations) {
             commits.push(Commit {
+                becomes: None,
                 sample: SampleRef {
                     sample: wish.sample,
                     generation: generation?,

@@ -37,6 +37,7 @@ async fn lists_follow_from_records_seed_3(context: &Context) -> CaseResult {
 #[derive(Default)]
 struct Bag {
     reserved: Vec<SampleRef>,
+    ahead: Vec<SampleRef>,
     samples: Vec<SampleRef>,
     held: Vec<LeaseGrant>,
 }
@@ -79,6 +80,22 @@ async fn one_step(context: &Context, client: &Client, rng: &SeededRng, bag: &mut
     };
     let ticks = rng.below(4);
     let (what, result) = match rng.below(15) {
+        0 if rng.chance(700) => {
+            let reserved = client.reserve_ahead(1 + usize::from(rng.chance(500))).await;
+            ("reserve ahead", reserved.map(|names| bag.ahead.extend(names)))
+        }
+        2 if rng.chance(800) => match pick(rng, &bag.ahead) {
+            Some(reserved) => {
+                let result = client.commit_ahead(&reserved, &label, publication).await;
+                ("commit ahead", result.map(|sample| bag.samples.push(sample)))
+            }
+            None => return Ok("nothing"),
+        },
+        4 if rng.chance(300) => match pick(rng, &bag.ahead) {
+            Some(reserved) if rng.chance(500) => ("unreserve", client.unreserve(&reserved).await),
+            Some(reserved) => ("abort ahead", client.abort(&reserved).await),
+            None => return Ok("nothing"),
+        },
         0 | 1 => (
             "reserve",
             client.try_reserve(&label).await.map(|sample| bag.reserved.push(sample)),

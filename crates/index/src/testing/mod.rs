@@ -41,6 +41,7 @@ mod records;
 
 mod abort;
 mod ack;
+mod ahead;
 mod ambiguity;
 mod batches;
 mod commit;
@@ -197,6 +198,7 @@ pub fn cases() -> Vec<Case> {
         reserve::CASES,
         abort::CASES,
         commit::CASES,
+        ahead::CASES,
         lease::CASES,
         next::CASES,
         list::CASES,

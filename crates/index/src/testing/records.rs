@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use holdfast_core::key::unescape;
 use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
 use holdfast_core::{Result, SampleId};
-use holdfast_custody::{Live, Reserved, Retired, SessionId, Tick, invariants};
+use holdfast_custody::{Live, Reserved, ReservedAs, Retired, SessionId, Tick, invariants};
 
 use super::client::CALL;
 use super::context::Context;
@@ -53,7 +53,7 @@ impl Records {
     /// The keys that do not concern sessions or the clock: none when everything was freed. A grant list belongs to
     /// its session, and vanishes with it or when it is due.
     pub(super) fn left_over(&self) -> Vec<&str> {
-        "psglfqk"
+        "psglfqka"
             .chars()
             .flat_map(|kind| self.of(kind).map(|entry| entry.key.as_str()))
             .collect()
@@ -80,6 +80,7 @@ impl Records {
         let mut lists = BTreeSet::new();
         let mut held = Vec::new();
         let mut claims = BTreeSet::new();
+        let mut owners = BTreeSet::new();
         let at_home = |entry: &Entry, home: String| -> CaseResult {
             ensure_eq!(entry.key, home, "the home of a record");
             Ok(())
@@ -102,6 +103,7 @@ impl Records {
             at_home(entry, self.layout.live(&sample))?;
             lists.extend(self.layout.ready_entries(&sample, &record, None));
             claims.extend(record.claims.iter().map(|key| (self.layout.claim(key), sample.clone())));
+            owners.extend(self.owner(&sample, record.reserved_as.as_ref()));
             let of_leases = record.leases().map(|lease| (lease.session, lease.until));
             held.extend(of_leases.map(|(who, until)| (who, until, sample.clone(), Some(record.generation))));
         }
@@ -125,12 +127,20 @@ impl Records {
             at_home(entry, self.layout.retired_home(&sample, &record)?)?;
             letters.extend(self.layout.letter_entry(&sample, &record));
             claims.extend(record.claims.iter().map(|key| (self.layout.claim(key), sample.clone())));
+            owners.extend(self.owner(&sample, record.reserved_as.as_ref()));
             let of_readers = record.readers.iter().map(|lease| (lease.session, lease.until));
             held.extend(of_readers.map(|(who, until)| (who, until, sample.clone(), Some(generation))));
         }
         let claimed = self.of('k').map(|entry| Ok((entry.key.clone(), owner(entry)?.sample)));
         let claimed: BTreeSet<_> = claimed.collect::<Result<_>>()?;
         ensure_eq!(claimed, claims, "claims, and those of the records");
+        let owned = self.of('a').map(|entry| (entry.key.clone(), entry.value.clone()));
+        let owned: BTreeSet<_> = owned.collect();
+        ensure_eq!(
+            owned,
+            owners,
+            "owners of what was reserved ahead, and those of the records"
+        );
         let kept: BTreeSet<String> = self.of('u').map(|entry| entry.key.clone()).collect();
         ensure_eq!(kept, letters, "entries of dead letters, and those of the records");
         let seen: BTreeSet<String> = self.of('q').map(|entry| entry.key.clone()).collect();
@@ -144,6 +154,13 @@ impl Records {
             self.is_noted(session, until, &Holding { sample, generation })?;
         }
         Ok(())
+    }
+
+    /// The entry that says what a reservation made ahead has become.
+    fn owner(&self, sample: &SampleId, reserved_as: Option<&ReservedAs>) -> Option<(String, Vec<u8>)> {
+        let ReservedAs { name, generation } = reserved_as?;
+        let key = self.layout.owner_key(name, *generation);
+        Some((key, sample.as_str().as_bytes().to_vec()))
     }
 
     /// Asserts that every lease has a grant list under its session and its tick.

@@ -64,6 +64,7 @@ async fn everything_is_fenced(client: &Client, hands: &Hands) -> CaseResult {
         claims: Vec::new(),
     };
     let commit = Commit {
+        becomes: None,
         sample: hands.reserved.clone(),
         publication: published_for(&["a"])?,
         description: Vec::new(),

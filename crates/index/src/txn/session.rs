@@ -38,10 +38,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, Digest, Error, ErrorKind, Result, Retry};
+use holdfast_core::{Clock, Deadline, Digest, Error, ErrorKind, Result, Retry, SampleId};
 use holdfast_custody::{SessionId, Version};
 use parking_lot::Mutex;
 
+use crate::record::ahead::name_ahead;
 use crate::record::grants::SessionGrants;
 use crate::record::layout::Layout;
 use crate::store::{Condition, Read, Snapshot, StoreSession, Transaction, TxnOutcome, TxnStore, Watch, Write, is_full};
@@ -67,6 +68,8 @@ pub struct SessionState {
     records: RecordCache,
     /// Whether the store had a budget when the session began: then its reservations need quota.
     pub(crate) needs_quota: bool,
+    /// How many names were given to reservations made ahead.
+    names: AtomicU64,
     /// Watches what this session is told when it waits for quota; opened at its first wait, and kept.
     pub(crate) told: tokio::sync::Mutex<Option<Box<dyn Watch>>>,
     /// Whether the index has lost what this session wrote.
@@ -102,9 +105,21 @@ impl Session {
             grants: SessionGrants::default(),
             records: RecordCache::default(),
             needs_quota,
+            names: AtomicU64::new(0),
             told: tokio::sync::Mutex::default(),
             lost: tokio::sync::watch::Sender::new(false),
         }))
+    }
+
+    /// Whether this session's reservations need quota: the store had a budget when the session began.
+    pub fn needs_quota(&self) -> bool {
+        self.needs_quota
+    }
+
+    /// A name for a reservation that is made ahead. No other reservation has it, and hardly any sample: if one has, the
+    /// reservation is refused.
+    pub fn name_ahead(&self) -> Result<SampleId> {
+        name_ahead(self.id(), self.names.fetch_add(1, Ordering::Relaxed))
     }
 
     /// The same session, for a task that may outlive the call that began it.

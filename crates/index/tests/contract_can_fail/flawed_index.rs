@@ -104,6 +104,10 @@ impl Index for FlawedIndex {
         self.inner.abort(session, items, within).await
     }
 
+    async fn unreserve(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
+        self.inner.unreserve(session, items, within).await
+    }
+
     async fn take(
         &self,
         session: &Session,

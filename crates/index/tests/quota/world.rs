@@ -250,6 +250,7 @@ impl Client {
             max_attempts: 3,
         };
         let commit = Commit {
+            becomes: None,
             sample: sample.clone(),
             publication,
             description: b"d".to_vec(),

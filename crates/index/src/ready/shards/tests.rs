@@ -7,7 +7,7 @@ fn found(name: &str) -> ReadyEntry {
         sample: SampleId::new(name).expect("a name"),
         generation: Generation::new(1).expect("a generation"),
     };
-    ReadyEntry { sample, copied: None }
+    ReadyEntry::from(&sample)
 }
 
 fn names(reached: &Reached) -> Vec<&str> {
