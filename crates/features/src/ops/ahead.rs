@@ -28,6 +28,7 @@
 //! | the process dies | its session ends, and a sweep gives up what it kept and what was in use; the plans name all keys |
 //! | the worker's reply is lost | the names of that attempt are never used; their reservations run out, or go with the session |
 //! | the session is lost | what was kept under it is dropped; a sweep gives it up |
+//! | the session ended, and this process does not know it yet | the commit is refused (`Fenced`), and the put fails; the next one opens another session |
 //! | a reservation expired before its commit | the commit is refused (`Fenced`), and the put fails, as with any reservation |
 //! | none is kept | the put makes its own reservation, as before |
 //!

@@ -206,7 +206,7 @@ impl World {
         entries
             .into_iter()
             .map(|entry| entry.key)
-            .filter(|key| key.contains("run"))
+            .filter(|key| key.contains("run") || key.contains("/a/~"))
             .collect()
     }
 
