@@ -6,7 +6,8 @@ see ``features.py``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import torch
@@ -14,11 +15,14 @@ from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 from specforge.runtime.data_plane.mooncake_store import MooncakeFeatureStore
 
 import holdfast
+import holdfast.aio
 from servers import Cluster
 
 Sample = dict[str, torch.Tensor]
 
 TIMEOUT_S: Final = 60.0
+USUAL: Final[dict[str, Any]] = {"pool_bytes": 1 << 30, "warm_bytes": 512 << 20, "timeout": TIMEOUT_S}
+"""The settings of our stores."""
 HIDDEN: Final = 4096
 """The hidden size of Qwen3-8B."""
 
@@ -160,7 +164,10 @@ class SpecForge:
         return dict(tensors)
 
     def free(self, where: Any) -> None:
-        self.features.release(self.handles.pop(where.sample_id))
+        if where.sample_id in self.handles:
+            self.features.release(self.handles.pop(where.sample_id))
+        else:  # it was not read
+            self.features.abort(where.sample_id)
         # The store's own removal waits for the engine's lease on objects that were read; the next turn needs the room
         # now.
         generation = where.metadata["generation"]
@@ -178,8 +185,7 @@ class Holdfast:
     """Holdfast from Python: tensors in, by pointer; tensors out, in memory of the pool, including lease and checks."""
 
     def __init__(self, cluster: Cluster, name: str, **settings: Any) -> None:
-        usual: dict[str, Any] = {"pool_bytes": 1 << 30, "warm_bytes": 512 << 20, "timeout": TIMEOUT_S}
-        self.store = holdfast.open(f"bench-{name}", **{**usual, **cluster.settings(), **settings})
+        self.store = holdfast.open(f"bench-{name}", **{**USUAL, **cluster.settings(), **settings})
         self.slots: list[Sample] = []
 
     def prepare(self, slots: list[Sample]) -> None:
@@ -199,6 +205,39 @@ class Holdfast:
 
     def close(self) -> None:
         self.store.close()
+
+
+class Pipeline:
+    """A producer that keeps several puts of Holdfast in flight. How it does that is decided here alone."""
+
+    def __init__(self, cluster: Cluster, in_flight: int) -> None:
+        self.in_flight = in_flight
+        self._loop = asyncio.new_event_loop()
+        opening = holdfast.aio.open("bench-pipeline", **{**USUAL, **cluster.settings()})
+        self._store = self._loop.run_until_complete(opening)
+
+    def put(self, samples: Sequence[tuple[str, Sample]]) -> list[holdfast.SampleRef]:
+        """Puts samples. Returns when all of them are visible to all processes."""
+        return self._loop.run_until_complete(self._put(samples))
+
+    async def _put(self, samples: Sequence[tuple[str, Sample]]) -> list[holdfast.SampleRef]:
+        room = asyncio.Semaphore(self.in_flight)
+
+        async def put_one(name: str, sample: Sample) -> holdfast.SampleRef:
+            async with room:
+                return await self._store.put(name, sample)
+
+        return await asyncio.gather(*(put_one(name, sample) for name, sample in samples))
+
+    def free(self, refs: Sequence[holdfast.SampleRef]) -> None:
+        """Frees samples that were put, and waits until they are gone."""
+        answers = self._loop.run_until_complete(self._store.retire_many(refs))
+        check(not any(isinstance(answer, holdfast.HoldfastError) for answer in answers), "a sample was not retired")
+        self._loop.run_until_complete(self._store.drain())
+
+    def close(self) -> None:
+        self._loop.run_until_complete(self._store.close())
+        self._loop.close()
 
 
 def check(holds: bool, what: str) -> None:

@@ -2,11 +2,16 @@
 
 Run by ``cargo xtask bench features [--quick] [--json]``. It starts its own cluster (a master, a holder process, an
 etcd), touches all memory of the holder, and then lets the contenders take turns: in every round each of them puts and
-gets, in an order that changes from round to round, so that a busy moment hits all of them. A ratio is the median time
-of the other contender over the median time of ours: a ratio of throughputs, where 1.0 is as fast and more is faster.
+gets, in an order that changes from round to round, so that a busy moment hits all of them. A ratio is the median over
+the rounds of the other contender's time over ours: a ratio of throughputs, where 1.0 is as fast and more is faster.
+Beside each ``x`` there are its interval (``x_low`` to ``x_high``, 95 %), ``x_rounds``, and the same ratio of processor
+time (``x_cpu`` of this process, ``x_cpu_servers`` of master, holder and etcd): see ``paired.py``.
 
 A put is timed until the sample is visible to all processes; a get from the reference to verified tensors, including the
 lease. Freeing is not timed here: ``cargo xtask prove ttl`` does that.
+
+``pipelined_put_4m`` is a producer of ours with eight puts in flight against SpecForge's store, which is called for one
+sample at a time. ``specforge_loop_…`` are ratios of time, where less is faster: see ``specforge_loop.py``.
 
 Metrics and logging are on, as in a program that is looked after; ``HOLDFAST_METRICS=off`` switches both off.
 
@@ -21,17 +26,16 @@ import json
 import logging
 import os
 import secrets
-import statistics
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TextIO
 
-from servers import running_cluster
+from paired import Ratio, Rounds, Spent, Stopwatch, median_of, ratio, take_turns
+from servers import Cluster, running_cluster
 
 SEGMENT_MIB: Final = 2048
 """Room for one sample of every contender, and for samples whose removal is late."""
@@ -42,118 +46,142 @@ WARM_UP: Final = 2
 """Rounds that do not count: connections, pools and caches fill up. Bytes are compared in these rounds."""
 TOKENS_128M: Final = 4096
 TOKENS_4M: Final = 128
+CASES: Final = ("128m", "4m", "4m_8inflight", "pipelined", "loop")
 
 
-@dataclass
-class Times:
-    """The times of one contender in one case, one value for each round, in seconds."""
+@dataclass(frozen=True)
+class Amount:
+    """How many rounds each case has."""
 
-    put: list[float] = field(default_factory=list)
-    get: list[float] = field(default_factory=list)
-    processor: float = 0.0
-    """Processor time of all threads of this process over all rounds: puts, gets, frees, and what follows them."""
+    large: int
+    small: int
+    loop: int
 
 
-@dataclass
+QUICK: Final = Amount(large=15, small=41, loop=41)
+FULL: Final = Amount(large=61, small=201, loop=201)
+
+
+@dataclass(frozen=True)
 class Case:
-    """One workload, and the times of each contender."""
+    """One workload, and what each contender took."""
 
     name: str
     samples: int
     """How many samples a round passes on."""
     nbytes: int
     """The size of each sample in bytes."""
-    times: dict[str, Times] = field(default_factory=dict)
+    rounds: Rounds
 
-    def ratio(self, what: str, ours: str, theirs: str) -> float:
+    def ratio(self, what: str, ours: str, theirs: str) -> Ratio:
         """Our throughput over theirs."""
-        return self.median(what, theirs) / self.median(what, ours)
+        return ratio(self.rounds[theirs][what], self.rounds[ours][what])
 
-    def median(self, what: str, contender: str) -> float:
-        """The median time of a round, in seconds."""
-        times = self.times[contender]
-        return statistics.median(times.put if what == "put" else times.get)
+    def processor(self, contender: str) -> float:
+        """Processor time of this process for one sample, from put to free, in seconds."""
+        steps = self.rounds[contender].values()
+        return sum(sum(spent.cpu for spent in step) / len(step) for step in steps) / self.samples
 
 
 def run_case(
-    case: Case, contenders: Mapping[str, Any], sources: Sequence[dict[str, Any]], rounds: int, threads: int
+    name: str,
+    contenders: Mapping[str, Any],
+    sources: Sequence[dict[str, Any]],
+    samples: int,
+    rounds: int,
+    watch: Stopwatch,
 ) -> Case:
-    """Lets contenders take turns."""
-    from contenders import check, same
+    """Lets contenders put and get. There are as many threads as sources."""
+    from contenders import check, nbytes, same
 
+    threads = len(sources)
     for contender in contenders.values():
         contender.prepare(list(sources))
-    case.times = {name: Times() for name in contenders}
-    order = list(contenders)
-    slots = [n * threads // case.samples for n in range(case.samples)]  # each thread has one
+    slots = [n * threads // samples for n in range(samples)]  # each thread has one
     with ThreadPoolExecutor(threads) as workers:
 
-        def each(act: Callable[[int], Any]) -> tuple[list[Any], float]:
-            begun = time.perf_counter()
+        def each(act: Callable[[int], Any]) -> list[Any]:
             if threads == 1:
-                results = [act(n) for n in range(case.samples)]
-            else:
-                # One job for each thread: a thread processes its samples one after the other.
-                per_thread = case.samples // threads
-                shares = [range(t * per_thread, (t + 1) * per_thread) for t in range(threads)]
-                jobs = [workers.submit(lambda share: [act(n) for n in share], share) for share in shares]
-                results = [result for job in jobs for result in job.result()]
-            return results, time.perf_counter() - begun
+                return [act(n) for n in range(samples)]
+            # One job for each thread: a thread processes its samples one after the other.
+            per_thread = samples // threads
+            shares = [range(t * per_thread, (t + 1) * per_thread) for t in range(threads)]
+            jobs = [workers.submit(lambda share: [act(n) for n in share], share) for share in shares]
+            return [result for job in jobs for result in job.result()]
 
-        for turn in range(-WARM_UP, rounds):
-            order.append(order.pop(0))
-            for name in order:
-                contender = contenders[name]
-                processor = time.process_time()
-                put_one = partial(_put, contender, slots, f"{case.name}-{turn}")
-                where, put = each(put_one)
-                if turn < 0:
-                    for slot, at in zip(slots, where, strict=True):
-                        check(same(contender.get(slot, at), sources[slot]), f"{name}: wrong bytes came back")
-                _, get = each(partial(_get, contender, slots, where))
+        def one_round(contender: Any, turn: int) -> dict[str, Spent]:
+            where, put = watch.time(lambda: each(lambda n: contender.put(slots[n], f"{name}-{turn}-{n}")))
+            if turn < 0:
+                for slot, at in zip(slots, where, strict=True):
+                    right = same(contender.get(slot, at), sources[slot])
+                    check(right, f"{type(contender).__name__}: wrong bytes came back")
+            # The length: the tensors are dropped at once.
+            _, get = watch.time(lambda: each(lambda n: len(contender.get(slots[n], where[n]))))
+
+            def free() -> None:
                 for at in where:
                     contender.free(at)
                 contender.settle()
-                if turn >= 0:
-                    case.times[name].processor += time.process_time() - processor
-                    case.times[name].put.append(put)
-                    case.times[name].get.append(get)
+
+            return {"put": put, "get": get, "free": watch.time(free)[1]}
+
+        turns = {side: partial(one_round, contender) for side, contender in contenders.items()}
+        found = take_turns(turns, rounds, WARM_UP)
         gc.collect()
-    return case
+    return Case(name, samples, sum(map(nbytes, sources[0].values())), found)
 
 
-def _put(contender: Any, slots: Sequence[int], name: str, n: int) -> Any:
-    return contender.put(slots[n], f"{name}-{n}")
+def run_pipelined(
+    cluster: Cluster, specforge: Any, sources: Sequence[dict[str, Any]], rounds: int, watch: Stopwatch
+) -> Case:
+    """Our producer with several puts in flight, and SpecForge's store, one put after the other."""
+    from contenders import Pipeline, nbytes
 
+    specforge.prepare(list(sources))
+    samples = EACH * len(sources)
+    with closing(Pipeline(cluster, IN_FLIGHT)) as pipeline:
 
-def _get(contender: Any, slots: Sequence[int], where: Sequence[Any], n: int) -> int:
-    return len(contender.get(slots[n], where[n]))  # drops the tensors at once
+        def ours(turn: int) -> dict[str, Spent]:
+            given = [(f"pipelined-{turn}-{n}", sources[n % len(sources)]) for n in range(samples)]
+            refs, put = watch.time(lambda: pipeline.put(given))
+            return {"put": put, "free": watch.time(lambda: pipeline.free(refs))[1]}
+
+        def theirs(turn: int) -> dict[str, Spent]:
+            names = [f"one-by-one-{turn}-{n}" for n in range(samples)]
+            refs, put = watch.time(lambda: [specforge.put(n % len(sources), name) for n, name in enumerate(names)])
+            return {"put": put, "free": watch.time(lambda: [specforge.free(ref) for ref in refs])[1]}
+
+        found = take_turns({"specforge": theirs, "holdfast": ours}, rounds, WARM_UP)
+    return Case("pipelined_put_4m", samples, sum(map(nbytes, sources[0].values())), found)
 
 
 def table(cases: Sequence[Case], out: TextIO) -> None:
     """Prints medians and their spread, for people."""
-    heading = ("case", "contender", "put: median ms", "(fastest to slowest)", "GB/s", "get: median ms", "(…)", "GB/s")
+    heading = ("case", "contender", "step", "median ms", "(fastest to slowest)", "GB/s", "processor ms", "servers' ms")
     rows: list[tuple[str, ...]] = [heading]
     for case in cases:
-        for name, times in case.times.items():
-            cells = [case.name, name]
-            for values in (times.put, times.get):
-                median, each = statistics.median(values), case.samples
-                cells += [
-                    f"{median / each * 1e3:.2f}",
-                    f"({min(values) / each * 1e3:.2f} to {max(values) / each * 1e3:.2f})",
-                    f"{case.samples * case.nbytes / median / 1e9:.2f}",
-                ]
-            rows.append(tuple(cells))
+        for name, steps in case.rounds.items():
+            for step, rounds in steps.items():
+                median, each = median_of(rounds), 1e3 / case.samples
+                walls = [spent.wall for spent in rounds]
+                rate = f"{case.samples * case.nbytes / median.wall / 1e9:.2f}" if step in ("put", "get") else ""
+                rows.append(
+                    (
+                        *(case.name, name, step, f"{median.wall * each:.3f}"),
+                        f"({min(walls) * each:.3f} to {max(walls) * each:.3f})",
+                        *(rate, f"{median.cpu * each:.3f}", f"{median.servers * each:.3f}"),
+                    )
+                )
     widths = [max(len(row[column]) for row in rows) for column in range(len(heading))]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip(), file=out)
     print("times are for one sample; with several in flight, the time of all of them divided by their number", file=out)
 
 
-def figures(large: Case, small: Case, parallel: Case) -> dict[str, float]:
+def ratios(cases: Mapping[str, Case]) -> dict[str, Ratio]:
     """The ratios, under the names that the goals use."""
-    found: dict[str, float] = {}
+    large, small, parallel, pipelined = (cases[name] for name in ("128m", "4m", "4m_8inflight", "pipelined_put_4m"))
+    found: dict[str, Ratio] = {}
     for what in ("put", "get"):
         found[f"{what}_ratio_128m"] = large.ratio(what, "holdfast", "bare")
         found[f"{what}_ratio_128m_nosum"] = large.ratio(what, "holdfast, no checksums", "bare")
@@ -162,70 +190,97 @@ def figures(large: Case, small: Case, parallel: Case) -> dict[str, float]:
         found[f"vs_specforge_{what}_4m"] = small.ratio(what, "holdfast", "specforge")
         found[f"sealed_{what}_ratio_128m"] = large.ratio(what, "holdfast, sealed", "bare")
         found[f"{what}_ratio_4m"] = small.ratio(what, "holdfast", "bare")
-        for case, name in ((large, "128m"), (small, "4m"), (parallel, "4m_8inflight")):
+    found["pipelined_put_4m"] = pipelined.ratio("put", "holdfast", "specforge")
+    return found
+
+
+def medians(cases: Mapping[str, Case]) -> dict[str, float]:
+    """Times for one sample, under the names that the goals use."""
+    found: dict[str, float] = {}
+    for name in ("128m", "4m", "4m_8inflight"):
+        case = cases[name]
+        for what in ("put", "get"):
             for contender in ("bare", "specforge", "holdfast"):
-                found[f"{contender}_{what}_{name}_ms"] = case.median(what, contender) / case.samples * 1e3
-    for case, name in ((large, "128m"), (small, "4m"), (parallel, "4m_8inflight")):
-        ours, bare = case.times["holdfast"], case.times["bare"]
-        found[f"cpu_{name}_us"] = ours.processor / (len(ours.put) * case.samples) * 1e6
+                median, prefix = median_of(case.rounds[contender][what]), f"{contender}_{what}_{name}"
+                found[f"{prefix}_ms"] = median.wall / case.samples * 1e3
+                found[f"{prefix}_cpu_us"] = median.cpu / case.samples * 1e6
+                found[f"{prefix}_cpu_servers_us"] = median.servers / case.samples * 1e6
+        found[f"cpu_{name}_us"] = case.processor("holdfast") * 1e6
         # The bare engine's in the same run tells how fast the machine was: this one can be compared between runs.
-        found[f"cpu_{name}_relative"] = ours.processor / bare.processor
-    return {name: round(value, 3) for name, value in found.items()}
+        found[f"cpu_{name}_relative"] = case.processor("holdfast") / case.processor("bare")
+    return found
+
+
+def measure(cluster: Cluster, amount: Amount, only: str | None) -> tuple[dict[str, Case], dict[str, Ratio]]:
+    """Runs the cases. The ratios are of all cases, so there are none if only one was run."""
+    import specforge_loop
+    from contenders import Bare, Holdfast, SpecForge, eagle_sample, nbytes
+
+    watch = Stopwatch(cluster.pids.values())
+    cases: list[Case] = []
+    small_source = eagle_sample(TOKENS_4M)
+    eight = [eagle_sample(TOKENS_4M) for _ in range(IN_FLIGHT)]
+
+    def wanted(case: str) -> bool:
+        return only in (None, case)
+
+    with closing(Bare(cluster)) as bare:
+        bare.touch_all_memory()
+        specforge = SpecForge(cluster, bare)
+        with ExitStack() as opened:
+            plain = opened.enter_context(closing(Holdfast(cluster, "plain")))
+            three = {"bare": bare, "specforge": specforge, "holdfast": plain}
+            if wanted("128m"):
+                others = {"no checksums": {"checksum": False}, "sealed": {"key": secrets.token_bytes(32)}}
+                five: dict[str, Any] = dict(three)
+                with ExitStack() as more:
+                    for name, settings in others.items():
+                        other = Holdfast(cluster, name.replace(" ", "-"), **settings)
+                        five[f"holdfast, {name}"] = more.enter_context(closing(other))
+                    cases.append(run_case("128m", five, [eagle_sample(TOKENS_128M)], 1, amount.large, watch))
+            if wanted("4m"):
+                cases.append(run_case("4m", three, [small_source], EACH, amount.small, watch))
+            if wanted("4m_8inflight"):
+                cases.append(run_case("4m_8inflight", three, eight, IN_FLIGHT * EACH, amount.small, watch))
+        if wanted("pipelined"):
+            cases.append(run_pipelined(cluster, specforge, eight, amount.small, watch))
+    found: dict[str, Ratio] = {}
+    if wanted("loop"):
+        loops = specforge_loop.measure(cluster, amount.loop)
+        size = sum(map(nbytes, specforge_loop.small_sample().values()))
+        cases += [Case(f"loop, {name}", specforge_loop.STEP, size, rounds) for name, rounds in loops.items()]
+        found |= specforge_loop.ratios(loops)
+    by_name = {case.name: case for case in cases}
+    return by_name, found if only else {**ratios(by_name), **found}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--json", action="store_true", help="nothing but one JSON object on standard output")
-    parser.add_argument("--only", choices=["128m", "4m", "4m_8inflight"], help="one case, for profiling; no figures")
+    parser.add_argument("--only", choices=CASES, help="one case, for profiling; no figures")
     parser.add_argument("--rounds", type=int, help="how many rounds, for profiling")
     options = parser.parse_args()
     if os.environ.get("HOLDFAST_METRICS") != "off":
         logging.basicConfig(level=logging.INFO, filename=os.devnull)
-    rounds_large, rounds_small = (9, 15) if options.quick else (31, 61)
+    amount = QUICK if options.quick else FULL
+    if options.rounds:
+        amount = Amount(options.rounds, options.rounds, options.rounds)
+    out = sys.stderr if options.json else sys.stdout
     with running_cluster(segment_mib=SEGMENT_MIB, lease_ttl="5s") as cluster:
-        os.environ.update({**cluster.client_env, "MC_LOG_LEVEL": "ERROR"})  # read when the engine is loaded, below
-        from contenders import Bare, Holdfast, SpecForge, eagle_sample, nbytes
-
-        def case(name: str, tokens: int, samples: int) -> tuple[Case, list[dict[str, Any]]]:
-            sources = [eagle_sample(tokens) for _ in range(IN_FLIGHT if samples > EACH * 2 else 1)]
-            return Case(name, samples, sum(map(nbytes, sources[0].values()))), sources
-
-        with closing(Bare(cluster)) as bare:
-            bare.touch_all_memory()
-            with (
-                closing(Holdfast(cluster, "plain")) as plain,
-                closing(Holdfast(cluster, "nosum", checksum=False)) as nosum,
-                closing(Holdfast(cluster, "sealed", key=secrets.token_bytes(32))) as sealed,
-            ):
-                three = {"bare": bare, "specforge": SpecForge(cluster, bare), "holdfast": plain}
-                five = {**three, "holdfast, no checksums": nosum, "holdfast, sealed": sealed}
-                plans: dict[str, Callable[[], Case]] = {
-                    "128m": lambda: run_case(
-                        *in_order(case("128m", TOKENS_128M, 1), five), options.rounds or rounds_large, 1
-                    ),
-                    "4m": lambda: run_case(
-                        *in_order(case("4m", TOKENS_4M, EACH), three), options.rounds or rounds_small, 1
-                    ),
-                    "4m_8inflight": lambda: run_case(
-                        *in_order(case("4m_8inflight", TOKENS_4M, IN_FLIGHT * EACH), three),
-                        options.rounds or rounds_small,
-                        IN_FLIGHT,
-                    ),
-                }
-                cases = [plan() for name, plan in plans.items() if options.only in (None, name)]
-    table(cases, sys.stderr if options.json else sys.stdout)
+        os.environ.update({**cluster.client_env, "MC_LOG_LEVEL": "ERROR"})  # read when the engine is loaded
+        cases, found = measure(cluster, amount, options.only)
+    table(list(cases.values()), out)
+    for name, one in found.items():
+        print(f"{name:<28} {one}", file=out)
     if options.only is None:
-        large, small, parallel = cases
-        print(json.dumps(figures(large, small, parallel)), flush=True)
+        figures = medians(cases)
+        for name, one in found.items():
+            figures |= one.figures(name)
+        print(json.dumps({name: round(value, 3) for name, value in figures.items()}), flush=True)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # SpecForge's client cannot be closed
-
-
-def in_order(made: tuple[Case, list[dict[str, Any]]], contenders: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """A case, its contenders and its sources."""
-    return made[0], contenders, made[1]
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 Both are the real classes, on one master and holder, with SGLang's own host pool (keys and values apart, page first),
 through the calls that SGLang's controller makes: ``batch_set_v1`` and ``batch_get_v1``. They take turns, and the one
 that goes first alternates. Ours checks the length and the checksum of every page, SGLang's checks neither. A ratio is
-the median time of SGLang's over that of ours: 1.0 is as fast, more is faster. The pool of the cluster is touched first.
+the median over the rounds of SGLang's time over ours: 1.0 is as fast, more is faster. Beside each ``x`` there are its
+interval, rounds and processor time, as in ``features.py``. The pool of the cluster is touched first.
 
 The last line is one JSON object. ``--try`` measures other settings of ours as well; ``--rounds`` is for profiling.
 """
@@ -13,17 +14,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import sys
-import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TextIO
 
 import sglang_parts as parts
 import torch
 
+from paired import Ratio, Rounds, Spent, Stopwatch, median_of, ratio, take_turns
 from servers import Cluster, running_cluster
 
 BATCH: Final = 64
@@ -49,29 +50,26 @@ class Contender:
     storage: Any
     pool: Any
     remove: Callable[[list[str]], None]
-    times: dict[str, list[float]] = field(default_factory=lambda: {"set": [], "get": []})
     evicted: bool = False
 
-    def turn(self, keys: list[str], warm: bool) -> None:
+    def turn(self, watch: Stopwatch, turn: int) -> dict[str, Spent] | None:
         """Sets 64 pages, gets them into 64 others, and removes them."""
+        keys = [uuid.uuid4().hex * 2 for _ in range(BATCH)]
         source, target = parts.indices(self.pool, range(BATCH)), parts.indices(self.pool, range(BATCH, 2 * BATCH))
-        begun = time.perf_counter()
-        stored = self.storage.batch_set_v1(keys, source)
-        between = time.perf_counter()
-        loaded = self.storage.batch_get_v1(keys, target)
-        ended = time.perf_counter()
-        if warm or (not all(loaded) and not self.evicted):
+        stored, setting = watch.time(lambda: self.storage.batch_set_v1(keys, source))
+        loaded, getting = watch.time(lambda: self.storage.batch_get_v1(keys, target))
+        counts = turn >= 0 and (all(loaded) or self.evicted)
+        if counts:
+            check(all(stored) and all(loaded), f"stored {sum(stored)} and loaded {sum(loaded)} of {BATCH} pages")
+        else:
             # The pool was full when it was touched, so the master evicts once, whatever objects it finds at that
             # moment. That turn does not count.
             self.evicted |= not all(loaded)
             came = [at for at in range(BATCH) if loaded[at]]
             same = parts.page_bytes(self.pool, came) == parts.page_bytes(self.pool, [BATCH + at for at in came])
             check(same and len(came) > BATCH // 2, "other bytes came back, or nothing")
-        else:
-            check(all(stored) and all(loaded), f"stored {sum(stored)} and loaded {sum(loaded)} of {BATCH} pages")
-            self.times["set"].append(between - begun)
-            self.times["get"].append(ended - between)
         self.remove(keys)
+        return {"set": setting, "get": getting} if counts else None
 
 
 def check(holds: bool, what: str) -> None:
@@ -134,33 +132,37 @@ def touch(client: Any) -> None:
     client.unregister_buffer(block.data_ptr())
 
 
-def table(size: str, contenders: dict[str, Contender], out: TextIO) -> None:
+def ratios(size: str, rounds: Rounds, ours: str = OURS) -> dict[str, Ratio]:
+    """Our throughput over SGLang's."""
+    return {f"vs_sglang_{what}_{size}": ratio(rounds[THEIRS][what], rounds[ours][what]) for what in ("set", "get")}
+
+
+def table(size: str, rounds: Rounds, out: TextIO) -> None:
     """Prints the results for people."""
     nbytes = BATCH * (256 << 10 if size == "256k" else 1 << 20)
-    for name, one in contenders.items():
+    for name, steps in rounds.items():
         cells = []
-        for what, times in one.times.items():
-            median = statistics.median(times)
-            ratio = statistics.median(contenders[THEIRS].times[what]) / median
+        for (what, spent), told in zip(steps.items(), ratios(size, rounds, name).values(), strict=True):
+            times, median = [one.wall for one in spent], median_of(spent).wall
             cells.append(
                 f"{what} {median * 1e3:6.2f} ms ({min(times) * 1e3:.2f} to {max(times) * 1e3:.2f}) "
-                f"{BATCH / median:6.0f} pages/s {nbytes / median / 1e9:5.2f} GB/s x{ratio:.2f}"
+                f"{BATCH / median:6.0f} pages/s {nbytes / median / 1e9:5.2f} GB/s x{told}"
             )
         print(f"{size:>5} {name:<20} {'   '.join(cells)}", file=out, flush=True)
 
 
-def figures(size: str, contenders: dict[str, Contender]) -> dict[str, float]:
-    """The figures, under the names that the goals use."""
+def figures(size: str, rounds: Rounds) -> dict[str, float]:
+    """The medians, under the names that the goals use."""
     nbytes = BATCH * (256 << 10 if size == "256k" else 1 << 20)
     found: dict[str, float] = {}
     for what in ("set", "get"):
-        medians = {name: statistics.median(contenders[name].times[what]) for name in (OURS, THEIRS)}
-        found[f"vs_sglang_{what}_{size}"] = medians[THEIRS] / medians[OURS]
-        for name, median in medians.items():
-            found[f"{name}_{what}_{size}_pages_s"] = BATCH / median
-            found[f"{name}_{what}_{size}_gb_s"] = nbytes / median / 1e9
-            times = contenders[name].times[what]
-            found[f"{name}_{what}_{size}_spread"] = (max(times) - min(times)) / median
+        for name in (OURS, THEIRS):
+            times, median = [one.wall for one in rounds[name][what]], median_of(rounds[name][what])
+            found[f"{name}_{what}_{size}_pages_s"] = BATCH / median.wall
+            found[f"{name}_{what}_{size}_gb_s"] = nbytes / median.wall / 1e9
+            found[f"{name}_{what}_{size}_spread"] = (max(times) - min(times)) / median.wall
+            found[f"{name}_{what}_{size}_cpu_us"] = median.cpu / BATCH * 1e6
+            found[f"{name}_{what}_{size}_cpu_servers_us"] = median.servers / BATCH * 1e6
     return found
 
 
@@ -174,7 +176,9 @@ def main() -> None:
     out = sys.stderr if options.json else sys.stdout
     rounds = options.rounds or (61 if options.quick else 301)
     found: dict[str, float] = {}
+    told: dict[str, Ratio] = {}
     with running_cluster(segment_mib=SEGMENT_MIB, etcd=1, lease_ttl="5s") as cluster:
+        watch = Stopwatch(cluster.pids.values())
         os.environ.update({**cluster.client_env, "MC_LOG_LEVEL": "ERROR"})  # read when the engine is loaded
         for number, (size, layers) in enumerate(SIZES.items()):
 
@@ -186,18 +190,18 @@ def main() -> None:
                 contenders[name] = holdfast(cluster, pool(), **settings)
             if number == 0:
                 touch(contenders[THEIRS].storage.store)
-            order = list(contenders.values())
-            for turn in range(-WARM_UP, rounds):
-                order.append(order.pop(0))
-                for one in order:
-                    one.turn([uuid.uuid4().hex * 2 for _ in range(BATCH)], turn < 0)
-            table(size, contenders, out)
-            found |= figures(size, contenders)
+            turns = {name: partial(one.turn, watch) for name, one in contenders.items()}
+            timed = take_turns(turns, rounds, WARM_UP)
+            table(size, timed, out)
+            found |= figures(size, timed)
+            told |= ratios(size, timed)
             for name, one in contenders.items():
                 if name != THEIRS:
                     one.storage.close()
     for what in ("set", "get"):
-        found[f"vs_sglang_{what}"] = min(found[f"vs_sglang_{what}_{size}"] for size in SIZES)
+        told[f"vs_sglang_{what}"] = min((told[f"vs_sglang_{what}_{size}"] for size in SIZES), key=lambda one: one.value)
+    for name, one_ratio in told.items():
+        found |= one_ratio.figures(name)
     print(json.dumps({name: round(value, 3) for name, value in found.items()}), flush=True)
     sys.stderr.flush()
     os._exit(0)  # SGLang's client cannot be closed

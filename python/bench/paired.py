@@ -1,12 +1,12 @@
-"""Ratios that can be told from noise: sides that take turns, and the median over rounds of one side's time over another's.
+"""Ratios that can be told from noise: the median over rounds of one side's time over another's, taken in turns.
 
 A machine that slows down for a second slows down all sides of a round, so the ratio within a round says more than two
-medians over the whole run. The interval beside a ratio is the bootstrap's: the rounds are drawn anew 2,000 times,
-with replacement, and 95 % of the medians of these draws lie in it. If 1.0 lies in it too, the run does not tell which side is
-faster.
+medians over the whole run. The interval beside a ratio is the bootstrap's: the rounds are drawn anew 2,000 times, with
+replacement, and 95 % of the medians of these draws lie in it. If 1.0 lies in it too, the run does not tell which side
+is faster.
 
-Beside wall time there is processor time, user and system: of the calling process, and of the servers. It is less noisy than wall
-time on a machine that does other things too.
+Beside wall time there is processor time, user and system: of the calling process, and of the servers. It is less noisy
+than wall time on a machine that does other things too.
 """
 
 from __future__ import annotations
@@ -73,16 +73,16 @@ def _clock_of(pid: int) -> int:
 
 
 def order(sides: Sequence[str], turn: int) -> list[str]:
-    """Which side goes when in a round. Each order is followed by its reverse, and the next pair of rounds begins one side
-    further on: no side is always first, and none always follows the same other one."""
+    """Which side goes when in a round. Each order is followed by its reverse, and the next pair of rounds begins one
+    side further on: no side is always first, and none always follows the same other one."""
     first = turn // 2 % len(sides)
     turned = [*sides[first:], *sides[:first]]
     return turned if turn % 2 == 0 else turned[::-1]
 
 
 def take_turns(sides: Mapping[str, Turn], rounds: int, warm_up: int) -> Rounds:
-    """Lets sides take turns. Each is called with the number of the round, negative in rounds that do not count, and tells
-    what its steps took. A round in which a side tells nothing does not count for any side."""
+    """Lets sides take turns. Each is called with the number of the round, negative in rounds that do not count, and
+    tells what its steps took. A round in which a side tells nothing does not count for any side."""
     found: Rounds = {side: {} for side in sides}
     for turn in range(-warm_up, rounds):
         told = {side: sides[side](turn) for side in order(list(sides), turn)}
@@ -108,7 +108,7 @@ class Ratio:
     """The same of the servers' processor time, if it was measured."""
 
     def figures(self, name: str) -> dict[str, float]:
-        """The ratio as figures of a report: ``x``, ``x_low``, ``x_high``, ``x_rounds``, ``x_cpu``, ``x_cpu_servers``."""
+        """The figures of a report: ``x``, ``x_low``, ``x_high``, ``x_rounds``, ``x_cpu``, ``x_cpu_servers``."""
         found = {
             name: self.value,
             f"{name}_low": self.low,
@@ -123,8 +123,8 @@ class Ratio:
 
 
 def ratio(above: Sequence[Spent], below: Sequence[Spent]) -> Ratio:
-    """The ratio of what ``above`` took to what ``below`` took in the same rounds. To tell our throughput over theirs, theirs
-    is above."""
+    """The ratio of what ``above`` took to what ``below`` took in the same rounds. To tell our throughput over theirs,
+    theirs is above."""
     walls = _each([one.wall for one in above], [one.wall for one in below])
     cpu = _each([one.cpu for one in above], [one.cpu for one in below])
     servers = [[one.servers for one in side] for side in (above, below)]
