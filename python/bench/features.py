@@ -58,8 +58,8 @@ class Amount:
     loop: int
 
 
-QUICK: Final = Amount(large=15, small=41, loop=41)
-FULL: Final = Amount(large=61, small=201, loop=201)
+QUICK: Final = Amount(large=21, small=41, loop=61)
+FULL: Final = Amount(large=151, small=401, loop=401)
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,10 @@ def measure(cluster: Cluster, amount: Amount, only: str | None) -> tuple[dict[st
             plain = opened.enter_context(closing(Holdfast(cluster, "plain")))
             three = {"bare": bare, "specforge": specforge, "holdfast": plain}
             if wanted("128m"):
-                others = {"no checksums": {"checksum": False}, "sealed": {"key": secrets.token_bytes(32)}}
+                others: dict[str, dict[str, Any]] = {
+                    "no checksums": {"checksum": False},
+                    "sealed": {"key": secrets.token_bytes(32)},
+                }
                 five: dict[str, Any] = dict(three)
                 with ExitStack() as more:
                     for name, settings in others.items():

@@ -5,6 +5,10 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
+use serde_json::{Map, Value};
+
+use crate::features::last_line;
+use crate::privilege::{self, Privilege};
 
 /// Runs cargo in the repository and fails if it does.
 fn cargo(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>, environment: &[(&str, &str)]) -> Result<()> {
@@ -61,6 +65,8 @@ pub(crate) enum Subject {
     Kv,
     /// Prefetches from SSD, by each route, and probes against Mooncake's own
     Prefetch,
+    /// The time from the last acknowledgement until the bytes are free, over many runs of `prove ttl --quick`
+    Reclaim,
 }
 
 #[derive(Args)]
@@ -73,31 +79,48 @@ pub(crate) struct Bench {
     /// Print nothing but one JSON object, last
     #[arg(long)]
     json: bool,
+    /// `reclaim` only: how many runs
+    #[arg(long, default_value_t = 50)]
+    runs: usize,
+    /// Whether the processes have CAP_SYS_NICE; both, if nothing is said
+    #[arg(long)]
+    privilege: Option<Privilege>,
 }
 
 pub(crate) fn bench(options: &Bench) -> Result<()> {
-    let mut arguments = vec!["run", "--locked", "--quiet", "--release", "--package"];
-    arguments.extend(match options.subject {
-        Subject::Engine => [
-            "holdfast-engine-mooncake",
-            "--all-features",
-            "--example",
-            "engine_bench",
-        ],
-        Subject::Prefetch => [
-            "holdfast-engine-mooncake",
-            "--all-features",
-            "--example",
-            "prefetch_bench",
-        ],
-        Subject::Index => ["holdfast-index-etcd", "--all-features", "--example", "index_bench"],
-        Subject::Features => return crate::features::bench(options.quick, options.json),
-        Subject::Kv => return crate::kv::bench(options.quick, options.json),
-    });
-    arguments.push("--");
-    arguments.extend(options.json.then_some("--json"));
+    let subject = options.subject.to_possible_value();
+    let subject = subject.context("every subject has a name")?;
+    let mut arguments = vec!["bench", subject.get_name()];
     arguments.extend(options.quick.then_some("--quick"));
-    cargo(arguments, &[])
+    arguments.extend(options.json.then_some("--json"));
+    let runs = options.runs.to_string();
+    arguments.extend(["--runs", &runs]);
+    let privilege = Privilege::or_usual(options.privilege)?;
+    let figures = privilege::figures(privilege, &arguments, options.json, || figures(options))?;
+    println!("{}", serde_json::to_string(&figures)?);
+    Ok(())
+}
+
+fn figures(options: &Bench) -> Result<Map<String, Value>> {
+    let example = match options.subject {
+        Subject::Engine => ["holdfast-engine-mooncake", "--example", "engine_bench"],
+        Subject::Prefetch => ["holdfast-engine-mooncake", "--example", "prefetch_bench"],
+        Subject::Index => ["holdfast-index-etcd", "--example", "index_bench"],
+        Subject::Features => return crate::features::figures(options.quick, options.json),
+        Subject::Kv => return crate::kv::figures(options.quick, options.json),
+        Subject::Reclaim => return crate::features::reclaim(options.runs),
+    };
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command
+        .args(["run", "--locked", "--quiet", "--release", "--all-features", "--package"])
+        .args(example)
+        .arg("--")
+        .args(options.json.then_some("--json"))
+        .args(options.quick.then_some("--quick"))
+        .current_dir(crate::repository());
+    let (figures, ended_well) = last_line(&mut command, options.json)?;
+    ensure!(ended_well, "{command:?} failed");
+    Ok(figures)
 }
 
 #[derive(Args)]

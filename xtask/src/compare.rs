@@ -23,6 +23,7 @@ use comfy_table::Table;
 use serde_json::{Map, Value};
 
 use crate::features::last_line;
+use crate::privilege;
 
 /// Read by the benchmarks, which log nothing then, and by the library.
 const METRICS_OFF: (&str, &str) = ("HOLDFAST_METRICS", "off");
@@ -164,6 +165,8 @@ fn git(arguments: &[&str]) -> Result<String> {
 fn bench(checkout: &Path, subject: Subject, setting: Option<(&str, &str)>) -> Result<Map<String, Value>> {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(subject.arguments()).envs(setting).current_dir(checkout);
+    // Once: what is compared are two revisions, not two privileges.
+    command.env(privilege::VARIABLE, privilege::of_this_process()?);
     // The variables that cargo set for this program refer to this checkout.
     for name in [
         "CARGO_TARGET_DIR",
@@ -192,14 +195,18 @@ struct Figure {
     high: f64,
 }
 
-/// Whether more of a figure is better; `None` if it is neither better nor worse.
+/// Whether more of a figure is better; `None` if it is neither better nor worse. The processor time of a ratio is a ratio
+/// of the same direction; its interval belongs to its own run.
 fn more_is_better(name: &str) -> Option<bool> {
+    if let Some(ratio) = name.strip_suffix("_cpu").or(name.strip_suffix("_cpu_servers")) {
+        return more_is_better(ratio);
+    }
     let any = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
-    if any(&["_bare", "_of_", "torn", "holds"]) {
+    if ["_low", "_high", "_rounds"].iter().any(|end| name.ends_with(end)) || any(&["_bare", "_of_", "torn", "holds"]) {
         None
-    } else if any(&["_ms", "_us", "fairness", "growth", "bytes_per", "cpu"]) {
+    } else if any(&["_ms", "_us", "fairness", "growth", "bytes_per", "cpu", "specforge_loop"]) {
         Some(false)
-    } else if any(&["ratio", "vs_", "per_s", "throughput"]) {
+    } else if any(&["ratio", "vs_", "per_s", "throughput", "pipelined"]) {
         Some(true)
     } else {
         None
@@ -277,6 +284,14 @@ mod tests {
             .map(|f| (f.name.as_str(), f.low, f.ratio, f.high))
             .collect();
         assert_eq!(ratios, [("p50_ms", 0.5, 1.25, 2.0), ("put_ratio", 1.0, 1.5, 2.0)]);
+    }
+
+    #[test]
+    fn processor_time_follows_its_ratio_and_an_interval_is_not_compared() {
+        assert_eq!(more_is_better("put_ratio_4m_cpu"), Some(true));
+        assert_eq!(more_is_better("specforge_loop_get_cpu_servers"), Some(false));
+        assert_eq!(more_is_better("cpu_4m_us"), Some(false));
+        assert_eq!(more_is_better("batched_ratio_low"), None);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! `cargo xtask bench features`: the feature store against the bare engine and against SpecForge's own store.
 //!
-//! Three programs, one after the other, and one line of JSON from all of them:
+//! Three programs, one after the other, and the figures of all of them:
 //!
 //! | program | what it gives |
 //! |---|---|
@@ -14,6 +14,7 @@ use std::ffi::OsStr;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
+use holdfast_testkit::quantile;
 use serde_json::{Map, Value};
 
 /// The figures that are taken from the proofs: the proof, its figure, and the name that it has here.
@@ -24,7 +25,7 @@ const FROM_PROOFS: [(&str, &str, &str); 4] = [
     ("torn", "reads", "torn_reads_of"),
 ];
 
-pub(crate) fn bench(quick: bool, json: bool) -> Result<()> {
+pub(crate) fn figures(quick: bool, json: bool) -> Result<Map<String, Value>> {
     build_package()?;
     let mut bench = python_bench("features.py", quick, json)?;
     let (mut figures, ended_well) = last_line(&mut bench, json)?;
@@ -39,8 +40,33 @@ pub(crate) fn bench(quick: bool, json: bool) -> Result<()> {
         }
         figures.insert(format!("{proof}_holds"), holds.into());
     }
-    println!("{}", serde_json::to_string(&figures)?);
-    Ok(())
+    Ok(figures)
+}
+
+/// `cargo xtask bench reclaim`: how the p99 of the time from the last acknowledgement until the bytes are free differs from run
+/// to run of `prove ttl --quick`, each on a cluster of its own.
+pub(crate) fn reclaim(runs: usize) -> Result<Map<String, Value>> {
+    ensure!(runs > 0, "at least one run is needed: --runs 50");
+    let mut each = Vec::new();
+    for run in 1..=runs {
+        // A p99 over the goal is a claim that does not hold; here it is a figure like any other.
+        let (found, _) = last_line(&mut proof_command("ttl"), true)?;
+        let p99 = found.get("reclaim_p99_ms").and_then(Value::as_f64);
+        let p99 = p99.context("ttl tells no reclaim_p99_ms")?;
+        eprintln!("reclaim: run {run} of {runs}: p99 {p99:.1} ms");
+        each.push(p99);
+    }
+    let above = |millis: f64| each.iter().filter(|p99| **p99 > millis).count();
+    let mut figures = Map::from_iter([
+        ("reclaim_runs".to_owned(), runs.into()),
+        ("reclaim_p99_above_50_ms".to_owned(), above(50.0).into()),
+        ("reclaim_p99_above_100_ms".to_owned(), above(100.0).into()),
+        ("reclaim_p99_ms_each".to_owned(), each.clone().into()),
+    ]);
+    for (name, q) in [("fastest", 0.0), ("median", 0.5), ("p90", 0.9), ("slowest", 1.0)] {
+        figures.insert(format!("reclaim_p99_ms_{name}"), quantile(&mut each, q).into());
+    }
+    Ok(figures)
 }
 
 /// Builds the Python package in release mode, into its source folder.

@@ -5,16 +5,16 @@
 //! | `python/bench/kv.py` | sets and gets of 64 pages, ours and SGLang's taking turns on one master |
 //! | `plan_bench` of `holdfast-kvcache` | matches in an index of 1 M and 10 M pages, memory per page, the time of a step |
 //!
-//! One line of JSON from both.
+//! The figures of both.
 
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::features::{build_package, last_line, python_bench};
 
-pub(crate) fn bench(quick: bool, json: bool) -> Result<()> {
+pub(crate) fn figures(quick: bool, json: bool) -> Result<Map<String, Value>> {
     build_package()?;
     let (mut figures, ended_well) = last_line(&mut python_bench("kv.py", quick, json)?, json)?;
     ensure!(ended_well, "the benchmark of the pages failed");
@@ -26,8 +26,7 @@ pub(crate) fn bench(quick: bool, json: bool) -> Result<()> {
     let bytes = bytes.into_iter().flatten().reduce(f64::max);
     let bytes = bytes.context("the planner's benchmark tells no bytes per page")?;
     figures.insert("bytes_per_page".to_owned(), bytes.into());
-    println!("{}", serde_json::to_string(&figures)?);
-    Ok(())
+    Ok(figures)
 }
 
 fn plan_bench() -> Command {

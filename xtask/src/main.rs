@@ -17,6 +17,7 @@ mod fresh;
 mod fuzz;
 mod instrumented;
 mod kv;
+mod privilege;
 mod quickstart;
 mod readme;
 mod real;

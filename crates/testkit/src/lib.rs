@@ -37,7 +37,7 @@
 //! | `node` | one process that can be killed, stopped, resumed, restarted |
 //! | `process`, `spawner` | a child that cannot outlive us |
 //! | `site`, `ports`, `scratch` | where a cluster lives: folder, ports, launched processes |
-//! | `figures` | a master's counters; quantiles |
+//! | `figures`, `paired` | a master's counters; quantiles; ratios of sides that take turns |
 //! | `install`, `http`, `sockets`, `wait` | where the binaries are; a GET; listeners; waiting with a deadline |
 
 mod builder;
@@ -51,6 +51,7 @@ mod http;
 mod install;
 mod master;
 mod node;
+mod paired;
 mod ports;
 mod process;
 mod scratch;
@@ -68,6 +69,7 @@ pub use figures::{master_figure, quantile};
 pub use holdfast_local::ProcessIdentity;
 pub use install::Install;
 pub use node::Node;
+pub use paired::Paired;
 pub use process::{Process, ProcessSpec};
 pub use wait::poll;
 
