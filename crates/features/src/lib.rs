@@ -134,6 +134,7 @@ pub use ops::residency::Tier;
 pub use ops::unleased::LiveRef;
 pub use reclaim::duty::Sweeping;
 pub use reclaim::worker::Swept;
+pub use record::described::DescribedRef;
 pub use record::description::{DescribedTensor, Description};
 pub use record::encoding::Encoding;
 pub use record::objects::object_keys;

@@ -95,6 +95,17 @@ pub enum Wanted {
     Into(Vec<(TensorName, Destination)>),
 }
 
+impl Wanted {
+    /// The same, if all of it goes into memory of the pool.
+    pub(crate) fn of_pool(&self) -> Option<Self> {
+        match self {
+            Self::All => Some(Self::All),
+            Self::Names(names) => Some(Self::Names(names.clone())),
+            Self::Into(_) => None,
+        }
+    }
+}
+
 /// Where the bytes of a tensor go. When a get fails, the content of this memory is unspecified; in a sealed store it is
 /// zeros, or what was there before.
 #[derive(Debug, Default)]

@@ -18,13 +18,14 @@
 //! something is wrong with the bytes, it is asked again: without a lease, a miss or torn bytes mean nothing, so they
 //! are not reported.
 //!
-//! Module `unleased` gets samples that the caller has not leased. In a sealed store objects arrive in a stage, and
+//! Module `unleased` gets samples that the caller has not leased, and module `early` moves bytes before the index has
+//! answered. In a sealed store objects arrive in a stage, and
 //! decrypting them takes the place of the checksums (module `sealed`).
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_core::{Deadline, Error, ErrorKind, Result};
+use holdfast_index::LeaseGrant;
 use tokio::sync::mpsc;
 
 use crate::io::read::Trouble;
@@ -37,13 +38,19 @@ use crate::store::{FeatureStore, Inner};
 const OPERATION: &str = "features.get";
 
 impl Inner {
-    async fn get(&self, lease: &Lease, wanted: Wanted, caller: &Caller, deadline: Deadline) -> Result<Vec<TensorOut>> {
+    /// Gets under a lease, which is no look at its sample.
+    pub(crate) async fn get(
+        &self,
+        lease: &Lease,
+        wanted: Wanted,
+        caller: &Caller,
+        deadline: Deadline,
+    ) -> Result<Vec<TensorOut>> {
         let started = self.runtime.step_begins();
-        let description = Arc::clone(lease.description());
-        let reference = lease.reference();
+        let (reference, description) = (lease.grant().sample, lease.unseen_description());
         lease.set_unserved(false);
         let plan = tokio::select! {
-            plan = self.plan_get(&reference, &description, wanted, deadline) => plan?,
+            plan = self.plan_get(&reference, description, wanted, deadline) => plan?,
             () = caller.left() => return Err(nobody_waits()),
         };
         let arrived = self.arrive(lease, &plan, deadline).await;
@@ -75,8 +82,8 @@ impl Inner {
     pub(crate) async fn arrive(&self, lease: &Lease, plan: &GetPlan<'_>, deadline: Deadline) -> Result<()> {
         let (moving, mut moved) = mpsc::channel(1);
         let fetch = self.io.fetch(plan.objects()?, moving, deadline);
-        let renew = self.until_moved(lease, &mut moved, deadline);
-        let ask = async || self.checks.ask(lease.session(), &lease.held(), deadline).await;
+        let renew = self.until_moved(std::slice::from_ref(lease), &mut moved, deadline);
+        let ask = async || self.checks.ask(lease.session(), &lease.grant(), deadline).await;
         let (fetched, mut good) = if plan.is_checked() {
             let (fetched, (), good) = tokio::join!(fetch, renew, ask());
             (fetched, good?)
@@ -92,7 +99,7 @@ impl Inner {
         }
         if !good {
             self.runtime.count.fenced.one();
-            return Err(self.reclaim.gone(&lease.reference(), no_longer_held(lease)));
+            return Err(self.reclaim.gone(&lease.grant().sample, no_longer_held(lease)));
         }
         let fetched = match fetched {
             // What was read ahead may have been torn on its way, while the engine's copy is good; the first get has taken
@@ -103,10 +110,10 @@ impl Inner {
             }
             fetched => fetched,
         };
-        let reference = lease.reference();
+        let reference = lease.grant().sample;
         match fetched {
             Ok(()) => Ok(()),
-            Err(Trouble::Missing(key)) => Err(self.reclaim.missed(&reference, lease.description(), &key)),
+            Err(Trouble::Missing(key)) => Err(self.reclaim.missed(&reference, lease.unseen_description(), &key)),
             Err(Trouble::Corrupt(error)) => {
                 self.runtime.count.corrupt.one();
                 Err(error.with("sample", &reference.sample))
@@ -115,16 +122,16 @@ impl Inner {
         }
     }
 
-    /// Waits until all bytes have moved, and renews the lease whenever half of it has passed.
-    async fn until_moved(
+    /// Waits until all bytes have moved, and renews the leases whenever half of their time has passed.
+    pub(crate) async fn until_moved(
         &self,
-        lease: &Lease,
+        leases: &[Lease],
         moved: &mut mpsc::Receiver<std::convert::Infallible>,
         deadline: Deadline,
     ) {
         let half = self.runtime.lease_time() / 2;
         while let Err(_elapsed) = tokio::time::timeout(half, moved.recv()).await {
-            for renewed in self.renew(std::slice::from_ref(lease), deadline).await {
+            for renewed in self.renew(leases, deadline).await {
                 if let Err(error) = renewed {
                     // Whether the lease still holds is asked at the end.
                     tracing::debug!(%error, "a lease was not renewed during a transfer");
@@ -140,15 +147,15 @@ pub(crate) fn nobody_waits() -> Error {
 }
 
 fn no_longer_held(lease: &Lease) -> Error {
-    let reference = lease.reference();
+    let LeaseGrant { sample, token, .. } = lease.grant();
     Error::new(
         ErrorKind::Fenced,
         OPERATION,
         "the lease no longer holds: the sample was retired or replaced, or the lease or its session ended; take it again",
     )
-    .with("sample", &reference.sample)
-    .with("generation", reference.generation)
-    .with("token", lease.token())
+    .with("sample", &sample.sample)
+    .with("generation", sample.generation)
+    .with("token", token)
 }
 
 impl FeatureStore {
@@ -165,6 +172,7 @@ impl FeatureStore {
     /// - `Denied`: the sample is sealed with a key that this store was not opened with.
     /// - `Unsupported`: this store has a key, and the sample is not sealed.
     pub async fn get(&self, lease: &Lease, wanted: Wanted, within: Duration) -> Result<Vec<TensorOut>> {
+        lease.look();
         let lease = lease.clone();
         self.run_for(OPERATION, |inner, caller| async move {
             inner.get(&lease, wanted, &caller, inner.deadline(within)).await

@@ -196,6 +196,58 @@ impl Inner {
         })
     }
 
+    /// Plans a get whose description the index has not confirmed (module `early`, EG2 to EG4). None if the sample has to
+    /// be got otherwise, or no memory is free.
+    pub(crate) async fn plan_early<'a>(
+        &'a self,
+        reference: &'a SampleRef,
+        description: &'a Description,
+        wanted: &Wanted,
+        deadline: Deadline,
+    ) -> Result<Option<GetPlan<'a>>> {
+        let Some(wanted) = wanted.of_pool() else {
+            return Ok(None);
+        };
+        let store = &self.runtime.config.store;
+        let opener = opener(self.io.seals.as_ref(), store, reference, description)?;
+        let chosen: Vec<&DescribedTensor> = choose(description, wanted)?.into_iter().map(|(one, _)| one).collect();
+        let lens = lengths(chosen.iter().filter(|tensor| tensor.spec.bytes() > 0))?;
+        let pool = &self.memory.pool;
+        if chosen.iter().any(|tensor| tensor.key.is_some()) || pool.is_large(&lens) {
+            return Ok(None);
+        }
+        let spans = match lens.is_empty() {
+            true => Some(Vec::new()),
+            false => pool.take_free(&lens, deadline).await?,
+        };
+        let Some(spans) = spans else {
+            return Ok(None);
+        };
+        let mut spans = spans.into_iter();
+        let plan = |described: &'a DescribedTensor| PlannedTensor {
+            described,
+            memory: TensorMemory::Host(match described.spec.bytes() {
+                0 => Vec::new(),
+                _ => spans.next().into_iter().collect(),
+            }),
+            claimed: false,
+            staged: false,
+        };
+        let tensors = chosen.into_iter().map(plan).collect();
+        let plan = GetPlan {
+            store,
+            reference,
+            description,
+            opener,
+            tensors,
+            claim: self
+                .memory
+                .claim(OPERATION, Access::Write, Vec::new(), deadline)
+                .await?,
+        };
+        Ok(plan.is_checked().then_some(plan))
+    }
+
     /// Clears the memory of tensors that are not handed out (SS3 in module `sealed`). Nothing else writes there any
     /// more: the engine may still write only to a stage.
     pub(crate) async fn clear(&self, plan: &GetPlan<'_>) {
@@ -245,11 +297,7 @@ impl Inner {
         description: &Description,
         deadline: Deadline,
     ) -> Result<Vec<Span>> {
-        let length = |bytes: u64| {
-            usize::try_from(bytes).map_err(|_| Error::invalid(OPERATION, "this tensor is larger than an address space"))
-        };
-        let lens: Result<Vec<usize>> = tensors.iter().map(|tensor| length(tensor.spec.bytes())).collect();
-        let lens = lens?;
+        let lens = lengths(tensors)?;
         if lens.is_empty() {
             return Ok(Vec::new());
         }
@@ -280,6 +328,15 @@ impl Inner {
         };
         self.runtime.blocking.run(OPERATION, deadline, make).await
     }
+}
+
+/// The lengths of tensors in memory.
+fn lengths<'a>(tensors: impl IntoIterator<Item = &'a &'a DescribedTensor>) -> Result<Vec<usize>> {
+    let length = |tensor: &&DescribedTensor| {
+        usize::try_from(tensor.spec.bytes())
+            .map_err(|_| Error::invalid(OPERATION, "this tensor is larger than an address space"))
+    };
+    tensors.into_iter().map(length).collect()
 }
 
 /// How each object of a tensor is checked.

@@ -4,6 +4,7 @@ pub(crate) mod adopt;
 pub(crate) mod ahead;
 mod answer;
 mod commit;
+mod early;
 mod end;
 mod get;
 mod get_plan;

@@ -83,6 +83,35 @@ impl Inner {
         leases.pop().unwrap_or_else(none)
     }
 
+    /// Looks samples up: for each what was found, none if it is not live, an error if a later release has put it.
+    pub(crate) async fn find(&self, samples: &[SampleId], deadline: Deadline) -> Result<Vec<Result<Option<Found>>>> {
+        let mut all = Vec::with_capacity(samples.len());
+        for view in self.runtime.index.look(samples, self.runtime.left(deadline)).await? {
+            let Some(view) = view else {
+                all.push(Ok(None));
+                continue;
+            };
+            all.push(match Description::from_bytes(&view.description) {
+                Ok(description) => Ok(Some(Found {
+                    reference: view.sample,
+                    description: Arc::new(description),
+                    record: view.record.record,
+                })),
+                // A sample in quarantine is not live; the others are looked up all the same.
+                Err(error) if is_unreadable(&error) => {
+                    let unreadable = Unreadable {
+                        sample: view.sample,
+                        why: error.to_string(),
+                    };
+                    self.reclaim.quarantine(&[unreadable], deadline).await;
+                    Ok(None)
+                }
+                Err(error) => Err(error),
+            });
+        }
+        Ok(all)
+    }
+
     async fn take_next(
         &self,
         group: &GroupName,
@@ -191,31 +220,6 @@ impl FeatureStore {
     /// Looks samples up without taking them; none for a sample that is not live.
     pub async fn find(&self, samples: &[SampleId], within: Duration) -> Result<Vec<Option<Found>>> {
         let inner = self.inner();
-        let deadline = inner.deadline(within);
-        let mut all = Vec::with_capacity(samples.len());
-        for view in inner.runtime.index.look(samples, within).await? {
-            let Some(view) = view else {
-                all.push(None);
-                continue;
-            };
-            match Description::from_bytes(&view.description) {
-                Ok(description) => all.push(Some(Found {
-                    reference: view.sample,
-                    description: Arc::new(description),
-                    record: view.record.record,
-                })),
-                // A sample in quarantine is not live; the others are looked up all the same.
-                Err(error) if is_unreadable(&error) => {
-                    let unreadable = Unreadable {
-                        sample: view.sample,
-                        why: error.to_string(),
-                    };
-                    inner.reclaim.quarantine(&[unreadable], deadline).await;
-                    all.push(None);
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(all)
+        inner.find(samples, inner.deadline(within)).await?.into_iter().collect()
     }
 }

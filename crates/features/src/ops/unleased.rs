@@ -32,6 +32,7 @@ use crate::io::read::Trouble;
 use crate::memory::tensors::{TensorOut, Wanted};
 use crate::ops::get::nobody_waits;
 use crate::ops::get_plan::GetPlan;
+use crate::record::described::DescribedRef;
 use crate::record::description::Description;
 use crate::runtime::tasks::Caller;
 use crate::store::lease::Found;
@@ -53,10 +54,15 @@ impl LiveRef {
     pub fn description(&self) -> &Arc<Description> {
         &self.0.description
     }
+
+    /// A reference that carries this description.
+    pub fn described(&self) -> DescribedRef {
+        DescribedRef::from(&self.0)
+    }
 }
 
 impl Inner {
-    async fn get_unleased(
+    pub(crate) async fn get_unleased(
         &self,
         live: LiveRef,
         wanted: Wanted,
@@ -97,6 +103,34 @@ impl Inner {
         self.arrive(&lease, plan, deadline).await
     }
 
+    /// Makes a live reference of what was found: to this generation, or to whichever is live.
+    pub(crate) fn live(
+        &self,
+        sample: &SampleId,
+        generation: Option<Generation>,
+        found: Option<Found>,
+    ) -> Result<LiveRef> {
+        let error = |kind, message: &str| Error::new(kind, OPERATION, message).with("sample", sample);
+        let found = found.ok_or_else(|| {
+            let error = error(ErrorKind::NotFound, "there is no such sample, or not any more");
+            let lost = self.reclaim.losses.last_lost(sample);
+            match lost.filter(|lost| generation.is_none_or(|wanted| wanted == lost.generation)) {
+                Some(lost) => self.reclaim.gone(&lost, error),
+                None => error,
+            }
+        })?;
+        let live = found.reference.generation;
+        match generation {
+            Some(wanted) if wanted != live => Err(error(
+                ErrorKind::Fenced,
+                "this generation of the sample is no longer the live one",
+            )
+            .with("generation", wanted)
+            .with("live", live)),
+            _ => Ok(LiveRef(found)),
+        }
+    }
+
     /// Whether exactly this incarnation is live now.
     async fn is_live(&self, reference: &SampleRef, deadline: Deadline) -> Result<bool> {
         let sample = std::slice::from_ref(&reference.sample);
@@ -115,25 +149,7 @@ impl FeatureStore {
         within: Duration,
     ) -> Result<LiveRef> {
         let found = self.find(std::slice::from_ref(sample), within).await?.pop().flatten();
-        let error = |kind, message: &str| Error::new(kind, OPERATION, message).with("sample", sample);
-        let found = found.ok_or_else(|| {
-            let error = error(ErrorKind::NotFound, "there is no such sample, or not any more");
-            let lost = self.inner().reclaim.losses.last_lost(sample);
-            match lost.filter(|lost| generation.is_none_or(|wanted| wanted == lost.generation)) {
-                Some(lost) => self.inner().reclaim.gone(&lost, error),
-                None => error,
-            }
-        })?;
-        let live = found.reference.generation;
-        match generation {
-            Some(wanted) if wanted != live => Err(error(
-                ErrorKind::Fenced,
-                "this generation of the sample is no longer the live one",
-            )
-            .with("generation", wanted)
-            .with("live", live)),
-            _ => Ok(LiveRef(found)),
-        }
+        self.inner().live(sample, generation, found)
     }
 
     /// Gets tensors of a live reference, without a lease: exactly the committed bytes, or an error and no bytes. Errors

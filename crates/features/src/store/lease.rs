@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use super::Inner;
 use super::unreadable::Readable;
 use crate::reclaim::queue::ReclaimQueue;
+use crate::record::described::DescribedRef;
 use crate::record::description::Description;
 use crate::runtime::Runtime;
 
@@ -156,7 +157,7 @@ impl Lease {
     }
 
     /// The caller has looked at the sample. What tells a caller something about it calls this; see [`LeaseGrant::unserved`].
-    fn look(&self) {
+    pub(crate) fn look(&self) {
         self.0.see();
     }
 
@@ -190,7 +191,25 @@ impl Lease {
 
     pub(crate) fn held(&self) -> LeaseGrant {
         self.look();
+        self.grant()
+    }
+
+    /// What was granted. No look at the sample.
+    pub(crate) fn grant(&self) -> LeaseGrant {
         self.0.held.lock().clone()
+    }
+
+    /// The sample's description, for the store itself. No look at the sample.
+    pub(crate) fn unseen_description(&self) -> &Arc<Description> {
+        &self.0.description
+    }
+
+    /// The sample and its description, for the store itself. No look at the sample.
+    pub(crate) fn described(&self) -> DescribedRef {
+        DescribedRef {
+            reference: self.0.held.lock().sample.clone(),
+            description: Some(Arc::clone(&self.0.description)),
+        }
     }
 
     pub(crate) fn session(&self) -> &Arc<Session> {
