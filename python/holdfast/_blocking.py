@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from holdfast import _holdfast, _process
 from holdfast._calls import Calls, Pending
-from holdfast._convert import View, checked, estimate
+from holdfast._convert import View, check_view, checked, estimate, names_of
 from holdfast._held import Held
 from holdfast._holdfast import Announced
 from holdfast._prefetch import Prefetch, Tier
 from holdfast._settings import Settings
+from holdfast._stream import Stream
 from holdfast._tensor import Tensor
 from holdfast._values import AdoptedTensor, Answered, DeadLetter, Found, LiveSession, PutItem, Quarantined, SampleRef, Swept, TensorSpec
 from holdfast.errors import Fenced, HoldfastError, Invalid, PutsFailed
@@ -240,6 +241,23 @@ class StoreCalls:
         timeout. With ``ahead``, that many further samples are read ahead if they lie on SSD, while the caller works."""
         return self._calls.take(group, count, timeout, ahead).wait()
 
+    def stream(
+        self,
+        group: str,
+        names: Iterable[str] | None = None,
+        *,
+        prefetch: int = 2,
+        as_: View = "tensor",
+        idle: float | None = None,
+    ) -> Stream[Lease]:
+        """Iterates over the samples of a group: pairs of a lease and the sample's tensors. While the caller uses one sample, the
+        next ``prefetch`` are taken and their bytes are under way, each under its own lease. It ends when no sample came for
+        ``idle`` seconds (by default the store's timeout); closing it gives back what was taken and not used, without costing
+        an attempt."""
+        check_view(as_)
+        wanted, wait = names_of(names), self._calls.within(idle)
+        return Stream(lambda: self._calls.take_get(group, wanted, as_, wait), prefetch)
+
     def lease(self, ref: SampleRef, group: str, *, timeout: float | None = None) -> Lease:
         """Takes exactly this sample for a group."""
         return self._calls.lease(ref, group, timeout).wait()
@@ -317,10 +335,75 @@ class StoreCalls:
 
         A reference or an id is looked up and read in one call, without a lease: the bytes that arrive are compared with
         the committed checksums, so no lease has to protect them meanwhile (a store without checksums takes a lease for
-        that time).
+        that time). A reference of a put, a lease or a find carries the sample's description, also when it is pickled: its
+        bytes move while the index is asked.
         """
         held = what.native if isinstance(what, Lease) else what
         return self._calls.get(held, names, into, as_, device, timeout).wait()
+
+    @overload
+    def get_many(
+        self,
+        samples: Iterable[Lease | SampleRef | str],
+        names: Iterable[str] | None = ...,
+        *,
+        as_: Literal["tensor"] = ...,
+        timeout: float | None = ...,
+    ) -> list[dict[str, Tensor] | HoldfastError]: ...
+    @overload
+    def get_many(
+        self,
+        samples: Iterable[Lease | SampleRef | str],
+        names: Iterable[str] | None = ...,
+        *,
+        as_: Literal["torch"],
+        timeout: float | None = ...,
+    ) -> list[dict[str, torch.Tensor] | HoldfastError]: ...
+    @overload
+    def get_many(
+        self,
+        samples: Iterable[Lease | SampleRef | str],
+        names: Iterable[str] | None = ...,
+        *,
+        as_: Literal["numpy"],
+        timeout: float | None = ...,
+    ) -> list[dict[str, numpy.ndarray[Any, Any]] | HoldfastError]: ...
+    def get_many(
+        self,
+        samples: Iterable[Lease | SampleRef | str],
+        names: Iterable[str] | None = None,
+        *,
+        as_: View = "tensor",
+        timeout: float | None = None,
+    ) -> Any:
+        """Gets the tensors of several samples, which share calls to the index and to the engine. Returns one result per sample:
+        its tensors, or the error. ``names`` selects the same tensors of each. Together they have to fit into the pool."""
+        asked = [one.native if isinstance(one, Lease) else one for one in samples]
+        return self._calls.get_many(asked, names, as_, timeout).wait()
+
+    @overload
+    def lease_get(
+        self, ref: SampleRef | str, names: Iterable[str] | None = ..., *, as_: Literal["tensor"] = ..., timeout: float | None = ...
+    ) -> tuple[Lease, dict[str, Tensor]]: ...
+    @overload
+    def lease_get(
+        self, ref: SampleRef | str, names: Iterable[str] | None = ..., *, as_: Literal["torch"], timeout: float | None = ...
+    ) -> tuple[Lease, dict[str, torch.Tensor]]: ...
+    @overload
+    def lease_get(
+        self, ref: SampleRef | str, names: Iterable[str] | None = ..., *, as_: Literal["numpy"], timeout: float | None = ...
+    ) -> tuple[Lease, dict[str, numpy.ndarray[Any, Any]]]: ...
+    def lease_get(
+        self,
+        ref: SampleRef | str,
+        names: Iterable[str] | None = None,
+        *,
+        as_: View = "tensor",
+        timeout: float | None = None,
+    ) -> tuple[Lease, dict[str, Any]]:
+        """Takes a sample for reading only and gets its tensors, side by side if the reference carries the sample's
+        description: :meth:`lease_shared` and :meth:`Lease.get` in one call. If it raises, no lease is left."""
+        return self._calls.lease_get(ref, names, as_, timeout).wait()
 
     def find(self, samples: Iterable[str], *, timeout: float | None = None) -> list[Found | None]:
         """Looks up samples without taking them; None for a sample that is not live."""

@@ -13,6 +13,7 @@ from holdfast import _dtypes, _holdfast
 from holdfast._convert import View
 from holdfast._device import callers_wait
 from holdfast._prefetch import Prefetch, Tier
+from holdfast._stream import Taken
 from holdfast._tensor import Tensor
 from holdfast._values import AdoptedTensor, Answered, DeadLetter, Found, LiveSession, PutItem, Quarantined, SampleRef, Swept
 from holdfast.errors import HoldfastError, Invalid
@@ -149,6 +150,15 @@ class Calls(Generic[L]):
         operation = self._core().take(group, count, ahead, self.within(timeout))
         return Pending(operation, lambda leases: [self._lease(lease) for lease in leases])
 
+    def take_get(self, group: str, names: list[str] | None, view: View, idle: float) -> Pending[Taken[L]]:
+        operation = self._core().take_get(group, names, idle, self._timeout)
+
+        def finish(taken: list[tuple[_holdfast.Lease, Any]]) -> Taken[L]:
+            gets = to.each(lambda got: to.views(got, None, view))([got for _, got in taken])
+            return [(self._lease(lease), got) for (lease, _), got in zip(taken, gets)]
+
+        return Pending(operation, finish)
+
     def lease(self, ref: SampleRef, group: str, timeout: float | None) -> Pending[L]:
         return Pending(self._core().lease([to.from_ref(ref)], group, self.within(timeout)), to.only(self._lease))
 
@@ -185,10 +195,30 @@ class Calls(Generic[L]):
         if isinstance(what, _holdfast.Lease):
             operation = self._core_for([what]).get(what, wanted, destinations, within)
         else:
-            operation = self._core().read_get(*to.from_name(what), wanted, destinations, within)
+            operation = self._core().read_get(to.from_named(what), wanted, destinations, within)
         if allocator is not None:
             return Pending(operation, lambda _: allocator.handed_out())
         return Pending(operation, lambda got: to.views(got, into, view, on_device), lambda: callers_wait(given or ()))
+
+    def get_many(
+        self,
+        samples: Iterable[_holdfast.Lease | SampleRef | str],
+        names: Iterable[str] | None,
+        view: View,
+        timeout: float | None,
+    ) -> Pending[list[dict[str, Any] | HoldfastError]]:
+        to.check_view(view)
+        asked = [one if isinstance(one, _holdfast.Lease) else to.from_named(one) for one in samples]
+        core = self._core_for([one for one in asked if isinstance(one, _holdfast.Lease)])
+        operation = core.get_many(asked, to.names_of(names), self.within(timeout))
+        return Pending(operation, to.each(lambda got: to.views(got, None, view)))
+
+    def lease_get(
+        self, ref: SampleRef | str, names: Iterable[str] | None, view: View, timeout: float | None
+    ) -> Pending[tuple[L, dict[str, Any]]]:
+        to.check_view(view)
+        operation = self._core().lease_get(to.from_named(ref), to.names_of(names), self.within(timeout))
+        return Pending(operation, lambda both: (self._lease(both[0]), to.views(both[1], None, view)))
 
     def find(self, samples: Iterable[str], timeout: float | None) -> Pending[list[Found | None]]:
         operation = self._core().find(to.names_of(samples) or [], self.within(timeout))

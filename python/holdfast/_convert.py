@@ -56,7 +56,7 @@ def only(convert: Callable[[Any], T]) -> Callable[[list[Any]], T]:
     return lambda results: checked(each(convert)(results))
 
 
-def to_ref(reference: tuple[str, int]) -> SampleRef:
+def to_ref(reference: tuple[str, int] | tuple[str, int, bytes | None]) -> SampleRef:
     """A reference, from the compiled module."""
     return SampleRef(*reference)
 
@@ -71,6 +71,11 @@ def from_ref(ref: SampleRef) -> tuple[str, int]:
 def from_name(ref: SampleRef | str) -> tuple[str, int | None]:
     """A reference, or the id of a sample, which means its live generation."""
     return (ref, None) if isinstance(ref, str) else from_ref(ref)
+
+
+def from_named(ref: SampleRef | str) -> _holdfast.Named:
+    """As :func:`from_name`, with the description that the reference carries."""
+    return (*from_name(ref), None if isinstance(ref, str) else ref.description)
 
 
 def to_specs(specs: Iterable[_holdfast.Spec]) -> tuple[TensorSpec, ...]:

@@ -27,7 +27,7 @@ class Held:
     @property
     def ref(self) -> SampleRef:
         """The incarnation of the sample."""
-        return to_ref(self.native.reference)
+        return to_ref(self.native.described)
 
     @property
     def sample(self) -> str:

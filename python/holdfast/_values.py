@@ -21,6 +21,10 @@ class SampleRef:
     """The sample's id."""
     generation: int
     """Which incarnation; the number only grows."""
+    description: bytes | None = field(default=None, compare=False, repr=False)
+    """The sample's description, if the process that made this reference knew it and it is short. A get by this reference
+    then moves bytes while the index is asked; without it the reference means the same. It is never believed: the index's
+    own description decides."""
 
     def __str__(self) -> str:
         return f"{self.sample}#g{self.generation}"
@@ -35,13 +39,18 @@ class SampleRef:
 
     def to_dict(self) -> dict[str, Any]:
         """The form for JSON."""
-        return {"sample": self.sample, "generation": self.generation}
+        fields: dict[str, Any] = {"sample": self.sample, "generation": self.generation}
+        if self.description is not None:
+            fields["description"] = self.description.decode("utf-8", "replace")
+        return fields
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> SampleRef:
         """Parses the form for JSON."""
         try:
-            return cls(str(fields["sample"]), int(fields["generation"]))
+            description = fields.get("description")
+            carried = None if description is None else str(description).encode()
+            return cls(str(fields["sample"]), int(fields["generation"]), carried)
         except (KeyError, TypeError, ValueError) as error:
             raise Invalid("a reference needs a sample and a generation", operation="python.ref") from error
 

@@ -7,12 +7,12 @@ use std::time::Duration;
 use holdfast_core::{Error, Generation, Result, SampleId, TensorSpec};
 use holdfast_custody::Progress;
 use holdfast_features::{
-    AckOutcome, Found, GroupName, Health, Identity, LiveSession, Publication, Quarantined, Reason, Record,
-    SampleRecord, SampleRef, Swept,
+    AckOutcome, DescribedRef, Found, GroupName, Health, Identity, LiveSession, Publication, Quarantined, Reason,
+    Record, SampleRecord, SampleRef, Swept,
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList};
+use pyo3::types::{PyBytes, PyDict, PyList};
 
 use crate::errors::exception;
 
@@ -84,6 +84,13 @@ pub(crate) fn reference(py: Python<'_>, reference: &SampleRef) -> PyResult<Py<Py
     (reference.sample.to_string(), reference.generation.get()).into_py_any(py)
 }
 
+/// A described reference: sample, generation, and the bytes of its description if they are short enough to travel.
+pub(crate) fn described(py: Python<'_>, sample: &DescribedRef) -> PyResult<Py<PyAny>> {
+    let carried = sample.carried().map(|bytes| PyBytes::new(py, &bytes).unbind());
+    let SampleRef { sample, generation } = &sample.reference;
+    (sample.to_string(), generation.get(), carried).into_py_any(py)
+}
+
 const fn reason(reason: Reason) -> &'static str {
     match reason {
         Reason::Consumed => "consumed",
@@ -107,7 +114,7 @@ pub(crate) fn answered(py: Python<'_>, answer: AckOutcome) -> PyResult<Py<PyAny>
 pub(crate) fn found(py: Python<'_>, found: Option<Found>) -> PyResult<Py<PyAny>> {
     let Some(found) = found else { return Ok(py.None()) };
     let dict = PyDict::new(py);
-    dict.set_item("reference", reference(py, &found.reference)?)?;
+    dict.set_item("reference", described(py, &DescribedRef::from(&found))?)?;
     let specs: Vec<Spec> = found
         .description
         .tensors()

@@ -8,15 +8,16 @@ use std::time::Duration;
 
 use holdfast_core::{Digest, Error, ErrorKind, ObjectKey, Result, SampleId};
 use holdfast_features::{
-    AdoptedTensor, Announcement, FeatureStore, GroupName, Lease, ListPlace, LossScope, LostSample, Publication,
-    PutItem, Quarantined, RecordList, RecordQuery, SampleRef, Stage, Tier,
+    AdoptedTensor, Announcement, DescribedRef, FeatureStore, GroupName, Lease, ListPlace, LossScope, LostSample,
+    Publication, PutItem, Quarantined, RecordList, RecordQuery, SampleRef, Stage, TensorOut, Tier, Wanted,
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
-use pyo3::types::{IntoPyDict, PyBytes};
+use pyo3::pybacked::PyBackedBytes;
+use pyo3::types::{IntoPyDict, PyBytes, PyList};
 
 use crate::convert::{self, each, publication, sample_ref, seconds};
-use crate::errors::OrRaise;
+use crate::errors::{OrRaise, exception};
 use crate::keys::Keys;
 use crate::kv::pages::{Prefetch, prefetch_counters};
 use crate::lease::{PyAnnounced, PyLease};
@@ -124,6 +125,76 @@ fn wanted_refs(py: Python<'_>, refs: Vec<(String, Option<u64>)>) -> PyResult<Vec
     refs.or_raise(py)
 }
 
+/// A sample by name: its id, its generation (`None` for the live one), and the bytes of its description, if they are
+/// known.
+#[derive(FromPyObject)]
+pub(crate) struct Named(String, Option<u64>, Option<PyBackedBytes>);
+
+impl Named {
+    fn read(self) -> Result<(SampleId, Option<DescribedRef>)> {
+        let Self(sample, generation, carried) = self;
+        let exact = generation.map(|number| sample_ref(&sample, number)).transpose()?;
+        let described = |exact| match &carried {
+            Some(carried) => DescribedRef::with_carried(exact, carried),
+            None => DescribedRef::from(exact),
+        };
+        Ok((SampleId::new(sample)?, exact.map(described)))
+    }
+}
+
+/// A sample to get: by its lease, or by its name.
+#[derive(FromPyObject)]
+pub(crate) enum Gettable {
+    #[pyo3(transparent)]
+    Leased(Py<PyLease>),
+    #[pyo3(transparent)]
+    Named(Named),
+}
+
+fn too_few<T>() -> Result<T> {
+    Err(Error::internal(
+        "python.get",
+        "the store returned fewer results than samples; this is a bug in Holdfast",
+    ))
+}
+
+/// Gets samples without leases. Those without a generation are looked up first.
+async fn get_named(
+    store: &FeatureStore,
+    named: Vec<((SampleId, Option<DescribedRef>), Wanted)>,
+    within: Duration,
+) -> Vec<Result<Vec<TensorOut>>> {
+    let until = Until::after(within);
+    let unknown = named.iter().filter(|((_, exact), _)| exact.is_none());
+    let unknown: Vec<SampleId> = unknown.map(|((sample, _), _)| sample.clone()).collect();
+    let found = match unknown.is_empty() {
+        true => Ok(Vec::new()),
+        false => store.find(&unknown, until.left()).await,
+    };
+    let mut found = match found {
+        Ok(found) => found.into_iter(),
+        Err(error) => return named.iter().map(|_| Err(error.clone())).collect(),
+    };
+    let mut items = Vec::with_capacity(named.len());
+    let mut gone = Vec::with_capacity(named.len());
+    for ((sample, exact), wanted) in named {
+        let exact = exact.or_else(|| found.next().flatten().as_ref().map(DescribedRef::from));
+        gone.push(exact.is_none().then(|| no_such_sample("python.get", &sample)));
+        items.extend(exact.map(|exact| (exact, wanted)));
+    }
+    let mut got = store.get_described_many(items, until.left()).await.into_iter();
+    let answer = |gone| match gone {
+        Some(error) => Err(error),
+        None => got.next().unwrap_or_else(too_few),
+    };
+    gone.into_iter().map(answer).collect()
+}
+
+fn no_such_sample(operation: &'static str, sample: &SampleId) -> Error {
+    let message = "there is no such sample, or not any more";
+    Error::new(ErrorKind::NotFound, operation, message).with("sample", sample)
+}
+
 /// Takes leases for reading. Samples without a generation are looked up first.
 async fn lease_shared(
     store: &FeatureStore,
@@ -157,12 +228,7 @@ async fn lease_shared(
                 "the store returned fewer results than samples; this is a bug in Holdfast",
             ))
         }),
-        None => Err(Error::new(
-            ErrorKind::NotFound,
-            "python.read",
-            "there is no such sample, or not any more",
-        )
-        .with("sample", sample)),
+        None => Err(no_such_sample("python.read", sample)),
     };
     Ok(refs.into_iter().zip(&wanted).map(answer).collect())
 }
@@ -238,7 +304,7 @@ impl Core {
         };
         let deliver = |py: Python<'_>, results, late| {
             each(py, results, late, |py, stored: holdfast_features::Stored| {
-                convert::reference(py, &stored.reference)
+                convert::described(py, &DescribedRef::from(&stored))
             })
         };
         Operation::begin(within, work, deliver).or_raise(py)
@@ -257,6 +323,42 @@ impl Core {
         };
         let deliver = |py: Python<'_>, leases, late| each(py, leases, late, lease);
         Operation::begin(within, work, deliver).or_raise(py)
+    }
+
+    /// Takes the next sample of a group and gets its tensors into memory of the pool. Result: a list of at most one pair, a
+    /// lease, and as for `get` or an exception.
+    #[pyo3(signature = (group, names, idle, timeout))]
+    fn take_get(
+        &self,
+        py: Python<'_>,
+        group: &str,
+        names: Option<Vec<String>>,
+        idle: f64,
+        timeout: f64,
+    ) -> PyResult<Operation> {
+        let (parts, within) = self.begin(py, timeout)?;
+        let (group, idle) = (GroupName::new(group).or_raise(py)?, seconds(idle).or_raise(py)?);
+        let wish = Wish::of(py, names, None)?;
+        let work = async move {
+            let leases = parts.store.lease_next(&group, 1, idle).await?;
+            let wanted = |lease: &Lease| (lease.clone(), wish.of_pool().unwrap_or_default());
+            let got = parts.store.get_ahead(leases.iter().map(wanted).collect(), within);
+            let got = got.await.into_iter();
+            let got = got.map(|got| got.map(|got| Got::new(got, parts.clone(), true)));
+            Ok(leases.into_iter().zip(got).collect())
+        };
+        let deliver = |py: Python<'_>, taken: Vec<(Lease, Result<Got>)>, late| {
+            let list = PyList::empty(py);
+            for (lease, got) in taken {
+                let got = match got {
+                    Ok(got) => got.deliver(py)?,
+                    Err(error) => exception(py, &error, late).into_value(py).into_any(),
+                };
+                list.append((PyLease::new(lease), got))?;
+            }
+            list.into_py_any(py)
+        };
+        Operation::begin(idle.saturating_add(within), work, deliver).or_raise(py)
     }
 
     /// Takes these samples for a group. Result: for each a lease, or an exception.
@@ -299,29 +401,94 @@ impl Core {
     }
 
     /// Looks up and gets a sample's tensors in one call. Result as for `get`.
-    #[pyo3(signature = (sample, generation, names, into, timeout))]
+    #[pyo3(signature = (named, names, into, timeout))]
     fn read_get(
         &self,
         py: Python<'_>,
-        sample: String,
-        generation: Option<u64>,
+        named: Named,
         names: Option<Vec<String>>,
         into: Option<IntoMemory>,
         timeout: f64,
     ) -> PyResult<Operation> {
         let (parts, within) = self.begin(py, timeout)?;
-        let exact = generation.map(|number| sample_ref(&sample, number)).transpose();
-        let generation = exact.or_raise(py)?.map(|exact| exact.generation);
-        let sample = SampleId::new(sample).or_raise(py)?;
+        let (sample, exact) = named.read().or_raise(py)?;
         let from_pool = into.is_none();
         let (wish, until) = (Wish::of(py, names, into)?, Until::after(within));
         let work = async move {
+            let generation = exact.as_ref().map(|exact| exact.reference.generation);
+            if let (Some(exact), Some(wanted)) = (exact, wish.of_pool()) {
+                let got = parts.store.get_described(exact, wanted, until.left()).await?;
+                return Ok(Got::new(got, parts, from_pool));
+            }
             let glimpse = parts.store.find_live(&sample, generation, until.left()).await?;
             let wanted = wish.wanted(&parts, glimpse.description(), until.left()).await?;
             let got = parts.store.get_unleased(glimpse, wanted, until.left()).await?;
             Ok(Got::new(got, parts, from_pool))
         };
         Operation::begin(within, work, |py, got: Got, _late| got.deliver(py)).or_raise(py)
+    }
+
+    /// Gets samples together, leased or not, into memory of the pool. Result: for each as for `get`, or an exception.
+    #[pyo3(signature = (samples, names, timeout))]
+    fn get_many(
+        &self,
+        py: Python<'_>,
+        samples: Vec<Gettable>,
+        names: Option<Vec<String>>,
+        timeout: f64,
+    ) -> PyResult<Operation> {
+        let (parts, within) = self.begin(py, timeout)?;
+        let until = Until::after(within);
+        let wish = Wish::of(py, names, None)?;
+        let wanted = || wish.of_pool().unwrap_or_default();
+        let mut leases = Vec::new();
+        let mut named = Vec::new();
+        let mut leased = Vec::with_capacity(samples.len());
+        for sample in samples {
+            leased.push(matches!(sample, Gettable::Leased(_)));
+            match sample {
+                Gettable::Leased(lease) => leases.push((lease.get().lease(py)?, wanted())),
+                Gettable::Named(one) => named.push((one.read().or_raise(py)?, wanted())),
+            }
+        }
+        let work = async move {
+            let (by_lease, by_name) = tokio::join!(
+                parts.store.get_many(leases, until.left()),
+                get_named(&parts.store, named, until.left())
+            );
+            let (mut by_lease, mut by_name) = (by_lease.into_iter(), by_name.into_iter());
+            let next = |leased| match leased {
+                true => by_lease.next(),
+                false => by_name.next(),
+            };
+            let all = leased.into_iter().map(next).map(|got| got.unwrap_or_else(too_few));
+            let parts = &parts;
+            Ok(all
+                .map(|got| got.map(|got| Got::new(got, parts.clone(), true)))
+                .collect())
+        };
+        let deliver = |py: Python<'_>, all, late| each(py, all, late, |py, got: Got| got.deliver(py));
+        Operation::begin(within, work, deliver).or_raise(py)
+    }
+
+    /// Takes a sample for reading and gets its tensors into memory of the pool. Result: the lease, and as for `get`.
+    #[pyo3(signature = (named, names, timeout))]
+    fn lease_get(&self, py: Python<'_>, named: Named, names: Option<Vec<String>>, timeout: f64) -> PyResult<Operation> {
+        let (parts, within) = self.begin(py, timeout)?;
+        let (sample, exact) = named.read().or_raise(py)?;
+        let (wish, until) = (Wish::of(py, names, None)?, Until::after(within));
+        let work = async move {
+            let exact = match exact {
+                Some(exact) => exact,
+                None => parts.store.find_live(&sample, None, until.left()).await?.described(),
+            };
+            let wanted = wish.of_pool().unwrap_or_default();
+            let (lease, got) = parts.store.lease_shared_and_get(exact, wanted, until.left()).await?;
+            Ok((lease, Got::new(got, parts, true)))
+        };
+        let deliver =
+            |py: Python<'_>, (lease, got): (Lease, Got), _late| (PyLease::new(lease), got.deliver(py)?).into_py_any(py);
+        Operation::begin(within, work, deliver).or_raise(py)
     }
 
     /// Looks up samples. Result: for each what is known, or `None`.

@@ -1,9 +1,9 @@
 //! Samples that this process holds, as Python objects: leases, and announced samples.
 
-use holdfast_features::{Announced, Lease};
+use holdfast_features::{Announced, DescribedRef, Lease};
 use pyo3::prelude::*;
 
-use crate::convert::Spec;
+use crate::convert::{Spec, described};
 use crate::errors::OrRaise;
 use crate::process::ProcessBound;
 
@@ -28,6 +28,12 @@ impl PyLease {
     fn reference(&self, py: Python<'_>) -> PyResult<(String, u64)> {
         let reference = self.lease(py)?.reference();
         Ok((reference.sample.to_string(), reference.generation.get()))
+    }
+
+    /// The same, with the bytes of its description.
+    #[getter]
+    fn described(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        described(py, &DescribedRef::from(&self.lease(py)?))
     }
 
     /// The group; `None` for a read.

@@ -244,6 +244,15 @@ impl Wish {
         })
     }
 
+    /// The same, if all of it goes into memory of the pool.
+    pub(crate) fn of_pool(&self) -> Option<Wanted> {
+        match self {
+            Self::All => Some(Wanted::All),
+            Self::Names(names) => Some(Wanted::Names(names.clone())),
+            Self::Into(_) | Self::Allocated(..) => None,
+        }
+    }
+
     /// The get plan for a sample with this description.
     pub(crate) async fn wanted(self, parts: &Parts, sample: &Description, within: Duration) -> Result<Wanted> {
         Ok(match self {

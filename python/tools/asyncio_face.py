@@ -25,6 +25,9 @@ WORDS = {
     "            self.flush()\n": "            await self.flush()\n",
     "            with store.writer() as writer:\n": "            async with store.writer() as writer:\n",
     "                    writer.put(sample, tensors": "                    await writer.put(sample, tensors",
+    "import Stream\n": "import AsyncStream\n",
+    "Stream[Lease]": "AsyncStream[Lease]",
+    "return Stream(": "return AsyncStream(",
 }
 
 
