@@ -169,23 +169,25 @@ def test_a_lease_that_ends_under_a_get_is_taken_again(
     index = {"session_ttl": 2.0, "tick": 0.2, "grace_ticks": 2}  # it soon ends
     features = open_features(lease_seconds=2.0, sweep_every=0.2, index=index)
     ref = features.put(tensors(3), sample_id="a", metadata={})
-    read, leases = features._store.lease_shared, []
+    lease_get, calls = features._store.lease_get, []
 
     def readers() -> int:
         found = features._store.find(["a"])[0]
         assert found is not None
         return found.readers
 
-    def first_ends(what: Any) -> Any:
-        leases.append(read(what))
-        if len(leases) == 1:
+    def first_ends(what: Any, names: list[str], **options: Any) -> Any:
+        calls.append(what)
+        if len(calls) == 1:
+            lease = features._store.lease_shared(what)
             until("the lease ends", lambda: readers() == 0)
-        return leases[-1]
+            return lease, lease.get(names)  # raises
+        return lease_get(what, names, **options)
 
-    monkeypatch.setattr(features._store, "lease_shared", first_ends)
+    monkeypatch.setattr(features._store, "lease_get", first_ends)
     got, handle = features.get(ref)
     assert torch.equal(got["input_ids"], tensors(3)["input_ids"])
-    assert (len(leases), features.health()["active_leases"]) == (2, 1)
+    assert (len(calls), features.health()["active_leases"]) == (2, 1)
     features.release(handle)
 
 

@@ -37,7 +37,8 @@ class Side:
         meta = {"run_id": "r", "num_tokens": value, "target_repr": "logits"}
         ref = self.store.put(tensors, sample_id=sample, metadata=meta)
         self.refs.append(ref)
-        carried = {name: value for name, value in ref.metadata.items() if name != "generation"}
+        ours = ("generation", "holdfast_description")
+        carried = {name: value for name, value in ref.metadata.items() if name not in ours}
         return ref.feature_keys, ref.feature_specs, ref.estimated_bytes, ref.num_tokens, ref.strategy, carried
 
     def get(self, at: int, names: list[str] | None) -> Any:

@@ -48,7 +48,8 @@ class KnownSamples:
         with self._lock:
             known = self._samples.get(ref.sample)
             if since is not None or known is None or known.ref.generation < ref.generation:
-                self._samples[ref.sample] = Known(ref, nbytes, since)
+                # Without the description, which would take more memory than all the rest.
+                self._samples[ref.sample] = Known(SampleRef(ref.sample, ref.generation), nbytes, since)
             crowded = len(self._samples) >= self._look_at
         if not crowded:
             return

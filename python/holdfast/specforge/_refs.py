@@ -32,6 +32,8 @@ GENERATION: Final = "generation"
 """The key in a reference's metadata that holds SpecForge's generation."""
 CUSTODY: Final = "holdfast_generation"
 """The key in an adopted reference's metadata that holds our generation."""
+DESCRIPTION: Final = "holdfast_description"
+"""The key in a reference's metadata that holds the sample's description: with it a get moves bytes while the index is asked."""
 TOGETHER: Final = "start every process of the run with python -m holdfast.specforge"
 WRITTEN: Final = ".written"
 """The empty tensor that records which generation a serving engine wrote."""
@@ -84,6 +86,7 @@ def reference(
         version = metadata.get("vocab_map_version")
         meta = {"vocab_map_version": version} if version else {}
         specs[target] = replace(specs[target], target_repr=form, target_meta=meta)
+    carried = {} if ref.description is None else {DESCRIPTION: ref.description.decode()}
     return Reference(
         sample_id=ref.sample,
         run_id=str(metadata.get("run_id", "unknown")),
@@ -98,7 +101,7 @@ def reference(
         tokenizer_version=str(metadata.get("tokenizer_version", "unknown")),
         num_tokens=int(metadata.get("num_tokens", 0)),
         estimated_bytes=nbytes,
-        metadata={**{k: v for k, v in metadata.items() if k != "num_tokens"}, GENERATION: told(ref.generation)},
+        metadata={**{k: v for k, v in metadata.items() if k != "num_tokens"}, GENERATION: told(ref.generation), **carried},
     )
 
 
@@ -115,7 +118,8 @@ def custody_of(store_id: str, sample: Reference) -> SampleRef | None:
     carried = sample.metadata.get(GENERATION, named)
     if _number(carried) != _number(named):
         raise KeyError(f"sample {sample.sample_id}: the reference names generation {named} and carries {carried}")
-    return SampleRef(sample.sample_id, _number(named))
+    description = sample.metadata.get(DESCRIPTION)
+    return SampleRef(sample.sample_id, _number(named), None if description is None else str(description).encode())
 
 
 def writer_generation(sample: Reference) -> int:

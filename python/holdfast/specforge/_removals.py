@@ -244,9 +244,10 @@ class Removals:
         alone = readers is not None and readers <= mine
         if alone:
             self._retire(ref)
-        if owed.lease is not None:
+        elif owed.lease is not None:
             self._release(owed.lease)
-            owed.lease = None
+        # After a retirement no process gets the sample, so no caller has to wait for the release: dropping the lease does it.
+        owed.lease = None
         if not alone and readers is not None:
             readers = self._readers(ref)
             if readers == 0:

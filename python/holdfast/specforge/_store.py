@@ -193,6 +193,12 @@ class HoldfastFeatureStore(Contract):  # type: ignore[misc]  # specforge has no 
         return found.ref
 
     def _read_and_get(self, sample_ref: Reference, wanted: list[str], device: torch.device | str) -> Read:
+        ref = refs.custody_of(self.store_id, sample_ref)
+        if ref is not None and torch.device(device).type == "cpu":
+            self._removals.refuse(ref)
+            with refs.in_specforge_terms():
+                lease, tensors = get_waiting(lambda: self._store.lease_get(ref, wanted, as_="torch"))
+            return lease.ref, lease, tensors
         with refs.in_specforge_terms():
             lease = self._read(sample_ref)
         try:
