@@ -54,7 +54,7 @@ from holdfast._opening import open as open_store
 from holdfast._settings import Settings
 from holdfast._store import FeatureStore
 from holdfast._tensor import Tensor
-from holdfast._values import SampleRef
+from holdfast._values import SampleRef, TensorSpec
 from holdfast.errors import Fenced, HoldfastError, NotFound, Timeout
 
 __all__ = ["EagleOutput", "EagleStore", "PutsFailed", "replace_mooncake_store"]
@@ -219,6 +219,21 @@ class EagleStore:
         """
         names = [name for name in SUFFIXES if name in shapes]
 
+        def get_here() -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+            # One call brings all of them, so no lease has to hold them together.
+            wanted = [SUFFIXES[name] for name in names]
+            try:
+                got = get_waiting(lambda: self._store.get(key, wanted, as_="torch"))
+            except NotFound as error:
+                for name in names:
+                    if SUFFIXES[name] == error.facts.get("tensor"):
+                        raise KeyError(f"{key} was put without {name}") from error
+                raise
+            for name, tensor in ((name, got[SUFFIXES[name]]) for name in names):
+                spec = TensorSpec(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+                self._check(key, name, spec, shapes, dtypes or {})
+            return got, got[ids]
+
         def read_and_get() -> tuple[dict[str, torch.Tensor], torch.Tensor]:
             with self._store.lease_shared(key) as lease:
                 specs = {spec.name: spec for spec in lease.tensors}
@@ -226,11 +241,10 @@ class EagleStore:
                     self._check(key, name, specs.get(SUFFIXES[name]), shapes, dtypes or {})
                 wanted = [SUFFIXES[name] for name in names]
                 got = get_waiting(lambda: lease.get(wanted, as_="torch", device=where))
-                on_host = got if where.type == "cpu" else get_waiting(lambda: lease.get([ids], as_="torch"))
-                return got, on_host[ids]
+                return got, get_waiting(lambda: lease.get([ids], as_="torch"))[ids]
 
         where, ids = torch.device(self._device if device is None else device), SUFFIXES["input_ids"]
-        got, input_ids_cpu = again_if_fenced(read_and_get)
+        got, input_ids_cpu = again_if_fenced(get_here if where.type == "cpu" else read_and_get)
         tensors = {name: got[SUFFIXES[name]] for name in names}
         return self._output(
             hidden_states=tensors["hidden_states"],

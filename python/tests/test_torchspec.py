@@ -114,16 +114,19 @@ def test_a_sample_that_is_replaced_under_a_get_is_read_again(
     engine, trainer = open_eagle(), open_eagle()
     stored = engine.put("k", torch.ones(2, 3), torch.tensor([1]), None)
     engine.flush()
-    read, leases = trainer._store.lease_shared, []
+    get, calls = trainer._store.get, []
 
-    def first_is_replaced(key: str) -> Any:
-        leases.append(read(key))
-        if len(leases) == 1:
-            engine.put("k", torch.ones(2, 3), torch.tensor([2]), None)
-            engine.flush()
-        return leases[-1]
+    def first_is_replaced(key: str, names: list[str], **options: Any) -> Any:
+        calls.append(key)
+        if len(calls) > 1:
+            return get(key, names, **options)
+        (found,) = trainer._store.find([key])
+        assert found is not None
+        engine.put("k", torch.ones(2, 3), torch.tensor([2]), None)
+        engine.flush()
+        return get(found.ref, names, **options)  # raises
 
-    monkeypatch.setattr(trainer._store, "lease_shared", first_is_replaced)
+    monkeypatch.setattr(trainer._store, "get", first_is_replaced)
     assert int(trainer.get("k", **stored, device="cpu").input_ids) == 2
 
 
