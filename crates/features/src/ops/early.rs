@@ -21,7 +21,8 @@
 //!   description that the bytes were compared with. The get counts as made at that moment, as an unleased get does.
 //! - EG2: only bytes that a checksum or a seal vouches for are read early: without, an object that is removed or still
 //!   written could not be told from a good one.
-//! - EG3: only objects with keys of this store's own making are read early, for this sample and this generation.
+//! - EG3: only objects with keys of this store's own making are read early: of this sample and this generation, or of the
+//!   reservation made ahead that the description names.
 //! - EG4: early bytes go into memory of the pool, if some is free, and at most half of it: never into memory of the
 //!   caller or of a device, and no other get waits for memory because of a forged reference.
 //! - EG5: in a sealed store, memory that is not handed out is cleared, as after every failed get.

@@ -12,9 +12,10 @@ use anyhow::Result;
 use holdfast_core::{Clock, Deadline, Nonce, SampleId, SystemClock};
 use holdfast_custody::{GroupName, Publication};
 use holdfast_index::{Commit, Index, Reserve, SampleRef, Session, TxnIndex};
+use holdfast_testkit::Paired;
 
 use crate::ours::{DESCRIPTION, index_of};
-use crate::{WITHIN, connect, median, quantile, rounded};
+use crate::{WITHIN, connect, cpu_us, median, quantile, report_ratio, rounded};
 
 const PRODUCERS: usize = 64;
 const BUDGET_FOR: u64 = 16;
@@ -32,6 +33,7 @@ struct Producer {
 pub(crate) async fn measure(
     endpoints: &[String],
     clock: &SystemClock,
+    etcd: u32,
     report: &mut serde_json::Map<String, serde_json::Value>,
 ) -> Result<()> {
     let mut sides = [
@@ -42,9 +44,16 @@ pub(crate) async fn measure(
     ];
     let mut rates: [Vec<f64>; SIDES] = Default::default();
     let mut waits: [Vec<f64>; SIDES] = Default::default();
+    // Microseconds of processor time per sample: of this process, and of etcd.
+    let mut cpu: [[Vec<f64>; 2]; SIDES] = Default::default();
     for round in 0..=ROUNDS {
-        for side in (0..SIDES).map(|turn| (round + turn) % SIDES) {
-            let begin = clock.now();
+        // Each order is followed by its reverse.
+        let mut order: Vec<usize> = (0..SIDES).map(|turn| (round / 2 + turn) % SIDES).collect();
+        if round % 2 == 1 {
+            order.reverse();
+        }
+        for side in order {
+            let (begin, before) = (clock.now(), cpu_us(etcd)?);
             let mut tasks = Vec::new();
             for (number, mut producer) in std::mem::take(&mut sides[side]).into_iter().enumerate() {
                 tasks.push(tokio::spawn(async move {
@@ -62,10 +71,24 @@ pub(crate) async fn measure(
                 sides[side].push(producer);
             }
             let rate = samples as f64 / clock.now().since(begin).as_secs_f64();
+            let after = cpu_us(etcd)?;
             if round > 0 {
                 rates[side].push(rate);
+                for ((spent, after), before) in cpu[side].iter_mut().zip(after).zip(before) {
+                    spent.push((after - before) / samples as f64);
+                }
             }
         }
+    }
+    let [of_free, of_budgeted, of_few, of_apart] = [0, 1, 2, 3];
+    for (name, ours, theirs) in [
+        ("credit_throughput", of_budgeted, of_free),
+        ("credit_throughput_of_16", of_budgeted, of_few),
+        ("credit_throughput_apart", of_apart, of_free),
+    ] {
+        let wall = Paired::of(&rates[ours], &rates[theirs]);
+        let beside = [0, 1].map(|whose| Paired::of(&cpu[theirs][whose], &cpu[ours][whose]).ratio);
+        report_ratio(report, name, wall, beside);
     }
     let [free, budgeted, few, apart] = rates.each_mut().map(|rates| median(rates));
     let [_, waited, _, waited_apart] = waits
@@ -75,9 +98,6 @@ pub(crate) async fn measure(
     eprintln!("credits: {apart:.0} samples/s by 64 who know nothing of each other; waits {waited_apart:?} ms");
     let fairness = |[typical, longest]: [f64; 2]| rounded(longest / typical);
     for (name, figure) in [
-        ("credit_throughput", rounded(budgeted / free)),
-        ("credit_throughput_of_16", rounded(budgeted / few)),
-        ("credit_throughput_apart", rounded(apart / free)),
         ("credit_fairness", fairness(waited)),
         ("credit_fairness_apart", fairness(waited_apart)),
         ("credit_samples_per_s", budgeted.round()),
@@ -150,8 +170,8 @@ impl Producer {
                 max_attempts: 3,
             };
             let commit = Commit {
-                becomes: None,
                 sample: sample.clone(),
+                becomes: None,
                 publication,
                 description: DESCRIPTION.to_vec(),
             };

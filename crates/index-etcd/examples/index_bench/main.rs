@@ -1,7 +1,9 @@
 //! The index benchmark: leases and acknowledgements through [`Index`](holdfast_index::Index), and transactions of the
 //! same shape sent bare with `etcd-client`, on one etcd, turn by turn. `cargo xtask bench index` runs it.
 //!
-//! A ratio is ours over bare, as throughput: 1.0 is as fast. The side that goes first alternates from round to round.
+//! A ratio is ours over bare, as throughput: 1.0 is as fast. It is the median over the rounds, and the side that goes first
+//! alternates. Beside each `x` there are its interval (`x_low` to `x_high`, 95 %), `x_rounds`, and the same ratio of processor
+//! time (`x_cpu` of this process, `x_cpu_servers` of etcd).
 //! Metrics and logging are on, as in a program that is looked after; `HOLDFAST_METRICS=off` switches both off.
 //!
 //! Also measured: the cost of a sweep with a hundred times more samples, and the cost of quota when every producer
@@ -19,8 +21,8 @@ use std::time::Duration;
 use anyhow::Result;
 use holdfast_core::{Clock, SystemClock};
 use holdfast_index_etcd::{EtcdConfig, EtcdStore};
-use holdfast_testkit::EtcdCluster;
 pub(crate) use holdfast_testkit::quantile;
+use holdfast_testkit::{EtcdCluster, Paired};
 
 /// Enough for anything on a machine that does other things too.
 pub(crate) const WITHIN: Duration = Duration::from_secs(60);
@@ -68,6 +70,20 @@ pub(crate) fn rounded(figure: f64) -> f64 {
     (figure * 1e4).round() / 1e4
 }
 
+/// A ratio with its interval, and the ratios of processor time beside it.
+pub(crate) fn report_ratio(
+    report: &mut serde_json::Map<String, serde_json::Value>,
+    name: &str,
+    wall: Paired,
+    cpu: [f64; 2],
+) {
+    let [own, etcd] = cpu;
+    let beside = [(format!("{name}_cpu"), own), (format!("{name}_cpu_servers"), etcd)];
+    for (name, figure) in wall.figures(name).into_iter().chain(beside) {
+        report.insert(name, rounded(figure).into());
+    }
+}
+
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().collect();
@@ -98,9 +114,11 @@ async fn main() -> Result<()> {
                 "{}: ours {:.0} pairs/s, bare {:.0} pairs/s",
                 shape.name, figures.ours, figures.bare
             );
-            report.insert(
-                format!("{}_ratio", shape.name),
-                rounded(figures.ours / figures.bare).into(),
+            report_ratio(
+                &mut report,
+                &format!("{}_ratio", shape.name),
+                figures.ratio,
+                figures.cpu_ratios,
             );
             report.insert(format!("{}_pairs_per_s", shape.name), figures.ours.round().into());
             report.insert(format!("{}_pairs_per_s_bare", shape.name), figures.bare.round().into());
@@ -128,7 +146,7 @@ async fn main() -> Result<()> {
             }
         }
         if wanted("credits") {
-            credits::measure(&endpoints, &clock, &mut report).await?;
+            credits::measure(&endpoints, &clock, etcd.node(0).pid(), &mut report).await?;
         }
     }
     if wanted("sweep") {
@@ -146,6 +164,9 @@ async fn main() -> Result<()> {
 struct Figures {
     ours: f64,
     bare: f64,
+    ratio: Paired,
+    /// Bare over ours, so that more is better: of this process, and of etcd.
+    cpu_ratios: [f64; 2],
     spread: [f64; 2],
     p50: f64,
     p99: f64,
@@ -155,7 +176,7 @@ struct Figures {
 }
 
 /// The processor time that all threads of this process and those of another have used, in microseconds.
-fn cpu_us(other: u32) -> Result<[f64; 2]> {
+pub(crate) fn cpu_us(other: u32) -> Result<[f64; 2]> {
     /// The kernel counts another process's time in hundredths of a second.
     const TICK: f64 = 1e4;
     let own = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
@@ -178,13 +199,17 @@ pub(crate) async fn connect(endpoints: &[String], root: &str) -> Result<Arc<Etcd
 async fn compare(endpoints: &[String], shape: Shape, clock: &SystemClock, etcd: u32) -> Result<Figures> {
     let mut ours = ours::Ours::connect(endpoints, shape.name).await?;
     let mut bare = bare::Bare::connect(endpoints, shape.name).await?;
-    let (mut our_rates, mut bare_rates, mut pair_times) = (Vec::new(), Vec::new(), Vec::new());
+    let mut rates: [Vec<f64>; 2] = Default::default();
+    let mut own_cpu: [Vec<f64>; 2] = Default::default();
     let mut cpu = [[0.0; 2]; 2];
+    let mut pair_times = Vec::new();
     for round in 0..=shape.rounds {
         ours.prepare(shape.samples).await?;
         bare.prepare(shape.samples).await?;
-        for side in [round % 2, 1 - round % 2] {
-            let (begin, cpu_before) = (clock.now(), cpu_us(etcd)?);
+        // Ours first, bare first, bare first, ours first, and so on.
+        let first = round.div_ceil(2) % 2;
+        for side in [first, 1 - first] {
+            let (begin, before) = (clock.now(), cpu_us(etcd)?);
             let times = if side == 0 {
                 ours.run(shape.workers, shape.batch, shape.samples).await?
             } else {
@@ -192,27 +217,30 @@ async fn compare(endpoints: &[String], shape: Shape, clock: &SystemClock, etcd: 
                 Vec::new()
             };
             let rate = shape.samples as f64 / clock.now().since(begin).as_secs_f64();
+            let after = cpu_us(etcd)?;
             // The first round warms connections and caches up.
             if round > 0 {
-                for ((sum, after), before) in cpu[side].iter_mut().zip(cpu_us(etcd)?).zip(cpu_before) {
+                rates[side].push(rate);
+                own_cpu[side].push(after[0] - before[0]);
+                for ((sum, after), before) in cpu[side].iter_mut().zip(after).zip(before) {
                     *sum += after - before;
-                }
-                if side == 0 {
-                    our_rates.push(rate)
-                } else {
-                    bare_rates.push(rate)
                 }
                 pair_times.extend(times);
             }
         }
     }
+    let [ours_cpu, bare_cpu] = cpu.map(|sums| sums.map(|sum| sum / (shape.samples * shape.rounds) as f64));
+    let [mut our_rates, mut bare_rates] = rates;
     Ok(Figures {
+        ratio: Paired::of(&our_rates, &bare_rates),
+        // etcd's time is counted in ticks that are too coarse for one round.
+        cpu_ratios: [Paired::of(&own_cpu[1], &own_cpu[0]).ratio, bare_cpu[1] / ours_cpu[1]],
         spread: [quantile(&mut our_rates, 0.25), quantile(&mut our_rates, 0.75)],
         ours: median(&mut our_rates),
         bare: median(&mut bare_rates),
         p50: quantile(&mut pair_times, 0.5),
         p99: quantile(&mut pair_times, 0.99),
-        ours_cpu: cpu[0].map(|sum| sum / (shape.samples * shape.rounds) as f64),
-        bare_cpu: cpu[1].map(|sum| sum / (shape.samples * shape.rounds) as f64),
+        ours_cpu,
+        bare_cpu,
     })
 }
