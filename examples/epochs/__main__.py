@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -11,6 +12,8 @@ from examples.cluster import run, store_name
 
 SAMPLES = [f"sample-{n:02}" for n in range(24)]
 EPOCHS = 3
+EPOCH_S = 60.0
+"""How long an epoch may take."""
 GROUPS = {"trainers": 2, "evaluators": 1}
 """How many consumers each group has. They share the group's samples: each sample goes to one of them."""
 
@@ -23,8 +26,11 @@ def acknowledged(store: holdfast.FeatureStore, group: str) -> int:
 def consume(name: str, group: str) -> list[float]:
     """One consumer, usually a process of its own. Returns what it got in this epoch."""
     seen: list[float] = []
+    end = time.monotonic() + EPOCH_S
     with holdfast.open(name, role=group, pool_bytes=64 << 20) as store:
         while acknowledged(store, group) < len(SAMPLES):
+            if time.monotonic() > end:
+                raise TimeoutError(f"{group} did not see every sample within {EPOCH_S} s")
             for lease in store.take(group, count=4, timeout=0.5):
                 with lease:
                     seen.append(float(lease.get(as_="numpy")["hidden"][0]))
