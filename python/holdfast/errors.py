@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 __all__ = [
     "Capacity",
@@ -63,7 +63,7 @@ class HoldfastError(Exception):
         facts = ", ".join(f"{name}={value}" for name, value in self.facts.items())
         return f"{self.operation}: {self.message} ({self.kind})" + (f" [{facts}]" if facts else "")
 
-    def __reduce__(self) -> tuple[Callable[[str], HoldfastError], tuple[str]]:
+    def __reduce__(self) -> tuple[Callable[..., HoldfastError], tuple[Any, ...]]:
         again = partial(type(self), retry=self.retry, operation=self.operation, facts=self.facts)
         return again, (self.message,)
 
@@ -149,7 +149,7 @@ class PutsFailed(HoldfastError):
         )
         self.failed = dict(failed)
 
-    def __reduce__(self) -> tuple[Callable[[Mapping[str, HoldfastError]], HoldfastError], tuple[dict[str, HoldfastError]]]:
+    def __reduce__(self) -> tuple[Callable[..., HoldfastError], tuple[Any, ...]]:
         return type(self), (self.failed,)
 
 

@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_is_left_out() {
-        for text in ["", "{}", r#"{"v":2,"nonce":1,"chunk_bytes":1,"tensors":[]}"#] {
+        for text in ["", "{}", r#"{"v":3,"nonce":1,"chunk_bytes":1,"tensors":[]}"#] {
             let read = DescribedRef::with_carried(described(1).reference, text.as_bytes());
             assert_eq!(read.description, None, "{text:?}");
         }

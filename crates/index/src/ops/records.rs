@@ -39,7 +39,7 @@ impl TxnIndex {
         let mut stages: Vec<_> = Stage::ALL.into_iter().filter(wanted).collect();
         stages.sort_by_key(|stage| layout.all_of(*stage).start);
         for stage in stages {
-            let mut range = layout.all_of(stage);
+            let mut range = layout.listed(stage);
             if let Some(ListPlace(last)) = from {
                 if *last >= range.end {
                     continue;
@@ -103,7 +103,7 @@ impl TxnIndex {
 
     pub(crate) async fn do_counts(&self, deadline: Deadline) -> Result<Counts> {
         let layout = self.core.layout();
-        let mut ranges: Vec<_> = Stage::ALL.into_iter().map(|stage| layout.all_of(stage)).collect();
+        let mut ranges: Vec<_> = Stage::ALL.into_iter().map(|stage| layout.listed(stage)).collect();
         ranges.extend([layout.all_alive(), layout.all_existed(), layout.shared_queue()]);
         let left = deadline.remaining(self.core.clock());
         let counted = self.core.txn_store().count(&ranges, left).await?;

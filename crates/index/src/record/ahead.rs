@@ -22,7 +22,8 @@
 use holdfast_core::{Result, SampleId};
 use holdfast_custody::SessionId;
 
-const MARK: char = '~';
+/// What their names begin with.
+pub(crate) const MARK: char = '~';
 
 /// The name of a session's reservation with this number.
 pub(crate) fn name_ahead(session: SessionId, number: u64) -> Result<SampleId> {

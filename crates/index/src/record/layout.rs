@@ -44,6 +44,7 @@ use holdfast_core::{Digest, Error, Generation, ObjectKey, Result, SampleId, Stor
 use holdfast_custody::{GroupName, GroupState, Live, Progress, Reserved, Retired, SessionId, Tick, Version};
 use serde::{Deserialize, Serialize};
 
+use crate::record::ahead::MARK;
 use crate::record::codec::{Description, encode, encode_described};
 use crate::record::office::Office;
 use crate::record::types::{SampleRef, Stage};
@@ -286,6 +287,16 @@ impl Layout {
     /// All records of a stage of a sample's life.
     pub(crate) fn all_of(&self, stage: Stage) -> Range<String> {
         prefix(self.key(format_args!("{}/", letter(stage))))
+    }
+
+    /// As [`Layout::all_of`], for people: without the reservations that were made ahead, most of which are for no sample
+    /// yet. Of all keys of reservations, theirs come last.
+    pub(crate) fn listed(&self, stage: Stage) -> Range<String> {
+        let all = self.all_of(stage);
+        match stage {
+            Stage::Reserved => all.start..self.key(format_args!("p/{MARK}")),
+            _ => all,
+        }
     }
 
     /// The records of a sample in one of the stages whose keys begin with its name.

@@ -341,7 +341,7 @@ pub struct LeaseList {
 /// How many records a store has, by stage, and how many sessions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Records, in the order of [`Stage::ALL`].
+    /// Records, in the order of [`Stage::ALL`]. Reservations made ahead are not counted: most of them are for no sample yet.
     pub records: [u64; 6],
     /// Sessions that are alive.
     pub sessions: u64,

@@ -7,7 +7,7 @@ use holdfast_custody::{Publication, Reason};
 use super::check::refused;
 use super::client::{CALL, Client, a, b, description, published_for};
 use super::context::Context;
-use crate::{Known, SampleRef};
+use crate::{Known, SampleRef, Stage};
 
 cases! {
     "ahead" Nothing
@@ -44,6 +44,8 @@ async fn it_becomes_the_sample(context: &Context) -> CaseResult {
     let other = context.join().await?;
     let reserved = one(context).await?;
     ensure_eq!(context.look(&reserved.sample).await?, None, "a look at the reservation");
+    let counts = context.index().counts(CALL).await?;
+    ensure_eq!(counts.of(Stage::Reserved), 0, "reserved for a sample");
     let sample = context.commit_ahead(&reserved, "s", published_for(&["a"])?).await?;
     ensure!(
         sample.generation > reserved.generation,
