@@ -54,6 +54,7 @@ def errors_page() -> str:
                 ", ".join(f"`{name}`" for name in sorted(builtins)) or "–",
             )
         )
+    assert exceptions.pop(errors.PutsFailed.kind) == [errors.PutsFailed]
     assert not exceptions, f"kinds that Rust does not have: {exceptions}"
     retries = [("retry", "means"), *((f"`{name.lower()}`", text) for name, text in _documented(core, "Retry").items())]
     return f"""# Errors
@@ -74,6 +75,9 @@ exception that a program expects in its place. In Rust it is `holdfast_core::Err
 "Try again" is what holds for most errors of the kind; `retry` of the error itself counts.
 
 `DeadlineExceeded` is `Unavailable` for the reason that the caller's timeout has passed.
+
+`PutsFailed` (`{errors.PutsFailed.kind}`) is Python's alone: a writer raises it when some of its puts failed. `failed` has the error of
+each by sample, with a kind from the table; its `retry` is `ambiguous` if that of any put is.
 
 ## Retrying
 
