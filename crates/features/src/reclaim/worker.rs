@@ -194,12 +194,17 @@ impl Reclaim {
                     // that the sample was not committed; but removing a live sample would be the one mistake that
                     // cannot be repaired.
                     Err(error) if ended(&error) && is_named_ahead(&job.sample.sample) => {
-                        if self.is_owned(&job.sample).await.unwrap_or(true) {
-                            // The record that owns the objects says when they are removed.
-                            self.queue.succeeded(&job.sample);
-                            continue;
+                        match self.is_owned(&job.sample).await {
+                            // The record that owns the objects says when they are removed. That may be now: a commit
+                            // that was settled has already given up the reservation.
+                            Ok(true) => {
+                                self.queue.collect_soon();
+                                self.queue.succeeded(&job.sample);
+                                continue;
+                            }
+                            Ok(false) => Ok(true),
+                            Err(error) => Err(error),
                         }
-                        Ok(true)
                     }
                     Err(error) if ended(&error) => self.is_not_live(&job.sample).await,
                     // Any other error (no answer, an index that is full) leaves the reservation as it was.
