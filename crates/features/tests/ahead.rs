@@ -10,6 +10,7 @@ use common::unclear::{Mode, Unclear};
 use common::*;
 use holdfast_core::{Clock, ErrorKind, SystemRng};
 use holdfast_features::{FeatureStore, Stored};
+use holdfast_index::store::{Transaction, TxnStore, Write};
 
 const LENS: [usize; 2] = [1000, 10_000];
 
@@ -173,6 +174,31 @@ async fn with_a_budget_and_for_many_objects_a_put_reserves_by_itself() {
     let most = [4096 * 16];
     assert!(is_ahead(&put(&store, item("run/16", &most, 1)).await));
     assert!(!is_ahead(&put(&store, item("run/17", &[4096 * 16 + 1], 1)).await));
+}
+
+#[tokio::test]
+async fn a_record_and_a_description_that_disagree_remove_nothing() {
+    let world = patient();
+    let store = world.open().await;
+    warm(&world, &store).await;
+    let victim = put(&store, item("run/victim", &LENS, 7)).await;
+    let description = serde_json::to_vec(&*victim.description).expect("JSON");
+    let record = r#"{"v":2,"generation":1,"nonce":5,"producer":1,"bytes":1,"readers":[],"reason":"Aborted","failed_frees":0,"reserved_as":{"name":"~0000000000000001-0","generation":1}}"#;
+    let value = [record.as_bytes(), &[0], &description].concat();
+    let root = world.txn_store.dump().into_iter().find_map(|entry| {
+        let at = entry.key.find("/s/run")?;
+        Some(entry.key[..at].to_owned())
+    });
+    let key = format!("{}/f/forged/{:016x}", root.expect("a live sample"), 1);
+    let transaction = Transaction {
+        conditions: Vec::new(),
+        writes: vec![Write::put(key, value)],
+    };
+    let client = world.txn_store.client();
+    client.transact(&transaction, WITHIN).await.expect("written");
+    let swept = store.sweep(WITHIN).await.expect("swept");
+    assert_eq!((swept.freed, swept.quarantined), (0, 1), "{swept:?}");
+    consume(&store, &victim, 7).await;
 }
 
 async fn open_unclear(world: &World) -> (Arc<Unclear>, FeatureStore) {

@@ -42,7 +42,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_core::{Nonce, Result, Timestamp};
-use holdfast_custody::ReservedAs;
 use holdfast_index::{Reserve, SampleRef, Session};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
@@ -66,16 +65,6 @@ pub(crate) struct ReservedAhead {
     pub(crate) reference: SampleRef,
     pub(crate) nonce: Nonce,
     made: Timestamp,
-}
-
-impl ReservedAhead {
-    /// As records and descriptions name it.
-    pub(crate) fn reserved_as(&self) -> ReservedAs {
-        ReservedAs {
-            name: self.reference.sample.clone(),
-            generation: self.reference.generation,
-        }
-    }
 }
 
 /// The reservations that this process keeps ready.
@@ -120,9 +109,10 @@ impl Ahead {
         let follows = state.last_put.is_some_and(|last| now.since(last) < idle);
         state.last_put = Some(now);
         let usable = |kept: &ReservedAhead| Arc::ptr_eq(&kept.session, session) && now.since(kept.made) < old;
-        // Those in front are older: if one is usable, those behind it are.
+        // Those that are usable stand together: in front of them are older ones, behind them those of a later session.
         let first = state.kept.iter().position(usable).unwrap_or(state.kept.len());
-        let taken: Vec<ReservedAhead> = match state.kept.len() - first >= count {
+        let there = state.kept.iter().skip(first).take_while(|kept| usable(kept)).count();
+        let taken: Vec<ReservedAhead> = match there >= count {
             true => state.kept.drain(first..first + count).collect(),
             false => Vec::new(),
         };

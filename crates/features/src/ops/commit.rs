@@ -39,14 +39,6 @@ pub(crate) enum Committed {
     Unknown(Error),
 }
 
-/// The sample that a commit makes.
-fn name_of(commit: &Commit) -> &SampleId {
-    match &commit.becomes {
-        Some(becomes) => &becomes.sample,
-        None => &commit.sample.sample,
-    }
-}
-
 /// The version of a live sample, if this commit made it: for one that was reserved ahead that of the commit, which is its
 /// generation.
 fn version_of(live: &LiveSample, commit: &Commit) -> Option<Version> {
@@ -54,8 +46,7 @@ fn version_of(live: &LiveSample, commit: &Commit) -> Option<Version> {
         return (live.sample == commit.sample).then_some(live.record.version);
     }
     let reserved_as = live.record.record.reserved_as.as_ref()?;
-    let SampleRef { sample, generation } = &commit.sample;
-    let is_ours = (&reserved_as.name, &reserved_as.generation) == (sample, generation);
+    let is_ours = SampleRef::from(reserved_as) == commit.sample;
     is_ours.then_some(Version(live.sample.generation.get()))
 }
 
@@ -132,7 +123,7 @@ impl Inner {
                 }
             }
             if !gone.is_empty() {
-                let ids: Vec<SampleId> = gone.iter().map(|(at, _)| name_of(&commits[*at]).clone()).collect();
+                let ids: Vec<SampleId> = gone.iter().map(|(at, _)| commits[*at].name().clone()).collect();
                 match self.runtime.index.look(&ids, left()).await {
                     Ok(views) => settled.extend(gone.into_iter().zip(views).map(|((at, error), view)| {
                         let version = view.and_then(|view| version_of(&view, &commits[at]));

@@ -65,7 +65,7 @@ impl PutPlan {
     /// Takes a reservation that was made ahead.
     pub(crate) fn take(&mut self, reserved: &ReservedAhead) {
         self.nonce = reserved.nonce;
-        self.reserved_as = Some(reserved.reserved_as());
+        self.reserved_as = Some(ReservedAs::from(&reserved.reference));
     }
 
     /// Asks for a claim on its memory.

@@ -310,10 +310,7 @@ impl Description {
                 .iter()
                 .take_while(|other| other.spec.name() != tensor.spec.name());
             let first = before.map(|other| other.chunks(self.chunk_bytes)).sum::<u64>();
-            let reservation = SampleRef {
-                sample: reserved_as.name.clone(),
-                generation: reserved_as.generation,
-            };
+            let reservation = SampleRef::from(reserved_as);
             let place = SampleObjects {
                 sample: &reservation,
                 ..place
@@ -424,6 +421,46 @@ mod tests {
             let error = Description::from_bytes(text.as_bytes()).expect_err(key);
             assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
         }
+    }
+
+    #[test]
+    fn objects_of_a_sample_that_was_reserved_ahead_are_numbered_across_its_tensors() {
+        let reserved_as = ReservedAs {
+            name: SampleId::new("~1-2").expect("a name"),
+            generation: Generation::new(9).expect("not zero"),
+        };
+        let of = |tensors| sample(tensors).reserved_as(reserved_as.clone());
+        let description = of(vec![tensor("a", 250, 0), tensor("b", 0, 0), tensor("c", 5, 0)]);
+        let bytes = description.to_bytes().expect("JSON");
+        let description = Description::from_bytes(&bytes).expect("reads back");
+        let (store, reference) = (
+            StoreId::new("s").expect("a name"),
+            SampleRef {
+                sample: SampleId::new("x").expect("a name"),
+                generation: Generation::new(30).expect("not zero"),
+            },
+        );
+        let place = SampleObjects {
+            store: &store,
+            sample: &reference,
+        };
+        let keys = description.object_keys(place).expect("keys");
+        let texts: Vec<_> = keys.iter().map(ObjectKey::as_str).collect();
+        let numbered = (0..4).map(|n| format!("s/~1-2/g9-0000000000000001/o/{n}"));
+        assert_eq!(texts, numbered.collect::<Vec<_>>());
+        let last = description.keys_of(&description.tensors[2], place).expect("a key");
+        assert_eq!(last, keys[3..]);
+        // More than its reservation may have written.
+        let error = of(vec![tensor("a", 1601, 0)])
+            .object_keys(place)
+            .expect_err("17 objects");
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
+        let mut foreign = of(vec![tensor("a", 1, 0)]);
+        foreign.tensors[0].key = Some(ObjectKey::new("theirs").expect("a key"));
+        assert!(Description::from_bytes(&foreign.to_bytes().expect("JSON")).is_err());
+        let earlier = String::from_utf8(bytes).expect("text").replace("\"v\":2", "\"v\":3");
+        let later = Description::from_bytes(earlier.as_bytes()).expect_err("of a later release");
+        assert_eq!(later.kind(), ErrorKind::Unsupported);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! | key | its owner | enforced by |
 //! |---|---|---|
 //! | `{store}/{sample}/g{generation}-{nonce}/…` | that generation | its form; it is never adopted |
+//! | `{store}/~…/g{generation}-{nonce}/…` | the sample that the reservation made ahead has become, as the entry `a/…` of the index says | its record and its description name the reservation |
 //! | `kv/…` | the page tier | its form; it is never adopted |
 //! | any other that begins with `{store}/` or one of `adopt_prefixes` | the sample that claims it in the index, from its announcement until it is freed | OW2 |
 //! | anything else | not this store | it is refused |
@@ -18,7 +19,8 @@
 //! - OW3: before objects that another writer named are removed, the index is asked for their owners; objects that
 //!   another generation claims stay. This covers records without claims: those of an earlier release, and forged ones.
 //!
-//! The limit: claims are per store, because the least-privileged role of a tenant in etcd ends at its own store. Two
+//! Two limits. A record that is forged inside a store can name a reservation made ahead that another sample of that store was
+//! written under; whoever can write it can delete that sample's record as well. And claims are per store, because the least-privileged role of a tenant in etcd ends at its own store. Two
 //! stores that are given the same prefix can own the same object. By default they are not: no two stores have the same
 //! name.
 

@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use holdfast_core::{Deadline, Error, Result};
+use holdfast_core::{Deadline, Error, Result, SampleId};
 use holdfast_custody::{Live, Reason, Reserved, ReservedAs, Version};
 
 use crate::index::TxnIndex;
+use crate::record::grants::GrantLine;
 use crate::record::refusal::{being_written, gone, superseded};
 use crate::record::types::{Commit, SampleRef, Versioned};
 use crate::store::{Condition, Entry, Write};
@@ -16,6 +17,23 @@ use crate::txn::record_cache::CachedRecord;
 use crate::txn::session::Session;
 
 impl TxnIndex {
+    /// The reservations that a session has just made, as it remembers them, and the lines of the grant lists that name
+    /// them.
+    fn remembered<'a>(
+        &self,
+        session: &Session,
+        reservations: impl Iterator<Item = &'a SampleId>,
+    ) -> (Loaded, HashMap<SampleId, GrantLine>) {
+        let mut grants = HashMap::new();
+        let entries = reservations.filter_map(|name| {
+            let key = self.core.layout().pending(name);
+            let CachedRecord { value, version, grant } = session.recall(&key)?;
+            grants.extend(grant.map(|grant| (name.clone(), grant)));
+            Some(Entry { key, value, version })
+        });
+        (Loaded::with_entries(entries), grants)
+    }
+
     pub(crate) async fn do_commit(
         &self,
         session: &Session,
@@ -24,22 +42,15 @@ impl TxnIndex {
     ) -> Vec<Result<Version>> {
         const OPERATION: &str = "index.commit";
         // The session need not read what it has just reserved, and hardly any sample was live before.
-        let mut grants = HashMap::new();
-        let reserved = items.iter().filter_map(|item| {
-            let key = self.core.layout().pending(&item.sample.sample);
-            let CachedRecord { value, version, grant } = session.recall(&key)?;
-            grants.extend(grant.map(|grant| (item.sample.sample.clone(), grant)));
-            Some(Entry { key, value, version })
-        });
-        let seen = Loaded::with_entries(reserved);
+        let (seen, grants) = self.remembered(session, items.iter().map(|item| &item.sample.sample));
         let layout = self.core.layout();
         let keys = |item: &Commit| {
-            let mut keys = vec![layout.pending(&item.sample.sample), layout.live(item.becomes())];
+            let mut keys = vec![layout.pending(&item.sample.sample), layout.live(item.name())];
             keys.extend(item.becomes.as_ref().map(|becomes| layout.pending(&becomes.sample)));
             keys
         };
         let decide = |item: &Commit, loaded: &Loaded| {
-            let (reservation, sample) = (&item.sample, item.becomes());
+            let (reservation, sample) = (&item.sample, item.name());
             let (pending, live) = (layout.pending(&reservation.sample), layout.live(sample));
             let reserved: Versioned<Reserved> = loaded
                 .record(&pending)?
@@ -58,14 +69,10 @@ impl TxnIndex {
                     }
                     conditions.push(Condition::Absent(in_the_way));
                     writes.push(layout.put_owner(reservation, sample));
-                    let reserved_as = ReservedAs {
-                        name: reservation.sample.clone(),
-                        generation: reservation.generation,
-                    };
-                    let bytes = becomes.bytes;
+                    let reserved_as = ReservedAs::from(reservation);
                     reserved
                         .record
-                        .commit_as(session.id(), reserved_as, publication, bytes)?
+                        .commit_as(session.id(), reserved_as, publication, becomes.bytes)?
                 }
             };
             let description = Some(Arc::from(item.description.as_slice()));
@@ -115,14 +122,7 @@ impl TxnIndex {
         deadline: Deadline,
     ) -> Vec<Result<()>> {
         const OPERATION: &str = "index.unreserve";
-        let mut grants = HashMap::new();
-        let remembered = items.iter().filter_map(|item| {
-            let key = self.core.layout().pending(&item.sample);
-            let CachedRecord { value, version, grant } = session.recall(&key)?;
-            grants.extend(grant.map(|grant| (item.sample.clone(), grant)));
-            Some(Entry { key, value, version })
-        });
-        let seen = Loaded::with_entries(remembered);
+        let (seen, grants) = self.remembered(session, items.iter().map(|item| &item.sample));
         let keys = |item: &SampleRef| vec![self.core.layout().pending(&item.sample)];
         let decide = |item: &SampleRef, loaded: &Loaded| {
             let pending = self.core.layout().pending(&item.sample);

@@ -20,8 +20,9 @@ use holdfast_custody::{GroupName, Live, Version};
 use parking_lot::Mutex;
 
 use self::shards::{Reached, ReadyEntry, ReadyList, Saw, Shard, ShardScan};
+use crate::record::ahead::ReadyValue;
 use crate::record::codec::{decode_versioned, unreadable};
-use crate::record::layout::{Layout, ReadyValue, SHARDS, after, waits_for};
+use crate::record::layout::{Layout, SHARDS, after, waits_for};
 use crate::record::types::{SampleRef, Versioned};
 use crate::store::{Entry, Read, Snapshot};
 use crate::txn::TxnCore;

@@ -328,6 +328,45 @@ mod tests {
         }
     }
 
+    /// An earlier release must not touch it: it would look for its objects, and for its ready entries, in other places.
+    #[test]
+    fn a_sample_that_was_reserved_ahead_says_so_and_gets_the_generation_of_its_commit() {
+        let name = holdfast_core::SampleId::new("~00-0").expect("a name");
+        let generation = holdfast_core::Generation::new(3).expect("not zero");
+        let session = holdfast_custody::SessionId(1);
+        let mut reserved = Reserved::new(session, holdfast_core::Nonce::from_u64(5), 0, holdfast_custody::Tick(9));
+        reserved.settle(Version(3));
+        let publication = holdfast_custody::Publication {
+            groups: Vec::new(),
+            retain: false,
+            max_attempts: 1,
+        };
+        let reserved_as = holdfast_custody::ReservedAs { name, generation };
+        let live = reserved.commit_as(session, reserved_as, &publication, 7).expect("ours");
+        let live_at = |value: Vec<u8>, version| {
+            let key = "s/s/a".to_owned();
+            let version = Version(version);
+            decode_versioned::<Live>(&Entry { key, value, version })
+                .expect("a record")
+                .record
+        };
+        let written = encode(&live).expect("a record");
+        assert_eq!(form_of(&written), Some(2));
+        let committed = live_at(written, 8);
+        assert_eq!(
+            (committed.generation.get(), committed.order().get(), committed.bytes),
+            (8, 3, 7)
+        );
+        let written = encode(&committed).expect("a record");
+        assert_eq!(
+            live_at(written, 20).generation.get(),
+            8,
+            "it stays when the record is written again"
+        );
+        let retired = encode(&committed.retire(Reason::Aborted)).expect("a record");
+        assert_eq!(form_of(&retired), Some(2));
+    }
+
     #[test]
     fn what_is_of_a_later_form_is_not_taken_for_garbage() {
         for text in [

@@ -42,13 +42,12 @@ use std::ops::Range;
 use holdfast_core::key::{escape, escape_into, unescape};
 use holdfast_core::{Digest, Error, Generation, ObjectKey, Result, SampleId, StoreId};
 use holdfast_custody::{GroupName, GroupState, Live, Progress, Reserved, Retired, SessionId, Tick, Version};
-use serde::{Deserialize, Serialize};
 
-use crate::record::ahead::MARK;
+use crate::record::ahead::{MARK, ReadyValue};
 use crate::record::codec::{Description, encode, encode_described};
 use crate::record::office::Office;
 use crate::record::types::{SampleRef, Stage};
-use crate::store::{Entry, Read, Write, prefix};
+use crate::store::{Read, Write, prefix};
 
 /// Ready lists are split into this many shards, so that consumers do not all try the same sample.
 pub(crate) const SHARDS: u64 = 32;
@@ -477,7 +476,7 @@ impl Layout {
         let entry = if after.groups.len() == 1 {
             value.clone()
         } else {
-            ready_value(after)?
+            ReadyValue::of(after)?
         };
         let mut writes = Vec::with_capacity(USUAL_WRITES);
         writes.extend(
@@ -559,40 +558,6 @@ impl Layout {
         writes.push(Write::put(home, encode_described(after, description)?));
         Ok(writes)
     }
-}
-
-/// The value of a ready entry without a copy of the record. The position in the list is the generation, unless the sample
-/// was reserved ahead.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct ReadyValue {
-    /// The sample's generation; none if it is the version of this entry.
-    generation: Option<Generation>,
-}
-
-impl ReadyValue {
-    /// The longest one. Every copy of a record is longer.
-    const MOST: usize = r#"{"generation":18446744073709551615}"#.len();
-
-    /// The generation of a sample whose ready entry has no copy of its record; none if it has one.
-    pub(crate) fn generation(entry: &Entry, order: Generation) -> Option<Generation> {
-        if entry.value.is_empty() {
-            return Some(order);
-        }
-        if entry.value.len() > Self::MOST {
-            return None;
-        }
-        let value: Self = serde_json::from_slice(&entry.value).ok()?;
-        value.generation.or_else(|| Generation::new(entry.version.0))
-    }
-}
-
-fn ready_value(record: &Live) -> Result<Vec<u8>> {
-    if record.reserved_as.is_none() {
-        return Ok(Vec::new());
-    }
-    let generation = Some(record.generation).filter(|generation| *generation != record.order());
-    encode(&ReadyValue { generation })
 }
 
 /// The first segment of the keys of a stage's records.

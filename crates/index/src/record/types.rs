@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use holdfast_core::{Generation, Nonce, ObjectKey, Result, SampleId};
 use holdfast_custody::{
-    GroupName, Lease, Live, Publication, Reason, Reserved, Retired, SessionId, Token, Version, WallTime,
+    GroupName, Lease, Live, Publication, Reason, Reserved, ReservedAs, Retired, SessionId, Token, Version, WallTime,
 };
 
 use tokio_util::sync::CancellationToken;
@@ -65,9 +65,27 @@ pub struct Becomes {
     pub bytes: u64,
 }
 
+impl From<&SampleRef> for ReservedAs {
+    fn from(reservation: &SampleRef) -> Self {
+        Self {
+            name: reservation.sample.clone(),
+            generation: reservation.generation,
+        }
+    }
+}
+
+impl From<&ReservedAs> for SampleRef {
+    fn from(reserved_as: &ReservedAs) -> Self {
+        Self {
+            sample: reserved_as.name.clone(),
+            generation: reserved_as.generation,
+        }
+    }
+}
+
 impl Commit {
-    /// The sample that is committed.
-    pub(crate) fn becomes(&self) -> &SampleId {
+    /// The name of the sample that is committed.
+    pub fn name(&self) -> &SampleId {
         match &self.becomes {
             Some(becomes) => &becomes.sample,
             None => &self.sample.sample,
