@@ -28,28 +28,22 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Digest, Error, ErrorKind, Generation, ObjectKey, Result, Retry, SampleId};
+use holdfast_core::{Deadline, Error, ErrorKind, Generation, ObjectKey, Result, Retry, SampleId};
 use holdfast_custody::{Publication, Version};
-use holdfast_engine::Transfer;
 use holdfast_engine::busy::Waiting;
 use holdfast_index::{Becomes, Commit, Reserve, SampleRef, Session};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::io::sealed::Seals;
-use crate::io::staged::OnDevice;
-use crate::io::write::{Digests, Outgoing};
-use crate::io::write_sealed::{SampleToSeal, ToSeal};
 use crate::memory::claims::at_once;
-use crate::memory::device::ObjectMemory;
 use crate::memory::tensors::TensorIn;
 use crate::ops::ahead::ReservedAhead;
 use crate::ops::commit::Committed;
 use crate::ops::put_plan::{PutPlan, Record};
+use crate::ops::put_write::recorded;
 use crate::reclaim::queue::Job;
 use crate::record::description::Description;
 use crate::record::plan::{OBJECTS_AHEAD, SampleObjects};
-use crate::runtime::config::Residency;
 use crate::runtime::inflight_puts::Begun;
 use crate::runtime::tasks::Caller;
 use crate::store::{FeatureStore, Inner};
@@ -89,15 +83,15 @@ struct Ready {
 }
 
 /// A sample that is reserved, under its own name or ahead.
-struct Reserved {
+pub(super) struct Reserved {
     /// Its position in the batch.
     at: usize,
     /// Its position among the samples that were put together.
-    order: usize,
-    prepared: PutPlan,
+    pub(super) order: usize,
+    pub(super) prepared: PutPlan,
     /// The reservation.
-    reference: SampleRef,
-    keys: Vec<ObjectKey>,
+    pub(super) reference: SampleRef,
+    pub(super) keys: Vec<ObjectKey>,
     begun: Arc<Begun>,
 }
 
@@ -511,90 +505,6 @@ impl Inner {
         }
     }
 
-    /// Moves all bytes, and waits for their checksums.
-    async fn write_and_sum(
-        &self,
-        reserved: &[Reserved],
-        digests: Option<Digests>,
-        deadline: Deadline,
-    ) -> (Vec<Result<Record>>, Result<Option<Vec<Vec<Option<Digest>>>>>) {
-        let bytes: u64 = reserved.iter().map(|sample| sample.prepared.bytes).sum();
-        // Side by side, a short transfer would take several times as long: the engine's threads wait for completions, and
-        // checksums take a core from them.
-        if bytes <= self.io.object_bytes() {
-            let digests = of_all(digests).await;
-            return (self.write(reserved, deadline).await, digests);
-        }
-        tokio::join!(self.write(reserved, deadline), of_all(digests))
-    }
-
-    /// Moves all bytes, to where the store's residency asks for. Returns for each sample what is to be recorded of it.
-    async fn write(&self, reserved: &[Reserved], deadline: Deadline) -> Vec<Result<Record>> {
-        let mut records = self.write_to_engine(reserved, deadline).await;
-        if self.runtime.config.residency == Residency::Spill {
-            let written = reserved.iter().zip(&records).map(|(sample, record)| match record {
-                Ok(_) => sample.keys.clone(),
-                Err(_) => Vec::new(),
-            });
-            let seen = self.io.seen_on_ssd(written.collect(), deadline).await;
-            for (record, seen) in records.iter_mut().zip(seen) {
-                if let Err(error) = seen {
-                    *record = Err(error);
-                }
-            }
-        }
-        records
-    }
-
-    /// Sealed, or unchanged.
-    async fn write_to_engine(&self, reserved: &[Reserved], deadline: Deadline) -> Vec<Result<Record>> {
-        if let Some(seals) = &self.io.seals {
-            return self.write_sealed(seals, reserved, deadline).await;
-        }
-        let (mut objects, mut on_device) = (Vec::new(), Vec::new());
-        for (sample, reservation) in reserved.iter().enumerate() {
-            let all = reservation.keys.iter().zip(reservation.prepared.objects());
-            for (position, (key, memory)) in all.enumerate() {
-                match memory {
-                    ObjectMemory::Host(parts) => objects.push(Outgoing {
-                        sample,
-                        transfer: Transfer::scattered(key.clone(), parts.clone()),
-                    }),
-                    ObjectMemory::Device(part) => on_device.push(OnDevice {
-                        sample,
-                        position,
-                        key: key.clone(),
-                        part: part.clone(),
-                        witness: Arc::clone(&reservation.prepared.witness),
-                    }),
-                }
-            }
-        }
-        let (sent, copied) = tokio::join!(
-            self.io.send(objects, reserved.len(), deadline),
-            self.io.send_from_device(on_device, reserved.len(), deadline)
-        );
-        let both = |(sent, copied): (Result<()>, Result<_>)| sent.and(copied).map(Record::Copied);
-        sent.into_iter().zip(copied).map(both).collect()
-    }
-
-    async fn write_sealed(&self, seals: &Seals, reserved: &[Reserved], deadline: Deadline) -> Vec<Result<Record>> {
-        let mut to_seal = ToSeal::default();
-        for reservation in reserved {
-            let sample = SampleToSeal {
-                reference: &reservation.reference,
-                nonce: reservation.prepared.nonce,
-                tensors: &reservation.prepared.tensors,
-                witness: &reservation.prepared.witness,
-                keys: &reservation.keys,
-            };
-            to_seal.add(&self.io, seals, &sample);
-        }
-        let sent = self.io.send_sealed(seals, to_seal, deadline).await.into_iter();
-        sent.map(|sent| sent.map(|(header, tag)| Record::Seal(header, tag)))
-            .collect()
-    }
-
     /// Hands the cleanup after a failed put to the worker, as soon as the engine has let go of the memory.
     fn undo(&self, session: &Arc<Session>, sample: Reserved, error: Error) -> Error {
         let error = error
@@ -608,42 +518,6 @@ impl Inner {
         });
         error
     }
-}
-
-/// The checksums of all samples, when they are ready; none if none are computed.
-async fn of_all(digests: Option<Digests>) -> Result<Option<Vec<Vec<Option<Digest>>>>> {
-    match digests {
-        Some(digests) => digests.ready().await.map(Some),
-        None => Ok(None),
-    }
-}
-
-/// The records of samples that were written: their checksums in addition to what is already known of them.
-fn recorded(
-    reserved: &[Reserved],
-    written: Vec<Result<Record>>,
-    digests: Result<Option<Vec<Vec<Option<Digest>>>>>,
-) -> Vec<Result<Record>> {
-    let mut digests = match digests {
-        Ok(None) => return written,
-        Ok(Some(digests)) => digests,
-        Err(error) => return written.into_iter().map(|_| Err(error.clone())).collect(),
-    };
-    let with_digests = |(sample, written): (&Reserved, Result<Record>)| {
-        let mut own = digests.get_mut(sample.order).map(std::mem::take).unwrap_or_default();
-        written.map(|record| {
-            if let Record::Copied(copied) = record {
-                for (position, digest) in copied {
-                    if let Some(place) = own.get_mut(position) {
-                        *place = Some(digest);
-                    }
-                }
-            }
-            // A missing one is found when the sample is described.
-            Record::Digests(own.into_iter().flatten().collect())
-        })
-    };
-    reserved.iter().zip(written).map(with_digests).collect()
 }
 
 /// Pends until none of these puts is wanted any more: their caller has left, or every one of them is given up.
