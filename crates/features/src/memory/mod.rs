@@ -63,6 +63,18 @@ impl Memory {
         self.blocking.run("features.register", deadline, call).await
     }
 
+    /// Registers the memory of several tensors, in order, with one blocking call: a wait for each would cost as much again
+    /// as the registration.
+    pub(crate) async fn register_all(&self, memory: Vec<HostMemory>, deadline: Deadline) -> Result<Vec<Region>> {
+        if memory.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (backing, clock) = (self.backing.clone(), Arc::clone(&self.clock));
+        let register = move |memory| backing.region(memory, deadline.remaining(&*clock));
+        let call = move |_| memory.into_iter().map(register).collect();
+        self.blocking.run("features.register", deadline, call).await
+    }
+
     /// The same memory, registered now if it was not; in a plain store, with the engine.
     pub(crate) async fn registered(&self, spans: Vec<Span>, deadline: Deadline) -> Result<Vec<Span>> {
         if !spans.iter().any(|span| self.is_private(span)) {

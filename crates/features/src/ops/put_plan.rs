@@ -140,11 +140,27 @@ impl Inner {
             bytes = bytes.saturating_add(self.io.stored_bytes(&spec));
             tensors.push((spec, objects));
         };
-        for TensorIn { spec, bytes: from } in item.tensors {
+        let mut lent = Vec::new();
+        let mut given = Vec::with_capacity(item.tensors.len());
+        for TensorIn { spec, bytes } in item.tensors {
+            match bytes {
+                Source::Lent(memory) => {
+                    lent.push(memory);
+                    given.push((spec, None));
+                }
+                other => given.push((spec, Some(other))),
+            }
+        }
+        let mut regions = self.memory.register_all(lent, deadline).await?.into_iter();
+        for (spec, from) in given {
             let spans = match from {
-                Source::Lent(memory) => vec![self.memory.register(memory, deadline).await?.whole()],
-                Source::Spans(spans) => self.memory.registered(spans, deadline).await?,
-                Source::Device(bytes) => {
+                // It was lent, and is registered now.
+                None | Some(Source::Lent(_)) => match regions.next() {
+                    Some(region) => vec![region.whole()],
+                    None => return Err(Error::internal(OPERATION, "memory was not registered; this is a bug")),
+                },
+                Some(Source::Spans(spans)) => self.memory.registered(spans, deadline).await?,
+                Some(Source::Device(bytes)) => {
                     self.io.stages.prepare_for(OPERATION, &*bytes, chunk)?;
                     on_device.push(bytes.range());
                     // Not the witness: the engine sees only the stage, which holds it itself.
