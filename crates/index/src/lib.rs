@@ -49,9 +49,9 @@ pub use record::office::{Leader, Leaders, Office};
 pub use record::schema;
 use record::types::any_sample;
 pub use record::types::{
-    AckOutcome, Becomes, BudgetUse, Commit, Counts, FreeList, FreeTask, HeldLease, Known, LeaseGrant, LeaseList,
-    ListPlace, LiveSample, LostSample, MOST_CLAIMS, PassedOver, Quarantined, Record, RecordList, RecordQuery, Reserve,
-    SampleRecord, SampleRef, Stage, SweepReport, Terms, Unreadable, Versioned,
+    AckOutcome, Becomes, BudgetUse, Commit, CommitOutcome, Counts, FreeList, FreeTask, HeldLease, Known, LeaseGrant,
+    LeaseList, ListPlace, LiveSample, LostSample, MOST_CLAIMS, PassedOver, Quarantined, Record, RecordList,
+    RecordQuery, Reserve, SampleRecord, SampleRef, Stage, SweepReport, Terms, Unreadable, Versioned,
 };
 pub use store::History;
 pub use txn::IndexConfig;
@@ -148,9 +148,9 @@ pub trait Index: Send + Sync + Debug {
             .await
     }
 
-    /// Makes written samples visible. Returns the version at which they became visible. A reservation that was made ahead
-    /// gets its sample's name here; `Conflict` while another producer has that sample reserved.
-    async fn commit(&self, session: &Session, items: &[Commit], within: Duration) -> Vec<Result<Version>>;
+    /// Makes written samples visible. Says at which version, and whether an earlier generation was replaced. A reservation
+    /// that was made ahead gets its sample's name here; `Conflict` while another producer has that sample reserved.
+    async fn commit(&self, session: &Session, items: &[Commit], within: Duration) -> Vec<Result<CommitOutcome>>;
 
     /// Gives reservations up.
     async fn abort(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>>;

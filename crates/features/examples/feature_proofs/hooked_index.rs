@@ -7,9 +7,9 @@ use async_trait::async_trait;
 use holdfast_core::{Clock, Generation, ObjectKey, Result, SampleId};
 use holdfast_custody::{GroupName, Reason, Tick, Version};
 use holdfast_index::{
-    AckOutcome, BudgetUse, Commit, Counts, FreeList, Index, Known, Leader, LeaderWatch, Leaders, LeaseGrant, LeaseList,
-    ListPlace, LiveSample, LiveSession, LostWatch, Office, PassedOver, Quarantined, RecordList, RecordQuery, Reserve,
-    SampleRecord, SampleRef, Session, SweepReport, Terms, Unreadable,
+    AckOutcome, BudgetUse, Commit, CommitOutcome, Counts, FreeList, Index, Known, Leader, LeaderWatch, Leaders,
+    LeaseGrant, LeaseList, ListPlace, LiveSample, LiveSession, LostWatch, Office, PassedOver, Quarantined, RecordList,
+    RecordQuery, Reserve, SampleRecord, SampleRef, Session, SweepReport, Terms, Unreadable,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -56,7 +56,7 @@ impl Index for HookedIndex {
         results
     }
 
-    async fn commit(&self, session: &Session, items: &[Commit], within: Duration) -> Vec<Result<Version>> {
+    async fn commit(&self, session: &Session, items: &[Commit], within: Duration) -> Vec<Result<CommitOutcome>> {
         if !items.is_empty() {
             self.hooks.step(Point::BeforeCommit).await;
         }

@@ -215,10 +215,15 @@ impl Inner {
             description: description.to_bytes()?,
         }];
         match self.commit(&announced.session, &commit, deadline).await.pop() {
-            Some(Committed::Yes(version)) => {
+            Some(Committed::Yes {
+                version,
+                may_have_replaced,
+            }) => {
                 self.runtime.count.puts.one();
                 self.runtime.count.bytes_put.add(description.bytes());
-                self.reclaim.queue.collect_soon();
+                if may_have_replaced {
+                    self.reclaim.queue.collect_soon();
+                }
                 Ok(Stored {
                     reference: announced.reference.clone(),
                     version,

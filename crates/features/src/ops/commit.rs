@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use holdfast_core::{BatchResults, Deadline, Error, ErrorKind, Retry, SampleId};
 use holdfast_custody::Version;
-use holdfast_index::{Commit, LiveSample, SampleRef, Session};
+use holdfast_index::{Commit, CommitOutcome, LiveSample, SampleRef, Session};
 
 use crate::store::Inner;
 
@@ -29,8 +29,8 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// The outcome of a commit.
 #[derive(Debug)]
 pub(crate) enum Committed {
-    /// The sample is live, or was.
-    Yes(Version),
+    /// The sample is live, or was. Whether it replaced a generation is known unless the answer was lost.
+    Yes { version: Version, may_have_replaced: bool },
     /// It was not applied; the reservation is unchanged.
     No(Error),
     /// It was not applied and never will be: the reservation was given up to find that out.
@@ -70,7 +70,13 @@ impl Inner {
             for (at, answer) in open.into_iter().zip(answers) {
                 let last = attempt == TRIES || self.runtime.left(deadline) <= PAUSE;
                 match answer {
-                    Ok(version) => results.set(at, Committed::Yes(version)),
+                    Ok(CommitOutcome { version, replaced }) => results.set(
+                        at,
+                        Committed::Yes {
+                            version,
+                            may_have_replaced: replaced,
+                        },
+                    ),
                     Err(error) if error.retry() == Retry::Ambiguous => unclear.push((at, error)),
                     Err(error) if !last && error.kind() == ErrorKind::Unavailable => again.push(at),
                     Err(error) => results.set(at, Committed::No(error)),
@@ -127,7 +133,11 @@ impl Inner {
                 match self.runtime.index.look(&ids, left()).await {
                     Ok(views) => settled.extend(gone.into_iter().zip(views).map(|((at, error), view)| {
                         let version = view.and_then(|view| version_of(&view, &commits[at]));
-                        (at, version.map_or(Committed::Unknown(error), Committed::Yes))
+                        let found = |version| Committed::Yes {
+                            version,
+                            may_have_replaced: true,
+                        };
+                        (at, version.map_or(Committed::Unknown(error), found))
                     })),
                     // No answer: both questions are asked again.
                     Err(_) => again.extend(gone),

@@ -172,10 +172,6 @@ impl Inner {
                 Err(_) => self.runtime.count.failed_puts.one(),
             }
         }
-        // A commit does not say whether it replaced an earlier generation.
-        if results.iter().any(|(_, result)| result.is_ok()) {
-            self.reclaim.queue.collect_soon();
-        }
         let mut in_order: Vec<Result<Stored>> = (0..count).map(|_| Err(forgotten.clone())).collect();
         for (at, result) in results {
             in_order[at] = result;
@@ -493,11 +489,19 @@ impl Inner {
         for ((sample, description), committed) in ready.into_iter().zip(committed) {
             let at = sample.at;
             let result = match committed {
-                Committed::Yes(version) => Ok(Stored {
-                    reference: sample.incarnation(version),
+                Committed::Yes {
                     version,
-                    description,
-                }),
+                    may_have_replaced,
+                } => {
+                    if may_have_replaced {
+                        self.reclaim.queue.collect_soon();
+                    }
+                    Ok(Stored {
+                        reference: sample.incarnation(version),
+                        version,
+                        description,
+                    })
+                }
                 Committed::No(error) | Committed::GivenUp(error) => Err(self.undo(session, sample, error)),
                 Committed::Unknown(error) => Err(error),
             };

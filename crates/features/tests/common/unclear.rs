@@ -8,9 +8,9 @@ use async_trait::async_trait;
 use holdfast_core::{Error, Generation, ObjectKey, Result, Retry, SampleId};
 use holdfast_custody::{GroupName, Reason, Tick, Version};
 use holdfast_index::{
-    AckOutcome, BudgetUse, Commit, Counts, FreeList, Index, Known, Leader, LeaderWatch, Leaders, LeaseGrant, LeaseList,
-    ListPlace, LiveSample, LiveSession, LostWatch, Office, PassedOver, Quarantined, RecordList, RecordQuery, Reserve,
-    SampleRecord, SampleRef, Session, SweepReport, Terms, Unreadable,
+    AckOutcome, BudgetUse, Commit, CommitOutcome, Counts, FreeList, Index, Known, Leader, LeaderWatch, Leaders,
+    LeaseGrant, LeaseList, ListPlace, LiveSample, LiveSession, LostWatch, Office, PassedOver, Quarantined, RecordList,
+    RecordQuery, Reserve, SampleRecord, SampleRef, Session, SweepReport, Terms, Unreadable,
 };
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
@@ -112,7 +112,7 @@ impl Index for Unclear {
         self.inner.reserve_unless(session, items, cancelled, within).await
     }
 
-    async fn commit(&self, session: &Session, items: &[Commit], within: Duration) -> Vec<Result<Version>> {
+    async fn commit(&self, session: &Session, items: &[Commit], within: Duration) -> Vec<Result<CommitOutcome>> {
         let mode = self.mode();
         if mode == Mode::LostUntold {
             return items.iter().map(|_| Err(untold())).collect();

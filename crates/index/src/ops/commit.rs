@@ -9,10 +9,10 @@ use holdfast_custody::{Live, Reason, Reserved, ReservedAs, Version};
 use crate::index::TxnIndex;
 use crate::record::grants::GrantLine;
 use crate::record::refusal::{being_written, gone, superseded};
-use crate::record::types::{Commit, SampleRef, Versioned};
+use crate::record::types::{Commit, CommitOutcome, SampleRef, Versioned};
 use crate::store::{Condition, Entry, Write};
 use crate::txn::batch::{Intent, Loaded};
-use crate::txn::decision::{Decision, set_version};
+use crate::txn::decision::Decision;
 use crate::txn::record_cache::CachedRecord;
 use crate::txn::session::Session;
 
@@ -39,7 +39,7 @@ impl TxnIndex {
         session: &Session,
         items: &[Commit],
         deadline: Deadline,
-    ) -> Vec<Result<Version>> {
+    ) -> Vec<Result<CommitOutcome>> {
         const OPERATION: &str = "index.commit";
         // The session need not read what it has just reserved, and hardly any sample was live before.
         let (seen, grants) = self.remembered(session, items.iter().map(|item| &item.sample.sample));
@@ -83,6 +83,10 @@ impl TxnIndex {
             record.stamp(None, stamp);
             record.dead_ticks = self.core.config().dead_ticks;
             writes.extend(layout.put_another(sample, before, &record, &description)?);
+            let outcome = CommitOutcome {
+                version: Version::default(),
+                replaced: older.is_some(),
+            };
             match older {
                 Some(older) => {
                     conditions.push(Condition::Unchanged(live, older.version));
@@ -91,9 +95,9 @@ impl TxnIndex {
                 }
                 None => conditions.push(Condition::Absent(live)),
             }
-            let decision = Decision::new(conditions, writes, Version::default());
+            let decision = Decision::new(conditions, writes, outcome);
             Ok(decision
-                .settling(set_version)
+                .settling(|outcome, done| outcome.version = done.version)
                 .ending(grants.get(&reservation.sample).cloned()))
         };
         let intent = Intent::new(OPERATION, &keys, &decide);

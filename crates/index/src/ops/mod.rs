@@ -38,8 +38,9 @@ use crate::ready::shards::ReadyEntry;
 use crate::record::identity::LiveSession;
 use crate::record::office::{Leader, Leaders, Office};
 use crate::record::types::{
-    AckOutcome, BudgetUse, Commit, Counts, FreeList, Known, LeaseGrant, LeaseList, ListPlace, LiveSample, PassedOver,
-    Quarantined, RecordList, RecordQuery, Reserve, SampleRecord, SampleRef, SweepReport, Terms, Unreadable,
+    AckOutcome, BudgetUse, Commit, CommitOutcome, Counts, FreeList, Known, LeaseGrant, LeaseList, ListPlace,
+    LiveSample, PassedOver, Quarantined, RecordList, RecordQuery, Reserve, SampleRecord, SampleRef, SweepReport, Terms,
+    Unreadable,
 };
 use crate::store::History;
 use crate::store::metered::Cause;
@@ -70,7 +71,7 @@ impl Index for TxnIndex {
             .await
     }
 
-    async fn commit(&self, session: &Session, items: &[Commit], within: Duration) -> Vec<Result<Version>> {
+    async fn commit(&self, session: &Session, items: &[Commit], within: Duration) -> Vec<Result<CommitOutcome>> {
         self.do_commit(session, items, self.core.deadline(within)).await
     }
 

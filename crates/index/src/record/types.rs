@@ -152,6 +152,15 @@ pub(crate) fn any_sample(_: &SampleRef, _: &[u8]) -> Result<()> {
     Ok(())
 }
 
+/// The result of a commit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CommitOutcome {
+    /// The version at which the sample became visible.
+    pub version: Version,
+    /// Whether a live generation of the sample was retired by it, whose objects are to be removed.
+    pub replaced: bool,
+}
+
 /// The result of an ack or a nack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AckOutcome {

@@ -9,7 +9,8 @@ use holdfast_core::{Error, Generation, Nonce, Result, SampleId};
 use holdfast_custody::{GroupName, Live, Publication, Reason, Tick, Version};
 
 use crate::{
-    AckOutcome, Becomes, Commit, FreeTask, Index, LeaseGrant, LiveSample, Reserve, SampleRef, Session, SweepReport,
+    AckOutcome, Becomes, Commit, CommitOutcome, FreeTask, Index, LeaseGrant, LiveSample, Reserve, SampleRef, Session,
+    SweepReport,
 };
 
 /// How long a call of a healthy index may take. Generous: other tests compile and run beside this one.
@@ -106,6 +107,11 @@ impl Client {
 
     /// Commits a reservation.
     pub async fn commit_as(&self, sample: &SampleRef, publication: Publication) -> Result<Version> {
+        Ok(self.try_commit(sample, publication).await?.version)
+    }
+
+    /// Commits a reservation, and says what became of it.
+    pub async fn try_commit(&self, sample: &SampleRef, publication: Publication) -> Result<CommitOutcome> {
         let item = Commit {
             becomes: None,
             sample: sample.clone(),
@@ -149,7 +155,7 @@ impl Client {
             publication,
             description: description(reserved),
         };
-        let version = only(self.index.commit(&self.session, &[item], CALL).await)?;
+        let version = only(self.index.commit(&self.session, &[item], CALL).await)?.version;
         let generation = Generation::new(version.0);
         let generation = generation.ok_or_else(|| Error::internal("testing", "a commit without a version"))?;
         Ok(SampleRef { sample, generation })

@@ -22,7 +22,7 @@ cases! {
     twice_is_fenced
         "Only the session and generation that reserved it may do so (`Fenced`).";
     the_older_generation_is_retired
-        "Commit retires the generation that was live before.";
+        "Commit retires the generation that was live before, and says so.";
     holders_of_the_older_generation_are_fenced
         "Commit retires the generation that was live before; its objects stay while a lease on it is left.";
     the_description_is_handed_out_as_it_is
@@ -109,8 +109,12 @@ async fn twice_is_fenced(context: &Context) -> CaseResult {
 
 async fn the_older_generation_is_retired(context: &Context) -> CaseResult {
     let other = context.join().await?;
-    let older = context.publish("s", &["a", "b"]).await?;
-    let newer = other.publish("s", &["a"]).await?;
+    let older = context.reserve("s").await?;
+    let first = context.try_commit(&older, published_for(&["a", "b"])?).await?;
+    ensure!(!first.replaced, "the first one replaced nothing");
+    let newer = other.reserve("s").await?;
+    let second = other.try_commit(&newer, published_for(&["a"])?).await?;
+    ensure!(second.replaced, "the second one replaced the first");
     let tasks = context.to_free().await?;
     ensure_eq!(tasks.len(), 1, "to be freed");
     ensure_eq!(tasks[0].sample, older, "what is to be freed");

@@ -8,9 +8,9 @@ use async_trait::async_trait;
 use holdfast_core::{Error, Generation, ObjectKey, Result, SampleId};
 use holdfast_custody::{GroupName, Reason, Tick, Version};
 use holdfast_index::{
-    AckOutcome, BudgetUse, Commit, Counts, FreeList, FreeTask, Index, Known, Leader, LeaderWatch, Leaders, LeaseGrant,
-    LeaseList, ListPlace, LiveSample, LiveSession, LostWatch, Office, PassedOver, Quarantined, RecordList, RecordQuery,
-    Reserve, SampleRecord, SampleRef, Session, SweepReport, Terms, Unreadable,
+    AckOutcome, BudgetUse, Commit, CommitOutcome, Counts, FreeList, FreeTask, Index, Known, Leader, LeaderWatch,
+    Leaders, LeaseGrant, LeaseList, ListPlace, LiveSample, LiveSession, LostWatch, Office, PassedOver, Quarantined,
+    RecordList, RecordQuery, Reserve, SampleRecord, SampleRef, Session, SweepReport, Terms, Unreadable,
 };
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
@@ -96,7 +96,7 @@ impl Index for FlawedIndex {
         self.stop_at_a_refusal(self.inner.reserve_unless(session, items, cancelled, within).await)
     }
 
-    async fn commit(&self, session: &Session, items: &[Commit], within: Duration) -> Vec<Result<Version>> {
+    async fn commit(&self, session: &Session, items: &[Commit], within: Duration) -> Vec<Result<CommitOutcome>> {
         self.inner.commit(session, items, within).await
     }
 
