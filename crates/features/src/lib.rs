@@ -132,6 +132,7 @@ pub use ops::adopt::{AdoptedTensor, Announced, Announcement};
 pub use ops::put::{PutItem, PutTurn, Stored};
 pub use ops::residency::Tier;
 pub use ops::unleased::LiveRef;
+pub use ops::writer::Writer;
 pub use reclaim::duty::Sweeping;
 pub use reclaim::worker::Swept;
 pub use record::described::DescribedRef;

@@ -17,3 +17,4 @@ mod retire;
 mod seen;
 mod take;
 pub(crate) mod unleased;
+pub(crate) mod writer;

@@ -93,6 +93,11 @@ impl Begun {
         }
     }
 
+    /// Its caller has left: it ends uncommitted, unless it is being committed already.
+    pub(crate) fn give_up(&self) {
+        self.put.give_up(State::Aborted);
+    }
+
     /// Whether it may be committed. If so, it can no longer be given up here.
     pub(crate) fn may_commit(&self) -> Result<()> {
         let mut state = self.put.state.lock();
@@ -116,6 +121,11 @@ impl PutTurn {
     pub(crate) fn put(&self, sample: &SampleId) -> Result<Arc<Begun>> {
         let put = self.puts.get(sample).cloned();
         put.ok_or_else(|| Error::invalid(OPERATION, "this put was begun for other samples").with("sample", sample))
+    }
+
+    /// Makes one call of two, which must be of one writer (see [`InflightPuts::call_among`]) and of different samples.
+    pub(crate) fn join(&mut self, other: Self) {
+        self.puts.extend(other.puts);
     }
 
     /// Pends until `so` is true. Checked whenever a sample of the call is given up.
@@ -144,10 +154,18 @@ impl PutTurn {
 impl InflightPuts {
     /// Registers a call that puts these samples; earlier puts of them no longer count.
     pub(crate) fn call<'a>(self: &Arc<Self>, samples: impl IntoIterator<Item = &'a SampleId>) -> PutTurn {
-        let changed = Arc::new(Notify::new());
+        self.call_among(&Arc::new(Notify::new()), samples)
+    }
+
+    /// As [`InflightPuts::call`], for a call that may be joined with others that share `changed`.
+    pub(crate) fn call_among<'a>(
+        self: &Arc<Self>,
+        changed: &Arc<Notify>,
+        samples: impl IntoIterator<Item = &'a SampleId>,
+    ) -> PutTurn {
         let mut turn = PutTurn {
             puts: HashMap::new(),
-            changed: Arc::clone(&changed),
+            changed: Arc::clone(changed),
         };
         let mut puts = self.puts.lock();
         for sample in samples {
@@ -160,7 +178,7 @@ impl InflightPuts {
             }
             let put = Arc::new(Put {
                 state: Mutex::new(State::Begun),
-                changed: Arc::clone(&changed),
+                changed: Arc::clone(changed),
             });
             of_sample.push(Arc::clone(&put));
             let begun = Begun {
