@@ -104,7 +104,8 @@ class Lease(Held):
 
 
 class Writer:
-    """Puts samples with several in flight: the bytes of one move while another is committed.
+    """Puts samples with several in flight. Those that wait for their turn at the same time go together, with one call to
+    the engine and one transaction.
 
     Made by :meth:`FeatureStore.writer`. At the end of its block it waits for what is in flight. If the block raises,
     what is in flight and not committed is undone.
@@ -115,6 +116,7 @@ class Writer:
             raise Invalid("at least one put must be in flight", operation="python.writer")
         self._calls = calls
         self._in_flight = in_flight
+        self._native: _holdfast.Writer | None = None
         self._begun: deque[tuple[str, Pending[SampleRef]]] = deque()
         self._failed: dict[str, HoldfastError] = {}
 
@@ -135,12 +137,15 @@ class Writer:
         """
         self._calls.settle(self._begun, self._in_flight - 1, self._failed).wait()
         self._raise_failed()
-        put = self._calls.put(PutItem(sample, tensors, groups, retain, max_attempts), timeout)
+        if self._native is None:
+            self._native = self._calls.writer()
+        put = self._calls.put_through(self._native, PutItem(sample, tensors, groups, retain, max_attempts), timeout)
         self._begun.append((sample, put))
 
     def flush(self) -> None:
         """Waits until nothing is in flight, each put within its timeout. Raises :class:`PutsFailed` if puts have failed."""
         self._calls.settle(self._begun, 0, self._failed).wait()
+        self._native = None  # it holds the store open
         self._raise_failed()
 
     def _raise_failed(self) -> None:
@@ -159,6 +164,7 @@ class Writer:
             return
         # Without their last reference, calls are cancelled.
         self._begun.clear()
+        self._native = None
 
 
 class StoreCalls:

@@ -130,6 +130,13 @@ class Calls(Generic[L]):
     def put(self, item: PutItem, timeout: float | None) -> Pending[SampleRef]:
         return Pending(self._core().put([to.item(item)], self.within(timeout)), to.only(to.to_ref))
 
+    def writer(self) -> _holdfast.Writer:
+        """What joins the puts that are under way at the same time."""
+        return self._core().writer()
+
+    def put_through(self, writer: _holdfast.Writer, item: PutItem, timeout: float | None) -> Pending[SampleRef]:
+        return Pending(writer.put(to.item(item), self.within(timeout)), to.only(to.to_ref))
+
     def settle(
         self, begun: deque[tuple[str, Pending[SampleRef]]], most: int, failed: dict[str, HoldfastError]
     ) -> Settling:

@@ -6,14 +6,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Digest, Error, ErrorKind, ObjectKey, Result, SampleId};
+use holdfast_core::{Digest, Error, ObjectKey, Result, SampleId};
 use holdfast_features::{
     AdoptedTensor, Announcement, DescribedRef, FeatureStore, GroupName, Lease, ListPlace, LossScope, LostSample,
-    Publication, PutItem, Quarantined, RecordList, RecordQuery, SampleRef, Stage, TensorOut, Tier, Wanted,
+    Publication, PutItem, Quarantined, RecordList, RecordQuery, SampleRef, Stage, Tier,
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
-use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{IntoPyDict, PyBytes, PyList};
 
 use crate::convert::{self, each, publication, sample_ref, seconds};
@@ -21,20 +20,22 @@ use crate::errors::{OrRaise, exception};
 use crate::keys::Keys;
 use crate::kv::pages::{Prefetch, prefetch_counters};
 use crate::lease::{PyAnnounced, PyLease};
+use crate::named::{Gettable, Named, get_named, no_such_sample, too_few};
 use crate::opening::{Opened, Parts, Settings, guard, open};
 use crate::operation::{Operation, Until};
 use crate::process::ProcessBound;
 use crate::tensors::{Given, Got, IntoMemory, Ready, Wish, memory, sources, spec};
+use crate::writer::PyWriter;
 
 /// Sample, tensors, groups, retain, most attempts.
-type Item = (String, Vec<Given>, Vec<String>, bool, u32);
+pub(crate) type Item = (String, Vec<Given>, Vec<String>, bool, u32);
 /// Name, element type, shape, key, checksum.
 type Adopted = (String, String, Vec<u64>, String, Option<String>);
 
 /// A sample that can be put.
-type Prepared = (SampleId, Publication, Vec<Ready>);
+pub(crate) type Prepared = (SampleId, Publication, Vec<Ready>);
 
-fn prepared(py: Python<'_>, (sample, given, groups, retain, max_attempts): Item) -> Result<Prepared> {
+pub(crate) fn prepared(py: Python<'_>, (sample, given, groups, retain, max_attempts): Item) -> Result<Prepared> {
     let publication = publication(&groups, retain, max_attempts)?;
     let ready: Result<Vec<Ready>> = given.into_iter().map(|given| Ready::of(py, given)).collect();
     Ok((SampleId::new(sample)?, publication, ready?))
@@ -123,76 +124,6 @@ fn wanted_refs(py: Python<'_>, refs: Vec<(String, Option<u64>)>) -> PyResult<Vec
     };
     let refs: Result<Vec<_>> = refs.into_iter().map(one).collect();
     refs.or_raise(py)
-}
-
-/// A sample by name: its id, its generation (`None` for the live one), and the bytes of its description, if they are
-/// known.
-#[derive(FromPyObject)]
-pub(crate) struct Named(String, Option<u64>, Option<PyBackedBytes>);
-
-impl Named {
-    fn read(self) -> Result<(SampleId, Option<DescribedRef>)> {
-        let Self(sample, generation, carried) = self;
-        let exact = generation.map(|number| sample_ref(&sample, number)).transpose()?;
-        let described = |exact| match &carried {
-            Some(carried) => DescribedRef::with_carried(exact, carried),
-            None => DescribedRef::from(exact),
-        };
-        Ok((SampleId::new(sample)?, exact.map(described)))
-    }
-}
-
-/// A sample to get: by its lease, or by its name.
-#[derive(FromPyObject)]
-pub(crate) enum Gettable {
-    #[pyo3(transparent)]
-    Leased(Py<PyLease>),
-    #[pyo3(transparent)]
-    Named(Named),
-}
-
-fn too_few<T>() -> Result<T> {
-    Err(Error::internal(
-        "python.get",
-        "the store returned fewer results than samples; this is a bug in Holdfast",
-    ))
-}
-
-/// Gets samples without leases. Those without a generation are looked up first.
-async fn get_named(
-    store: &FeatureStore,
-    named: Vec<((SampleId, Option<DescribedRef>), Wanted)>,
-    within: Duration,
-) -> Vec<Result<Vec<TensorOut>>> {
-    let until = Until::after(within);
-    let unknown = named.iter().filter(|((_, exact), _)| exact.is_none());
-    let unknown: Vec<SampleId> = unknown.map(|((sample, _), _)| sample.clone()).collect();
-    let found = match unknown.is_empty() {
-        true => Ok(Vec::new()),
-        false => store.find(&unknown, until.left()).await,
-    };
-    let mut found = match found {
-        Ok(found) => found.into_iter(),
-        Err(error) => return named.iter().map(|_| Err(error.clone())).collect(),
-    };
-    let mut items = Vec::with_capacity(named.len());
-    let mut gone = Vec::with_capacity(named.len());
-    for ((sample, exact), wanted) in named {
-        let exact = exact.or_else(|| found.next().flatten().as_ref().map(DescribedRef::from));
-        gone.push(exact.is_none().then(|| no_such_sample("python.get", &sample)));
-        items.extend(exact.map(|exact| (exact, wanted)));
-    }
-    let mut got = store.get_described_many(items, until.left()).await.into_iter();
-    let answer = |gone| match gone {
-        Some(error) => Err(error),
-        None => got.next().unwrap_or_else(too_few),
-    };
-    gone.into_iter().map(answer).collect()
-}
-
-fn no_such_sample(operation: &'static str, sample: &SampleId) -> Error {
-    let message = "there is no such sample, or not any more";
-    Error::new(ErrorKind::NotFound, operation, message).with("sample", sample)
 }
 
 /// Takes leases for reading. Samples without a generation are looked up first.
@@ -308,6 +239,12 @@ impl Core {
             })
         };
         Operation::begin(within, work, deliver).or_raise(py)
+    }
+
+    /// A writer: its puts that are under way at the same time go together.
+    fn writer(&self, py: Python<'_>) -> PyResult<PyWriter> {
+        let opened = self.0.get("store").or_raise(py)?;
+        Ok(PyWriter::new(opened.parts().or_raise(py)?))
     }
 
     /// Takes the next samples of a group, and reads `ahead` further ones ahead. Result: a list of leases.

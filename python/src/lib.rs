@@ -46,11 +46,13 @@ mod kv;
 mod lease;
 mod loan_table;
 mod memory;
+mod named;
 mod opening;
 mod operation;
 mod owner;
 mod process;
 mod tensors;
+mod writer;
 
 use holdfast_engine_mooncake::interpreter;
 use pyo3::prelude::*;
@@ -82,6 +84,8 @@ mod _holdfast {
     use crate::memory::Memory;
     #[pymodule_export]
     use crate::operation::Operation;
+    #[pymodule_export]
+    use crate::writer::PyWriter;
 
     #[pymodule_init]
     #[expect(clippy::unnecessary_wraps, reason = "what a module's beginning has to return")]

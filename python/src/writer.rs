@@ -1,0 +1,57 @@
+//! A writer, as a Python object.
+
+use std::sync::Arc;
+
+use holdfast_features::{DescribedRef, PutItem, Stored, Writer};
+use pyo3::prelude::*;
+
+use crate::convert::{self, each, seconds};
+use crate::core::{Item, prepared};
+use crate::errors::OrRaise;
+use crate::opening::Parts;
+use crate::operation::Operation;
+use crate::process::ProcessBound;
+use crate::tensors::sources;
+
+/// Puts samples; those that are under way at the same time go together.
+#[pyclass(frozen, name = "Writer", module = "holdfast._holdfast")]
+pub(crate) struct PyWriter(ProcessBound<(Parts, Arc<Writer>)>);
+
+impl PyWriter {
+    pub(crate) fn new(parts: Parts) -> Self {
+        let writer = Arc::new(parts.store.writer());
+        Self(ProcessBound::new((parts, writer)))
+    }
+}
+
+#[pymethods]
+impl PyWriter {
+    /// Puts a sample. Result: a list of its reference.
+    fn put(&self, py: Python<'_>, item: Item, timeout: f64) -> PyResult<Operation> {
+        let (parts, writer) = self.0.get("writer").or_raise(py)?.clone();
+        let within = seconds(timeout).or_raise(py)?;
+        let prepared = prepared(py, item).map(|(sample, publication, ready)| {
+            // From now on, even while this put waits, a later put of the id replaces it, and an abort gives it up.
+            let turn = writer.begin_put(&sample);
+            (sample, publication, ready, turn)
+        });
+        let work = async move {
+            let (sample, publication, ready, turn) = prepared?;
+            let mut tensors = sources(&parts, vec![ready], within).await?;
+            let item = PutItem {
+                sample,
+                tensors: tensors.pop().unwrap_or_default(),
+                publication,
+            };
+            let put = writer.put_begun(turn, item, within).await?;
+            Ok(vec![Ok(put)])
+        };
+        let deliver = |py: Python<'_>, results, late| {
+            each(py, results, late, |py, stored: Stored| {
+                convert::described(py, &DescribedRef::from(&stored))
+            })
+        };
+        // It may wait for the batch before it, and its own time begins then.
+        Operation::begin(within.saturating_mul(2), work, deliver).or_raise(py)
+    }
+}
