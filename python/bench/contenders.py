@@ -6,7 +6,6 @@ see ``features.py``.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -15,7 +14,6 @@ from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 from specforge.runtime.data_plane.mooncake_store import MooncakeFeatureStore
 
 import holdfast
-import holdfast.aio
 from servers import Cluster
 
 Sample = dict[str, torch.Tensor]
@@ -208,36 +206,28 @@ class Holdfast:
 
 
 class Pipeline:
-    """A producer that keeps several puts of Holdfast in flight. How it does that is decided here alone."""
+    """A producer that keeps several puts of Holdfast in flight, through a writer."""
 
     def __init__(self, cluster: Cluster, in_flight: int) -> None:
         self.in_flight = in_flight
-        self._loop = asyncio.new_event_loop()
-        opening = holdfast.aio.open("bench-pipeline", **{**USUAL, **cluster.settings()})
-        self._store = self._loop.run_until_complete(opening)
+        self._store = holdfast.open("bench-pipeline", **{**USUAL, **cluster.settings()})
 
-    def put(self, samples: Sequence[tuple[str, Sample]]) -> list[holdfast.SampleRef]:
+    def put(self, samples: Sequence[tuple[str, Sample]]) -> None:
         """Puts samples. Returns when all of them are visible to all processes."""
-        return self._loop.run_until_complete(self._put(samples))
+        with self._store.writer(in_flight=self.in_flight) as writer:
+            for name, sample in samples:
+                writer.put(name, sample)
 
-    async def _put(self, samples: Sequence[tuple[str, Sample]]) -> list[holdfast.SampleRef]:
-        room = asyncio.Semaphore(self.in_flight)
-
-        async def put_one(name: str, sample: Sample) -> holdfast.SampleRef:
-            async with room:
-                return await self._store.put(name, sample)
-
-        return await asyncio.gather(*(put_one(name, sample) for name, sample in samples))
-
-    def free(self, refs: Sequence[holdfast.SampleRef]) -> None:
+    def free(self, names: Sequence[str]) -> None:
         """Frees samples that were put, and waits until they are gone."""
-        answers = self._loop.run_until_complete(self._store.retire_many(refs))
+        refs = [found.ref for found in self._store.find(names) if found is not None]
+        check(len(refs) == len(names), "a sample is missing")
+        answers = self._store.retire_many(refs)
         check(not any(isinstance(answer, holdfast.HoldfastError) for answer in answers), "a sample was not retired")
-        self._loop.run_until_complete(self._store.drain())
+        self._store.drain()
 
     def close(self) -> None:
-        self._loop.run_until_complete(self._store.close())
-        self._loop.close()
+        self._store.close()
 
 
 def check(holds: bool, what: str) -> None:

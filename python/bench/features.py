@@ -10,7 +10,7 @@ time (``x_cpu`` of this process, ``x_cpu_servers`` of master, holder and etcd): 
 A put is timed until the sample is visible to all processes; a get from the reference to verified tensors, including the
 lease. Freeing is not timed here: ``cargo xtask prove ttl`` does that.
 
-``pipelined_put_4m`` is a producer of ours with eight puts in flight against SpecForge's store, which is called for one
+``pipelined_put_4m`` is a producer of ours with a writer, eight puts in flight, against SpecForge's store, which is called for one
 sample at a time. ``specforge_loop_…`` are ratios of time, where less is faster: see ``specforge_loop.py``.
 
 Metrics and logging are on, as in a program that is looked after; ``HOLDFAST_METRICS=off`` switches both off.
@@ -143,8 +143,8 @@ def run_pipelined(
 
         def ours(turn: int) -> dict[str, Spent]:
             given = [(f"pipelined-{turn}-{n}", sources[n % len(sources)]) for n in range(samples)]
-            refs, put = watch.time(lambda: pipeline.put(given))
-            return {"put": put, "free": watch.time(lambda: pipeline.free(refs))[1]}
+            _, put = watch.time(lambda: pipeline.put(given))
+            return {"put": put, "free": watch.time(lambda: pipeline.free([name for name, _ in given]))[1]}
 
         def theirs(turn: int) -> dict[str, Spent]:
             names = [f"one-by-one-{turn}-{n}" for n in range(samples)]
