@@ -1,4 +1,4 @@
-//! Tasks that are cargo commands with the right arguments: test, bench, prove, docs.
+//! Tasks that are cargo commands with the right arguments: test, bench, prove, load, docs.
 
 use std::ffi::OsStr;
 use std::process::Command;
@@ -153,6 +153,28 @@ pub(crate) fn prove(options: &Prove) -> Result<()> {
     arguments.extend(["--all-features", "--example", "feature_proofs", "--", &options.proof]);
     arguments.extend(options.quick.then_some("--quick"));
     arguments.extend(options.json.then_some("--json"));
+    arguments.extend(options.rest.iter().map(String::as_str));
+    cargo(arguments, &[])
+}
+
+#[derive(Args)]
+#[command(disable_help_flag = true)]
+pub(crate) struct Load {
+    /// Passed on to the load generator, which has a `--help` of its own
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    rest: Vec<String>,
+}
+
+pub(crate) fn load(options: &Load) -> Result<()> {
+    let mut arguments = vec![
+        "run",
+        "--locked",
+        "--quiet",
+        "--release",
+        "--package",
+        "holdfast-load",
+        "--",
+    ];
     arguments.extend(options.rest.iter().map(String::as_str));
     cargo(arguments, &[])
 }

@@ -50,6 +50,8 @@ enum Task {
     Compare(compare::Compare),
     /// A proof of what the feature store promises, on real servers: ttl, torn, crash, backpressure, storm
     Prove(cargo::Prove),
+    /// Samples that arrive at a fixed rate, on a real etcd: latencies, what a sample costs, whether anything is lost
+    Load(cargo::Load),
     /// Packs the crates that can be published, as they would be; sends nothing
     Crates(crates::Crates),
     /// The documentation of all crates, warnings denied
@@ -80,6 +82,7 @@ fn main() -> Result<()> {
         Task::Bench(options) => cargo::bench(&options),
         Task::Compare(options) => compare::run(&options),
         Task::Prove(options) => cargo::prove(&options),
+        Task::Load(options) => cargo::load(&options),
         Task::Crates(options) => crates::run(&options),
         Task::Docs => cargo::docs(),
         Task::Readme => readme::run(),

@@ -15,6 +15,10 @@ use crate::site::{self, Site};
 use crate::wait::{EVERY, poll};
 
 const QUOTA_BYTES: u64 = 2 << 30;
+/// An etcd under load answers late.
+const METRICS_WITHIN: Duration = Duration::from_secs(10);
+/// The last thousand revisions are kept; etcd compacts every five minutes, when most tests are over.
+const BY_REVISIONS: [&str; 2] = ["--auto-compaction-mode=revision", "--auto-compaction-retention=1000"];
 
 /// An etcd cluster. Dropping it kills every node.
 #[derive(Debug)]
@@ -47,14 +51,27 @@ impl EtcdCluster {
     /// # Errors
     /// As [`EtcdCluster::start`].
     pub fn start_with_quota(nodes: usize, quota_bytes: u64) -> Result<Self> {
-        with_other_ports_if_taken(|| Self::start_in(&Arc::new(Site::temporary()?), nodes, quota_bytes))
+        let compaction = BY_REVISIONS.map(str::to_owned);
+        with_other_ports_if_taken(|| Self::start_in(&Arc::new(Site::temporary()?), nodes, quota_bytes, &compaction))
+    }
+
+    /// As [`EtcdCluster::start`], with history compacted by time: etcd keeps that of the last `seconds`.
+    ///
+    /// # Errors
+    /// As [`EtcdCluster::start`].
+    pub fn start_compacted(nodes: usize, seconds: u32) -> Result<Self> {
+        let compaction = [
+            "--auto-compaction-mode=periodic".to_owned(),
+            format!("--auto-compaction-retention={seconds}s"),
+        ];
+        with_other_ports_if_taken(|| Self::start_in(&Arc::new(Site::temporary()?), nodes, QUOTA_BYTES, &compaction))
     }
 
     pub(crate) fn start_at(site: &Arc<Site>, nodes: usize) -> Result<Self> {
-        Self::start_in(site, nodes, QUOTA_BYTES)
+        Self::start_in(site, nodes, QUOTA_BYTES, &BY_REVISIONS.map(str::to_owned))
     }
 
-    fn start_in(site: &Arc<Site>, nodes: usize, quota_bytes: u64) -> Result<Self> {
+    fn start_in(site: &Arc<Site>, nodes: usize, quota_bytes: u64, compaction: &[String]) -> Result<Self> {
         if !matches!(nodes, 1 | 3) {
             bail!("an etcd cluster has 1 or 3 nodes here, not {nodes}");
         }
@@ -71,7 +88,7 @@ impl EtcdCluster {
         };
         for member in &cluster.members {
             let data = site.folder(&member.data())?;
-            let spec = site.spec(&member.name, &program).args([
+            let spec = site.spec(&member.name, &program).args(compaction).args([
                 format!("--name={}", member.name),
                 format!("--data-dir={}", data.display()),
                 format!("--listen-client-urls={}", member.client_url),
@@ -79,8 +96,6 @@ impl EtcdCluster {
                 format!("--listen-peer-urls={}", member.peer_url),
                 format!("--initial-advertise-peer-urls={}", member.peer_url),
                 format!("--initial-cluster={everyone}"),
-                "--auto-compaction-mode=revision".to_owned(),
-                "--auto-compaction-retention=1000".to_owned(),
                 format!("--quota-backend-bytes={quota_bytes}"),
             ]);
             let url = format!("{}/health", member.client_url);
@@ -147,6 +162,15 @@ impl EtcdCluster {
     /// The folder with logs and data.
     pub fn dir(&self) -> &std::path::Path {
         self.site.dir()
+    }
+
+    /// The page of the first node's metrics, in Prometheus's text format.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub fn metrics(&self) -> Result<String> {
+        let member = self.members.first().context("a cluster has a node")?;
+        http::get_within(&format!("{}/metrics", member.client_url), METRICS_WITHIN)
     }
 
     /// The revision of the first node's data.

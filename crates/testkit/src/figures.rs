@@ -23,6 +23,20 @@ pub fn master_figure(admin: &str, name: &str) -> Result<f64> {
         .with_context(|| format!("{name} is not a number: {value}"))
 }
 
+/// The processor time that all threads of a process have used, in microseconds, to the hundredth of a second.
+///
+/// # Errors
+/// When there is no such process.
+pub fn cpu_us(pid: u32) -> Result<f64> {
+    /// The kernel counts another process's time in hundredths of a second.
+    const TICK: f64 = 1e4;
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).with_context(|| format!("no process {pid}"))?;
+    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+    // The fields after the name that hold the time in user mode and in the kernel.
+    let ticks = fields.skip(11).take(2).map(str::parse::<f64>).sum::<Result<f64, _>>()?;
+    Ok(ticks * TICK)
+}
+
 /// The figure that a share `q` of all figures does not exceed, to the nearest one; not a number if there are none. Sorts
 /// them.
 pub fn quantile(figures: &mut [f64], q: f64) -> f64 {

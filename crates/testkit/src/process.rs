@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus, Stdio};
 use std::time::Duration;
@@ -194,6 +194,19 @@ impl Process {
             is_stopped(self.pid()).is_none_or(|now| now == stopped).then_some(())
         })
         .with_context(|| format!("{signal:?} had no effect on {} within {SIGNAL_WITHIN:?}", self.name))
+    }
+
+    /// Writes a line to its standard input. It must be short and read soon: a full pipe would block this call.
+    ///
+    /// # Errors
+    /// When the process has ended, or was told to finish.
+    pub fn tell(&self, line: &str) -> Result<()> {
+        let mut child = self.child.lock();
+        let stdin = child.stdin.as_mut();
+        let stdin = stdin.with_context(|| format!("the standard input of {} is closed", self.name))?;
+        stdin
+            .write_all(format!("{line}\n").as_bytes())
+            .with_context(|| format!("{} does not listen{}", self.name, self.tail()))
     }
 
     /// Closes its standard input and waits for it to end by itself.

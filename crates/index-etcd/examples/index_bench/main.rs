@@ -177,14 +177,11 @@ struct Figures {
 
 /// The processor time that all threads of this process and those of another have used, in microseconds.
 pub(crate) fn cpu_us(other: u32) -> Result<[f64; 2]> {
-    /// The kernel counts another process's time in hundredths of a second.
-    const TICK: f64 = 1e4;
     let own = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    let stat = std::fs::read_to_string(format!("/proc/{other}/stat"))?;
-    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
-    // The fields after the name that hold the time in user mode and in the kernel.
-    let ticks = fields.skip(11).take(2).map(str::parse::<f64>).sum::<Result<f64, _>>()?;
-    Ok([own.tv_sec as f64 * 1e6 + own.tv_nsec as f64 / 1e3, ticks * TICK])
+    Ok([
+        own.tv_sec as f64 * 1e6 + own.tv_nsec as f64 / 1e3,
+        holdfast_testkit::cpu_us(other)?,
+    ])
 }
 
 /// A connection of its own to the bench's etcd, under a root of its own.
