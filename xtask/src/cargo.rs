@@ -40,8 +40,8 @@ pub(crate) fn test(options: &Test) -> Result<()> {
     let quick;
     if options.quick {
         arguments.extend(["--exclude", "holdfast-testkit", "--exclude", "xtask"]);
-        let real = "((package(holdfast-engine-mooncake) or package(holdfast-index-etcd)) and kind(test)) \
-                    or (package(holdfast-features) and binary(/real$/))";
+        let real = "((package(holdfast-engine-mooncake) or package(holdfast-index-etcd) or package(holdfast-load)) \
+                    and kind(test)) or (package(holdfast-features) and binary(/real$/))";
         quick = format!("not ({real})");
         arguments.extend(["-E", &quick]);
     }

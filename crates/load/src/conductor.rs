@@ -121,7 +121,7 @@ pub(crate) fn run(options: &Options, live: u64, sessions: usize) -> Result<Repor
     for worker in std::mem::take(&mut conductor.workers) {
         conductor.finish(worker)?;
     }
-    let left = conductor.clear_up()?;
+    let left = conductor.clear_up(1 + idle.len() as u64)?;
     drop(idle);
     Report::of(
         options,
@@ -448,13 +448,14 @@ impl Conductor<'_> {
         Ok(())
     }
 
-    /// Sweeps until the ended sessions are cleared, and returns the keys that are left of samples, but for those of live ones.
-    fn clear_up(&mut self) -> Result<Vec<String>> {
+    /// Sweeps until no session is left but those of this process, dead workers' among them, and returns the keys that are left of samples, but for those of live ones.
+    fn clear_up(&mut self, own_sessions: u64) -> Result<Vec<String>> {
         let deadline = Deadline::after(&self.clock, SETTLE_WITHIN);
         loop {
             self.sweep()?;
             let counts = self.runtime.block_on(self.index.counts(WITHIN))?;
-            if counts.ended_sessions == 0 && counts.records.iter().sum::<u64>() <= self.live {
+            let sessions = counts.sessions + counts.ended_sessions;
+            if sessions <= own_sessions && counts.records.iter().sum::<u64>() <= self.live {
                 break;
             }
             if deadline.passed(&self.clock) {
