@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -21,7 +21,7 @@ use crate::journal::{Event, Reader};
 use crate::latency::{Latencies, merge};
 use crate::ledger::Ledger;
 use crate::report::Report;
-use crate::worker::{Arrivals, Line, Role, TASK, Task, live_id, number_of, put};
+use crate::worker::{Arrivals, Line, Role, TASK, Task, group_name, live_id, number_of, put};
 use crate::{Options, STORE, WITHIN, now_us, open_index};
 
 /// How long etcd keeps history: short, so that a run of a minute shows whether its file stops growing.
@@ -145,25 +145,40 @@ impl Conductor<'_> {
         eprintln!("load: putting {} live samples …", self.live);
         let others = [GroupName::new("others")?];
         let (live, bytes) = (self.live, self.options.bytes);
+        let put_so_far = Arc::new(AtomicU64::new(0));
         self.runtime.block_on(async {
+            // Dropped when this ends, also by an error, and its tasks with it.
             let mut tasks = JoinSet::new();
             for task in 0..AT_ONCE {
                 let (index, session, others) = (Arc::clone(&self.index), Arc::clone(&self.session), others.clone());
+                let done = Arc::clone(&put_so_far);
                 tasks.spawn(async move {
                     for first in (task * BATCH..live).step_by(usize::try_from(AT_ONCE * BATCH)?) {
                         let numbers = first..live.min(first + BATCH);
                         let samples = numbers.map(|number| Ok((live_id(number)?, vec![b'd'; 200])));
                         let samples = samples.collect::<Result<Vec<_>>>()?;
+                        let count = samples.len() as u64;
                         put(&index, &session, samples, &others, bytes).await?;
+                        done.fetch_add(count, Ordering::Relaxed);
                     }
                     Ok::<_, anyhow::Error>(())
                 });
             }
-            while let Some(ended) = tasks.join_next().await {
-                ended??;
-                self.check_interrupted()?;
+            let mut ticks = tokio::time::interval(LOOK_EVERY);
+            let mut said = self.clock.now();
+            loop {
+                tokio::select! {
+                    ended = tasks.join_next() => match ended {
+                        Some(ended) => ended??,
+                        None => return Ok(()),
+                    },
+                    _ = ticks.tick() => self.check_interrupted()?,
+                }
+                if self.clock.now().since(said) >= PROGRESS_EVERY {
+                    said = self.clock.now();
+                    eprintln!("load: {} of {live} live samples", put_so_far.load(Ordering::Relaxed));
+                }
             }
-            Ok(())
         })
     }
 
@@ -467,29 +482,26 @@ impl Conductor<'_> {
         self.keys_left()
     }
 
+    /// The keys that are left of samples, some of each kind at most. Live ones are left out by their ranges: to read past a
+    /// million of them takes etcd minutes.
     fn keys_left(&self) -> Result<Vec<String>> {
-        /// The kinds of keys that belong to sessions that are alive, and the shared clock: see the index's layout.
-        const NOT_OF_SAMPLES: [&str; 5] = ["n/", "z/", "o/", "e/", "t"];
-        const LIMIT: usize = 10_000;
-        let root = format!("{STORE}/");
-        let kinds = prefix(root.clone());
-        let mut left = Vec::new();
-        let mut from = kinds.start;
-        loop {
-            let page = Read::Range {
-                keys: from.clone()..kinds.end.clone(),
-                limit: LIMIT,
-                keys_only: true,
-            };
-            let snapshot = self.runtime.block_on(self.txn_store.read(&[page], WITHIN))?;
-            let entries: Vec<_> = snapshot.entries.into_iter().flatten().collect();
-            let keys = entries.iter().filter_map(|entry| entry.key.strip_prefix(&root));
-            let of_samples = keys.filter(|key| !NOT_OF_SAMPLES.iter().any(|kind| key.starts_with(kind)));
-            left.extend(of_samples.filter(|key| !key.contains("live-")).map(str::to_owned));
-            match entries.last() {
-                Some(last) if entries.len() == LIMIT => from = format!("{}\0", last.key),
-                _ => return Ok(left),
-            }
+        /// The kinds of keys of samples, but for live ones and those that are ready, and of what sessions were granted: see the
+        /// index's layout.
+        const KINDS: [&str; 10] = ["a", "d", "f", "g", "h", "k", "l", "p", "u", "x"];
+        const SOME: usize = 1000;
+        let mut ranges: Vec<_> = KINDS.map(|kind| prefix(format!("{STORE}/{kind}/"))).into();
+        // The names of samples that came in the run begin with a digit.
+        ranges.push(format!("{STORE}/s/0")..format!("{STORE}/s/:"));
+        for group in 0..self.options.groups {
+            ranges.push(prefix(format!("{STORE}/q/{}/", group_name(group)?)));
         }
+        let some = |keys| Read::Range {
+            keys,
+            limit: SOME,
+            keys_only: true,
+        };
+        let reads: Vec<_> = ranges.into_iter().map(some).collect();
+        let snapshot = self.runtime.block_on(self.txn_store.read(&reads, WITHIN))?;
+        Ok(snapshot.entries.into_iter().flatten().map(|entry| entry.key).collect())
     }
 }

@@ -79,7 +79,7 @@ impl Report {
                 crashes || verdict.not_freed == 0,
             ),
             claim(
-                "the index is empty",
+                "nothing is left in the index but live samples put before",
                 format!("{} keys left {:?}", left.len(), left.iter().take(3).collect::<Vec<_>>()),
                 left.is_empty(),
             ),
