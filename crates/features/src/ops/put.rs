@@ -28,7 +28,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Error, ErrorKind, Generation, ObjectKey, Result, Retry, SampleId};
+use holdfast_core::{Deadline, Error, ErrorKind, Generation, Nonce, ObjectKey, Result, Retry, SampleId};
 use holdfast_custody::{Publication, Version};
 use holdfast_engine::busy::Waiting;
 use holdfast_index::{Becomes, Commit, Reserve, SampleRef, Session};
@@ -222,8 +222,25 @@ impl Inner {
     /// Puts samples whose memory is claimed.
     async fn put_claimed(&self, samples: Vec<Ready>, turn: &PutTurn, caller: &Caller, deadline: Deadline) -> Results {
         let mut results = Results::with_capacity(samples.len());
+        let ended = self.put_once(samples, true, turn, caller, &mut results, deadline).await;
+        // A reservation made ahead ends with its session, and that may be found out as late as by the commit.
+        self.put_once(ended, false, turn, caller, &mut results, deadline).await;
+        results
+    }
+
+    /// Puts samples, under reservations that were made ahead if `ahead` and if there are enough. Returns those among them
+    /// whose reservation had ended: nothing was committed of them, and they can be put again.
+    async fn put_once(
+        &self,
+        samples: Vec<Ready>,
+        ahead: bool,
+        turn: &PutTurn,
+        caller: &Caller,
+        results: &mut Results,
+        deadline: Deadline,
+    ) -> Vec<Ready> {
         if samples.is_empty() {
-            return results;
+            return Vec::new();
         }
         // Started before the index has answered: the bytes are here already.
         let digests = (self.runtime.config.checksum && self.io.seals.is_none()).then(|| {
@@ -235,12 +252,23 @@ impl Inner {
                 deadline,
             )
         });
-        let (session, reserved) = match self.runtime.sessions.current(OPERATION, deadline).await {
-            Ok(session) => {
-                self.reserve(session, samples, turn, caller, &mut results, deadline)
-                    .await
+        let session = match self.runtime.sessions.current(OPERATION, deadline).await {
+            Ok(session) => session,
+            Err(error) => {
+                results.extend(samples.iter().map(|ready| (ready.at, Err(error.clone()))));
+                return Vec::new();
             }
-            Err(error) => return samples.iter().map(|ready| (ready.at, Err(error.clone()))).collect(),
+        };
+        let taken = match ahead {
+            true => self.take_ahead(&session, &samples),
+            false => Vec::new(),
+        };
+        let (session, reserved) = match taken.is_empty() {
+            true => self.reserve(session, samples, turn, caller, results, deadline).await,
+            false => {
+                let reserved = self.bind(&session, samples, taken, results);
+                (session, reserved)
+            }
         };
         let puts: Vec<Arc<Begun>> = reserved.iter().map(|sample| Arc::clone(&sample.begun)).collect();
         let records = tokio::select! {
@@ -251,9 +279,8 @@ impl Inner {
                 recorded(&reserved, sent, digests)
             }
         };
-        self.commit_all(&session, reserved, records, caller, &mut results, deadline)
-            .await;
-        results
+        self.commit_all(&session, reserved, records, caller, results, deadline)
+            .await
     }
 
     /// Reserves the samples that are prepared and not given up. If one is given up meanwhile, the others proceed
@@ -269,14 +296,6 @@ impl Inner {
     ) -> (Arc<Session>, Vec<Reserved>) {
         let mut reserved = Vec::with_capacity(samples.len());
         let mut open: Vec<(usize, Ready)> = samples.into_iter().enumerate().collect();
-        let taken = self.take_ahead(&session, &open);
-        if !taken.is_empty() {
-            for ((order, mut ready), taken) in open.drain(..).zip(taken) {
-                ready.prepared.take(&taken);
-                let kept = self.with_keys(&session, order, ready, taken.reference);
-                kept.map_or_else(|failed| results.push(failed), |kept| reserved.push(kept));
-            }
-        }
         while !open.is_empty() {
             let (wanted, given_up): (Vec<_>, Vec<_>) = open
                 .into_iter()
@@ -318,11 +337,28 @@ impl Inner {
         (session, reserved)
     }
 
+    /// Binds samples to reservations that were made ahead, one each.
+    fn bind(
+        &self,
+        session: &Arc<Session>,
+        samples: Vec<Ready>,
+        taken: Vec<ReservedAhead>,
+        results: &mut Results,
+    ) -> Vec<Reserved> {
+        let mut reserved = Vec::with_capacity(samples.len());
+        for (order, (mut ready, taken)) in samples.into_iter().zip(taken).enumerate() {
+            ready.prepared.take(&taken);
+            let kept = self.with_keys(session, order, ready, taken.reference);
+            kept.map_or_else(|failed| results.push(failed), |kept| reserved.push(kept));
+        }
+        reserved
+    }
+
     /// A reservation made ahead for each of these samples, if all of them can be put under one (module `ahead`), and there
     /// are enough.
-    fn take_ahead(&self, session: &Arc<Session>, samples: &[(usize, Ready)]) -> Vec<ReservedAhead> {
-        let names: HashSet<&SampleId> = samples.iter().map(|(_, ready)| &ready.prepared.sample).collect();
-        let fits = |(_, ready): &(usize, Ready)| {
+    fn take_ahead(&self, session: &Arc<Session>, samples: &[Ready]) -> Vec<ReservedAhead> {
+        let names: HashSet<&SampleId> = samples.iter().map(|ready| &ready.prepared.sample).collect();
+        let fits = |ready: &Ready| {
             ready.prepared.objects().count() as u64 <= OBJECTS_AHEAD && !self.inflight_puts.has_earlier(&ready.begun)
         };
         let can_be = self.io.seals.is_none() && !session.needs_quota();
@@ -456,7 +492,8 @@ impl Inner {
         caller: &Caller,
         results: &mut Results,
         deadline: Deadline,
-    ) {
+    ) -> Vec<Ready> {
+        let mut ended = Vec::new();
         let mut commits = Vec::new();
         let mut ready = Vec::new();
         for (sample, record) in reserved.into_iter().zip(records) {
@@ -502,11 +539,40 @@ impl Inner {
                         description,
                     })
                 }
+                Committed::No(error)
+                    if sample.prepared.reserved_as.is_some() && self.runtime.sessions.refused(session, &error) =>
+                {
+                    ended.push(self.to_put_again(session, sample));
+                    continue;
+                }
                 Committed::No(error) | Committed::GivenUp(error) => Err(self.undo(session, sample, error)),
                 Committed::Unknown(error) => Err(error),
             };
             results.push((at, result));
         }
+        ended
+    }
+
+    /// The same sample, to be put under another key. What was written under the first one is removed at once, and not when
+    /// the memory is free: all its objects were stored, so no late call writes them.
+    fn to_put_again(&self, session: &Arc<Session>, sample: Reserved) -> Ready {
+        let Reserved {
+            at,
+            mut prepared,
+            reference,
+            keys,
+            begun,
+            ..
+        } = sample;
+        self.reclaim.free_soon(Job {
+            sample: reference,
+            keys,
+            abort: Some(Arc::clone(session)),
+            put: None,
+        });
+        prepared.nonce = Nonce::draw(&*self.runtime.rng);
+        prepared.reserved_as = None;
+        Ready { at, prepared, begun }
     }
 
     /// Hands the cleanup after a failed put to the worker, as soon as the engine has let go of the memory.
