@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::{Error, Generation, ObjectKey, Result, Retry, SampleId};
+use holdfast_core::{Error, ErrorKind, Generation, ObjectKey, Result, Retry, SampleId};
 use holdfast_custody::{GroupName, Reason, Tick, Version};
 use holdfast_index::{
     AckOutcome, BudgetUse, Commit, CommitOutcome, Counts, FreeList, Index, Known, Leader, LeaderWatch, Leaders,
     LeaseGrant, LeaseList, ListPlace, LiveSample, LiveSession, LostWatch, Office, PassedOver, Quarantined, RecordList,
-    RecordQuery, Reserve, SampleRecord, SampleRef, Session, SweepReport, Terms, Unreadable,
+    RecordQuery, Reserve, SampleRecord, SampleRef, Session, SessionEnded, SweepReport, Terms, Unreadable,
 };
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
@@ -24,6 +24,8 @@ pub enum Mode {
     MadeUntold,
     /// They are not made, and the caller is not told.
     LostUntold,
+    /// One commit is refused because the session has ended; later ones pass.
+    SessionEnded,
     /// Every other one of a batch is made, and the caller is not told.
     SomeMadeUntold,
     /// They are made, the caller is not told, and questions about them are not answered either.
@@ -66,7 +68,12 @@ impl Unclear {
     /// Whether a question is answered.
     async fn answers(&self, within: Duration) -> bool {
         match self.mode() {
-            Mode::Pass | Mode::MadeUntold | Mode::LostUntold | Mode::SomeMadeUntold | Mode::RetiredToldLate => true,
+            Mode::Pass
+            | Mode::SessionEnded
+            | Mode::MadeUntold
+            | Mode::LostUntold
+            | Mode::SomeMadeUntold
+            | Mode::RetiredToldLate => true,
             Mode::MadeAndSilent => false,
             Mode::MadeAndHung => {
                 tokio::time::sleep(within).await;
@@ -114,6 +121,12 @@ impl Index for Unclear {
 
     async fn commit(&self, session: &Session, items: &[Commit], within: Duration) -> Vec<Result<CommitOutcome>> {
         let mode = self.mode();
+        if mode == Mode::SessionEnded {
+            self.set(Mode::Pass);
+            let ended = Error::new(ErrorKind::Fenced, "index.commit", "this session has ended");
+            let ended = ended.caused_by(SessionEnded(session.id()));
+            return items.iter().map(|_| Err(ended.clone())).collect();
+        }
         if mode == Mode::LostUntold {
             return items.iter().map(|_| Err(untold())).collect();
         }
