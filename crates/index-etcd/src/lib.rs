@@ -64,8 +64,10 @@
 //! | `diagnosis` | what each node says of itself, for an operator |
 //! | `convert` | translates our transactions to etcd's API, and its answers back |
 //! | `store`, `session`, `watch` | the transactional store, its sessions, its watches |
+//! | `clusters`, `movable` | the etcds of an index with several; what moving a store to another one needs |
 //! | `storage` | how full etcd is |
 
+mod clusters;
 pub mod config;
 mod conflicts;
 mod convert;
@@ -75,6 +77,7 @@ mod epoch;
 mod group_commit;
 mod guard;
 mod history;
+mod movable;
 mod outcome;
 mod pool;
 pub mod secret;
@@ -83,6 +86,7 @@ mod storage;
 mod store;
 mod watch;
 
+pub use clusters::{EtcdClusters, NewStore, open_store};
 pub use config::{EtcdConfig, TlsConfig};
 pub use diagnosis::{NodeReport, NodeStatus, diagnose};
 pub use guard::restore_guard;

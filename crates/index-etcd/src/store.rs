@@ -35,6 +35,8 @@ pub struct EtcdStore {
     pool: Arc<Pool>,
     names: Names,
     group_commit: Arc<GroupCommit>,
+    /// The layout that the index had when it was opened.
+    schema: u32,
 }
 
 impl EtcdStore {
@@ -135,16 +137,29 @@ impl EtcdStore {
         let names = Names::new(&config.root);
         let pool = Arc::new(Pool::new(config, Arc::clone(&clock), names.full(epoch::KEY))?);
         let group_commit = Arc::new(GroupCommit::new(Arc::clone(&pool), names.clone(), LIMITS));
-        let txn_store = Self {
+        let mut txn_store = Self {
             pool,
             names,
             group_commit,
+            schema: schema::VERSION,
         };
-        schema::check(&txn_store, clock.as_ref(), within).await?;
+        txn_store.schema = schema::check(&txn_store, clock.as_ref(), within).await?;
         Ok(txn_store)
     }
 
-    fn call(&self, operation: &'static str, within: Duration) -> Call {
+    pub(crate) fn schema(&self) -> u32 {
+        self.schema
+    }
+
+    pub(crate) fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+
+    pub(crate) fn names(&self) -> &Names {
+        &self.names
+    }
+
+    pub(crate) fn call(&self, operation: &'static str, within: Duration) -> Call {
         Call {
             operation,
             nature: Nature::Repeatable,

@@ -79,6 +79,7 @@ impl TxnIndex {
         Identity {
             // A steward's own are not those of the store's processes.
             settings: Some(settings).filter(|_| !self.identity.steward).unwrap_or_default(),
+            follows_moves: self.core.txn_store().follows_moves(),
             ..self.identity.opened_at(self.core.clock().wall_ms())
         }
     }

@@ -15,6 +15,7 @@
 //! | `ready` | which samples are ready for a group, and waiting for more |
 //! | `quota` | the store's budget: paying, waiting, giving back |
 //! | `txn` | batches of decisions as transactions; sessions, the shared clock, quarantine, lists in parts |
+//! | [`placement`] | which of several clusters a store is on, following it, and moving it |
 //! | `record` | keys, records, grant lists, and what is refused because of them |
 //! | [`store`] | the transactional store that is needed, and one in memory |
 
@@ -23,6 +24,7 @@
 pub mod fuzzing;
 mod index;
 mod ops;
+pub mod placement;
 mod quota;
 mod ready;
 mod record;

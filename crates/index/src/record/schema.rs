@@ -3,12 +3,12 @@
 //! A program that does not know a layout must not touch it: it would read records wrongly and, worse, write them. So
 //! the first process that opens a store writes the version of its layout under [`KEY`], and every process that opens it
 //! later checks. A later layout that older programs may still use says so: `3 from 2` is version 3, which a release
-//! that knows version 2 may use as well. This program knows the versions from [`OLDEST`] to [`VERSION`].
+//! that knows version 2 may use as well. This program knows the versions from [`OLDEST`] to [`WITH_CLUSTERS`].
 //!
 //! | what is there | what [`check`] does |
 //! |---|---|
 //! | nothing | writes [`VERSION`], on condition that no other process did meanwhile |
-//! | a version from [`OLDEST`] to [`VERSION`] | accepts it, and leaves it as it is |
+//! | a version from [`OLDEST`] to [`WITH_CLUSTERS`] | accepts it, and leaves it as it is |
 //! | a newer one, `from` one that is known here | accepts it |
 //! | any other newer one, whatever else it says | refuses with `Unsupported`: upgrade this program |
 //! | an older one | refuses with `Unsupported`: open it with a release in between first |
@@ -22,19 +22,23 @@ use crate::store::{Condition, Entry, Read, Transaction, TxnOutcome, TxnStore, Wr
 
 /// The key of the version, relative to the store's root.
 pub const KEY: &str = "schema";
-/// The layout that this program reads and writes.
+/// The layout that this program writes into an empty store.
 pub const VERSION: u32 = 1;
+/// The layout of an index with several clusters ([`crate::placement`]), the newest that this program knows. A program that
+/// does not know it would use a store where it no longer is.
+pub const WITH_CLUSTERS: u32 = 2;
 /// The oldest layout that this program reads and writes.
 pub const OLDEST: u32 = 1;
 
 const OPERATION: &str = "index.open";
 
-/// Verifies that the store holds a layout that this program knows, and writes the version into an empty store.
+/// Verifies that the store holds a layout that this program knows, and writes the version into an empty store. Returns
+/// the version.
 ///
 /// # Errors
 /// `Unsupported` if the layout is newer, or older than this program reads; `Corrupt` if it is none; and the store's
 /// errors. Safe to call again.
-pub async fn check(txn_store: &dyn TxnStore, clock: &dyn Clock, within: Duration) -> Result<()> {
+pub async fn check(txn_store: &dyn TxnStore, clock: &dyn Clock, within: Duration) -> Result<u32> {
     let deadline = Deadline::after(clock, within);
     let mut full = None;
     loop {
@@ -53,7 +57,7 @@ pub async fn check(txn_store: &dyn TxnStore, clock: &dyn Clock, within: Duration
             writes: vec![Write::put(KEY, VERSION.to_string())],
         };
         match txn_store.transact(&first, deadline.remaining(clock)).await {
-            Ok(TxnOutcome::Committed(_)) => return Ok(()),
+            Ok(TxnOutcome::Committed(_)) => return Ok(VERSION),
             // Another process was first, or we were and the reply was lost: read again.
             Ok(TxnOutcome::Rejected) => {}
             Err(error) if is_full(&error) => full = Some(error.with_retry(Retry::Safe)),
@@ -63,16 +67,18 @@ pub async fn check(txn_store: &dyn TxnStore, clock: &dyn Clock, within: Duration
     }
 }
 
-fn known(entry: &Entry) -> Result<()> {
+fn known(entry: &Entry) -> Result<u32> {
     let text = String::from_utf8_lossy(&entry.value);
     let refuse = |kind, message: &str| {
         let error = Error::new(kind, OPERATION, message).with("schema", text.escape_debug());
-        Err(error.with("known", format!("{OLDEST} to {VERSION}")))
+        Err(error.with("known", format!("{OLDEST} to {WITH_CLUSTERS}")))
     };
     match Schema::read(&text) {
-        Some(schema) if (OLDEST..=VERSION).contains(&schema.version) => Ok(()),
-        Some(schema) if schema.version > VERSION && schema.from.is_some_and(|from| from <= VERSION) => Ok(()),
-        Some(schema) if schema.version > VERSION => refuse(
+        Some(schema) if (OLDEST..=WITH_CLUSTERS).contains(&schema.version) => Ok(schema.version),
+        Some(schema) if schema.version > WITH_CLUSTERS && schema.from.is_some_and(|from| from <= WITH_CLUSTERS) => {
+            Ok(schema.version)
+        }
+        Some(schema) if schema.version > WITH_CLUSTERS => refuse(
             ErrorKind::Unsupported,
             "the index was written by a newer Holdfast: upgrade this one, or use another root",
         ),
@@ -104,7 +110,7 @@ impl Schema {
             (None, _) => None,
             (Some("from"), Some(from)) => number(from),
             // Our version says nothing else; a later one may.
-            _ if version > VERSION => None,
+            _ if version > WITH_CLUSTERS => None,
             _ => return None,
         };
         Some(Self { version, from })
@@ -128,7 +134,7 @@ mod tests {
 
     const CALL: Duration = Duration::from_secs(1);
 
-    async fn open(txn_store: &MemoryStore) -> Result<()> {
+    async fn open(txn_store: &MemoryStore) -> Result<u32> {
         check(txn_store, &ManualClock::new(), CALL).await
     }
 
@@ -181,7 +187,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_newer_one_that_says_so_is_opened_and_left_as_it_is() {
-        for newer in ["2 from 1", "7 from 1", "7 from 1 and more"] {
+        for newer in ["3 from 1", "7 from 2", "7 from 1 and more"] {
             let txn_store = store_with(newer).await;
             open(&txn_store).await.expect(newer);
             assert_eq!(txn_store.dump()[0].value, newer.as_bytes());
@@ -190,11 +196,11 @@ mod tests {
 
     #[tokio::test]
     async fn any_other_newer_one_is_refused_and_left_alone() {
-        for newer in ["2", "2 from 2", "9 from 3", "2 {\"form\":\"new\"}", "4294967295"] {
+        for newer in ["3", "3 from 3", "9 from 3", "3 {\"form\":\"new\"}", "4294967295"] {
             let txn_store = store_with(newer).await;
             let error = open(&txn_store).await.expect_err(newer);
             assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-            assert_eq!(error.fact("known"), Some("1 to 1"));
+            assert_eq!(error.fact("known"), Some("1 to 2"));
             assert_eq!(txn_store.dump()[0].value, newer.as_bytes());
         }
     }

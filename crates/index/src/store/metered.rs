@@ -101,6 +101,10 @@ impl TxnStore for MeteredStore {
         self.txn_store.history()
     }
 
+    fn follows_moves(&self) -> bool {
+        self.txn_store.follows_moves()
+    }
+
     async fn read(&self, reads: &[Read], within: Duration) -> Result<Snapshot> {
         self.count_reads(reads);
         let started = self.clock.now();

@@ -189,15 +189,39 @@ impl State {
     pub(super) fn open(&mut self, time_to_live: Duration) -> SessionId {
         self.last_session += 1;
         let id = SessionId(self.last_session);
-        self.sessions.insert(
-            id,
-            Session {
-                time_to_live,
-                dies: None,
-                keys: BTreeSet::new(),
-            },
-        );
+        let session = Session {
+            time_to_live,
+            dies: None,
+            keys: BTreeSet::new(),
+        };
+        self.sessions.insert(id, session);
         id
+    }
+
+    /// Sessions that are opened from now on have larger ids than this: two stores must not give out the same ones if
+    /// sessions are moved between them.
+    pub(super) fn sessions_after(&mut self, id: SessionId) {
+        self.last_session = self.last_session.max(id.0);
+    }
+
+    pub(super) fn import(&mut self, id: SessionId, time_to_live: Duration, now: Timestamp) {
+        let session = self.sessions.entry(id).or_insert_with(|| Session {
+            time_to_live,
+            dies: None,
+            keys: BTreeSet::new(),
+        });
+        session.dies = Some(now.after(session.time_to_live));
+    }
+
+    pub(super) fn time_to_live(&self, id: SessionId) -> Option<Duration> {
+        self.sessions.get(&id).map(|session| session.time_to_live)
+    }
+
+    pub(super) fn with_sessions(&self, keys: &Range<String>, limit: usize) -> Vec<(Entry, Option<SessionId>)> {
+        let entries = self.range(keys).take(limit);
+        entries
+            .map(|(key, stored)| (stored.entry(key, false), stored.session))
+            .collect()
     }
 
     pub(super) fn keep(&mut self, id: SessionId, kept: bool, now: Timestamp) -> bool {

@@ -1,0 +1,509 @@
+//! [`FollowingStore`]: the transactional store of one store, on whichever cluster it is.
+//!
+//! It sends every call to the cluster that the store is on, with the condition that it is there (PL1, PL2). A call that
+//! finds it frozen waits, within its own deadline; one that finds it gone follows it, and is sent again there: it was
+//! not applied. One call at a time follows; the others wait for it. A task watches for moves as well, for processes that
+//! only wait: the store owns it.
+//!
+//! # A transaction that is rejected
+//! Either a condition of its own did not hold, or the store was frozen. So after a rejection `m/away` of the
+//! stay and `m/froze` are read. If neither shows a freeze since this process last looked, the transaction's own conditions did not hold.
+//! Otherwise it is sent again.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::future::join_all;
+use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result, StoreId};
+use holdfast_custody::Version;
+use parking_lot::Mutex;
+use tokio::task::JoinHandle;
+
+use super::map::ClusterName;
+use super::session::{FollowingSession, Kept};
+use super::versions::{Copy, Versions};
+use super::watch::FollowingWatch;
+use super::{Away, Clusters, Here, MoveId, Why, decoded};
+use crate::record::layout::{Layout, after};
+use crate::store::{
+    Condition, Entry, History, Limits, MovableStore, Read, Snapshot, StoreSession, Transaction, TxnOutcome, TxnStore,
+    Watch, Write, check,
+};
+
+const OPERATION: &str = "index.follow";
+/// The most clusters that are gone through to find a store: after a few moves the home says directly where it is.
+const MOST_HOPS: usize = 8;
+/// The most stays of a store on one cluster that are looked at.
+const MOST_STAYS: usize = 1000;
+/// How often a process asks whether a frozen store has thawed: the first pause, doubled up to the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(160);
+/// How long one look of the task that watches for moves may take, and its pause after a failure.
+const LOOK_WITHIN: Duration = Duration::from_secs(10);
+const AFTER_FAILURE: Duration = Duration::from_secs(1);
+/// What the condition that the store is there takes at most, in bytes.
+const FOR_PLACE: usize = 2048;
+
+/// Where a store is, as this process knows it.
+#[derive(Clone, Debug)]
+pub(super) struct Residence {
+    /// Counts the places that this process has followed the store to.
+    number: u64,
+    pub(super) cluster: ClusterName,
+    pub(super) store: Arc<dyn MovableStore>,
+    pub(super) stay: MoveId,
+    pub(super) versions: Versions,
+}
+
+/// The transactional store of one store, on whichever cluster it is. Dropping it ends its task.
+#[derive(Debug)]
+pub struct FollowingStore {
+    shared: Arc<Shared>,
+    follower: JoinHandle<()>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    layout: Layout,
+    clusters: Arc<dyn Clusters>,
+    clock: Arc<dyn Clock>,
+    now: tokio::sync::watch::Sender<Arc<Residence>>,
+    /// The freeze that was seen last, on the present cluster.
+    froze: Mutex<Option<Version>>,
+    sessions: Mutex<Vec<Weak<Kept>>>,
+    /// Lets one call at a time follow.
+    following: tokio::sync::Mutex<()>,
+}
+
+/// What a cluster says of a store.
+pub(super) struct Said {
+    pub(super) here: Option<Here>,
+    /// What it says of each stay.
+    away: Vec<(Entry, Away)>,
+    froze: Option<Version>,
+}
+
+impl Said {
+    /// The last stay there.
+    pub(super) fn stay(&self) -> MoveId {
+        self.here.as_ref().map_or_else(MoveId::first, |here| here.by.clone())
+    }
+
+    /// What it says of a stay, if the store cannot be written in it, and the version of that.
+    pub(super) fn away(&self, layout: &Layout, stay: &MoveId) -> Option<(Away, Version)> {
+        let key = layout.away(&stay.0);
+        let found = self.away.iter().find(|(entry, _)| entry.key == key)?;
+        Some((found.1.clone(), found.0.version))
+    }
+}
+
+/// Asks a cluster where a store is.
+pub(super) async fn ask(store: &dyn MovableStore, layout: &Layout, within: Duration) -> Result<Said> {
+    let away = Read::Range {
+        keys: layout.all_away(),
+        limit: MOST_STAYS,
+        keys_only: false,
+    };
+    let reads = [Read::Key(layout.here()), Read::Key(layout.froze()), away];
+    let snapshot = store.read(&reads, within).await?;
+    let mut entries = snapshot.entries.into_iter();
+    let mut first = || entries.next().and_then(|entries| entries.into_iter().next());
+    let (here, froze) = (first(), first());
+    let away = entries.flatten().map(|entry| {
+        let away = decoded(OPERATION, &entry)?;
+        Ok((entry, away))
+    });
+    Ok(Said {
+        away: away.collect::<Result<_>>()?,
+        here: here.map(|entry| decoded(OPERATION, &entry)).transpose()?,
+        froze: froze.map(|entry| entry.version),
+    })
+}
+
+/// Finds a store, beginning at this cluster. Finishes a move that has been committed and not finished.
+pub(super) async fn locate(
+    clusters: &dyn Clusters,
+    layout: &Layout,
+    first: &ClusterName,
+    clock: &dyn Clock,
+    deadline: Deadline,
+) -> Result<(Residence, Option<Version>)> {
+    let mut cluster = first.clone();
+    let mut committed: Option<MoveId> = None;
+    for _ in 0..MOST_HOPS {
+        let store = clusters.connect(&cluster, deadline.remaining(clock)).await?;
+        let said = ask(&*store, layout, deadline.remaining(clock)).await?;
+        let stay = said.stay();
+        let key = layout.away(&stay.0);
+        match said.away(layout, &stay) {
+            Some((away, version)) if away.why == Why::Arriving && committed.as_ref() == Some(&stay) => {
+                let arrived = Transaction {
+                    conditions: vec![Condition::Unchanged(key.clone(), version)],
+                    writes: vec![Write::Delete(key)],
+                };
+                // Rejected: another process was faster. An error: whoever comes next tries again.
+                store.transact(&arrived, deadline.remaining(clock)).await?;
+            }
+            Some((away, _)) if away.why != Why::Freezing => {
+                committed = (away.why == Why::Moved).then_some(away.by);
+                cluster = away.to;
+            }
+            _ if committed.is_some() && said.here.is_none() => {
+                let message = "the store was moved to this cluster, which does not have it: was the cluster restored to an \
+                               earlier state?";
+                let error = Error::new(ErrorKind::Corrupt, OPERATION, message);
+                return Err(error.with("store", layout.root()).with("cluster", &cluster));
+            }
+            _ => {
+                let residence = Residence {
+                    number: 0,
+                    cluster,
+                    store,
+                    stay,
+                    versions: Versions::of(said.here.as_ref()),
+                };
+                return Ok((residence, said.froze));
+            }
+        }
+    }
+    let message =
+        "the clusters point at each other, and none says that it has the store: is it being moved back and forth?";
+    Err(Error::unavailable(OPERATION, message).with("store", layout.root()))
+}
+
+impl FollowingStore {
+    /// Finds a store, beginning at the cluster that it was last known to be on.
+    ///
+    /// # Errors
+    /// Those of the clusters; `Corrupt` if what they say of the store cannot be read, or cannot be.
+    pub async fn open(
+        store: &StoreId,
+        first: &ClusterName,
+        clusters: Arc<dyn Clusters>,
+        clock: Arc<dyn Clock>,
+        within: Duration,
+    ) -> Result<Self> {
+        let deadline = Deadline::after(&*clock, within);
+        let layout = Layout::new(store);
+        let (residence, froze) = locate(&*clusters, &layout, first, &*clock, deadline).await?;
+        let shared = Arc::new(Shared {
+            layout,
+            clusters,
+            clock,
+            now: tokio::sync::watch::Sender::new(Arc::new(residence)),
+            froze: Mutex::new(froze),
+            sessions: Mutex::default(),
+            following: tokio::sync::Mutex::default(),
+        });
+        let follower = tokio::spawn(follow(Arc::downgrade(&shared)));
+        Ok(Self { shared, follower })
+    }
+
+    /// The cluster that the store is on, as this process knows it.
+    pub fn cluster(&self) -> ClusterName {
+        self.shared.residence().cluster.clone()
+    }
+}
+
+impl Drop for FollowingStore {
+    fn drop(&mut self) {
+        self.follower.abort();
+    }
+}
+
+/// Notices moves while nothing else is asked.
+async fn follow(shared: Weak<Shared>) {
+    loop {
+        let Some(strong) = shared.upgrade() else { return };
+        let mut moves = strong.now.subscribe();
+        let watching = strong.look_and_watch().await;
+        // The store may be dropped meanwhile.
+        drop(strong);
+        match watching {
+            // Whatever it says, the next round looks again.
+            Ok(Some(mut watch)) => tokio::select! {
+                _ = watch.next() => {}
+                _ = moves.changed() => {}
+            },
+            Ok(None) => {}
+            Err(error) => {
+                tracing::debug!(%error, "whether the store was moved is not known now");
+                tokio::time::sleep(AFTER_FAILURE).await;
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn residence(&self) -> Arc<Residence> {
+        Arc::clone(&self.now.borrow())
+    }
+
+    fn left(&self, deadline: Deadline) -> Duration {
+        deadline.remaining(&*self.clock)
+    }
+
+    /// Follows the store if it has left. Otherwise returns a watch of what would say so.
+    async fn look_and_watch(&self) -> Result<Option<Box<dyn Watch>>> {
+        let deadline = Deadline::after(&*self.clock, LOOK_WITHIN);
+        let residence = self.residence();
+        let key = self.layout.away(&residence.stay.0);
+        let snapshot = residence
+            .store
+            .read(&[Read::Key(key.clone())], self.left(deadline))
+            .await?;
+        let away = snapshot.entries.into_iter().flatten().next();
+        if has_left(away.as_ref())? {
+            self.leave(&residence, deadline).await?;
+            return Ok(None);
+        }
+        let keys = key.clone()..after(&key);
+        let watch = residence
+            .store
+            .watch(keys, snapshot.version, self.left(deadline))
+            .await?;
+        Ok(Some(watch))
+    }
+
+    /// The store cannot be written on this cluster: waits until it can be, or follows it. Afterwards the call is sent
+    /// again.
+    async fn leave(&self, from: &Residence, deadline: Deadline) -> Result<()> {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let turn = tokio::time::timeout(self.left(deadline), self.following.lock()).await;
+            let Ok(_turn) = turn else {
+                return Err(self.too_late(from));
+            };
+            if self.residence().number != from.number {
+                return Ok(());
+            }
+            let said = ask(&*from.store, &self.layout, self.left(deadline)).await?;
+            match said.away(&self.layout, &from.stay) {
+                None => return Ok(()),
+                Some((away, _)) if away.why == Why::Freezing => {
+                    let left = self.left(deadline);
+                    if left.is_zero() {
+                        return Err(self.too_late(from));
+                    }
+                    // Nothing tells that it has thawed but the store; one call of this process asks for all.
+                    tokio::time::sleep(pause.min(left)).await;
+                    pause = (2 * pause).min(LONGEST_PAUSE);
+                }
+                Some(_) => return self.arrive(from, deadline).await,
+            }
+        }
+    }
+
+    fn too_late(&self, from: &Residence) -> Error {
+        let message =
+            "the store is being moved to another cluster, and the deadline passed before it could be written again";
+        Error::unavailable(OPERATION, message)
+            .with("store", self.layout.root())
+            .with("cluster", &from.cluster)
+    }
+
+    /// Goes to where the store is now, with its sessions.
+    async fn arrive(&self, from: &Residence, deadline: Deadline) -> Result<()> {
+        let (found, froze) = locate(&*self.clusters, &self.layout, &from.cluster, &*self.clock, deadline).await?;
+        let sessions: Vec<Arc<Kept>> = {
+            let mut sessions = self.sessions.lock();
+            sessions.retain(|session| session.strong_count() > 0);
+            sessions.iter().filter_map(Weak::upgrade).collect()
+        };
+        let alive = sessions.iter().filter(|session| session.is_alive());
+        let resumed = join_all(alive.map(|session| session.resume(&*found.store, self.left(deadline)))).await;
+        resumed.into_iter().collect::<Result<()>>()?;
+        tracing::info!(store = self.layout.root(), from = %from.cluster, to = %found.cluster, "followed the store");
+        let number = from.number + 1;
+        // Both at once, for `begin`.
+        let mut seen = self.froze.lock();
+        *seen = froze;
+        self.now.send_replace(Arc::new(Residence { number, ..found }));
+        Ok(())
+    }
+
+    /// Where a call is sent, and the last freeze there that was seen before it is sent.
+    fn begin(&self) -> (Arc<Residence>, Option<Version>) {
+        let froze = self.froze.lock();
+        (self.residence(), *froze)
+    }
+
+    /// Whether a transaction may have been rejected by a freeze or a move, and not by its own conditions. If so, waits or
+    /// follows. `froze` is the last freeze that was seen before it was sent.
+    async fn was_away(&self, residence: &Residence, froze: Option<Version>, deadline: Deadline) -> Result<bool> {
+        let said = ask(&*residence.store, &self.layout, self.left(deadline)).await?;
+        if said.away(&self.layout, &residence.stay).is_some() {
+            self.leave(residence, deadline).await?;
+            return Ok(true);
+        }
+        let mut seen = self.froze.lock();
+        if self.residence().number == residence.number {
+            *seen = said.froze;
+        }
+        Ok(said.froze != froze)
+    }
+
+    /// Reads, if the store is there at the same moment.
+    async fn read(&self, reads: &[Read], deadline: Deadline) -> Result<Snapshot> {
+        loop {
+            let residence = self.residence();
+            let away = Read::Key(self.layout.away(&residence.stay.0));
+            let all: Vec<Read> = reads.iter().cloned().chain([away]).collect();
+            let mut snapshot = residence.store.read(&all, self.left(deadline)).await?;
+            let away = snapshot.entries.pop().and_then(|entries| entries.into_iter().next());
+            if !has_left(away.as_ref())? {
+                return Ok(residence.versions.snapshot(snapshot));
+            }
+            self.leave(&residence, deadline).await?;
+        }
+    }
+}
+
+impl Shared {
+    /// The copies that conditions are on, if any is. None if the store has left.
+    async fn copies(
+        &self,
+        residence: &Residence,
+        conditions: &[Condition],
+        deadline: Deadline,
+    ) -> Result<Option<HashMap<String, Copy>>> {
+        let keys: Vec<String> = residence.versions.earlier(conditions).cloned().collect();
+        if keys.is_empty() {
+            return Ok(Some(HashMap::new()));
+        }
+        let reads: Vec<Read> = keys
+            .into_iter()
+            .chain([self.layout.away(&residence.stay.0)])
+            .map(Read::Key)
+            .collect();
+        let mut snapshot = residence.store.read(&reads, self.left(deadline)).await?;
+        let away = snapshot.entries.pop().and_then(|entries| entries.into_iter().next());
+        if has_left(away.as_ref())? {
+            self.leave(residence, deadline).await?;
+            return Ok(None);
+        }
+        Ok(Some(
+            snapshot.entries.into_iter().flatten().filter_map(Copy::read).collect(),
+        ))
+    }
+}
+
+/// Whether a store is elsewhere. A frozen one is still there.
+fn has_left(away: Option<&Entry>) -> Result<bool> {
+    let away: Option<Away> = away.map(|entry| decoded(OPERATION, entry)).transpose()?;
+    Ok(away.is_some_and(|away| away.why != Why::Freezing))
+}
+
+#[async_trait]
+impl TxnStore for FollowingStore {
+    /// One condition and one read say that the store is there.
+    fn limits(&self) -> Limits {
+        let limits = self.shared.residence().store.limits();
+        Limits {
+            operations: limits.operations - 1,
+            bytes: limits.bytes.saturating_sub(FOR_PLACE),
+        }
+    }
+
+    fn history(&self) -> History {
+        self.shared.residence().store.history()
+    }
+
+    fn follows_moves(&self) -> bool {
+        true
+    }
+
+    async fn read(&self, reads: &[Read], within: Duration) -> Result<Snapshot> {
+        check::reads(reads, self.limits())?;
+        let deadline = Deadline::after(&*self.shared.clock, within);
+        self.shared.read(reads, deadline).await
+    }
+
+    async fn count(&self, ranges: &[Range<String>], within: Duration) -> Result<Vec<u64>> {
+        let deadline = Deadline::after(&*self.shared.clock, within);
+        loop {
+            let residence = self.shared.residence();
+            let counts = residence.store.count(ranges, self.shared.left(deadline)).await?;
+            // It is there afterwards, so it was there before.
+            self.shared.read(&[], deadline).await?;
+            if self.shared.residence().number == residence.number {
+                return Ok(counts);
+            }
+        }
+    }
+
+    async fn transact(&self, transaction: &Transaction, within: Duration) -> Result<TxnOutcome> {
+        Ok(self.transact_and_read(transaction, &[], within).await?.0)
+    }
+
+    async fn transact_and_read(
+        &self,
+        transaction: &Transaction,
+        reads: &[Read],
+        within: Duration,
+    ) -> Result<(TxnOutcome, Option<Snapshot>)> {
+        check::transaction_and_reads(transaction, reads, self.limits())?;
+        let shared = &self.shared;
+        let deadline = Deadline::after(&*shared.clock, within);
+        loop {
+            let (residence, froze) = shared.begin();
+            let versions = residence.versions;
+            let Some(copies) = shared.copies(&residence, &transaction.conditions, deadline).await? else {
+                continue;
+            };
+            let Some(mut own) = versions.transaction(transaction, &copies) else {
+                let snapshot = shared.read(reads, deadline).await?;
+                return Ok((TxnOutcome::Rejected, Some(snapshot)));
+            };
+            own.conditions
+                .push(Condition::Absent(shared.layout.away(&residence.stay.0)));
+            let (outcome, snapshot) = residence
+                .store
+                .transact_and_read(&own, reads, shared.left(deadline))
+                .await?;
+            let outcome = match outcome {
+                TxnOutcome::Committed(version) => TxnOutcome::Committed(versions.outer(version)),
+                TxnOutcome::Rejected if shared.was_away(&residence, froze, deadline).await? => continue,
+                TxnOutcome::Rejected => TxnOutcome::Rejected,
+            };
+            return Ok((outcome, snapshot.map(|snapshot| versions.snapshot(snapshot))));
+        }
+    }
+
+    async fn open_session(&self, time_to_live: Duration, within: Duration) -> Result<Box<dyn StoreSession>> {
+        let deadline = Deadline::after(&*self.shared.clock, within);
+        loop {
+            let residence = self.shared.residence();
+            let session = residence
+                .store
+                .open_session(time_to_live, self.shared.left(deadline))
+                .await?;
+            // It has no key yet that a mover would take it along by.
+            let said = ask(&*residence.store, &self.shared.layout, self.shared.left(deadline)).await?;
+            if said.away(&self.shared.layout, &residence.stay).is_some() {
+                drop(session);
+                self.shared.leave(&residence, deadline).await?;
+                continue;
+            }
+            let kept = Kept::new(session, time_to_live);
+            self.shared.sessions.lock().push(Arc::downgrade(&kept));
+            if self.shared.residence().number == residence.number {
+                return Ok(Box::new(FollowingSession(kept)));
+            }
+        }
+    }
+
+    async fn watch(&self, keys: Range<String>, after: Version, within: Duration) -> Result<Box<dyn Watch>> {
+        let moves = self.shared.now.subscribe();
+        let residence = Arc::clone(&moves.borrow());
+        let Some(own) = residence.versions.inner(after) else {
+            let message = "the changes after this version are not kept since the store was moved: read again and watch from there";
+            return Err(Error::new(ErrorKind::NotFound, "kv.watch", message).with("after", after));
+        };
+        let watch = residence.store.watch(keys, own, within).await?;
+        Ok(Box::new(FollowingWatch::new(watch, residence.versions, moves)))
+    }
+}

@@ -1,0 +1,174 @@
+//! Clusters whose caller dies, or loses a reply, at one of its calls.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use holdfast_core::{Error, Result, Retry};
+use holdfast_custody::{SessionId, Version};
+use holdfast_index::placement::{ClusterName, Clusters};
+use holdfast_index::store::{
+    Entry, Limits, MovableStore, Read, Snapshot, StoreSession, Transaction, TxnOutcome, TxnStore, Watch,
+};
+use tokio::sync::Notify;
+
+use crate::clusters::MemoryClusters;
+
+/// What happens at the call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mishap {
+    /// The caller dies before it is sent.
+    DiesBefore,
+    /// The caller dies when it was carried out.
+    DiesAfter,
+    /// It is not carried out, and the caller does not know.
+    LostRequest,
+    /// It is carried out, and the caller does not know.
+    LostReply,
+}
+
+#[derive(Debug)]
+struct Fuse {
+    mishap: Mishap,
+    at: usize,
+    calls: AtomicUsize,
+    dead: Notify,
+}
+
+impl Fuse {
+    async fn call<T>(&self, call: impl Future<Output = Result<T>>) -> Result<T> {
+        let is_it = self.calls.fetch_add(1, Ordering::Relaxed) + 1 == self.at;
+        let lost = || Error::unavailable("test.fuse", "the reply was lost").with_retry(Retry::Ambiguous);
+        match self.mishap {
+            _ if !is_it => call.await,
+            Mishap::DiesBefore => self.die().await,
+            Mishap::DiesAfter => {
+                call.await.ok();
+                self.die().await
+            }
+            Mishap::LostRequest => Err(lost()),
+            Mishap::LostReply => {
+                call.await.ok();
+                Err(lost())
+            }
+        }
+    }
+
+    async fn die<T>(&self) -> Result<T> {
+        self.dead.notify_one();
+        std::future::pending().await
+    }
+}
+
+/// Clusters with such a fuse.
+#[derive(Debug)]
+pub(crate) struct Fused {
+    clusters: Arc<MemoryClusters>,
+    fuse: Arc<Fuse>,
+}
+
+impl Fused {
+    pub(crate) fn new(clusters: &Arc<MemoryClusters>, mishap: Mishap, at: usize) -> Self {
+        let fuse = Fuse {
+            mishap,
+            at,
+            calls: AtomicUsize::new(0),
+            dead: Notify::new(),
+        };
+        Self {
+            clusters: Arc::clone(clusters),
+            fuse: Arc::new(fuse),
+        }
+    }
+
+    /// Whether the call was reached at which something happens.
+    pub(crate) fn has_burnt(&self) -> bool {
+        self.fuse.calls.load(Ordering::Relaxed) >= self.fuse.at
+    }
+
+    /// Runs something until it ends or dies; none if it died.
+    pub(crate) async fn run<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            done = work => Some(done),
+            () = self.fuse.dead.notified() => None,
+        }
+    }
+}
+
+#[async_trait]
+impl Clusters for Fused {
+    async fn connect(&self, cluster: &ClusterName, within: Duration) -> Result<Arc<dyn MovableStore>> {
+        Ok(Arc::new(FusedStore {
+            store: self.clusters.connect(cluster, within).await?,
+            fuse: Arc::clone(&self.fuse),
+        }))
+    }
+
+    async fn names(&self, within: Duration) -> Result<Vec<ClusterName>> {
+        self.clusters.names(within).await
+    }
+}
+
+#[derive(Debug)]
+struct FusedStore {
+    store: Arc<dyn MovableStore>,
+    fuse: Arc<Fuse>,
+}
+
+#[async_trait]
+impl TxnStore for FusedStore {
+    fn limits(&self) -> Limits {
+        self.store.limits()
+    }
+
+    async fn read(&self, reads: &[Read], within: Duration) -> Result<Snapshot> {
+        self.fuse.call(self.store.read(reads, within)).await
+    }
+
+    async fn transact(&self, transaction: &Transaction, within: Duration) -> Result<TxnOutcome> {
+        self.fuse.call(self.store.transact(transaction, within)).await
+    }
+
+    async fn open_session(&self, time_to_live: Duration, within: Duration) -> Result<Box<dyn StoreSession>> {
+        self.fuse.call(self.store.open_session(time_to_live, within)).await
+    }
+
+    async fn watch(&self, keys: Range<String>, after: Version, within: Duration) -> Result<Box<dyn Watch>> {
+        self.fuse.call(self.store.watch(keys, after, within)).await
+    }
+}
+
+#[async_trait]
+impl MovableStore for FusedStore {
+    async fn with_sessions(
+        &self,
+        keys: Range<String>,
+        limit: usize,
+        within: Duration,
+    ) -> Result<Vec<(Entry, Option<SessionId>)>> {
+        self.fuse.call(self.store.with_sessions(keys, limit, within)).await
+    }
+
+    async fn time_to_live(&self, session: SessionId, within: Duration) -> Result<Option<Duration>> {
+        self.fuse.call(self.store.time_to_live(session, within)).await
+    }
+
+    async fn import_session(&self, session: SessionId, time_to_live: Duration, within: Duration) -> Result<()> {
+        self.fuse
+            .call(self.store.import_session(session, time_to_live, within))
+            .await
+    }
+
+    async fn resume_session(
+        &self,
+        session: SessionId,
+        time_to_live: Duration,
+        within: Duration,
+    ) -> Result<Box<dyn StoreSession>> {
+        self.fuse
+            .call(self.store.resume_session(session, time_to_live, within))
+            .await
+    }
+}

@@ -1,0 +1,392 @@
+//! A store on one of several clusters: where it begins, and moving it while it is in use, whatever dies in between.
+#![allow(clippy::expect_used, reason = "a test says what it expects")]
+
+mod clusters;
+mod fuse;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use holdfast_core::{Clock, ErrorKind, Nonce, Result, SampleId, StoreId, SystemRng};
+use holdfast_custody::{GroupName, Publication};
+use holdfast_index::placement::{
+    ClusterAddress, ClusterMap, ClusterName, Move, move_store, place, read_map, write_map,
+};
+use holdfast_index::store::{Transaction, TxnStore, Write};
+use holdfast_index::{Commit, Index, IndexConfig, LeaseGrant, Reserve, SampleRef, Session, TxnIndex, schema};
+
+use crate::clusters::{CALL, MemoryClusters, name};
+use crate::fuse::{Fused, Mishap};
+
+/// Longer than a mover is waited for, and shorter than the time to live of a session.
+const MOVER_IS_GONE: Duration = Duration::from_secs(6);
+
+fn store() -> StoreId {
+    StoreId::new("run/7").expect("a name")
+}
+
+fn group() -> GroupName {
+    GroupName::new("trainers").expect("a name")
+}
+
+/// A process that uses the store.
+struct Process {
+    index: TxnIndex,
+    session: Session,
+}
+
+impl Process {
+    async fn open(clusters: &Arc<MemoryClusters>) -> Self {
+        let following = clusters.open(&store()).await.expect("the store");
+        Self::over(clusters, Arc::new(following)).await
+    }
+
+    async fn over(clusters: &MemoryClusters, txn_store: Arc<dyn TxnStore>) -> Self {
+        let clock = Arc::clone(&clusters.clock) as Arc<dyn Clock>;
+        let index = TxnIndex::new(txn_store, &store(), IndexConfig::default(), clock, Arc::new(SystemRng));
+        let session = index.open_session(CALL).await.expect("a session");
+        Self { index, session }
+    }
+
+    async fn reserve(&self, sample: &str) -> Result<SampleRef> {
+        let reserve = Reserve {
+            sample: SampleId::new(sample)?,
+            nonce: Nonce::from_u64(7),
+            bytes: 8,
+            plan: "plan".to_owned(),
+            claims: Vec::new(),
+        };
+        let generation = self
+            .index
+            .reserve(&self.session, std::slice::from_ref(&reserve), CALL)
+            .await
+            .remove(0)?;
+        Ok(SampleRef {
+            sample: reserve.sample,
+            generation,
+        })
+    }
+
+    async fn commit(&self, sample: SampleRef) -> Result<()> {
+        let commit = Commit {
+            sample,
+            becomes: None,
+            publication: Publication {
+                groups: vec![group()],
+                retain: false,
+                max_attempts: 3,
+            },
+            description: b"description".to_vec(),
+        };
+        self.index
+            .commit(&self.session, &[commit], CALL)
+            .await
+            .remove(0)
+            .map(|_| ())
+    }
+
+    async fn put(&self, sample: &str) -> Result<()> {
+        self.commit(self.reserve(sample).await?).await
+    }
+
+    async fn take(&self) -> Result<Option<LeaseGrant>> {
+        let within = Duration::from_millis(200);
+        let mut taken = self.index.lease_next(&self.session, &group(), 1, 100, within).await?;
+        Ok(taken.pop())
+    }
+
+    async fn use_up(&self, grant: &LeaseGrant) -> Result<()> {
+        self.index
+            .ack(&self.session, std::slice::from_ref(grant), CALL)
+            .await
+            .remove(0)?;
+        let sample = grant.sample.clone();
+        self.index
+            .freed(&self.session, &[sample], CALL)
+            .await
+            .remove(0)
+            .map(|_| ())
+    }
+}
+
+/// The keys of the store on a cluster, but for those that say where it is.
+fn keys(clusters: &MemoryClusters, cluster: &str) -> Vec<String> {
+    let all = clusters.store(cluster).dump().into_iter().map(|entry| entry.key);
+    let of_store = all.filter(|key| key.starts_with("run%2F7/") && !key.starts_with("run%2F7/m/"));
+    of_store.collect()
+}
+
+/// A process in the middle of things: one sample reserved, one ready, one taken. Then a mover to whom something happens.
+/// Whatever it is, the process goes on as if nothing had, and the next move succeeds.
+async fn something_happens(mishap: Mishap, at: usize) -> bool {
+    let clusters = MemoryClusters::new();
+    let process = Process::open(&clusters).await;
+    process.put("taken").await.expect("a sample");
+    let taken = process.take().await.expect("a take").expect("a sample");
+    process.put("ready").await.expect("a sample");
+    let reserved = process.reserve("reserved").await.expect("a reservation");
+
+    let fused = Fused::new(&clusters, mishap, at);
+    let asked = Move {
+        store: store(),
+        to: name("b"),
+        longest_linger: Duration::ZERO,
+    };
+    let mut told = |_| {};
+    let moving = move_store(&fused, &asked, &*clusters.clock, &SystemRng, CALL, &mut told);
+    let moved = fused.run(moving).await;
+    let has_burnt = fused.has_burnt();
+    if moved.is_none() {
+        clusters.clock.advance(MOVER_IS_GONE);
+        clusters.stores.values().for_each(|store| store.settle());
+    }
+    let context = format!("{mishap:?} at call {at}");
+
+    process.commit(reserved).await.expect(&context);
+    process.use_up(&taken).await.expect(&context);
+    let mut found = Vec::new();
+    while let Some(next) = process.take().await.expect(&context) {
+        found.push(next.sample.sample.to_string());
+        process.use_up(&next).await.expect(&context);
+    }
+    found.sort();
+    assert_eq!(found, ["ready", "reserved"], "{context}");
+    assert!(process.session.is_alive(), "{context}");
+
+    process.put("last").await.expect(&context);
+    // A mover that did not die has resigned; the one before may have.
+    clusters.move_to(&store(), "c").await.expect(&context);
+    let last = process.take().await.expect(&context).expect(&context);
+    process.use_up(&last).await.expect(&context);
+    assert_eq!(keys(&clusters, "home"), [""; 0], "{context}");
+    assert_eq!(keys(&clusters, "b"), [""; 0], "{context}");
+    let counts = process.index.counts(CALL).await.expect(&context);
+    assert_eq!(
+        (counts.records.iter().sum::<u64>(), counts.sessions),
+        (0, 1),
+        "{context}"
+    );
+    has_burnt
+}
+
+#[tokio::test]
+async fn whatever_happens_to_a_mover_nothing_is_lost() {
+    // They mostly wait, so many run at once.
+    const AT_ONCE: usize = 16;
+    for mishap in [
+        Mishap::DiesBefore,
+        Mishap::DiesAfter,
+        Mishap::LostRequest,
+        Mishap::LostReply,
+    ] {
+        let mut first = 1;
+        loop {
+            let some = (first..first + AT_ONCE).map(|at| something_happens(mishap, at));
+            let has_burnt = futures_util::future::join_all(some).await;
+            first += AT_ONCE;
+            if !has_burnt.into_iter().all(|has_burnt| has_burnt) {
+                break;
+            }
+        }
+        assert!(first > 30, "only {first} calls");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_is_moved_under_load_loses_nothing_and_gives_nothing_twice() {
+    const EACH: usize = 150;
+    const PRODUCERS: usize = 3;
+    let clusters = MemoryClusters::new();
+    let used: Arc<parking_lot::Mutex<BTreeMap<String, usize>>> = Arc::default();
+    let count = Arc::new(AtomicUsize::new(0));
+    let mut tasks = tokio::task::JoinSet::new();
+    for producer in 0..PRODUCERS {
+        let process = Process::open(&clusters).await;
+        tasks.spawn(async move {
+            for number in 0..EACH {
+                process.put(&format!("{producer}-{number}")).await.expect("a put");
+            }
+        });
+        let (process, used, count) = (Process::open(&clusters).await, Arc::clone(&used), Arc::clone(&count));
+        tasks.spawn(async move {
+            while count.load(Ordering::Relaxed) < PRODUCERS * EACH {
+                if let Some(grant) = process.take().await.expect("a take") {
+                    process.use_up(&grant).await.expect("an answer");
+                    *used.lock().entry(grant.sample.sample.to_string()).or_default() += 1;
+                    count.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        });
+    }
+    let mut moves = 0;
+    let mut targets = ["b", "c", "home"].into_iter().cycle();
+    while count.load(Ordering::Relaxed) < PRODUCERS * EACH {
+        let to = targets.next().expect("a cycle");
+        clusters.move_to(&store(), to).await.expect("a move");
+        moves += 1;
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended.expect("no process fails");
+    }
+    assert!(moves >= 3, "{moves} moves");
+    let used = used.lock();
+    assert_eq!(used.len(), PRODUCERS * EACH, "each sample was used");
+    assert!(used.values().all(|count| *count == 1), "once");
+}
+
+#[tokio::test]
+async fn what_would_break_a_store_is_refused() {
+    let clusters = MemoryClusters::new();
+    let follows = Process::open(&clusters).await;
+    follows.put("s").await.expect("a sample");
+
+    let stays = Process::over(&clusters, Arc::new(clusters.store("home").client())).await;
+    let error = clusters
+        .move_to(&store(), "b")
+        .await
+        .expect_err("a process that does not notice");
+    assert_eq!(error.kind(), ErrorKind::Conflict);
+    assert_eq!(
+        error.fact("pid"),
+        Some(std::process::id().to_string().as_str()),
+        "{error}"
+    );
+    stays.session.close(CALL).await.expect("closed");
+
+    let foreign = Transaction {
+        writes: vec![Write::put("run%2F7/t", "7")],
+        ..Transaction::default()
+    };
+    clusters
+        .store("b")
+        .transact(&foreign, CALL)
+        .await
+        .expect("another store of this name");
+    let error = clusters
+        .move_to(&store(), "b")
+        .await
+        .expect_err("another store of this name");
+    assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
+
+    let store = store();
+    let (one, other) = tokio::join!(clusters.move_to(&store, "c"), clusters.move_to(&store, "c"));
+    let refused = [one, other].into_iter().filter_map(Result::err).collect::<Vec<_>>();
+    assert_eq!(refused.len(), 1, "one of two movers");
+    assert_eq!(refused[0].kind(), ErrorKind::Conflict, "{}", refused[0]);
+    assert!(follows.take().await.expect("a take").is_some());
+}
+
+#[tokio::test]
+async fn a_record_of_the_place_that_cannot_be_read_is_an_error_and_no_answer() {
+    for value in [
+        "",
+        "{}",
+        r#"{"by":"1","why":"exploded","to":"b"}"#,
+        r#"{"by":"1","why":"moved","to":"B"}"#,
+    ] {
+        let clusters = MemoryClusters::new();
+        let process = Process::open(&clusters).await;
+        let poison = Transaction {
+            writes: vec![Write::put("run%2F7/m/away/first", value)],
+            ..Transaction::default()
+        };
+        clusters.store("home").transact(&poison, CALL).await.expect("written");
+        let sample = SampleId::new("s").expect("a name");
+        let error = process.index.look(&[sample], CALL).await.expect_err("not known");
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{value}: {error}");
+        process.put("s").await.expect_err("not known");
+        clusters.open(&store()).await.expect_err("not known");
+    }
+    let clusters = MemoryClusters::new();
+    let lost = Transaction {
+        writes: vec![Write::put(
+            "run%2F7/m/away/first",
+            r#"{"by":"1","why":"moved","to":"b"}"#,
+        )],
+        ..Transaction::default()
+    };
+    clusters.store("home").transact(&lost, CALL).await.expect("written");
+    let error = clusters.open(&store()).await.expect_err("the cluster does not have it");
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+}
+
+#[tokio::test]
+async fn a_new_store_begins_where_the_map_says_and_an_old_one_stays() {
+    let clusters = MemoryClusters::new();
+    let home = clusters.store("home");
+    assert_eq!(read_map(home, CALL).await.expect("read"), None);
+    let map = write_map(home, &*clusters.clock, CALL, |map: &mut ClusterMap| {
+        map.home = false;
+        for cluster in ["b", "c"] {
+            let address = ClusterAddress {
+                endpoints: vec![format!("http://{cluster}")],
+                open: true,
+            };
+            map.clusters.insert(name(cluster), address);
+        }
+        Ok(())
+    });
+    let map = map.await.expect("written");
+    assert_eq!(read_map(home, CALL).await.expect("read"), Some(map.clone()));
+    let schema = home
+        .dump()
+        .into_iter()
+        .find(|entry| entry.key == schema::KEY)
+        .expect("a schema");
+    assert_eq!(schema.value, b"2", "releases that know nothing of maps refuse it");
+
+    // Two processes at once, many times.
+    for number in 0..20 {
+        let new = StoreId::new(format!("new-{number}")).expect("a name");
+        let begin = || place(&*clusters, &map, &new, &*clusters.clock, &SystemRng, CALL);
+        let (one, other) = tokio::join!(begin(), begin());
+        one.expect("placed");
+        other.expect("placed");
+        let opened = clusters.open(&new).await.expect("the store");
+        assert_eq!(opened.cluster(), map.choose(&new));
+    }
+    // A store that was there before there was a map.
+    let process = Process::open(&clusters).await;
+    process.put("s").await.expect("a sample");
+    place(&*clusters, &map, &store(), &*clusters.clock, &SystemRng, CALL)
+        .await
+        .expect("placed");
+    assert_eq!(
+        clusters.open(&store()).await.expect("the store").cluster(),
+        ClusterName::home()
+    );
+    // With a map that has changed, too.
+    let none = ClusterMap::default();
+    let new = StoreId::new("new-3").expect("a name");
+    place(&*clusters, &none, &new, &*clusters.clock, &SystemRng, CALL)
+        .await
+        .expect("placed");
+    assert_eq!(
+        clusters.open(&new).await.expect("the store").cluster(),
+        map.choose(&new)
+    );
+}
+
+#[tokio::test]
+async fn after_it_is_open_nothing_but_its_own_cluster_is_asked() {
+    let clusters = MemoryClusters::new();
+    let process = Process::open(&clusters).await;
+    clusters.move_to(&store(), "b").await.expect("a move");
+    process.put("s").await.expect("a sample");
+    let before = clusters.connected.load(Ordering::Relaxed);
+    for cluster in ["home", "c"] {
+        clusters.store(cluster).faults().outage(usize::MAX);
+    }
+    let grant = process.take().await.expect("a take").expect("a sample");
+    process.use_up(&grant).await.expect("an answer");
+    assert_eq!(clusters.connected.load(Ordering::Relaxed), before);
+    for cluster in ["home", "c"] {
+        clusters.store(cluster).faults().outage(0);
+    }
+    // The home says directly where it is, after two moves too.
+    clusters.move_to(&store(), "c").await.expect("a move");
+    clusters.store("b").faults().outage(usize::MAX);
+    assert_eq!(clusters.open(&store()).await.expect("the store").cluster(), name("c"));
+}
