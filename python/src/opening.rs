@@ -19,7 +19,7 @@ use holdfast_engine_mooncake::{MooncakeConfig, MooncakeEngine};
 use holdfast_features::seal::Keyring;
 use holdfast_features::{FeatureConfig, FeatureStore};
 use holdfast_index::{Identity, Index, IndexConfig, TxnIndex};
-use holdfast_index_etcd::{EtcdConfig, EtcdStore, restore_guard};
+use holdfast_index_etcd::{EtcdClusters, EtcdConfig, EtcdStore, NewStore, open_store, restore_guard};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use serde::Deserialize;
@@ -169,19 +169,16 @@ pub(crate) async fn open(settings: Settings, client: Option<Py<PyAny>>, within: 
     if client.is_none() {
         master_listens(OPERATION, &engine.master, left()).await?;
     }
-    let txn_store = EtcdStore::open(etcd, Arc::clone(&clock), left()).await?;
+    let home = EtcdStore::open(etcd.clone(), Arc::clone(&clock), left()).await?;
     let rng: Arc<dyn Rng> = Arc::new(SystemRng);
-    let index = TxnIndex::new(
-        Arc::new(txn_store),
-        &features.store,
-        index,
-        Arc::clone(&clock),
-        Arc::clone(&rng),
-    )
-    .with_identity(Identity {
-        program,
-        ..Identity::of_this_process(&role)
-    });
+    let clusters = Arc::new(EtcdClusters::new(home, etcd, Arc::clone(&clock)));
+    let txn_store = open_store(clusters, &features.store, NewStore::Begins, &*rng, left()).await?;
+    let index = TxnIndex::new(txn_store, &features.store, index, Arc::clone(&clock), Arc::clone(&rng)).with_identity(
+        Identity {
+            program,
+            ..Identity::of_this_process(&role)
+        },
+    );
     let mut in_force = budget;
     if let Some(bytes) = budget {
         let budget = index.ensure_budget(bytes, left()).await?;

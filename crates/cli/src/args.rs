@@ -85,6 +85,17 @@ pub(crate) enum Command {
         #[command(subcommand)]
         change: Option<BudgetChange>,
     },
+    /// The etcd clusters of the index, and how many stores are on each; or add one
+    Clusters {
+        #[command(subcommand)]
+        change: Option<ClustersChange>,
+    },
+    /// Move a store to another etcd cluster while it is in use
+    Move {
+        /// The name of the cluster, as `holdfast clusters` says it
+        #[arg(value_name = "CLUSTER")]
+        to: String,
+    },
     /// Samples that ran out of attempts
     #[command(subcommand)]
     Dead(Dead),
@@ -216,6 +227,28 @@ pub(crate) enum BudgetChange {
         /// How many bytes, such as 1073741824 or 512GiB
         #[arg(value_name = "BYTES", value_parser = parse_bytes)]
         bytes: u64,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ClustersChange {
+    /// Make another etcd cluster part of the index, or change its addresses
+    Add {
+        /// Its name: small letters, digits and hyphens
+        name: String,
+        /// The client addresses of its nodes, such as http://10.0.0.4:2379
+        #[arg(required = true, value_name = "ENDPOINT")]
+        endpoints: Vec<String>,
+    },
+    /// Let new stores begin on a cluster
+    Open {
+        /// Its name
+        name: String,
+    },
+    /// Let no new store begin on a cluster
+    Close {
+        /// Its name
+        name: String,
     },
 }
 

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_core::{Clock, Deadline, ErrorKind, StoreId, SystemClock, SystemRng};
+use holdfast_index::store::TxnStore;
 use holdfast_index::{Identity, TxnIndex, has_clock, stores};
-use holdfast_index_etcd::EtcdStore;
+use holdfast_index_etcd::{EtcdClusters, EtcdStore, NewStore, open_store};
 
 use crate::failure::Failure;
 use crate::settings::Settings;
@@ -20,7 +21,9 @@ pub(crate) const MOST_STORES: usize = 1000;
 #[derive(Clone, Debug)]
 pub(crate) struct Reach {
     pub(crate) settings: Settings,
+    /// The home of the index.
     pub(crate) etcd: EtcdStore,
+    pub(crate) clusters: Arc<EtcdClusters>,
     pub(crate) clock: Arc<dyn Clock>,
     deadline: Deadline,
 }
@@ -32,9 +35,11 @@ impl Reach {
         let deadline = Deadline::after(&*clock, within);
         let etcd = EtcdStore::open(settings.etcd.clone(), Arc::clone(&clock), within.min(CONNECT)).await;
         let etcd = etcd.map_err(|error| unreadable(&settings, &error))?;
+        let clusters = EtcdClusters::new(etcd.clone(), settings.etcd.clone(), Arc::clone(&clock));
         Ok(Self {
             settings,
             etcd,
+            clusters: Arc::new(clusters),
             clock,
             deadline,
         })
@@ -66,7 +71,8 @@ impl Reach {
     /// The store that the command is about: the one that is named, or the only one. It must exist.
     pub(crate) async fn store(&self) -> Result<StoreId, Failure> {
         if let Some(store) = &self.settings.store {
-            let is_there = has_clock(&self.etcd, store, self.left()).await;
+            let txn_store = self.txn_store(store).await?;
+            let is_there = has_clock(&*txn_store, store, self.left()).await;
             if is_there.map_err(|error| self.failure(&error))? {
                 return Ok(store.clone());
             }
@@ -107,19 +113,31 @@ impl Reach {
         }
     }
 
+    /// The cluster that a store is on.
+    pub(crate) async fn txn_store(&self, store: &StoreId) -> Result<Arc<dyn TxnStore>, Failure> {
+        let opened = open_store(
+            Arc::clone(&self.clusters),
+            store,
+            NewStore::IsLeft,
+            &SystemRng,
+            self.left(),
+        );
+        opened.await.map_err(|error| self.failure(&error))
+    }
+
     /// The index of a store. Its sessions, if there are any, say that they are this command's.
-    pub(crate) fn index(&self, store: &StoreId) -> TxnIndex {
+    pub(crate) async fn index(&self, store: &StoreId) -> Result<TxnIndex, Failure> {
         let index = TxnIndex::new(
-            Arc::new(self.etcd.clone()),
+            self.txn_store(store).await?,
             store,
             self.settings.index.clone(),
             Arc::clone(&self.clock),
             Arc::new(SystemRng),
         );
-        index.with_identity(Identity {
+        Ok(index.with_identity(Identity {
             program: "holdfast".to_owned(),
             ..Identity::of_this_process("command")
-        })
+        }))
     }
 }
 

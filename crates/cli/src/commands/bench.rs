@@ -14,7 +14,7 @@ use holdfast_core::{
 use holdfast_custody::{GroupName, Publication};
 use holdfast_engine::{Engine, EngineExt as _, GetOutcome, PutOptions, PutOutcome, RemoveOutcome, Span};
 use holdfast_features::{FeatureStore, PutItem, TensorIn, Wanted};
-use holdfast_index::store::{Read, Transaction, TxnStore as _, Write};
+use holdfast_index::store::{Read, Transaction, TxnStore, Write};
 use serde_json::Value;
 
 use super::Context;
@@ -66,13 +66,19 @@ async fn forget(reach: &Reach, name: &StoreId) -> Result<()> {
         limit: 100,
         keys_only: true,
     };
-    let snapshot = reach.etcd.read(&[left], END).await?;
-    let keys = snapshot.entries.into_iter().flatten().map(|entry| entry.key);
-    let transaction = Transaction {
-        conditions: Vec::new(),
-        writes: keys.map(Write::Delete).collect(),
-    };
-    reach.etcd.transact(&transaction, END).await.map(drop)
+    // The cluster that it is on, and the home, which says where it is.
+    let there = reach.txn_store(name).await;
+    let there = there.map_err(|failure| Error::unavailable("command.bench", failure.what))?;
+    for txn_store in [&*there, &reach.etcd as &dyn TxnStore] {
+        let snapshot = txn_store.read(std::slice::from_ref(&left), END).await?;
+        let keys = snapshot.entries.into_iter().flatten().map(|entry| entry.key);
+        let transaction = Transaction {
+            conditions: Vec::new(),
+            writes: keys.map(Write::Delete).collect(),
+        };
+        txn_store.transact(&transaction, END).await?;
+    }
+    Ok(())
 }
 
 /// What freeing has at least.

@@ -24,7 +24,7 @@ pub(crate) async fn run(
         (Some(_), Some(store)) => store.clone(),
         _ => progress.wait("asking etcd", reach.store()).await?,
     };
-    let index = reach.index(&store);
+    let index = reach.index(&store).await?;
     let name = shown(store.as_str());
     match change {
         Some(BudgetChange::Set { bytes: wanted }) => {

@@ -35,7 +35,7 @@ async fn show(
     progress: &mut Progress<'_>,
 ) -> Result<Answer, Failure> {
     let store = progress.wait("asking etcd", reach.store()).await?;
-    let index = reach.index(&store);
+    let index = reach.index(&store).await?;
     let sample = parse(&[sample.to_owned()])?.remove(0);
     let mut records = progress
         .wait("reading records", index.records_of(&sample, reach.left()))
@@ -74,7 +74,7 @@ async fn change(
     progress: &mut Progress<'_>,
 ) -> Result<Answer, Failure> {
     let store = progress.wait("asking etcd", reach.store()).await?;
-    let index = reach.index(&store);
+    let index = reach.index(&store).await?;
     let mut letters = Vec::new();
     for sample in parse(samples)? {
         let records = progress

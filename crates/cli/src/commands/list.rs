@@ -104,7 +104,7 @@ pub(crate) async fn run(
     progress: &mut Progress<'_>,
 ) -> Result<Answer, Failure> {
     let store = progress.wait("asking etcd", reach.store()).await?;
-    let index = reach.index(&store);
+    let index = reach.index(&store).await?;
     let found = read(reach, &index, &wanted, progress).await?;
     let people = progress.wait("reading sessions", People::read(reach, &index)).await?;
     let mut rows = table(context.output, &["sample", "generation", "state", "bytes", "since", ""]);

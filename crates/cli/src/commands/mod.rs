@@ -3,6 +3,7 @@
 mod audit;
 mod bench;
 mod budget;
+mod clusters;
 mod dead;
 pub(crate) mod help;
 mod list;
@@ -35,6 +36,9 @@ const LOOK: Duration = Duration::from_secs(10);
 const CHANGE: Duration = Duration::from_secs(30);
 /// How long freeing may take.
 const FREE: Duration = Duration::from_secs(120);
+
+/// How long moving a store may take.
+const MOVE: Duration = Duration::from_secs(3600);
 
 /// What every command has.
 pub(crate) struct Context<'a> {
@@ -80,6 +84,14 @@ pub(crate) async fn run(
         Command::Budget { change } => {
             let usual = if change.is_some() { CHANGE } else { LOOK };
             budget::run(&look(progress, usual).await?, change, &context, progress).await
+        }
+        Command::Clusters { change } => {
+            let usual = if change.is_some() { CHANGE } else { LOOK };
+            clusters::run(&look(progress, usual).await?, change, &context, progress).await
+        }
+        Command::Move { to } => {
+            let reach = look(progress, LOOK).await?;
+            clusters::move_to(&reach, &to, within(MOVE), progress).await
         }
         Command::Quarantine(what) => quarantine::run(&look(progress, LOOK).await?, what, &context, progress).await,
         Command::Steward(wanted) => steward::run(settings, wanted, place.json, host, out).await,

@@ -24,7 +24,7 @@ pub(crate) async fn run(
     progress: &mut Progress<'_>,
 ) -> Result<Answer, Failure> {
     let store = progress.wait("asking etcd", reach.store()).await?;
-    let index = reach.index(&store);
+    let index = reach.index(&store).await?;
     match what {
         Quarantine::Ls { limit, after } => {
             let limit = usize::try_from(limit).unwrap_or(PAGE);

@@ -66,7 +66,7 @@ pub(crate) async fn open_on(
     features.insert("store".to_owned(), to_value(&store.as_str()));
     features.insert("sweep_every".to_owned(), Value::Null);
     let config: FeatureConfig = typed("features", features)?;
-    let index = Arc::new(reach.index(store));
+    let index = Arc::new(reach.index(store).await?);
     let opening = FeatureStore::open(engine, index, config, Arc::clone(&reach.clock), Arc::new(SystemRng));
     let opened = progress.wait("opening the store", opening).await;
     opened.map_err(|error| Failure::of(cannot(store), &error))
@@ -198,7 +198,7 @@ pub(crate) async fn remove(
 ) -> Result<Answer, Failure> {
     let name = progress.wait("asking etcd", reach.store()).await?;
     let ids = parse(samples)?;
-    let index = reach.index(&name);
+    let index = reach.index(&name).await?;
     let views = progress
         .wait("looking for the samples", index.look(&ids, reach.left()))
         .await;

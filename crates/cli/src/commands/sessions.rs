@@ -12,7 +12,7 @@ use serde_json::Value;
 
 pub(crate) async fn run(reach: &Reach, context: &Context<'_>, progress: &mut Progress<'_>) -> Result<Answer, Failure> {
     let store = progress.wait("asking etcd", reach.store()).await?;
-    let index = reach.index(&store);
+    let index = reach.index(&store).await?;
     let sessions = progress.wait("reading sessions", index.sessions(reach.left())).await;
     let mut sessions = sessions.map_err(|error| reach.failure(&error))?;
     sessions.sort_by_key(|session| session.identity.as_ref().map_or(0, |identity| identity.started_ms));

@@ -59,7 +59,7 @@ pub(crate) async fn run(reach: &Reach, context: &Context<'_>, progress: &mut Pro
 }
 
 async fn look(reach: &Reach, store: &StoreId) -> Result<StoreStatus, Failure> {
-    let index = reach.index(store);
+    let index = reach.index(store).await?;
     let (counts, budget) = tokio::join!(index.counts(reach.left()), index.budget_use(reach.left()));
     Ok(StoreStatus {
         store: store.clone(),

@@ -17,7 +17,7 @@ use holdfast_core::{Clock, Error, ErrorKind, Result, StoreId, SystemClock, Syste
 use holdfast_engine::Engine;
 use holdfast_features::Identity;
 use holdfast_index::{Index, TxnIndex, stores};
-use holdfast_index_etcd::EtcdStore;
+use holdfast_index_etcd::{EtcdClusters, EtcdStore, NewStore, open_store};
 use holdfast_steward::http::auth::{TokenEntry, fingerprint, new_token};
 use holdfast_steward::{Connect, EtcdOptions, Options, Steward, StoreOptions};
 use serde_json::Value;
@@ -174,13 +174,19 @@ struct Cluster {
     settings: Settings,
     connect: Arc<ConnectEngine>,
     clock: Arc<dyn Clock>,
-    etcd: OnceCell<EtcdStore>,
+    etcd: OnceCell<(EtcdStore, Arc<EtcdClusters>)>,
     engine: OnceCell<Arc<dyn Engine>>,
 }
 
 impl Cluster {
-    async fn etcd(&self) -> Result<&EtcdStore> {
-        let open = || EtcdStore::open(self.settings.etcd.clone(), Arc::clone(&self.clock), CONNECT);
+    /// The home of the index, and its clusters.
+    async fn etcd(&self) -> Result<&(EtcdStore, Arc<EtcdClusters>)> {
+        let open = async || {
+            let config = self.settings.etcd.clone();
+            let home = EtcdStore::open(config.clone(), Arc::clone(&self.clock), CONNECT).await?;
+            let clusters = EtcdClusters::new(home.clone(), config, Arc::clone(&self.clock));
+            Ok((home, Arc::new(clusters)))
+        };
         self.etcd.get_or_try_init(open).await
     }
 
@@ -204,8 +210,9 @@ impl Connect for Cluster {
     }
 
     async fn index(&self, store: &StoreId, identity: Identity) -> Result<Arc<dyn Index>> {
+        let clusters = Arc::clone(&self.etcd().await?.1);
         let index = TxnIndex::new(
-            Arc::new(self.etcd().await?.clone()),
+            open_store(clusters, store, NewStore::Begins, &SystemRng, CONNECT).await?,
             store,
             self.settings.index.clone(),
             Arc::clone(&self.clock),
@@ -215,8 +222,8 @@ impl Connect for Cluster {
     }
 
     async fn stores(&self, within: Duration) -> Result<Vec<StoreId>> {
-        let etcd = self.etcd().await?;
-        stores(etcd, None, MOST_STORES, &*self.clock, within).await
+        let (home, _) = self.etcd().await?;
+        stores(home, None, MOST_STORES, &*self.clock, within).await
     }
 }
 

@@ -49,7 +49,7 @@ async fn find(
         of.settings.store = Some(ours.store.clone());
     }
     let store = progress.wait("asking etcd", of.store()).await?;
-    let index = reach.index(&store);
+    let index = reach.index(&store).await?;
     let named = ours
         .as_ref()
         .map(|ours| ours.sample.clone())

@@ -71,7 +71,11 @@ async fn look(reach: &Reach, store: &StoreId, within: Duration) -> Finding {
     const AREA: &str = "store";
     let name = shown(store.as_str());
     let unknown = |why: String| Finding::problem(AREA, format!("{name}: {why}"), "`holdfast status` says more");
-    let sessions = match reach.index(store).sessions(within).await {
+    let index = match reach.index(store).await {
+        Ok(index) => index,
+        Err(failure) => return unknown(failure.what),
+    };
+    let sessions = match index.sessions(within).await {
         Ok(sessions) => u64::try_from(sessions.len()).unwrap_or(u64::MAX),
         Err(error) => return unknown(error.message().to_owned()),
     };
@@ -93,7 +97,11 @@ async fn look(reach: &Reach, store: &StoreId, within: Duration) -> Finding {
     let mut first = None;
     loop {
         // Another index each time: one remembers what it has seen.
-        match reach.index(store).tick(within).await {
+        let index = match reach.index(store).await {
+            Ok(index) => index,
+            Err(failure) => return unknown(failure.what),
+        };
+        match index.tick(within).await {
             Ok(now) => match first {
                 None => first = Some(now),
                 Some(before) if now != before => {
