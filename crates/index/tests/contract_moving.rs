@@ -53,6 +53,7 @@ impl Backend for MovingBackend {
             "lost::many_at_once_are_all_told",
             "lost::every_watch_is_told_with_the_producer",
             "lost::what_was_lost_before_the_watch_began_is_told",
+            "office::a_watch_begins_where_the_reading_ended",
             "office::a_watch_tells_of_every_change",
             "office::it_ends_with_a_session_that_was_cut_off",
         ]

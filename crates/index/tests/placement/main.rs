@@ -375,6 +375,10 @@ async fn after_it_is_open_nothing_but_its_own_cluster_is_asked() {
     let process = Process::open(&clusters).await;
     clusters.move_to(&store(), "b").await.expect("a move");
     process.put("s").await.expect("a sample");
+    // It is kept alive there: a session that was only made known there would have ended.
+    clusters.clock.advance(10 * MOVER_IS_GONE);
+    clusters.stores.values().for_each(|store| store.settle());
+    assert!(process.session.is_alive());
     let before = clusters.connected.load(Ordering::Relaxed);
     for cluster in ["home", "c"] {
         clusters.store(cluster).faults().outage(usize::MAX);
