@@ -17,6 +17,7 @@ pub mod guarded;
 pub mod memory;
 mod metered;
 pub mod region;
+mod streaming;
 #[cfg(feature = "testing")]
 pub mod testing;
 pub mod types;

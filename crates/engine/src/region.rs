@@ -291,6 +291,17 @@ impl Span {
         Ok(())
     }
 
+    /// Copies `bytes` in at `at`, past the processor's caches. For many bytes that this core will not read soon: a plain write
+    /// first fetches each line that it is going to overwrite, and takes about 1.4 times as long. Fails if they do not fit.
+    pub fn write_streaming(&self, at: usize, bytes: &[u8]) -> Result<()> {
+        let to = self.pointer(at, bytes.len())?;
+        // SAFETY: as in `write`.
+        unsafe {
+            crate::streaming::copy(bytes, to);
+        }
+        Ok(())
+    }
+
     /// Copies bytes out from `at` until `bytes` is full. Fails if the span has fewer.
     pub fn read(&self, at: usize, bytes: &mut [u8]) -> Result<()> {
         let from = self.pointer(at, bytes.len())?;

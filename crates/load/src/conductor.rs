@@ -51,6 +51,9 @@ pub(crate) struct Ended {
     pub(crate) cpu_us: f64,
     /// When the last producer was done.
     pub(crate) put_by_us: u64,
+    /// Calls that had samples, of workers that were not killed.
+    pub(crate) puts: u64,
+    pub(crate) takes: u64,
     pub(crate) killed: u64,
 }
 
@@ -368,10 +371,15 @@ impl Conductor<'_> {
             match line {
                 Line::Ready => {}
                 Line::Window { window, latencies } => merge(self.ended.windows.entry(window).or_default(), &latencies)?,
-                Line::Ended { at_us, cpu_us } => {
+                Line::Ended { at_us, cpu_us, calls } => {
                     self.ended.cpu_us += cpu_us as f64;
-                    if matches!(worker.role, Role::Produce(_)) {
-                        self.ended.put_by_us = self.ended.put_by_us.max(at_us);
+                    match worker.role {
+                        Role::Produce(_) => {
+                            self.ended.put_by_us = self.ended.put_by_us.max(at_us);
+                            self.ended.puts += calls;
+                        }
+                        Role::Consume { .. } => self.ended.takes += calls,
+                        Role::Probe { .. } => {}
                     }
                 }
             }

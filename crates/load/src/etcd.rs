@@ -14,6 +14,11 @@ pub(crate) struct EtcdFigures {
     pub(crate) keep_alives: f64,
     /// Times that it has waited for its log to be on disk.
     pub(crate) fsyncs: f64,
+    /// Bytes of requests and of answers, on the wire.
+    pub(crate) received_bytes: f64,
+    pub(crate) sent_bytes: f64,
+    /// Bytes that it has written to its log.
+    pub(crate) log_bytes: f64,
     pub(crate) db_bytes: f64,
     /// Without the pages that it has freed and will use again.
     pub(crate) db_in_use_bytes: f64,
@@ -32,6 +37,9 @@ impl EtcdFigures {
                 r#"grpc_method="LeaseKeepAlive""#,
             )?,
             fsyncs: sum(&page, "etcd_disk_wal_fsync_duration_seconds_count", "")?,
+            received_bytes: sum(&page, "etcd_network_client_grpc_received_bytes_total", "")?,
+            sent_bytes: sum(&page, "etcd_network_client_grpc_sent_bytes_total", "")?,
+            log_bytes: sum(&page, "etcd_disk_wal_write_bytes_total", "")?,
             db_bytes: sum(&page, "etcd_mvcc_db_total_size_in_bytes", "")?,
             db_in_use_bytes: sum(&page, "etcd_mvcc_db_total_size_in_use_in_bytes", "")?,
             rss_bytes: sum(&page, "process_resident_memory_bytes", "")?,

@@ -119,8 +119,25 @@ impl Report {
                     last.etcd.keep_alives - first.etcd.keep_alives,
                 ),
                 ("etcd_fsyncs_per_sample", last.etcd.fsyncs - first.etcd.fsyncs),
+                (
+                    "etcd_received_bytes_per_sample",
+                    last.etcd.received_bytes - first.etcd.received_bytes,
+                ),
+                (
+                    "etcd_sent_bytes_per_sample",
+                    last.etcd.sent_bytes - first.etcd.sent_bytes,
+                ),
+                ("etcd_log_bytes_per_sample", last.etcd.log_bytes - first.etcd.log_bytes),
             ] {
                 report.figures.insert(name.to_owned(), rounded(of / samples).into());
+            }
+            // With the live samples in it, and before the first sample of the run.
+            for (name, figure) in [
+                ("etcd_db_in_use_bytes_before", first.etcd.db_in_use_bytes),
+                ("etcd_rss_bytes_before", first.etcd.rss_bytes),
+                ("settled_seconds", last.at_seconds - first.at_seconds),
+            ] {
+                report.figures.insert(name.to_owned(), rounded(figure).into());
             }
             let most = |of: fn(&Moment) -> f64| moments.iter().map(of).fold(0.0, f64::max);
             report.figures.insert(
@@ -132,7 +149,18 @@ impl Report {
                 most(|moment| moment.etcd.rss_bytes).into(),
             );
         }
+        // What a killed worker called is not known.
+        if !crashes {
+            for (name, samples, calls) in [
+                ("samples_per_put", counts.put, ended.puts),
+                ("samples_per_take", counts.leased, ended.takes),
+            ] {
+                let figure = rounded(samples as f64 / calls.max(1) as f64);
+                report.figures.insert(name.to_owned(), figure.into());
+            }
+        }
         for (name, count) in [
+            ("clusters", 1),
             ("due", options.samples()),
             ("put", counts.put),
             ("leased", counts.leased),

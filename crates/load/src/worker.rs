@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -84,10 +85,12 @@ pub(crate) enum Line {
         window: u64,
         latencies: BTreeMap<Step, Summary>,
     },
-    /// The worker is done; when its work ended, and how much processor time it took from the start on.
+    /// The worker is done; when its work ended, how much processor time it took from the start on, and how many puts or takes
+    /// it called that had samples.
     Ended {
         at_us: u64,
         cpu_us: u64,
+        calls: u64,
     },
 }
 
@@ -171,6 +174,8 @@ struct Worker {
     start_us: u64,
     stop: CancellationToken,
     batch: usize,
+    /// Puts or takes that had samples.
+    calls: AtomicU64,
 }
 
 pub(crate) fn main(task: &str) -> Result<()> {
@@ -205,6 +210,7 @@ pub(crate) fn main(task: &str) -> Result<()> {
             start_us,
             stop,
             batch: task.batch,
+            calls: AtomicU64::new(0),
         });
         match task.role {
             Role::Produce(arrivals) => produce(&worker, arrivals, task.at_once).await?,
@@ -218,6 +224,7 @@ pub(crate) fn main(task: &str) -> Result<()> {
         Line::Ended {
             at_us,
             cpu_us: own_cpu_us() - cpu_before,
+            calls: worker.calls.load(Ordering::Relaxed),
         }
         .print()
     })
@@ -273,6 +280,7 @@ async fn produce(worker: &Arc<Worker>, arrivals: Arrivals, at_once: usize) -> Re
                 let samples = numbers.iter().map(described).collect::<Result<Vec<_>>>()?;
                 put(&worker.index, &worker.session, samples, &groups, arrivals.bytes).await?;
                 worker.journal.note(Event::Put, &numbers)?;
+                worker.calls.fetch_add(1, Ordering::Relaxed);
                 worker.recorder.ended(Step::PutCall, called, numbers.len())?;
                 for number in &numbers {
                     worker.recorder.ended(Step::Put, due(number), 1)?;
@@ -336,6 +344,7 @@ async fn use_some(worker: &Worker, group: u8, name: &GroupName) -> Result<()> {
         .map(|grant| number_of(&grant.sample.sample))
         .collect::<Result<Vec<_>>>()?;
     journal.note(Event::Leased { group }, &numbers)?;
+    worker.calls.fetch_add(1, Ordering::Relaxed);
     recorder.ended(Step::Take, called, held.len())?;
     for grant in &held {
         recorder.ended(Step::Delivery, due_of(grant)?, 1)?;

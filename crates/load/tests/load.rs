@@ -46,8 +46,14 @@ fn every_sample_of_a_short_run_is_accounted_for() {
         "/etcd_cpu_us_per_sample",
         "/clients_cpu_us_per_sample",
         "/etcd_db_bytes_most",
+        "/etcd_received_bytes_per_sample",
+        "/etcd_sent_bytes_per_sample",
+        "/etcd_log_bytes_per_sample",
     ] {
         assert!(figure(&report, path) > 0.0, "{path}: {report}");
+    }
+    for path in ["/samples_per_put", "/samples_per_take"] {
+        assert!((1.0..=16.0).contains(&figure(&report, path)), "{path}: {report}");
     }
     // Reserve and commit at least, and no more than some requests for each group that takes and answers.
     let requests = figure(&report, "/etcd_requests_per_sample");

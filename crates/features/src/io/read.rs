@@ -23,7 +23,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::checksum::{verify, verify_copied};
-use super::{Io, split};
+use super::{Io, split, split_shrinking};
 use crate::io::sealed::{Scratch, SealedRun};
 use crate::memory::device::{Copying, DevicePart, Direction, ObjectMemory};
 use crate::memory::pool::BufferPool;
@@ -98,14 +98,16 @@ impl Io {
     /// Reads objects into their memory and checks them. `moving` is dropped when the last bytes have moved.
     pub(crate) async fn fetch(&self, objects: Vec<Incoming>, moving: Moving, deadline: Deadline) -> Result<()> {
         let staged = objects.iter().any(|object| object.staged);
-        let most = match &self.seals {
-            Some(seals) => seals.unit_bytes(),
-            None if staged => STAGED_UNIT_BYTES.min(self.runtime.config.stage_bytes / 2),
-            None => UNIT_BYTES,
+        let (max_batch, of) = (self.runtime.max_batch(), Incoming::bytes);
+        let units = match &self.seals {
+            Some(seals) => split_shrinking(objects, max_batch, seals.unit_bytes(), of),
+            None if staged => {
+                let most = STAGED_UNIT_BYTES.min(self.runtime.config.stage_bytes / 2);
+                split(objects, max_batch, most, of)
+            }
+            None => split(objects, max_batch, UNIT_BYTES, of),
         };
-        let mut units = split(objects, self.runtime.max_batch(), most, Incoming::bytes)
-            .into_iter()
-            .peekable();
+        let mut units = units.into_iter().peekable();
         let mut moving = Some(moving);
         let mut checking = JoinSet::new();
         let mut outcome = Ok(());

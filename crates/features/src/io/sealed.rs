@@ -38,14 +38,14 @@
 //! | bytes that do not open, objects of another length | `Corrupt` |
 //! | all stages are taken until the deadline | `Capacity`; nothing was sealed or read |
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use holdfast_core::{Error, ErrorKind, Nonce, Result, Rng, StoreId, TensorSpec};
 use holdfast_engine::Span;
 use holdfast_index::SampleRef;
 
-use crate::io::staged::MOST_UNIT_BYTES;
-use crate::memory::spans::{read_at, write_at};
+use crate::memory::spans::{read_at, stream_at, write_at};
 use crate::record::description::Description;
 use crate::runtime::config::FeatureConfig;
 use crate::seal::{
@@ -63,25 +63,34 @@ pub(crate) struct Seals {
     chunk_bytes: u32,
     /// How many bytes of a tensor are in one object: whole chunks.
     object_bytes: u64,
-    /// The most bytes of one call, if it has more than one object.
-    unit_bytes: u64,
+    /// The most bytes of one call, if it has more than one object: of the smallest of an operation's calls, and of any.
+    unit_bytes: RangeInclusive<u64>,
 }
+
+/// The most bytes of the first call of a put, and of the last one of a get: an object of the usual size with its tags. What is
+/// sealed before the first bytes move, and opened after the last have arrived, is not done beside anything. The calls in
+/// between are larger, because each begins and ends with an answer of the master, for which all threads wait.
+const SMALLEST_UNIT_BYTES: u64 = 20 << 20;
+/// Chunks of so many bytes are written past the caches: together they would not stay in them anyway.
+const STREAMED_BYTES: usize = 256 << 10;
 
 impl Seals {
     pub(crate) fn new(keyring: Keyring, config: &FeatureConfig) -> Self {
         let chunk_bytes = u32::try_from(config.chunk_bytes).map_or(DEFAULT_CHUNK_BYTES, |n| n.min(DEFAULT_CHUNK_BYTES));
         let whole = u64::from(chunk_bytes.max(1));
+        // Two at a time: one moves, while another is sealed or opened.
+        let most = config.stage_bytes / 2;
         Self {
             keyring,
             accept_v1: config.accept_seal_v1,
             chunk_bytes,
             object_bytes: config.chunk_bytes / whole * whole,
-            unit_bytes: MOST_UNIT_BYTES.min(config.stage_bytes / 2),
+            unit_bytes: SMALLEST_UNIT_BYTES.min(most)..=most,
         }
     }
 
-    pub(crate) fn unit_bytes(&self) -> u64 {
-        self.unit_bytes
+    pub(crate) fn unit_bytes(&self) -> RangeInclusive<u64> {
+        self.unit_bytes.clone()
     }
 
     pub(crate) fn object_bytes(&self) -> u64 {
@@ -210,7 +219,10 @@ impl SealedRun<TensorSealer> {
             let mut tag = [0; TAG_BYTES];
             read_at(plain, place.at, chunk)?;
             self.with.seal_chunk_in_place(place.number, chunk, &mut tag)?;
-            stage.write(place.at, chunk)?;
+            match chunk.len() < STREAMED_BYTES {
+                true => stage.write(place.at, chunk)?,
+                false => stage.write_streaming(place.at, chunk)?,
+            }
             stage.write(place.tag_at, &tag)?;
         }
         Ok(())
@@ -227,7 +239,10 @@ impl SealedRun<TensorOpener> {
             stage.read(place.at, chunk)?;
             stage.read(place.tag_at, &mut tag)?;
             self.with.open_chunk_in_place(place.number, chunk, &tag)?;
-            write_at(plain, place.at, chunk)?;
+            match chunk.len() < STREAMED_BYTES {
+                true => write_at(plain, place.at, chunk)?,
+                false => stream_at(plain, place.at, chunk)?,
+            }
         }
         Ok(())
     }

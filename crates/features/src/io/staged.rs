@@ -21,9 +21,9 @@ use crate::reclaim::undo::UndoGuard;
 
 const OPERATION: &str = "features.put";
 
-/// The most bytes of one call whose objects pass through a stage, if they are more than one. Smaller than of other calls:
-/// sealing, opening and copying take longer than checksums, and work that overlaps with other calls' transfers costs the least.
-pub(crate) const MOST_UNIT_BYTES: u64 = 16 << 20;
+/// The most bytes of one call whose objects come from a device, if they are more than one. Smaller than of other calls:
+/// copying takes longer than checksums, and work that overlaps with other calls' transfers costs the least.
+const MOST_UNIT_BYTES: u64 = 16 << 20;
 
 /// A tensor's object on a device that is to be sent.
 pub(crate) struct OnDevice {

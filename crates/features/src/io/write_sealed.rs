@@ -14,7 +14,7 @@ use holdfast_core::{Deadline, Error, Nonce, ObjectKey, Result, TensorSpec};
 use holdfast_engine::{Span, Transfer};
 use holdfast_index::SampleRef;
 
-use super::{Io, split};
+use super::{Io, split_growing};
 use crate::io::sealed::{Scratch, SealedRun, Seals, run_of};
 use crate::io::staged::{Stageable, Staged};
 use crate::io::write::Outgoing;
@@ -141,7 +141,7 @@ impl Io {
             objects,
             seals: mut results,
         } = to_seal;
-        let units = split(objects, self.runtime.max_batch(), seals.unit_bytes(), |object| {
+        let units = split_growing(objects, self.runtime.max_batch(), seals.unit_bytes(), |object| {
             object.seal.run.sealed_len()
         });
         let sent = self.send_staged(units, results.len(), deadline).await;

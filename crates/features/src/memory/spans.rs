@@ -47,11 +47,20 @@ pub(crate) fn read_at(parts: &[Span], at: usize, bytes: &mut [u8]) -> Result<()>
 
 /// Copies `bytes` into memory that lies in `parts`, from `at` on.
 pub(crate) fn write_at(parts: &[Span], at: usize, bytes: &[u8]) -> Result<()> {
+    write_by(Span::write, parts, at, bytes)
+}
+
+/// The same, past the processor's caches.
+pub(crate) fn stream_at(parts: &[Span], at: usize, bytes: &[u8]) -> Result<()> {
+    write_by(Span::write_streaming, parts, at, bytes)
+}
+
+fn write_by(write: fn(&Span, usize, &[u8]) -> Result<()>, parts: &[Span], at: usize, bytes: &[u8]) -> Result<()> {
     let mut rest = bytes;
     each_piece(parts, at, rest.len(), |span, from, len| {
         let (piece, left) = rest.split_at(len);
         rest = left;
-        span.write(from, piece)
+        write(span, from, piece)
     })
 }
 
