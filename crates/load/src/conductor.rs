@@ -369,7 +369,7 @@ impl Conductor<'_> {
                 Line::Ready => {}
                 Line::Window { window, latencies } => merge(self.ended.windows.entry(window).or_default(), &latencies)?,
                 Line::Ended { at_us, cpu_us } => {
-                    self.ended.cpu_us += cpu_us as f64;
+                    self.ended.cpu_us += cpu_us;
                     if matches!(worker.role, Role::Produce(_)) {
                         self.ended.put_by_us = self.ended.put_by_us.max(at_us);
                     }
