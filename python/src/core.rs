@@ -457,6 +457,14 @@ impl Core {
         Operation::begin(within, work, |py, all, late| each(py, all, late, nothing)).or_raise(py)
     }
 
+    /// Releases leases of readers that have used their samples up.
+    fn use_up(&self, py: Python<'_>, leases: Vec<Py<PyLease>>, timeout: f64) -> PyResult<Operation> {
+        let (parts, within) = self.begin(py, timeout)?;
+        let leases = held(py, &leases)?;
+        let work = async move { Ok(parts.store.use_up(&leases, within).await) };
+        Operation::begin(within, work, |py, all, late| each(py, all, late, convert::answered)).or_raise(py)
+    }
+
     /// Extends leases.
     fn renew(&self, py: Python<'_>, leases: Vec<Py<PyLease>>, timeout: f64) -> PyResult<Operation> {
         let (parts, within) = self.begin(py, timeout)?;
