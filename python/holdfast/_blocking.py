@@ -78,6 +78,11 @@ class Lease(Held):
         """Releases the lease. For a group's lease this is a nack."""
         checked(self._calls.release([self.native], timeout).wait())
 
+    def use_up(self, *, timeout: float | None = None) -> Answered:
+        """Releases a lease for reading, and with the last one the sample, in one step: it is retired and freed. A sample that
+        was put for groups stays for them, and a retained one stays."""
+        return checked(self._calls.use_up([self.native], timeout).wait())
+
     def renew(self, *, timeout: float | None = None) -> None:
         """Extends the lease to its full duration from now. A get does so by itself while bytes move."""
         checked(self._calls.renew([self.native], timeout).wait())

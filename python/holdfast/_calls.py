@@ -246,6 +246,9 @@ class Calls(Generic[L]):
     def release(self, leases: list[_holdfast.Lease], timeout: float | None) -> Pending[list[HoldfastError | None]]:
         return Pending(self._core_for(leases).release(leases, self.within(timeout)), list)
 
+    def use_up(self, leases: list[_holdfast.Lease], timeout: float | None) -> Pending[list[Answered | HoldfastError]]:
+        return Pending(self._core_for(leases).use_up(leases, self.within(timeout)), to.each(to.to_answered))
+
     def renew(self, leases: list[_holdfast.Lease], timeout: float | None) -> Pending[list[HoldfastError | None]]:
         return Pending(self._core_for(leases).renew(leases, self.within(timeout)), list)
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use holdfast_core::{Digest, Error, ObjectKey, Result, SampleId};
 use holdfast_features::{
-    AdoptedTensor, Announcement, DescribedRef, FeatureStore, GroupName, Lease, ListPlace, LossScope, LostSample,
-    Publication, PutItem, Quarantined, RecordList, RecordQuery, SampleRef, Stage, Tier,
+    AdoptedTensor, Announcement, DescribedRef, GroupName, Lease, ListPlace, LossScope, LostSample, Publication,
+    PutItem, Quarantined, RecordList, RecordQuery, SampleRef, Stage, Tier,
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
@@ -20,7 +20,7 @@ use crate::errors::{OrRaise, exception};
 use crate::keys::Keys;
 use crate::kv::pages::{Prefetch, prefetch_counters};
 use crate::lease::{PyAnnounced, PyLease};
-use crate::named::{Gettable, Named, get_named, no_such_sample, too_few};
+use crate::named::{Gettable, Named, get_named, lease_shared, too_few};
 use crate::opening::{Opened, Parts, Settings, guard, open};
 use crate::operation::{Operation, Until};
 use crate::process::ProcessBound;
@@ -124,44 +124,6 @@ fn wanted_refs(py: Python<'_>, refs: Vec<(String, Option<u64>)>) -> PyResult<Vec
     };
     let refs: Result<Vec<_>> = refs.into_iter().map(one).collect();
     refs.or_raise(py)
-}
-
-/// Takes leases for reading. Samples without a generation are looked up first.
-async fn lease_shared(
-    store: &FeatureStore,
-    wanted: Vec<(SampleId, Option<SampleRef>)>,
-    within: Duration,
-) -> Result<Vec<Result<Lease>>> {
-    let unknown: Vec<SampleId> = wanted
-        .iter()
-        .filter(|(_, exact)| exact.is_none())
-        .map(|(sample, _)| sample.clone())
-        .collect();
-    let mut found = match unknown.is_empty() {
-        true => Vec::new(),
-        false => store.find(&unknown, within).await?,
-    }
-    .into_iter();
-    let refs: Vec<Option<SampleRef>> = wanted
-        .iter()
-        .map(|(_, exact)| {
-            exact
-                .clone()
-                .or_else(|| found.next().flatten().map(|found| found.reference))
-        })
-        .collect();
-    let live: Vec<SampleRef> = refs.iter().flatten().cloned().collect();
-    let mut leases = store.lease_shared(&live, within).await.into_iter();
-    let answer = |(reference, (sample, _)): (Option<SampleRef>, &(SampleId, _))| match reference {
-        Some(_) => leases.next().unwrap_or_else(|| {
-            Err(Error::internal(
-                "python.read",
-                "the store returned fewer results than samples; this is a bug in Holdfast",
-            ))
-        }),
-        None => Err(no_such_sample("python.read", sample)),
-    };
-    Ok(refs.into_iter().zip(&wanted).map(answer).collect())
 }
 
 fn quarantined_at(key: String, version: u64, in_place: bool) -> Quarantined {
@@ -398,7 +360,10 @@ impl Core {
                 true => by_lease.next(),
                 false => by_name.next(),
             };
-            let all = leased.into_iter().map(next).map(|got| got.unwrap_or_else(too_few));
+            let all = leased
+                .into_iter()
+                .map(next)
+                .map(|got| got.unwrap_or_else(|| too_few("python.get")));
             let parts = &parts;
             Ok(all
                 .map(|got| got.map(|got| Got::new(got, parts.clone(), true)))
@@ -490,6 +455,14 @@ impl Core {
         let leases = held(py, &leases)?;
         let work = async move { Ok(parts.store.release(&leases, within).await) };
         Operation::begin(within, work, |py, all, late| each(py, all, late, nothing)).or_raise(py)
+    }
+
+    /// Releases leases of readers that have used their samples up.
+    fn use_up(&self, py: Python<'_>, leases: Vec<Py<PyLease>>, timeout: f64) -> PyResult<Operation> {
+        let (parts, within) = self.begin(py, timeout)?;
+        let leases = held(py, &leases)?;
+        let work = async move { Ok(parts.store.use_up(&leases, within).await) };
+        Operation::begin(within, work, |py, all, late| each(py, all, late, convert::answered)).or_raise(py)
     }
 
     /// Extends leases.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use holdfast_core::{Error, ErrorKind, Result, SampleId};
-use holdfast_features::{DescribedRef, FeatureStore, TensorOut, Wanted};
+use holdfast_features::{DescribedRef, FeatureStore, Lease, SampleRef, TensorOut, Wanted};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 
@@ -37,9 +37,9 @@ pub(crate) enum Gettable {
     Named(Named),
 }
 
-pub(crate) fn too_few<T>() -> Result<T> {
+pub(crate) fn too_few<T>(operation: &'static str) -> Result<T> {
     Err(Error::internal(
-        "python.get",
+        operation,
         "the store returned fewer results than samples; this is a bug in Holdfast",
     ))
 }
@@ -71,12 +71,45 @@ pub(crate) async fn get_named(
     let mut got = store.get_described_many(items, until.left()).await.into_iter();
     let answer = |gone| match gone {
         Some(error) => Err(error),
-        None => got.next().unwrap_or_else(too_few),
+        None => got.next().unwrap_or_else(|| too_few("python.get")),
     };
     gone.into_iter().map(answer).collect()
 }
 
-pub(crate) fn no_such_sample(operation: &'static str, sample: &SampleId) -> Error {
+/// Takes leases for reading. Samples without a generation are looked up first.
+pub(crate) async fn lease_shared(
+    store: &FeatureStore,
+    wanted: Vec<(SampleId, Option<SampleRef>)>,
+    within: Duration,
+) -> Result<Vec<Result<Lease>>> {
+    let unknown: Vec<SampleId> = wanted
+        .iter()
+        .filter(|(_, exact)| exact.is_none())
+        .map(|(sample, _)| sample.clone())
+        .collect();
+    let mut found = match unknown.is_empty() {
+        true => Vec::new(),
+        false => store.find(&unknown, within).await?,
+    }
+    .into_iter();
+    let refs: Vec<Option<SampleRef>> = wanted
+        .iter()
+        .map(|(_, exact)| {
+            exact
+                .clone()
+                .or_else(|| found.next().flatten().map(|found| found.reference))
+        })
+        .collect();
+    let live: Vec<SampleRef> = refs.iter().flatten().cloned().collect();
+    let mut leases = store.lease_shared(&live, within).await.into_iter();
+    let answer = |(reference, (sample, _)): (Option<SampleRef>, &(SampleId, _))| match reference {
+        Some(_) => leases.next().unwrap_or_else(|| too_few("python.read")),
+        None => Err(no_such_sample("python.read", sample)),
+    };
+    Ok(refs.into_iter().zip(&wanted).map(answer).collect())
+}
+
+fn no_such_sample(operation: &'static str, sample: &SampleId) -> Error {
     let message = "there is no such sample, or not any more";
     Error::new(ErrorKind::NotFound, operation, message).with("sample", sample)
 }

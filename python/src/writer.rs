@@ -51,7 +51,6 @@ impl PyWriter {
                 convert::described(py, &DescribedRef::from(&stored))
             })
         };
-        // It may wait for the batch before it, and its own time begins then.
-        Operation::begin(within.saturating_mul(2), work, deliver).or_raise(py)
+        Operation::begin(within, work, deliver).or_raise(py)
     }
 }

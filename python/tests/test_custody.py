@@ -95,6 +95,22 @@ def test_readers_use_nothing_up(open_store: OpenStore) -> None:
     assert again is not None and again.readers == 0 and again.groups["g"].state == "waiting"
 
 
+def test_the_last_reader_that_uses_a_sample_up_ends_it(open_store: OpenStore) -> None:
+    one, other = open_store(), open_store()
+    ref, grouped = one.put("used", {"x": b"1"}), one.put("grouped", {"x": b"1"}, groups=["g"])
+    first, last = one.lease_shared(ref), other.lease_shared(ref)
+    assert not first.use_up().retired and first.answered
+    with pytest.raises(holdfast.Fenced):
+        first.use_up()
+    assert last.get()["x"].tobytes() == b"1"
+    ended = last.use_up()
+    assert ended.retired and ended.free
+    with pytest.raises(holdfast.NotFound):
+        one.lease_shared(ref)
+    assert not one.lease_shared(grouped).use_up().retired, "its group has yet to use it"
+
+
+
 def test_many_answers_at_once(store: FeatureStore) -> None:
     refs = [store.put(f"s{n}", sample(n), groups=["g"]) for n in range(4)]
     leases = store.lease_many([*refs, SampleRef("none", 1)], "g")

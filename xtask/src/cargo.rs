@@ -25,6 +25,12 @@ fn cargo(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>, environment: &[
     Ok(())
 }
 
+/// Runs a program of a package, as it is released.
+fn run_released<'a>(package: &'a str, arguments: impl IntoIterator<Item = &'a str>) -> Result<()> {
+    let run = ["run", "--locked", "--quiet", "--release", "--package", package];
+    cargo(run.into_iter().chain(arguments), &[])
+}
+
 #[derive(Args)]
 pub(crate) struct Test {
     /// Leave out what starts servers: unit tests, property tests and the memory engine only
@@ -142,19 +148,11 @@ pub(crate) fn prove(options: &Prove) -> Result<()> {
     if options.proof == "storm" {
         return crate::features::storm(options.quick, options.json, &options.rest);
     }
-    let mut arguments = vec![
-        "run",
-        "--locked",
-        "--quiet",
-        "--release",
-        "--package",
-        "holdfast-features",
-    ];
-    arguments.extend(["--all-features", "--example", "feature_proofs", "--", &options.proof]);
+    let mut arguments = vec!["--all-features", "--example", "feature_proofs", "--", &options.proof];
     arguments.extend(options.quick.then_some("--quick"));
     arguments.extend(options.json.then_some("--json"));
     arguments.extend(options.rest.iter().map(String::as_str));
-    cargo(arguments, &[])
+    run_released("holdfast-features", arguments)
 }
 
 #[derive(Args)]
@@ -166,17 +164,8 @@ pub(crate) struct Load {
 }
 
 pub(crate) fn load(options: &Load) -> Result<()> {
-    let mut arguments = vec![
-        "run",
-        "--locked",
-        "--quiet",
-        "--release",
-        "--package",
-        "holdfast-load",
-        "--",
-    ];
-    arguments.extend(options.rest.iter().map(String::as_str));
-    cargo(arguments, &[])
+    let rest = options.rest.iter().map(String::as_str);
+    run_released("holdfast-load", std::iter::once("--").chain(rest))
 }
 
 pub(crate) fn docs() -> Result<()> {

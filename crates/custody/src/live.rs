@@ -269,6 +269,16 @@ impl Live {
         Ok(self)
     }
 
+    /// A reader has used the sample up and releases its lease. The last one retires the sample, unless it was published for
+    /// groups, which then use it up, or is retained.
+    pub fn use_up(self, token: Token) -> Result<Acknowledged> {
+        let after = self.release(token)?;
+        if after.retain || !after.groups.is_empty() || !after.readers.is_empty() {
+            return Ok(Acknowledged::Live(after));
+        }
+        Ok(Acknowledged::Retired(after.retire(Reason::Aborted)))
+    }
+
     /// Another epoch: every group that is done waits for the sample again, with all its attempts.
     pub fn reopen(mut self) -> Self {
         for state in &mut self.groups {

@@ -20,7 +20,7 @@ use crate::reserved::{ReservedAs, first_form, is_first_form};
 pub enum Reason {
     /// Every group has acknowledged it.
     Consumed,
-    /// Its producer, or another session that is allowed to, took it back.
+    /// Its producer, or another session that is allowed to, took it back; or its last reader has used it up.
     Aborted,
     /// Its producer died, or let its reservation expire, before it committed.
     Abandoned,

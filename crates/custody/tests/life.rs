@@ -24,6 +24,7 @@ enum Step {
     Nack(usize, usize),
     Untake(usize, usize),
     Release(usize),
+    UseUp(usize),
     Renew(usize),
     Reopen,
     Tick,
@@ -40,6 +41,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (group.clone(), token.clone()).prop_map(|(g, t)| Step::Nack(g, t)),
         2 => (group, token.clone()).prop_map(|(g, t)| Step::Untake(g, t)),
         2 => token.clone().prop_map(Step::Release),
+        2 => token.clone().prop_map(Step::UseUp),
         1 => token.prop_map(Step::Renew),
         1 => Just(Step::Reopen),
         2 => Just(Step::Tick),
@@ -104,6 +106,7 @@ impl Life {
             Step::Nack(g, t) => live.nack(&group(g), self.token(t))?,
             Step::Untake(g, t) => Acknowledged::Live(live.give_back(&group(g), self.token(t))?),
             Step::Release(t) => Acknowledged::Live(live.release(self.token(t))?),
+            Step::UseUp(t) => live.use_up(self.token(t))?,
             Step::Renew(t) => Acknowledged::Live(live.renew(self.token(t), until)?),
             Step::Reopen => {
                 for state in &self.live.groups {
@@ -131,9 +134,12 @@ impl Life {
     /// Takes a step. Returns the record that it retired, if it did.
     fn take(&mut self, step: &Step) -> Result<Option<Retired>, TestCaseError> {
         let shown = match *step {
-            Step::Ack(_, t) | Step::Nack(_, t) | Step::Untake(_, t) | Step::Release(t) | Step::Renew(t) => {
-                Some(self.token(t))
-            }
+            Step::Ack(_, t)
+            | Step::Nack(_, t)
+            | Step::Untake(_, t)
+            | Step::Release(t)
+            | Step::UseUp(t)
+            | Step::Renew(t) => Some(self.token(t)),
             _ => None,
         };
         let held = shown.is_none_or(|token| self.live.holds(token));

@@ -268,6 +268,25 @@ fn a_sample_without_groups_stays_until_it_is_retired() {
 }
 
 #[test]
+fn the_last_reader_that_uses_a_sample_up_retires_it() {
+    let sample = written(live(&[], false, 1).read(WORKER, Tick(10)), 11);
+    let both = written(sample.read(OTHER, Tick(10)), 12);
+    assert_kind(both.clone().use_up(Token(10)), ErrorKind::Fenced);
+    let one = still_live(both.use_up(Token(11)).expect("used up"));
+    assert_kind(one.clone().use_up(Token(11)), ErrorKind::Fenced);
+    let retired = now_retired(one.use_up(Token(12)).expect("used up"));
+    assert_eq!((retired.reason, retired.may_be_freed()), (Reason::Aborted, true));
+}
+
+#[test]
+fn a_reader_does_not_use_up_what_is_for_groups_or_retained() {
+    for sample in [live(&["a"], false, 1), live(&[], true, 1)] {
+        let read = written(sample.clone().read(WORKER, Tick(10)), 11);
+        assert_eq!(still_live(read.use_up(Token(11)).expect("used up")), sample);
+    }
+}
+
+#[test]
 fn a_superseded_sample_keeps_its_objects_until_its_last_reader_lets_go() {
     let sample = leased(live(&["a"], false, 3), "a", 11);
     let sample = written(sample.read(OTHER, Tick(10)), 12);

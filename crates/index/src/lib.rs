@@ -92,8 +92,9 @@ pub use txn::session::{Session, SessionEnded};
 /// **Lease** gives a sample to one process of a group at a time, for a number of ticks; **read** gives it to any
 /// number. Both return a token. While a token is good, the objects are not removed.
 ///
-/// **Ack, nack, renew, release** need the token; with another one they are `Fenced` and change nothing. An ack is
-/// final. The last group's ack retires the sample. A nack, or an expired lease, costs the group one attempt, unless the
+/// **Ack, nack, renew, release, use up** need the token; with another one they are `Fenced` and change nothing. An ack is
+/// final. The last group's ack retires the sample. So does the last reader that uses it up, unless it was published for
+/// groups or is retained. A nack, or an expired lease, costs the group one attempt, unless the
 /// holder of the lease says that no caller was served by it ([`LeaseGrant::unserved`]): then the sample is left as if it had
 /// never been leased.
 ///
@@ -255,6 +256,9 @@ pub trait Index: Send + Sync + Debug {
 
     /// Releases leases of either kind, even on samples that were retired meanwhile. For a group's lease this is a nack.
     async fn release(&self, session: &Session, items: &[LeaseGrant], within: Duration) -> Vec<Result<()>>;
+
+    /// Releases leases of readers that have used their samples up.
+    async fn use_up(&self, session: &Session, items: &[LeaseGrant], within: Duration) -> Vec<Result<AckOutcome>>;
 
     /// Whether leases are still good.
     async fn check(&self, session: &Session, items: &[LeaseGrant], within: Duration) -> Result<Vec<bool>>;

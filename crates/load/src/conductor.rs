@@ -372,7 +372,7 @@ impl Conductor<'_> {
                 Line::Ready => {}
                 Line::Window { window, latencies } => merge(self.ended.windows.entry(window).or_default(), &latencies)?,
                 Line::Ended { at_us, cpu_us, calls } => {
-                    self.ended.cpu_us += cpu_us as f64;
+                    self.ended.cpu_us += cpu_us;
                     match worker.role {
                         Role::Produce(_) => {
                             self.ended.put_by_us = self.ended.put_by_us.max(at_us);

@@ -83,9 +83,13 @@ impl Summary {
 /// Adds what a worker printed of one window.
 pub(crate) fn merge(into: &mut Latencies, printed: &BTreeMap<Step, Summary>) -> Result<()> {
     for (step, summary) in printed {
-        histogram_of(into, *step)?.add(summary.histogram()?)?;
+        add(into, *step, &summary.histogram()?)?;
     }
     Ok(())
+}
+
+pub(crate) fn add(into: &mut Latencies, step: Step, histogram: &Histogram<u64>) -> Result<()> {
+    Ok(histogram_of(into, step)?.add(histogram)?)
 }
 
 fn histogram_of(latencies: &mut Latencies, step: Step) -> Result<&mut Histogram<u64>> {

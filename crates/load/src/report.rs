@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::Options;
 use crate::conductor::{Ended, Moment};
-use crate::latency::{Latencies, Step, Summary};
+use crate::latency::{Latencies, Step, Summary, add};
 use crate::ledger::Ledger;
 
 /// One thing that must hold, and what was seen.
@@ -87,10 +87,7 @@ impl Report {
         let mut total = Latencies::new();
         for window in ended.windows.values() {
             for (step, histogram) in window {
-                match total.get_mut(step) {
-                    Some(sum) => sum.add(histogram)?,
-                    None => drop(total.insert(*step, histogram.clone())),
-                }
+                add(&mut total, *step, histogram)?;
             }
         }
         let mut report = Self {

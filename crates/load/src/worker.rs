@@ -14,6 +14,7 @@ use anyhow::{Context, Result, ensure};
 use holdfast_core::{Nonce, Rng, SampleId, SystemRng};
 use holdfast_custody::{GroupName, Publication};
 use holdfast_index::{AckOutcome, Commit, Index, LeaseGrant, Reserve, SampleRef, Session, Terms, TxnIndex};
+use holdfast_testkit::own_cpu_us;
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
@@ -89,7 +90,7 @@ pub(crate) enum Line {
     /// it called that had samples.
     Ended {
         at_us: u64,
-        cpu_us: u64,
+        cpu_us: f64,
         calls: u64,
     },
 }
@@ -228,12 +229,6 @@ pub(crate) fn main(task: &str) -> Result<()> {
         }
         .print()
     })
-}
-
-fn own_cpu_us() -> u64 {
-    let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    let [seconds, nanos] = [used.tv_sec, used.tv_nsec].map(i64::unsigned_abs);
-    seconds * 1_000_000 + nanos / 1000
 }
 
 /// Waits for a moment of the schedule.

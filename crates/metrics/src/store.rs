@@ -17,6 +17,7 @@ pub const OPERATIONS: &[&str] = &[
     "ack",
     "nack",
     "release",
+    "use_up",
     "renew",
     "abort",
     "reopen",

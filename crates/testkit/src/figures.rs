@@ -37,6 +37,12 @@ pub fn cpu_us(pid: u32) -> Result<f64> {
     Ok(ticks * TICK)
 }
 
+/// The processor time that all threads of this process have used, in microseconds.
+pub fn own_cpu_us() -> f64 {
+    let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::try_from(used).map_or(f64::NAN, |used| used.as_secs_f64() * 1e6)
+}
+
 /// The figure that a share `q` of all figures does not exceed, to the nearest one; not a number if there are none. Sorts
 /// them.
 pub fn quantile(figures: &mut [f64], q: f64) -> f64 {

@@ -65,7 +65,7 @@ pub use cluster::{Cluster, Endpoints};
 pub use detached::{DetachedCluster, RecordedProcess};
 pub use disaster::Revisions;
 pub use etcd::EtcdCluster;
-pub use figures::{cpu_us, master_figure, quantile};
+pub use figures::{cpu_us, master_figure, own_cpu_us, quantile};
 pub use holdfast_local::ProcessIdentity;
 pub use install::Install;
 pub use node::Node;

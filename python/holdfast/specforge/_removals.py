@@ -6,11 +6,9 @@ removed: this process does so in the background, and if it dies any other proces
 the removal is *owed*: it is kept here, gets in this process are refused, every gc and drain tries it again, and it is
 never forgotten. A drain that cannot settle owed removals raises.
 
-The index counts readers, and so decides which reader is the last. A reader that sees itself alone retires the sample
-first and is released afterwards, so dying in between loses nothing. A reader that sees others is released first and
-counts again: if all are released at once, at least one of them sees no reader left. If the others are still there, they
-are *watched*: a reader that dies never reports that it is done, so gc counts again, and retires the sample once no
-reader is left.
+The index counts readers, and so decides which reader is the last: a reader is released, and the last one's sample is
+retired, in one transaction. Samples that others still read are *watched*: a reader that dies never reports that it is
+done, so gc counts again, and retires the sample once no reader is left.
 """
 
 from __future__ import annotations
@@ -41,9 +39,7 @@ class Owed:
     """Exactly this incarnation: by the time of the retry, another one may be live."""
     nbytes: int
     lease: Lease | None = None
-    """The reader that is done with the sample; None if no reader has to be released."""
-    used_up: bool = False
-    """Whether the sample is used up rather than aborted: then readers in other processes keep it."""
+    """The reader that has used the sample up: then readers in other processes keep it. None if the sample is aborted."""
 
 
 class Removals:
@@ -79,7 +75,7 @@ class Removals:
 
     def use_up(self, lease: Lease) -> bool:
         """The reader is done with its sample. Returns whether that ends the sample: not while others read it."""
-        self._try(Owed(lease.sample, lease.ref, lease.nbytes, lease, used_up=True))
+        self._try(Owed(lease.sample, lease.ref, lease.nbytes, lease))
         with self._lock:
             return lease.ref not in self._watched
 
@@ -130,8 +126,8 @@ class Removals:
         bytes."""
         with self._lock:
             due = [owed for owed in self._owed if samples is None or owed.sample in samples]
-        used_up = [owed for owed in due if owed.used_up and self._try(owed)]
-        settled = used_up + self._try_together([owed for owed in due if not owed.used_up])
+        used_up = [owed for owed in due if owed.lease is not None and self._try(owed)]
+        settled = used_up + self._try_together([owed for owed in due if owed.lease is None])
         return len(settled), sum(owed.nbytes for owed in settled)
 
     def look_again(self) -> tuple[int, int]:
@@ -233,30 +229,24 @@ class Removals:
         return gone
 
     def _do(self, owed: Owed) -> None:
-        if owed.used_up:
-            self._use_up(owed, owed.ref)
-        else:
+        if owed.lease is None:
             self._retire(owed.ref)
+        else:
+            self._use_up(owed, owed.lease)
 
-    def _use_up(self, owed: Owed, ref: SampleRef) -> None:
-        mine = 0 if owed.lease is None else 1
-        readers = self._readers(ref)
-        alone = readers is not None and readers <= mine
-        if alone:
-            self._retire(ref)
-        elif owed.lease is not None:
-            self._release(owed.lease)
-        # After a retirement no process gets the sample, so no caller has to wait for the release: dropping the lease does it.
-        owed.lease = None
-        if not alone and readers is not None:
-            readers = self._readers(ref)
-            if readers == 0:
-                self._retire(ref)
+    def _use_up(self, owed: Owed, lease: Lease) -> None:
+        others = self._release(lease)
+        if others is None:
+            # The reader may still be counted: its session has ended, and no sweep has come by.
+            readers = self._readers(owed.ref)
+            others = readers is not None and readers > 1
+            if readers is not None and not others:
+                self._retire(owed.ref)
         with self._lock:
-            if readers and not alone:
-                self._watched[ref] = owed.nbytes
+            if others:
+                self._watched[owed.ref] = owed.nbytes
             else:
-                self._watched.pop(ref, None)
+                self._watched.pop(owed.ref, None)
 
     def _readers(self, ref: SampleRef) -> int | None:
         (found,) = self._store.find([ref.sample])
@@ -268,11 +258,13 @@ class Removals:
         except (NotFound, Fenced):
             pass  # another process has retired it, or a later incarnation replaced it
 
-    def _release(self, lease: Lease) -> None:
+    def _release(self, lease: Lease) -> bool | None:
+        """Ends a reader, and the sample if it was the last one. Returns whether others are left; None if it had ended before,
+        and so did not tell."""
         try:
-            lease.release()
+            return not lease.use_up().retired
         except (NotFound, Fenced):
-            pass
+            return None
 
     def _keep(self, owed: Owed, error: HoldfastError) -> None:
         log.warning("the removal of %s failed and will be retried: %s", owed.ref, error)

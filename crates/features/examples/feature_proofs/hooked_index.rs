@@ -135,6 +135,10 @@ impl Index for HookedIndex {
         self.inner.release(session, items, within).await
     }
 
+    async fn use_up(&self, session: &Session, items: &[LeaseGrant], within: Duration) -> Vec<Result<AckOutcome>> {
+        self.inner.use_up(session, items, within).await
+    }
+
     async fn check(&self, session: &Session, items: &[LeaseGrant], within: Duration) -> Result<Vec<bool>> {
         self.inner.check(session, items, within).await
     }

@@ -9,6 +9,7 @@ pub(crate) mod tensors;
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result, Retry};
 use holdfast_engine::busy::Waiting;
@@ -17,6 +18,7 @@ use holdfast_engine::{Access, Busy, Claim, HostMemory, Region, Span};
 use self::backing::Backing;
 use self::device::DeviceBytes;
 use self::pool::BufferPool;
+use self::tensors::{Source, TensorMemory};
 use crate::runtime::Runtime;
 use crate::runtime::blocking::BlockingCalls;
 
@@ -63,16 +65,25 @@ impl Memory {
         self.blocking.run("features.register", deadline, call).await
     }
 
-    /// Registers the memory of several tensors, in order, with one blocking call: a wait for each would cost as much again
-    /// as the registration.
-    pub(crate) async fn register_all(&self, memory: Vec<HostMemory>, deadline: Deadline) -> Result<Vec<Region>> {
-        if memory.is_empty() {
-            return Ok(Vec::new());
-        }
+    /// Registers what is lent among the memory of several tensors, with one blocking call: a wait for each would cost as much
+    /// again as the registration.
+    pub(crate) async fn register_all(&self, memory: Vec<Source>, deadline: Deadline) -> Result<Vec<TensorMemory>> {
         let (backing, clock) = (self.backing.clone(), Arc::clone(&self.clock));
-        let register = move |memory| backing.region(memory, deadline.remaining(&*clock));
-        let call = move |_| memory.into_iter().map(register).collect();
-        self.blocking.run("features.register", deadline, call).await
+        let any_lent = memory.iter().any(|one| matches!(one, Source::Lent(_)));
+        let register = move |one| {
+            Ok(match one {
+                Source::Spans(spans) => TensorMemory::Host(spans),
+                Source::Lent(memory) => {
+                    TensorMemory::Host(vec![backing.region(memory, deadline.remaining(&*clock))?.whole()])
+                }
+                Source::Device(bytes) => TensorMemory::Device(bytes),
+            })
+        };
+        let all = move |_| memory.into_iter().map(register).collect();
+        match any_lent {
+            true => self.blocking.run("features.register", deadline, all).await,
+            false => all(Duration::ZERO),
+        }
     }
 
     /// The same memory, registered now if it was not; in a plain store, with the engine.

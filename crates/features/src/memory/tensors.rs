@@ -4,6 +4,7 @@
 //! then it is registered for the transfer and unregistered after it. Bytes on a device pass through a stage (module
 //! `device`).
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use holdfast_core::{Error, Result, TensorName, TensorSpec};
@@ -67,6 +68,30 @@ impl TensorIn {
     /// Refuses bytes whose number differs from what the spec says.
     pub(crate) fn check(&self) -> Result<()> {
         check_length("features.put", &self.spec, self.bytes.bytes())
+    }
+}
+
+/// The memory of a tensor, registered if it lies in the host's.
+pub(crate) enum TensorMemory {
+    Host(Vec<Span>),
+    Device(Arc<dyn DeviceBytes>),
+}
+
+impl TensorMemory {
+    /// Its pieces in the host's memory.
+    pub(crate) fn host(&self) -> &[Span] {
+        match self {
+            Self::Host(parts) => parts,
+            Self::Device(_) => &[],
+        }
+    }
+
+    /// What is to be claimed.
+    pub(crate) fn ranges(&self) -> Vec<Range<usize>> {
+        match self {
+            Self::Host(parts) => parts.iter().map(Span::range).collect(),
+            Self::Device(bytes) => vec![bytes.range()],
+        }
     }
 }
 

@@ -18,6 +18,7 @@ use crate::store::{FeatureStore, Inner};
 enum Answer {
     Ack,
     Nack,
+    UseUp,
 }
 
 impl Inner {
@@ -29,19 +30,22 @@ impl Inner {
                 match answer {
                     Answer::Ack => self.runtime.index.ack(&session, &held, left).await,
                     Answer::Nack => self.runtime.index.nack(&session, &held, left).await,
+                    Answer::UseUp => self.runtime.index.use_up(&session, &held, left).await,
                 }
             })
             .await;
-        let (name, count) = if answer == Answer::Ack {
-            ("ack", &self.runtime.count.acks)
-        } else {
-            ("nack", &self.runtime.count.nacks)
+        let (name, count) = match answer {
+            Answer::Ack => ("ack", Some(&self.runtime.count.acks)),
+            Answer::Nack => ("nack", Some(&self.runtime.count.nacks)),
+            Answer::UseUp => ("use_up", None),
         };
         for (lease, result) in leases.iter().zip(&results) {
             lease.step_ended(&self.runtime, name, started, result.as_ref().err());
             match result {
                 Ok(answered) => {
-                    count.one();
+                    if let Some(count) = count {
+                        count.one();
+                    }
                     lease.set_answered();
                     self.reclaim
                         .after_answer(&lease.reference(), lease.description(), *answered);
@@ -148,6 +152,16 @@ impl FeatureStore {
         let leases = leases.to_vec();
         self.run_batch("features.nack", leases.len(), |inner| async move {
             inner.answer(&leases, Answer::Nack, inner.deadline(within)).await
+        })
+        .await
+    }
+
+    /// Releases leases for reading, on samples that their readers have used up. The last one retires its sample, unless that
+    /// was put for groups or is retained, and its bytes are freed as after the last ack.
+    pub async fn use_up(&self, leases: &[Lease], within: Duration) -> Vec<Result<AckOutcome>> {
+        let leases = leases.to_vec();
+        self.run_batch("features.use_up", leases.len(), |inner| async move {
+            inner.answer(&leases, Answer::UseUp, inner.deadline(within)).await
         })
         .await
     }

@@ -12,7 +12,6 @@
 //! arrive one after the other in a stage, are checked there and copied. Only if an object fits no stage (one of another
 //! program, or of a store with larger chunks) is its tensor's memory registered.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use holdfast_core::{Deadline, Error, ErrorKind, Result, StoreId, TensorName};
@@ -22,9 +21,9 @@ use holdfast_index::SampleRef;
 use crate::io::read::{Check, Incoming};
 use crate::io::sealed::{SealedRun, opener, run_of};
 use crate::memory::backing::Backing;
-use crate::memory::device::{DeviceBytes, ObjectMemory, cut_device};
+use crate::memory::device::{ObjectMemory, cut_device};
 use crate::memory::spans::{cut, wipe};
-use crate::memory::tensors::{Destination, Source, TensorOut, Wanted, check_length};
+use crate::memory::tensors::{Destination, Source, TensorMemory, TensorOut, Wanted, check_length};
 use crate::record::description::{DescribedTensor, Description};
 use crate::record::plan::{SampleObjects, check_names};
 use crate::seal::SampleOpener;
@@ -51,30 +50,6 @@ struct PlannedTensor<'a> {
     claimed: bool,
     /// Whether plain bytes arrive in a stage, because the engine does not know this memory.
     staged: bool,
-}
-
-/// The destination memory of a tensor.
-enum TensorMemory {
-    Host(Vec<Span>),
-    Device(Arc<dyn DeviceBytes>),
-}
-
-impl TensorMemory {
-    /// Its pieces in the host's memory.
-    fn host(&self) -> &[Span] {
-        match self {
-            Self::Host(parts) => parts,
-            Self::Device(_) => &[],
-        }
-    }
-
-    /// What is to be claimed.
-    fn ranges(&self) -> Vec<Range<usize>> {
-        match self {
-            Self::Host(parts) => parts.iter().map(Span::range).collect(),
-            Self::Device(bytes) => vec![bytes.range()],
-        }
-    }
 }
 
 impl GetPlan<'_> {
@@ -156,23 +131,26 @@ impl Inner {
                 self.runtime.count.corrupt.one();
             }
         })?;
-        let mut tensors = Vec::new();
+        let mut chosen = Vec::new();
+        let mut given = Vec::new();
         for (tensor, destination) in choose(description, wanted)? {
-            let given = self.given(tensor, destination, deadline).await?;
-            if let Some(TensorMemory::Device(bytes)) = &given {
+            let source = source(tensor, destination)?;
+            if let Some(Source::Device(bytes)) = &source {
                 let stages = &self.io.stages;
                 stages.prepare_for(OPERATION, &**bytes, description.chunk_bytes())?;
             }
-            tensors.push((tensor, given));
+            chosen.push((tensor, source.is_some()));
+            given.extend(source);
         }
-        let given = tensors.iter().filter_map(|(_, given)| given.as_ref());
-        let ranges: Vec<_> = given.flat_map(TensorMemory::ranges).collect();
+        let given = self.memory.register_all(given, deadline).await?;
+        let ranges: Vec<_> = given.iter().flat_map(TensorMemory::ranges).collect();
+        let mut given = given.into_iter();
         let claim = self.memory.claim(OPERATION, Access::Write, ranges, deadline).await?;
-        let wanting = tensors.iter().filter(|(_, given)| given.is_none());
+        let wanting = chosen.iter().filter(|(_, claimed)| !claimed);
         let wanting: Vec<&DescribedTensor> = wanting.map(|(tensor, _)| *tensor).collect();
         let mut made = self.memory_for(&wanting, description, deadline).await?.into_iter();
-        let plan = |(tensor, given): (&'a DescribedTensor, Option<TensorMemory>)| {
-            let claimed = given.is_some();
+        let plan = |(tensor, claimed): (&'a DescribedTensor, bool)| {
+            let given = if claimed { given.next() } else { None };
             let memory = given.unwrap_or_else(|| TensorMemory::Host(made.next().into_iter().collect()));
             let unknown = match &memory {
                 TensorMemory::Host(parts) => parts.iter().any(|part| self.memory.private.keeps_private(part)),
@@ -185,7 +163,7 @@ impl Inner {
                 claimed,
             }
         };
-        let tensors = tensors.into_iter().map(plan).collect();
+        let tensors = chosen.into_iter().map(plan).collect();
         Ok(GetPlan {
             store,
             reference,
@@ -267,28 +245,6 @@ impl Inner {
         }
     }
 
-    /// The caller's memory; none if the store is to find some.
-    async fn given(
-        &self,
-        tensor: &DescribedTensor,
-        destination: Destination,
-        deadline: Deadline,
-    ) -> Result<Option<TensorMemory>> {
-        let source = match destination {
-            Destination::Pool if tensor.spec.bytes() == 0 => return Ok(Some(TensorMemory::Host(Vec::new()))),
-            Destination::Pool => return Ok(None),
-            Destination::Spans(spans) => Source::Spans(spans),
-            Destination::Lent(memory) => Source::Lent(memory),
-            Destination::Device(bytes) => Source::Device(bytes),
-        };
-        check_length(OPERATION, &tensor.spec, source.bytes())?;
-        Ok(Some(match source {
-            Source::Spans(spans) => TensorMemory::Host(spans),
-            Source::Lent(memory) => TensorMemory::Host(vec![self.memory.register(memory, deadline).await?.whole()]),
-            Source::Device(bytes) => TensorMemory::Device(bytes),
-        }))
-    }
-
     /// Memory for each of these tensors: from the pool, or allocated for it if together they are more than the pool can
     /// spare.
     async fn memory_for(
@@ -328,6 +284,19 @@ impl Inner {
         };
         self.runtime.blocking.run(OPERATION, deadline, make).await
     }
+}
+
+/// The caller's memory; none if the store is to find some.
+fn source(tensor: &DescribedTensor, destination: Destination) -> Result<Option<Source>> {
+    let source = match destination {
+        Destination::Pool if tensor.spec.bytes() > 0 => return Ok(None),
+        Destination::Pool => Source::Spans(Vec::new()),
+        Destination::Spans(spans) => Source::Spans(spans),
+        Destination::Lent(memory) => Source::Lent(memory),
+        Destination::Device(bytes) => Source::Device(bytes),
+    };
+    check_length(OPERATION, &tensor.spec, source.bytes())?;
+    Ok(Some(source))
 }
 
 /// The lengths of tensors in memory.

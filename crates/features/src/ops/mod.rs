@@ -11,6 +11,7 @@ mod get_plan;
 mod letters;
 pub(crate) mod put;
 mod put_plan;
+mod put_reserve;
 mod put_write;
 pub(crate) mod residency;
 mod retire;

@@ -24,33 +24,30 @@
 //! `holdfast_engine::guarded`): a put call that outlived its deadline may still write, and the removal must find what it writes. Until then
 //! the sample stays reserved, so no other put can take its place either.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Error, ErrorKind, Generation, Nonce, ObjectKey, Result, Retry, SampleId};
+use holdfast_core::{Deadline, Error, Nonce, Result, SampleId};
 use holdfast_custody::{Publication, Version};
 use holdfast_engine::busy::Waiting;
-use holdfast_index::{Becomes, Commit, Reserve, SampleRef, Session};
+use holdfast_index::{Commit, SampleRef, Session};
 use tokio::task::JoinSet;
-use tokio_util::sync::CancellationToken;
 
 use crate::memory::claims::at_once;
 use crate::memory::tensors::TensorIn;
-use crate::ops::ahead::ReservedAhead;
 use crate::ops::commit::Committed;
 use crate::ops::put_plan::{PutPlan, Record};
+use crate::ops::put_reserve::Reserved;
 use crate::ops::put_write::recorded;
 use crate::reclaim::queue::Job;
 use crate::record::description::Description;
-use crate::record::plan::{OBJECTS_AHEAD, SampleObjects};
 use crate::runtime::inflight_puts::Begun;
 use crate::runtime::tasks::Caller;
 use crate::store::{FeatureStore, Inner};
 
 pub use crate::runtime::inflight_puts::PutTurn;
 
-const OPERATION: &str = "features.put";
+pub(super) const OPERATION: &str = "features.put";
 
 /// A sample to be put.
 #[derive(Debug)]
@@ -75,49 +72,15 @@ pub struct Stored {
 }
 
 /// A sample that can be reserved.
-struct Ready {
+pub(super) struct Ready {
     /// Its position in the batch.
-    at: usize,
-    prepared: PutPlan,
-    begun: Arc<Begun>,
-}
-
-/// A sample that is reserved, under its own name or ahead.
-pub(super) struct Reserved {
-    /// Its position in the batch.
-    at: usize,
-    /// Its position among the samples that were put together.
-    pub(super) order: usize,
+    pub(super) at: usize,
     pub(super) prepared: PutPlan,
-    /// The reservation.
-    pub(super) reference: SampleRef,
-    pub(super) keys: Vec<ObjectKey>,
-    begun: Arc<Begun>,
-}
-
-impl Reserved {
-    /// What a reservation that was made ahead becomes.
-    fn becomes(&self) -> Option<Becomes> {
-        self.prepared.reserved_as.as_ref().map(|_| Becomes {
-            sample: self.prepared.sample.clone(),
-            bytes: self.prepared.bytes,
-        })
-    }
-
-    /// The sample's incarnation, once it is committed at this version.
-    fn incarnation(&self, version: Version) -> SampleRef {
-        match (&self.prepared.reserved_as, Generation::new(version.0)) {
-            (Some(_), Some(generation)) => SampleRef {
-                sample: self.prepared.sample.clone(),
-                generation,
-            },
-            _ => self.reference.clone(),
-        }
-    }
+    pub(super) begun: Arc<Begun>,
 }
 
 /// The results of samples, by their positions in the batch.
-type Results = Vec<(usize, Result<Stored>)>;
+pub(super) type Results = Vec<(usize, Result<Stored>)>;
 
 impl Inner {
     pub(crate) async fn put_many(
@@ -283,207 +246,6 @@ impl Inner {
             .await
     }
 
-    /// Reserves the samples that are prepared and not given up. If one is given up meanwhile, the others proceed
-    /// without it.
-    async fn reserve(
-        &self,
-        mut session: Arc<Session>,
-        samples: Vec<Ready>,
-        turn: &PutTurn,
-        caller: &Caller,
-        results: &mut Results,
-        deadline: Deadline,
-    ) -> (Arc<Session>, Vec<Reserved>) {
-        let mut reserved = Vec::with_capacity(samples.len());
-        let mut open: Vec<(usize, Ready)> = samples.into_iter().enumerate().collect();
-        while !open.is_empty() {
-            let (wanted, given_up): (Vec<_>, Vec<_>) = open
-                .into_iter()
-                .partition(|(_, ready)| !caller.is_gone() && ready.begun.counts().is_ok());
-            results.extend(
-                given_up
-                    .into_iter()
-                    .map(|(_, ready)| (ready.at, Err(unwanted(&ready.begun)))),
-            );
-            let (interrupted, generations) = self
-                .reserve_unless_given_up(&mut session, &wanted, turn, caller, deadline)
-                .await;
-            open = Vec::new();
-            for ((order, ready), generation) in wanted.into_iter().zip(generations) {
-                let generation = match generation {
-                    Ok(generation) => generation,
-                    // Another sample of the batch was given up, and that ended the wait of all.
-                    Err(error)
-                        if interrupted
-                            && matches!(error.kind(), ErrorKind::Capacity | ErrorKind::Unavailable)
-                            && error.retry() == Retry::Safe =>
-                    {
-                        open.push((order, ready));
-                        continue;
-                    }
-                    Err(error) => {
-                        results.push((ready.at, Err(error)));
-                        continue;
-                    }
-                };
-                let reference = SampleRef {
-                    sample: ready.prepared.sample.clone(),
-                    generation,
-                };
-                let kept = self.with_keys(&session, order, ready, reference);
-                kept.map_or_else(|failed| results.push(failed), |kept| reserved.push(kept));
-            }
-        }
-        (session, reserved)
-    }
-
-    /// Binds samples to reservations that were made ahead, one each.
-    fn bind(
-        &self,
-        session: &Arc<Session>,
-        samples: Vec<Ready>,
-        taken: Vec<ReservedAhead>,
-        results: &mut Results,
-    ) -> Vec<Reserved> {
-        let mut reserved = Vec::with_capacity(samples.len());
-        for (order, (mut ready, taken)) in samples.into_iter().zip(taken).enumerate() {
-            ready.prepared.take(&taken);
-            let kept = self.with_keys(session, order, ready, taken.reference);
-            kept.map_or_else(|failed| results.push(failed), |kept| reserved.push(kept));
-        }
-        reserved
-    }
-
-    /// A reservation made ahead for each of these samples, if all of them can be put under one (module `ahead`), and there
-    /// are enough.
-    fn take_ahead(&self, session: &Arc<Session>, samples: &[Ready]) -> Vec<ReservedAhead> {
-        let names: HashSet<&SampleId> = samples.iter().map(|ready| &ready.prepared.sample).collect();
-        let fits = |ready: &Ready| {
-            ready.prepared.objects().count() as u64 <= OBJECTS_AHEAD && !self.inflight_puts.has_earlier(&ready.begun)
-        };
-        let can_be = self.io.seals.is_none() && !session.needs_quota();
-        if can_be && names.len() == samples.len() && samples.iter().all(fits) {
-            return self.reserved_ahead.take(session, samples.len());
-        }
-        Vec::new()
-    }
-
-    /// A reserved sample with the keys of its objects, or its result if it has none.
-    fn with_keys(
-        &self,
-        session: &Arc<Session>,
-        order: usize,
-        ready: Ready,
-        reference: SampleRef,
-    ) -> std::result::Result<Reserved, (usize, Result<Stored>)> {
-        let Ready { at, prepared, begun } = ready;
-        let keys = self.keys_of(&reference, &prepared);
-        let reservation = Reserved {
-            at,
-            order,
-            prepared,
-            reference,
-            keys: keys.clone().unwrap_or_default(),
-            begun,
-        };
-        match keys {
-            Ok(_) => Ok(reservation),
-            Err(error) => Err((at, Err(self.undo(session, reservation, error)))),
-        }
-    }
-
-    /// Reserves; once more in another session if the current one turns out to have ended. Waits end when one of the
-    /// puts is given up, or the caller has left. Returns whether they were interrupted that way.
-    async fn reserve_unless_given_up(
-        &self,
-        session: &mut Arc<Session>,
-        wanted: &[(usize, Ready)],
-        turn: &PutTurn,
-        caller: &Caller,
-        deadline: Deadline,
-    ) -> (bool, Vec<Result<Generation>>) {
-        let puts: Vec<Arc<Begun>> = wanted.iter().map(|(_, ready)| Arc::clone(&ready.begun)).collect();
-        let wishes: Vec<Reserve> = wanted
-            .iter()
-            .map(|(_, Ready { prepared, .. })| Reserve {
-                sample: prepared.sample.clone(),
-                nonce: prepared.nonce,
-                bytes: prepared.bytes,
-                plan: prepared.plan.clone(),
-                claims: Vec::new(),
-            })
-            .collect();
-        let interrupted = CancellationToken::new();
-        let act = async {
-            let left = self.runtime.left(deadline);
-            // A sample is reserved for one put at a time. If the time is up, the index says what became of an earlier
-            // put.
-            tokio::select! {
-                _ = tokio::time::timeout(left, self.inflight_puts.earlier_have_ended(&puts)) => {}
-                () = interrupted.cancelled() => {}
-            }
-            let mut generations = self.reserve_in(session, &wishes, &interrupted, deadline).await;
-            let ended = |result: &Result<Generation>| {
-                let refused = result
-                    .as_ref()
-                    .err()
-                    .map(|error| self.runtime.sessions.refused(session, error));
-                refused.unwrap_or(false)
-            };
-            if !generations.is_empty() && generations.iter().all(ended) {
-                match self.runtime.sessions.current(OPERATION, deadline).await {
-                    Ok(another) => *session = another,
-                    Err(error) => return wishes.iter().map(|_| Err(error.clone())).collect(),
-                }
-                generations = self.reserve_in(session, &wishes, &interrupted, deadline).await;
-            }
-            generations
-        };
-        let interrupt = async {
-            tokio::select! {
-                () = caller.left() => {}
-                () = turn.one_is_given_up(&puts) => {}
-            }
-            interrupted.cancel();
-            std::future::pending().await
-        };
-        // The reservation is never dropped half-way: it is told to end.
-        let generations = tokio::select! {
-            generations = act => generations,
-            never = interrupt => never,
-        };
-        (interrupted.is_cancelled(), generations)
-    }
-
-    async fn reserve_in(
-        &self,
-        session: &Session,
-        wishes: &[Reserve],
-        interrupted: &CancellationToken,
-        deadline: Deadline,
-    ) -> Vec<Result<Generation>> {
-        let left = self.runtime.left(deadline);
-        self.runtime
-            .index
-            .reserve_unless(session, wishes, interrupted, left)
-            .await
-    }
-
-    fn keys_of(&self, reference: &SampleRef, ready: &PutPlan) -> Result<Vec<ObjectKey>> {
-        let place = SampleObjects {
-            store: &self.runtime.config.store,
-            sample: reference,
-        };
-        if ready.reserved_as.is_some() {
-            return place.keys_ahead(ready.nonce, 0..ready.objects().count() as u64);
-        }
-        let mut keys = Vec::new();
-        for (spec, chunks) in &ready.tensors {
-            keys.extend(place.keys(ready.nonce, spec.name(), chunks.len() as u64)?);
-        }
-        Ok(keys)
-    }
-
     async fn commit_all(
         &self,
         session: &Arc<Session>,
@@ -576,7 +338,7 @@ impl Inner {
     }
 
     /// Hands the cleanup after a failed put to the worker, as soon as the engine has let go of the memory.
-    fn undo(&self, session: &Arc<Session>, sample: Reserved, error: Error) -> Error {
+    pub(super) fn undo(&self, session: &Arc<Session>, sample: Reserved, error: Error) -> Error {
         let error = error
             .with("sample", &sample.prepared.sample)
             .with("generation", sample.reference.generation);
@@ -599,7 +361,7 @@ async fn nobody_wants(turn: &PutTurn, caller: &Caller, puts: &[Arc<Begun>]) {
 }
 
 /// Why a put is not made.
-fn unwanted(begun: &Begun) -> Error {
+pub(super) fn unwanted(begun: &Begun) -> Error {
     match begun.counts() {
         Err(error) => error,
         Ok(()) => Error::unavailable(OPERATION, "the caller left; the sample was not committed"),

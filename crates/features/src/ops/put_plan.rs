@@ -10,7 +10,7 @@ use holdfast_engine::{Access, Busy, Claim, Span};
 
 use crate::memory::device::{ObjectMemory, cut_device};
 use crate::memory::spans::cut;
-use crate::memory::tensors::{Source, TensorIn};
+use crate::memory::tensors::{Source, TensorIn, TensorMemory};
 use crate::ops::ahead::ReservedAhead;
 use crate::ops::put::PutItem;
 use crate::reclaim::undo::UndoGuard;
@@ -140,27 +140,13 @@ impl Inner {
             bytes = bytes.saturating_add(self.io.stored_bytes(&spec));
             tensors.push((spec, objects));
         };
-        let mut lent = Vec::new();
-        let mut given = Vec::with_capacity(item.tensors.len());
-        for TensorIn { spec, bytes } in item.tensors {
-            match bytes {
-                Source::Lent(memory) => {
-                    lent.push(memory);
-                    given.push((spec, None));
-                }
-                other => given.push((spec, Some(other))),
-            }
-        }
-        let mut regions = self.memory.register_all(lent, deadline).await?.into_iter();
-        for (spec, from) in given {
+        let parts = item.tensors.into_iter().map(|tensor| (tensor.spec, tensor.bytes));
+        let (specs, given): (Vec<TensorSpec>, Vec<Source>) = parts.unzip();
+        let given = self.memory.register_all(given, deadline).await?;
+        for (spec, from) in specs.into_iter().zip(given) {
             let spans = match from {
-                // It was lent, and is registered now.
-                None | Some(Source::Lent(_)) => match regions.next() {
-                    Some(region) => vec![region.whole()],
-                    None => return Err(Error::internal(OPERATION, "memory was not registered; this is a bug")),
-                },
-                Some(Source::Spans(spans)) => self.memory.registered(spans, deadline).await?,
-                Some(Source::Device(bytes)) => {
+                TensorMemory::Host(spans) => self.memory.registered(spans, deadline).await?,
+                TensorMemory::Device(bytes) => {
                     self.io.stages.prepare_for(OPERATION, &*bytes, chunk)?;
                     on_device.push(bytes.range());
                     // Not the witness: the engine sees only the stage, which holds it itself.

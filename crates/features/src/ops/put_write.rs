@@ -10,8 +10,8 @@ use crate::io::staged::OnDevice;
 use crate::io::write::{Digests, Outgoing};
 use crate::io::write_sealed::{SampleToSeal, ToSeal};
 use crate::memory::device::ObjectMemory;
-use crate::ops::put::Reserved;
 use crate::ops::put_plan::Record;
+use crate::ops::put_reserve::Reserved;
 use crate::runtime::config::Residency;
 use crate::store::Inner;
 

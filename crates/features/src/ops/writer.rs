@@ -129,25 +129,15 @@ impl Drop for Sender {
 }
 
 async fn send(store: &FeatureStore, batch: Vec<Waiting>) {
-    let (mut items, mut tells) = (Vec::with_capacity(batch.len()), Vec::with_capacity(batch.len()));
-    let (mut joined, mut longest): (Option<PutTurn>, _) = (None, Duration::ZERO);
-    for Waiting {
-        item,
-        turn,
-        within,
-        tell,
-    } in batch
-    {
-        match &mut joined {
-            Some(joined) => joined.join(turn),
-            None => joined = Some(turn),
-        }
-        longest = longest.max(within);
-        items.push(item);
-        tells.push(tell);
-    }
-    let Some(turn) = joined else { return };
-    let results = store.put_begun(turn, items, longest).await;
+    let Some(within) = batch.first().map(|first| first.within) else {
+        return;
+    };
+    let parts = batch.into_iter().map(|one| (one.turn, (one.item, one.tell)));
+    let (turns, (items, tells)): (Vec<_>, (Vec<_>, Vec<_>)) = parts.unzip();
+    let Some(turn) = turns.into_iter().reduce(PutTurn::joined) else {
+        return;
+    };
+    let results = store.put_begun(turn, items, within).await;
     for (tell, result) in tells.into_iter().zip(results) {
         // A caller that has left is not told: its put was given up, or it is committed and stays.
         drop(tell.send(result));

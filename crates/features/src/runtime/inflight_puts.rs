@@ -124,8 +124,9 @@ impl PutTurn {
     }
 
     /// Makes one call of two, which must be of one writer (see [`InflightPuts::call_among`]) and of different samples.
-    pub(crate) fn join(&mut self, other: Self) {
+    pub(crate) fn joined(mut self, other: Self) -> Self {
         self.puts.extend(other.puts);
+        self
     }
 
     /// Pends until `so` is true. Checked whenever a sample of the call is given up.

@@ -94,6 +94,28 @@ impl TxnIndex {
         self.answer(operation, session, items, &decide, false, deadline).await
     }
 
+    pub(crate) async fn do_use_up(
+        &self,
+        session: &Session,
+        items: &[LeaseGrant],
+        deadline: Deadline,
+    ) -> Vec<Result<AckOutcome>> {
+        const OPERATION: &str = "index.use_up";
+        let decide = |item: &LeaseGrant, live: &Versioned<Live>, loaded: &Loaded| {
+            if item.group.is_some() {
+                let message = "a group acknowledges what it has used; a plain read uses it up";
+                return Err(Error::invalid(OPERATION, message).with("sample", &item.sample.sample));
+            }
+            let after = live.record.clone().use_up(item.token)?;
+            let change = loaded.change(session);
+            let decision = self
+                .core
+                .conclude(&item.sample.sample, live, after, change, |answer| answer)?;
+            Ok(decision.ending(item.grant.clone()))
+        };
+        self.answer(OPERATION, session, items, &decide, false, deadline).await
+    }
+
     pub(crate) async fn do_renew(
         &self,
         session: &Session,

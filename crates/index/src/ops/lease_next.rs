@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use crate::index::TxnIndex;
 use crate::ready::Ready;
+use crate::ready::waiting::{Tried, Woken};
 use crate::record::refusal::is_about_one_record;
 use crate::record::types::{LeaseGrant, SampleRef, Terms};
 use crate::txn::session::{Session, SessionEnded};
@@ -86,12 +87,17 @@ impl TxnIndex {
         let ready = match ready {
             Ready::Some(ready) => ready,
             Ready::None(version) => {
-                let came = tokio::select! {
+                let woken = tokio::select! {
                     biased;
-                    () = terms.cancelled.cancelled() => false,
-                    came = self.ready.wait(session, group, version, deadline) => came?,
+                    () = terms.cancelled.cancelled() => None,
+                    woken = self.ready.wait(session, group, count, version, deadline) => woken?,
                 };
-                return Ok(if came { Next::Again } else { Next::Nothing });
+                match woken {
+                    Some(Woken::Take(ready)) => ready,
+                    Some(Woken::Look) => return Ok(Next::Again),
+                    Some(Woken::Failed(error)) => return Err(error),
+                    None => return Ok(Next::Nothing),
+                }
             }
         };
         // Too close to the deadline to lease: the outcome might stay ambiguous. A call that was this short from the
@@ -100,6 +106,7 @@ impl TxnIndex {
             return Ok(Next::Nothing);
         }
         let mut held = Vec::with_capacity(ready.len());
+        let mut tried = Vec::with_capacity(ready.len());
         let mut failed = None;
         let (list, now) = (self.ready.list(group), self.core.clock().now());
         let mut strays = Vec::new();
@@ -122,6 +129,7 @@ impl TxnIndex {
         for (found, result) in ready.iter().zip(results) {
             let error = match result {
                 Ok(lease) => {
+                    tried.push(Tried::Leased(lease.seen.version));
                     held.push(lease);
                     continue;
                 }
@@ -133,21 +141,24 @@ impl TxnIndex {
                 _ => false,
             };
             if is_gone {
+                tried.push(Tried::Gone);
                 // Another consumer was faster, or the sample was retired in between. If that happens twice, the entry
                 // may be a stray.
                 if list.doubt(&found.sample) {
                     strays.push(found.clone());
                 }
             } else if is_about_one_record(&error) || refused.lock().contains(&found.sample) {
+                tried.push(Tried::Gone);
                 // Written by a later release, refused by the terms, or unusable in itself: take other samples
                 // meanwhile.
                 tracing::debug!(%error, sample = %found.sample.sample, "a sample is passed over");
                 list.pass_over(&found.sample, now);
             } else {
+                tried.push(Tried::Unclear);
                 failed = Some(error);
             }
         }
-        drop(ready);
+        ready.settle(tried);
         if !strays.is_empty()
             && let Err(error) = self.ready.set_strays_aside(group, &strays, deadline).await
         {

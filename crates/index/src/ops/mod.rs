@@ -132,6 +132,10 @@ impl Index for TxnIndex {
         self.do_release(session, items, self.core.deadline(within)).await
     }
 
+    async fn use_up(&self, session: &Session, items: &[LeaseGrant], within: Duration) -> Vec<Result<AckOutcome>> {
+        self.do_use_up(session, items, self.core.deadline(within)).await
+    }
+
     async fn check(&self, session: &Session, items: &[LeaseGrant], within: Duration) -> Result<Vec<bool>> {
         self.do_check(session, items, self.core.deadline(within)).await
     }

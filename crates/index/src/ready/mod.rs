@@ -3,23 +3,25 @@
 //! The consumers of one process share their reads of the ready list: one of them reads as many entries as all will take
 //! in a moment, and the others take from what it found. Processes read different shards, so that they try different
 //! samples. An entry that was read is only a guess: another consumer may have leased the sample meanwhile, and then the
-//! lease attempt fails.
+//! lease attempt fails. Those that find nothing share a watch (module `waiting`).
 //!
 //! A sample that this process cannot use (its terms refuse it) is skipped from then on. It stays in the list for other
 //! processes. Reads continue behind such samples, however many there are.
 
 pub(crate) mod shards;
+pub(crate) mod waiting;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Error, ErrorKind, Generation, Result};
+use holdfast_core::{Deadline, Error, ErrorKind, Generation, Result, SampleId};
 use holdfast_custody::{GroupName, Live, Version};
 use parking_lot::Mutex;
 
-use self::shards::{Reached, ReadyEntry, ReadyList, Saw, Shard, ShardScan};
+use self::shards::{ReadyEntry, ReadyList, Saw, Shard, ShardScan};
+use self::waiting::{Begun, Reached, WatchTask, Woken};
 use crate::record::ahead::ReadyValue;
 use crate::record::codec::{decode_versioned, unreadable};
 use crate::record::layout::{Layout, SHARDS, after, waits_for};
@@ -34,8 +36,8 @@ const LOOKS_INTO_SOME: usize = 2;
 /// Samples that are ready for a group.
 pub(crate) enum Ready {
     Some(Reached),
-    /// There were none, at this version.
-    None(Version),
+    /// There were none: at this version, or (no version) as far as the watch tells.
+    None(Option<Version>),
 }
 
 /// The ready lists of a store's groups, as far as this process has read them.
@@ -76,6 +78,10 @@ impl ReadyLists {
         deadline: Deadline,
     ) -> Result<Ready> {
         let list = self.list(group);
+        if let Some(found) = list.take_watched(count, self.core.clock().now()) {
+            return Ok(found.map_or(Ready::None(None), Ready::Some));
+        }
+        let _rest = HandOutRest(&list, &self.core);
         if let Some(found) = list.take(count, self.core.clock().now(), true) {
             return Ok(Ready::Some(found));
         }
@@ -198,18 +204,19 @@ impl ReadyLists {
         let (seen, wanted) = (found.len(), each * shards.len());
         let saw = shards.into_iter().zip(saw(&snapshot, each)).collect();
         list.saw(saw, (seen, wanted), begun);
+        list.was_read(begun);
         // Other processes whose shards were empty see the same few samples: each starts at a random one.
         let from = usize::try_from(self.core.rng().below(found.len().max(1) as u64)).unwrap_or(0);
         found.rotate_left(from);
         list.leave(found.iter().cloned(), self.core.clock().now());
         Ok(match list.take(count, self.core.clock().now(), false) {
             Some(taken) => Ready::Some(taken),
-            None if found.is_empty() => Ready::None(snapshot.version),
+            None if found.is_empty() => Ready::None(Some(snapshot.version)),
             None => {
                 // Other consumers of this process are leasing all of these. Their attempts may fail, and then no watch
                 // event would tell.
                 found.truncate(count);
-                Ready::Some(list.reach(found))
+                Ready::Some(list.reach(found, self.core.clock().now()))
             }
         })
     }
@@ -340,58 +347,52 @@ impl ReadyLists {
         }
     }
 
-    /// Waits until a sample becomes ready for the group after `version`. False if the deadline came first.
+    /// Waits for up to `count` samples that become ready for the group after a version at which there were none, or (no
+    /// version) from now on. [`Woken::Look`] if they have to be looked for. None if the deadline came first.
     pub(crate) async fn wait(
         &self,
         session: &Session,
         group: &GroupName,
-        version: Version,
+        count: usize,
+        version: Option<Version>,
         deadline: Deadline,
-    ) -> Result<bool> {
+    ) -> Result<Option<Woken>> {
         let left = deadline.remaining(self.core.clock());
         if left.is_zero() {
-            return Ok(false);
+            return Ok(None);
         }
-        let mut watch = match self
-            .core
-            .txn_store()
-            .watch(self.core.layout().ready(group), version, left)
-            .await
-        {
-            Ok(watch) => watch,
-            // The store no longer keeps changes since that version: read the list again.
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(true),
-            Err(error) => return Err(error),
-        };
-        let put = async {
-            loop {
-                match watch.next().await {
-                    Ok(changes) if changes.iter().any(|change| change.value.is_some()) => return true,
-                    Ok(_) => {}
-                    // Changes may have been missed: read the list again.
-                    Err(_) => return true,
-                }
-            }
+        let list = self.list(group);
+        let watch = version.map(|version| {
+            let (core, group, list) = (Arc::clone(&self.core), group.clone(), Arc::downgrade(&list));
+            move || WatchTask(tokio::spawn(waiting::watch(core, group, list, version, left)))
+        });
+        let mut waiting = match list.wait(count, self.core.clock().now(), watch) {
+            Begun::Told(woken) => return Ok(Some(woken)),
+            Begun::Waits(waiting) => waiting,
         };
         tokio::select! {
-            came = tokio::time::timeout(left.max(Duration::from_millis(1)), put) => Ok(came.unwrap_or(false)),
+            woken = tokio::time::timeout(left.max(Duration::from_millis(1)), waiting.told()) => match woken {
+                Ok(Woken::Failed(error)) => Err(error),
+                woken => Ok(woken.ok()),
+            },
             () = session.ended() => Err(session.fenced("index.lease_next")),
         }
+    }
+}
+
+/// Samples that a read has found and its caller has left go to the takes that wait, also if that caller leaves.
+struct HandOutRest<'a>(&'a Arc<ReadyList>, &'a TxnCore);
+
+impl Drop for HandOutRest<'_> {
+    fn drop(&mut self) {
+        self.0.hand_out_rest(self.1.clock().now());
     }
 }
 
 /// Decodes an entry of the ready list.
 pub(crate) fn parse(layout: &Layout, group: &GroupName, entry: &Entry) -> Result<ReadyEntry> {
     let key = &entry.key;
-    let order = key
-        .rsplit('/')
-        .nth(1)
-        .and_then(|order| u64::from_str_radix(order, 16).ok());
-    let parsed = order.and_then(Generation::new).zip(Layout::sample_of(key));
-    // Under any other key the entry would neither be found again nor deleted.
-    let parsed = parsed.filter(|(order, sample)| layout.ready_entry(sample, *order, group) == *key);
-    let (order, sample) =
-        parsed.ok_or_else(|| unreadable(key, "this key does not name a sample that waits for a group"))?;
+    let (order, sample) = place(layout, group, key)?;
     let (generation, copied) = match ReadyValue::generation(entry, order) {
         Some(generation) => (generation, None),
         None => {
@@ -407,6 +408,18 @@ pub(crate) fn parse(layout: &Layout, group: &GroupName, entry: &Entry) -> Result
         order,
         copied,
     })
+}
+
+/// The position and the sample that a key of the ready list names.
+fn place(layout: &Layout, group: &GroupName, key: &str) -> Result<(Generation, SampleId)> {
+    let order = key
+        .rsplit('/')
+        .nth(1)
+        .and_then(|order| u64::from_str_radix(order, 16).ok());
+    let parsed = order.and_then(Generation::new).zip(Layout::sample_of(key));
+    // Under any other key the entry would neither be found again nor deleted.
+    let parsed = parsed.filter(|(order, sample)| layout.ready_entry(sample, *order, group) == *key);
+    parsed.ok_or_else(|| unreadable(key, "this key does not name a sample that waits for a group"))
 }
 
 /// How many entries to read of each shard when all shards are read. Samples are spread evenly over the shards, or are

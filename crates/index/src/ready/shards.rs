@@ -5,6 +5,7 @@
 //!   seen ──kept──▶ found ──taken──▶ being leased ──the lease attempt ended, well or not──▶ (unknown again)
 //!                    └── not fresh any more ──────────────────────────────────────────────────▲
 //! ```
+//! While takes wait for samples, the list is watched, and this is slightly different (module `waiting`).
 //!
 //! A sample that is found or being leased is known. A read that shows it again does not make two consumers of this
 //! process try to lease it.
@@ -16,7 +17,6 @@
 //! that was seen in it was given up, and always before a caller concludes that the list is empty.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +24,7 @@ use holdfast_core::{Generation, Timestamp};
 use holdfast_custody::Live;
 use parking_lot::Mutex;
 
+use super::waiting::{Reached, Waits};
 use crate::record::layout::{SHARDS, shard_of};
 use crate::record::types::{SampleRef, Versioned};
 
@@ -47,7 +48,7 @@ const FROM_THE_START: Duration = Duration::from_secs(1);
 const PASSED_OVER: u64 = 2 * SHARDS;
 
 /// For how long a sample that this process cannot take is skipped.
-const PASSED_BY: Duration = Duration::from_secs(10);
+pub(super) const PASSED_BY: Duration = Duration::from_secs(10);
 
 /// The most samples that are remembered as doubtful, and the most that are remembered as skipped. Bounds memory.
 const MOST_REMEMBERED: usize = 65_536;
@@ -75,7 +76,7 @@ impl From<&SampleRef> for ReadyEntry {
 /// One group's ready list, as one process knows it.
 #[derive(Debug)]
 pub(crate) struct ReadyList {
-    known: Mutex<Known>,
+    pub(super) known: Mutex<Known>,
     pub(crate) looking: tokio::sync::Semaphore,
 }
 
@@ -88,12 +89,13 @@ impl Default for ReadyList {
     }
 }
 
+/// What is known of a list, and who waits for more.
 #[derive(Debug, Default)]
-struct Known {
+pub(super) struct Known {
     /// Samples that were seen and not taken yet, and when they were seen.
-    found: VecDeque<(ReadyEntry, Timestamp)>,
+    pub(super) found: VecDeque<(ReadyEntry, Timestamp)>,
     /// All of those, and the samples that are being leased.
-    known: HashSet<SampleRef>,
+    pub(super) known: HashSet<SampleRef>,
     shards: Shards,
     /// About how many samples are taken while they are fresh: as many are worth reading at once.
     prefetch: usize,
@@ -103,6 +105,7 @@ struct Known {
     doubted: HashSet<SampleRef>,
     /// Samples that this process cannot take, and since when.
     passed_over: HashMap<SampleRef, Timestamp>,
+    pub(super) waits: Waits,
 }
 
 /// Which shards to read, and how many entries of each.
@@ -143,20 +146,14 @@ impl ReadyList {
         let mut known = self.known.lock();
         known.forget_stale(now);
         let enough = known.found.len() >= if more { count } else { 1 };
-        enough.then(|| {
-            let taken = count.min(known.found.len());
-            let found = known.found.drain(..taken).map(|(found, _)| found).collect();
-            Reached {
-                list: Arc::clone(self),
-                found,
-            }
-        })
+        enough.then(|| self.reached(&mut known, count, now))
     }
 
     /// The fresh samples that were seen and not taken, in the order in which they will be.
     pub(crate) fn seen(&self, now: Timestamp) -> Vec<SampleRef> {
         let known = self.known.lock();
-        let fresh = known.found.iter().filter(|(_, since)| now.since(*since) <= FRESH);
+        let fresh = |(_, since): &&(ReadyEntry, Timestamp)| known.waits.is_watched() || now.since(*since) <= FRESH;
+        let fresh = known.found.iter().filter(fresh);
         fresh.map(|(found, _)| found.sample.clone()).collect()
     }
 
@@ -204,12 +201,6 @@ impl ReadyList {
         found.retain(|found| !known.passed_over.contains_key(&found.sample));
     }
 
-    /// Hands these out, even if another consumer of this process is leasing them: there is nothing else to try.
-    pub(crate) fn reach(self: &Arc<Self>, found: Vec<ReadyEntry>) -> Reached {
-        let list = Arc::clone(self);
-        Reached { list, found }
-    }
-
     /// Which shards to read next, and how many entries of each. To be called when all samples seen before have been
     /// taken. No shards if all were empty lately.
     pub(crate) fn next(&self, count: usize, start: u64, now: Timestamp) -> ShardScan {
@@ -246,7 +237,17 @@ impl ReadyList {
 }
 
 impl Known {
-    fn forget_stale(&mut self, now: Timestamp) {
+    /// Whether this process cannot take a sample.
+    pub(super) fn is_passed_over(&self, sample: &SampleRef, now: Timestamp) -> bool {
+        let since = self.passed_over.get(sample);
+        since.is_some_and(|since| now.since(*since) <= PASSED_BY)
+    }
+
+    /// Forgets what is not fresh any more. While the list is watched, nothing goes stale.
+    pub(super) fn forget_stale(&mut self, now: Timestamp) {
+        if self.waits.is_watched() {
+            return;
+        }
         let Self {
             found,
             known,
@@ -266,30 +267,6 @@ impl Known {
         if found.len() < seen {
             *appetite /= 2;
         }
-    }
-}
-
-/// Samples that a consumer is leasing. The other consumers of this process leave them alone until this is dropped.
-#[derive(Debug)]
-pub(crate) struct Reached {
-    list: Arc<ReadyList>,
-    found: Vec<ReadyEntry>,
-}
-
-impl Deref for Reached {
-    type Target = [ReadyEntry];
-
-    fn deref(&self) -> &[ReadyEntry] {
-        &self.found
-    }
-}
-
-impl Drop for Reached {
-    fn drop(&mut self) {
-        let mut known = self.list.known.lock();
-        self.found.iter().for_each(|found| {
-            known.known.remove(&found.sample);
-        });
     }
 }
 

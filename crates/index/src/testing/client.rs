@@ -278,6 +278,12 @@ impl Client {
         only(self.index.release(&self.session, items, CALL).await)
     }
 
+    /// Releases a reader's lease on a sample that it has used up.
+    pub async fn use_up(&self, held: &LeaseGrant) -> Result<AckOutcome> {
+        let items = std::slice::from_ref(held);
+        only(self.index.use_up(&self.session, items, CALL).await)
+    }
+
     /// Undoes a lease: releases it as one that served no caller.
     pub async fn untake(&self, held: &LeaseGrant) -> Result<()> {
         self.release(&unserved(held)).await

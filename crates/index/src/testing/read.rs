@@ -21,6 +21,14 @@ cases! {
         "While a token is good, the objects are not removed.";
     a_read_is_not_acknowledged
         "Ack and nack are a group's answers.";
+    the_last_that_uses_a_sample_up_retires_it
+        "So does the last reader that uses it up.";
+    all_may_use_it_up_at_once
+        "So does the last reader that uses it up.";
+    what_is_for_groups_is_not_used_up_by_readers
+        "Unless it was published for groups or is retained.";
+    what_was_retired_meanwhile_is_not_used_up
+        "With another token they are `Fenced` and change nothing.";
     check_tells_good_tokens_from_bad_ones
         "Check tells whether tokens are still good.";
     check_says_no_when_the_lease_has_ended
@@ -96,6 +104,68 @@ async fn a_read_is_not_acknowledged(context: &Context) -> CaseResult {
         "an ack in the name of a group",
     )?;
     ensure!(context.check(&reader).await?, "the lease is good");
+    Ok(())
+}
+
+async fn the_last_that_uses_a_sample_up_retires_it(context: &Context) -> CaseResult {
+    let other = context.join().await?;
+    let sample = context.publish("s", &[]).await?;
+    let (one, two) = (context.read(&sample, LONG).await?, other.read(&sample, LONG).await?);
+    ensure_eq!(context.use_up(&one).await?, AckOutcome::Live, "while another reads");
+    refused(context.use_up(&one).await, ErrorKind::Fenced, "the released one")?;
+    ensure_eq!(context.free_list().await?, [], "to be freed while one is left");
+    let (reason, free) = (Reason::Aborted, true);
+    let retired = AckOutcome::Retired { reason, free };
+    ensure_eq!(other.use_up(&two).await?, retired, "the last");
+    refused(
+        context.read(&sample, LONG).await,
+        ErrorKind::NotFound,
+        "a read afterwards",
+    )?;
+    refused(other.use_up(&two).await, ErrorKind::Fenced, "the last, again")?;
+    ensure_eq!(context.free_list().await?, [sample], "to be freed");
+    Ok(())
+}
+
+async fn all_may_use_it_up_at_once(context: &Context) -> CaseResult {
+    let sample = context.publish("s", &[]).await?;
+    let mut readers = Vec::new();
+    for _ in 0..4 {
+        readers.push(context.read(&sample, LONG).await?);
+    }
+    let one = |reader| async move { context.use_up(reader).await };
+    let answers = futures_util::future::try_join_all(readers.iter().map(one)).await?;
+    let retired = answers.iter().filter(|answer| **answer != AckOutcome::Live).count();
+    ensure_eq!(retired, 1, "retirements");
+    ensure_eq!(context.free_list().await?, [sample], "to be freed");
+    Ok(())
+}
+
+async fn what_is_for_groups_is_not_used_up_by_readers(context: &Context) -> CaseResult {
+    let sample = context.publish("s", &["a"]).await?;
+    let reader = context.read(&sample, LONG).await?;
+    let held = context.lease(&sample).await?;
+    refused(context.use_up(&held).await, ErrorKind::Invalid, "a group's lease")?;
+    ensure_eq!(context.use_up(&reader).await?, AckOutcome::Live, "a group has it");
+    ensure!(context.check(&held).await?, "the group's lease is good");
+    ensure_eq!(context.record(&sample).await?.readers, [], "readers");
+    Ok(())
+}
+
+async fn what_was_retired_meanwhile_is_not_used_up(context: &Context) -> CaseResult {
+    let sample = context.publish("s", &[]).await?;
+    let reader = context.read(&sample, LONG).await?;
+    context.retire(&sample, Reason::Aborted).await?;
+    refused(context.use_up(&reader).await, ErrorKind::Fenced, "of a retired sample")?;
+    let again = context.publish("s", &[]).await?;
+    refused(
+        context.use_up(&reader).await,
+        ErrorKind::Fenced,
+        "of an earlier generation",
+    )?;
+    ensure_eq!(context.record(&again).await?.readers, [], "readers of the later one");
+    context.release(&reader).await?;
+    ensure_eq!(context.free_list().await?, [sample], "to be freed");
     Ok(())
 }
 

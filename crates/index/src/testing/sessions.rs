@@ -105,6 +105,7 @@ async fn everything_is_fenced(client: &Client, hands: &Hands) -> CaseResult {
         ("ack", nothing(index.ack(session, held, CALL).await)),
         ("nack", nothing(index.nack(session, held, CALL).await)),
         ("release", nothing(index.release(session, reader, CALL).await)),
+        ("use_up", nothing(index.use_up(session, reader, CALL).await)),
         (
             "retire",
             nothing(index.retire(session, one(&hands.live), Reason::Aborted, CALL).await),

@@ -169,6 +169,10 @@ impl Index for FlawedIndex {
         self.inner.release(session, &items, within).await
     }
 
+    async fn use_up(&self, session: &Session, items: &[LeaseGrant], within: Duration) -> Vec<Result<AckOutcome>> {
+        self.inner.use_up(session, items, within).await
+    }
+
     async fn check(&self, session: &Session, items: &[LeaseGrant], within: Duration) -> Result<Vec<bool>> {
         if self.flaw == Flaw::CheckSaysYes {
             return Ok(vec![true; items.len()]);

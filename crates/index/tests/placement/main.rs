@@ -14,7 +14,7 @@ use holdfast_custody::{GroupName, Publication};
 use holdfast_index::placement::{
     ClusterAddress, ClusterMap, ClusterName, Move, move_store, place, read_map, write_map,
 };
-use holdfast_index::store::{Transaction, TxnStore, Write};
+use holdfast_index::store::{Transaction, TxnStore, Write, prefix};
 use holdfast_index::{Commit, Index, IndexConfig, LeaseGrant, Reserve, SampleRef, Session, TxnIndex, schema};
 
 use crate::clusters::{CALL, MemoryClusters, name};
@@ -389,8 +389,20 @@ async fn after_it_is_open_nothing_but_its_own_cluster_is_asked() {
     for cluster in ["home", "c"] {
         clusters.store(cluster).faults().outage(0);
     }
-    // The home says directly where it is, after two moves too.
+    // The home says directly where it is, after two moves too. Whoever watches is told to read again.
+    let watched = clusters.open(&store()).await.expect("the store");
+    let seen = watched.read(&[], CALL).await.expect("a read").version;
+    let mut watch = watched.watch(prefix("run%2F7/q/"), seen, CALL).await.expect("a watch");
     clusters.move_to(&store(), "c").await.expect("a move");
+    let told = tokio::time::timeout(Duration::from_secs(10), watch.next())
+        .await
+        .expect("soon");
+    assert_eq!(told.expect_err("it ends").kind(), ErrorKind::Unavailable);
+    let error = watched
+        .watch(prefix("run%2F7/q/"), seen, CALL)
+        .await
+        .expect_err("of another stay");
+    assert_eq!(error.kind(), ErrorKind::NotFound);
     clusters.store("b").faults().outage(usize::MAX);
     assert_eq!(clusters.open(&store()).await.expect("the store").cluster(), name("c"));
 }
