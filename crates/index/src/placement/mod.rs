@@ -12,8 +12,8 @@
 //!
 //! | key | value | what it says |
 //! |---|---|---|
-//! | `m/here` | [`Here`] | the last stay here, and how versions are read in it ([`versions`]) |
-//! | `m/away/{stay}` | [`Away`] | in this stay, the store cannot be written here, and why |
+//! | `m/here` | `Here` | the last stay here, and how versions are read in it (`placement::versions`) |
+//! | `m/away/{stay}` | `Away` | in this stay, the store cannot be written here, and why |
 //! | `m/froze` | the move | changes with every freeze |
 //! | `m/mover` | the move | a mover is at work (vanishes with its session) |
 //!
