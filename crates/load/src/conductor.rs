@@ -9,9 +9,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use holdfast_core::{Clock, Deadline, SystemClock};
 use holdfast_custody::GroupName;
+use holdfast_index::placement::MoveReport;
 use holdfast_index::store::{Read, TxnStore, prefix};
 use holdfast_index::{Index, Session, Stage, TxnIndex};
-use holdfast_index_etcd::EtcdStore;
 use holdfast_testkit::{EtcdCluster, Process, ProcessSpec, cpu_us};
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
@@ -20,6 +20,7 @@ use crate::etcd::EtcdFigures;
 use crate::journal::{Event, Reader};
 use crate::latency::{Latencies, merge};
 use crate::ledger::Ledger;
+use crate::moves::{Moves, add_cluster};
 use crate::report::Report;
 use crate::worker::{Arrivals, Line, Role, TASK, Task, group_name, live_id, number_of, put};
 use crate::{Options, STORE, WITHIN, now_us, open_index};
@@ -55,6 +56,8 @@ pub(crate) struct Ended {
     pub(crate) puts: u64,
     pub(crate) takes: u64,
     pub(crate) killed: u64,
+    /// The moves of the store, if it was moved.
+    pub(crate) moves: Option<Vec<MoveReport>>,
 }
 
 /// A moment of the run, as etcd tells it.
@@ -70,7 +73,7 @@ struct Conductor<'a> {
     interrupted: Arc<AtomicBool>,
     etcd: EtcdCluster,
     runtime: Runtime,
-    txn_store: Arc<EtcdStore>,
+    txn_store: Arc<dyn TxnStore>,
     index: Arc<TxnIndex>,
     session: Arc<Session>,
     start_us: u64,
@@ -96,6 +99,15 @@ pub(crate) fn run(options: &Options, live: u64, sessions: usize) -> Result<Repor
             told.store(true, Ordering::Relaxed);
         }
     });
+    let move_every = options.move_every.map(Duration::from_secs);
+    // Ends after the runtime's tasks, which move the store to it.
+    let other = move_every
+        .map(|_| EtcdCluster::start_compacted(1, HISTORY_SECONDS))
+        .transpose()?;
+    let other_name = other
+        .as_ref()
+        .map(|other| add_cluster(&etcd, other, &runtime))
+        .transpose()?;
     let (txn_store, index) = runtime.block_on(open_index(&etcd.endpoints()))?;
     let session = Arc::new(runtime.block_on(index.open_session(WITHIN))?);
     let mut conductor = Conductor {
@@ -118,7 +130,10 @@ pub(crate) fn run(options: &Options, live: u64, sessions: usize) -> Result<Repor
     conductor.put_live()?;
     let idle = conductor.open_sessions(sessions)?;
     conductor.start_workers(sessions)?;
+    let moves = other_name.zip(move_every);
+    let moves = moves.map(|(other, every)| Moves::begin(&conductor.etcd, other, every, &conductor.runtime));
     conductor.watch()?;
+    conductor.ended.moves = moves.map(|moves| moves.end(&conductor.runtime)).transpose()?;
     // Before the workers are told to end: what it takes to count what is left is not part of a sample's cost.
     conductor.moment()?;
     for worker in std::mem::take(&mut conductor.workers) {
@@ -126,6 +141,7 @@ pub(crate) fn run(options: &Options, live: u64, sessions: usize) -> Result<Repor
     }
     let left = conductor.clear_up(1 + idle.len() as u64)?;
     drop(idle);
+    drop(other);
     Report::of(
         options,
         (live, sessions),

@@ -34,6 +34,7 @@ mod etcd;
 mod journal;
 mod latency;
 mod ledger;
+mod moves;
 mod report;
 mod worker;
 
@@ -44,8 +45,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use holdfast_core::{StoreId, SystemClock, SystemRng};
+use holdfast_index::store::TxnStore;
 use holdfast_index::{IndexConfig, TxnIndex};
-use holdfast_index_etcd::{EtcdConfig, EtcdStore};
+use holdfast_index_etcd::{EtcdClusters, EtcdConfig, EtcdStore, NewStore, open_store};
 
 /// Enough for any one call on a machine that does other things too.
 pub(crate) const WITHIN: Duration = Duration::from_secs(60);
@@ -83,6 +85,9 @@ pub(crate) struct Options {
     /// Kill a producer or a consumer every so many seconds, in turns, and start another in its place
     #[arg(long)]
     crash_every: Option<u64>,
+    /// Move the store to another etcd and back, so many seconds after the start and after each move
+    #[arg(long)]
+    move_every: Option<u64>,
     /// Live samples that no consumer takes, put before. Several numbers for several runs, side by side: 10000,1000000
     #[arg(long, value_delimiter = ',', default_value = "0")]
     live: Vec<u64>,
@@ -169,17 +174,27 @@ pub(crate) fn now_us() -> u64 {
     seconds * 1_000_000 + nanos / 1000
 }
 
-/// A connection of its own to etcd, and the index over it.
-pub(crate) async fn open_index(endpoints: &[String]) -> Result<(Arc<EtcdStore>, TxnIndex)> {
+/// A connection of its own to etcd, and the clusters of the index whose home it is.
+pub(crate) async fn open_clusters(endpoints: &[String]) -> Result<(Arc<EtcdStore>, Arc<EtcdClusters>)> {
     let clock = Arc::new(SystemClock::new());
-    let txn_store = EtcdStore::open(EtcdConfig::new(endpoints.iter().cloned()), clock.clone(), WITHIN).await;
-    let txn_store = Arc::new(txn_store.context("cannot open etcd")?);
+    let config = EtcdConfig::new(endpoints.iter().cloned());
+    let home = EtcdStore::open(config.clone(), clock.clone(), WITHIN).await;
+    let home = home.context("cannot open etcd")?;
+    let clusters = EtcdClusters::new(home.clone(), config, clock);
+    Ok((Arc::new(home), Arc::new(clusters)))
+}
+
+/// A connection of its own to the store's etcd, and the index over it.
+pub(crate) async fn open_index(endpoints: &[String]) -> Result<(Arc<dyn TxnStore>, TxnIndex)> {
+    let (_, clusters) = open_clusters(endpoints).await?;
     let store = StoreId::new(STORE)?;
+    let txn_store = open_store(clusters, &store, NewStore::Begins, &SystemRng, WITHIN).await;
+    let txn_store = txn_store.context("cannot open the store")?;
     let index = TxnIndex::new(
-        txn_store.clone(),
+        Arc::clone(&txn_store),
         &store,
         IndexConfig::default(),
-        clock,
+        Arc::new(SystemClock::new()),
         Arc::new(SystemRng),
     );
     Ok((txn_store, index))

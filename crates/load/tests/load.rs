@@ -99,3 +99,15 @@ fn killed_workers_cost_no_sample() {
         [0; 3]
     );
 }
+
+#[test]
+fn a_store_that_is_moved_under_load_costs_no_sample() {
+    let report = load(&["--rate", "60", "--seconds", "16", "--move-every", "2"]);
+    assert!(count(&report, "/moves") >= 1, "{report}");
+    assert!(figure(&report, "/longest_freeze_ms") < 5e3, "{report}");
+    assert_eq!(count(&report, "/freed"), 960);
+    assert_eq!(
+        ["/lost", "/left", "/delivered_again", "/delivered_again_unexplained"].map(|path| count(&report, path)),
+        [0; 4]
+    );
+}
