@@ -1,4 +1,4 @@
-"""The model of what a sample costs finds what runs were made of, and the picture is what it draws."""
+"""The model of what a sample costs finds what runs were made of, and the picture is what it draws (docs/cost.md)."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ async fn an_index_from_the_future_is_left_alone() {
     let mut operator = raw(&etcd.endpoints()[0]).await;
     let written = operator.get("/holdfast/schema", None).await.expect("a get");
     assert_eq!(written.kvs()[0].value(), b"1");
-    operator.put("/holdfast/schema", "2", None).await.expect("a put");
+    operator.put("/holdfast/schema", "3", None).await.expect("a put");
     let error = EtcdStore::open(config(&etcd.endpoints(), 0), clock(), CALL)
         .await
         .expect_err("newer");
