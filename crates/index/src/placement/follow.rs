@@ -81,6 +81,7 @@ struct Shared {
 /// What a cluster says of a store.
 pub(super) struct Said {
     pub(super) here: Option<Here>,
+    here_version: Option<Version>,
     /// What it says of each stay.
     away: Vec<(Entry, Away)>,
     froze: Option<Version>,
@@ -90,6 +91,14 @@ impl Said {
     /// The last stay there.
     pub(super) fn stay(&self) -> MoveId {
         self.here.as_ref().map_or_else(MoveId::first, |here| here.by.clone())
+    }
+
+    /// The condition that no other stay has begun there.
+    pub(super) fn is_last_stay(&self, layout: &Layout) -> Condition {
+        match self.here_version {
+            Some(version) => Condition::Unchanged(layout.here(), version),
+            None => Condition::Absent(layout.here()),
+        }
     }
 
     /// What it says of a stay, if the store cannot be written in it, and the version of that.
@@ -118,6 +127,7 @@ pub(super) async fn ask(store: &dyn MovableStore, layout: &Layout, within: Durat
     });
     Ok(Said {
         away: away.collect::<Result<_>>()?,
+        here_version: here.as_ref().map(|entry| entry.version),
         here: here.map(|entry| decoded(OPERATION, &entry)).transpose()?,
         froze: froze.map(|entry| entry.version),
     })
@@ -222,17 +232,18 @@ async fn follow(shared: Weak<Shared>) {
         let watching = strong.look_and_watch().await;
         // The store may be dropped meanwhile.
         drop(strong);
-        match watching {
+        let looked = match watching {
             // Whatever it says, the next round looks again.
             Ok(Some(mut watch)) => tokio::select! {
-                _ = watch.next() => {}
-                _ = moves.changed() => {}
+                told = watch.next() => told.map(drop),
+                _ = moves.changed() => Ok(()),
             },
-            Ok(None) => {}
-            Err(error) => {
-                tracing::debug!(%error, "whether the store was moved is not known now");
-                tokio::time::sleep(AFTER_FAILURE).await;
-            }
+            Ok(None) => Ok(()),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = looked {
+            tracing::debug!(%error, "whether the store was moved is not known now");
+            tokio::time::sleep(AFTER_FAILURE).await;
         }
     }
 }

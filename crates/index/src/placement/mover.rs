@@ -190,8 +190,9 @@ async fn delete_left(
 ) -> Result<u64> {
     let said = ask(cluster, layout, CALL).await?;
     match said.away(layout, &said.stay()) {
-        Some((away, version)) if away.why == why => {
-            let still = Condition::Unchanged(layout.away(&said.stay().0), version);
+        Some((away, _)) if away.why == why => {
+            // A move to this cluster begins another stay: then nothing may be deleted here any more.
+            let still = said.is_last_stay(layout);
             delete_keys(cluster, layout, &still, &mut |deleted| {
                 told(MoveStep::Deleted(before + deleted));
             })
@@ -385,7 +386,7 @@ impl Mover<'_> {
         };
         match self.target.transact(&transaction, CALL).await? {
             TxnOutcome::Committed(version) => {
-                let still = Condition::Unchanged(self.layout.away(&self.by.0), version);
+                let still = Condition::Unchanged(self.layout.here(), version);
                 delete_keys(&*self.target, self.layout, &still, &mut |_| {}).await?;
                 Ok(())
             }
