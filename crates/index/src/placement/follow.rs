@@ -81,7 +81,7 @@ struct Shared {
 /// What a cluster says of a store.
 pub(super) struct Said {
     pub(super) here: Option<Here>,
-    here_version: Option<Version>,
+    pub(super) here_version: Option<Version>,
     /// What it says of each stay.
     away: Vec<(Entry, Away)>,
     froze: Option<Version>,

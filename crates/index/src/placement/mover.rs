@@ -9,6 +9,9 @@
 //! value. The freeze is a change itself: when the watch delivers it, all changes before it were delivered. Keys that
 //! vanish with sessions are copied only then, with the sessions.
 //!
+//! A copy whose reply was lost may be applied later, over something newer. So every transaction of copies requires that
+//! `m/here` at the target is unchanged since the one before, and writes it again: one that is late is refused.
+//!
 //! Nothing of it is undone by the next step failing: until the commit the source is as it was, and what was copied is
 //! deleted by the next move to that cluster.
 
@@ -19,6 +22,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result, Retry, Rng, StoreId};
 use holdfast_custody::{SessionId, Version};
+use parking_lot::Mutex;
 
 use super::follow::{Residence, ask, locate};
 use super::map::ClusterName;
@@ -46,6 +50,8 @@ const LITTLE: u64 = 2000;
 const QUIET: Duration = Duration::from_millis(50);
 /// Versions at the target begin this far above the source's: more than any cluster gives out during a move.
 const AHEAD: u64 = 1 << 32;
+/// What the record of the place takes at most, in bytes.
+const FOR_HERE: usize = 2048;
 /// How many sessions are made known at the target at once.
 const SESSIONS_AT_ONCE: usize = 64;
 
@@ -132,6 +138,7 @@ pub async fn move_store(
             target,
             to,
             by: MoveId::new(rng),
+            here: Mutex::default(),
             clock,
             deadline,
         };
@@ -252,6 +259,8 @@ struct Mover<'a> {
     target: Arc<dyn MovableStore>,
     to: &'a ClusterName,
     by: MoveId,
+    /// What `m/here` says at the target, and its version.
+    here: Mutex<Option<(Vec<u8>, Version)>>,
     clock: &'a dyn Clock,
     deadline: Deadline,
 }
@@ -375,17 +384,19 @@ impl Mover<'_> {
             why: Why::Arriving,
             to: self.source.cluster.clone(),
         };
+        let here = encoded(OPERATION, &here)?;
         let transaction = Transaction {
             conditions: vec![unchanged],
             writes: vec![
                 Write::put(self.layout.away(&self.by.0), encoded(OPERATION, &away)?),
-                Write::put(self.layout.here(), encoded(OPERATION, &here)?),
+                Write::put(self.layout.here(), here.clone()),
                 // A release that knows nothing of moves must not read what is copied here.
                 Write::put(schema::KEY, schema::WITH_CLUSTERS.to_string()),
             ],
         };
         match self.target.transact(&transaction, CALL).await? {
             TxnOutcome::Committed(version) => {
+                *self.here.lock() = Some((here, version));
                 let still = Condition::Unchanged(self.layout.here(), version);
                 delete_keys(&*self.target, self.layout, &still, &mut |_| {}).await?;
                 Ok(())
@@ -460,30 +471,56 @@ impl Mover<'_> {
     /// Writes to the target, in as many transactions as it takes.
     async fn write(&self, writes: Vec<Write>) -> Result<()> {
         let limits = self.target.limits();
-        let mut transaction = Transaction::default();
+        let most_bytes = limits.bytes.saturating_sub(FOR_HERE);
+        let mut part = Vec::new();
         let mut bytes = 0;
         for write in writes {
             bytes += write.bytes();
-            if transaction.writes.len() == limits.operations || bytes > limits.bytes {
-                self.put(std::mem::take(&mut transaction)).await?;
+            if part.len() + 1 == limits.operations || bytes > most_bytes {
+                self.put(std::mem::take(&mut part)).await?;
                 bytes = write.bytes();
             }
-            transaction.writes.push(write);
+            part.push(write);
         }
-        self.put(transaction).await
+        self.put(part).await
     }
 
-    async fn put(&self, transaction: Transaction) -> Result<()> {
-        if transaction.writes.is_empty() {
+    /// One transaction of copies. It is sent until it is known to be applied.
+    async fn put(&self, mut writes: Vec<Write>) -> Result<()> {
+        let lost = || Error::internal(OPERATION, "copies are written before the target is prepared");
+        if writes.is_empty() {
             return Ok(());
         }
-        // Copies may be written twice.
+        let (here, last) = self.here.lock().clone().ok_or_else(lost)?;
+        writes.push(Write::put(self.layout.here(), here.clone()));
+        let transaction = Transaction {
+            conditions: vec![Condition::Unchanged(self.layout.here(), last)],
+            writes,
+        };
         loop {
-            match self.target.transact(&transaction, CALL).await {
-                Err(error) if error.kind() == ErrorKind::Unavailable => self.in_time().map_err(|_late| error)?,
-                written => return written.map(|_| ()),
+            self.in_time()?;
+            let applied = match self.target.transact(&transaction, CALL).await {
+                Ok(TxnOutcome::Committed(version)) => Some(version),
+                // Not applied, or a try before it was: the key tells.
+                Ok(TxnOutcome::Rejected) => self.applied_since(last).await?,
+                Err(error) if error.kind() == ErrorKind::Unavailable => self.applied_since(last).await?,
+                Err(error) => return Err(error),
+            };
+            if let Some(version) = applied {
+                *self.here.lock() = Some((here, version));
+                return Ok(());
             }
         }
+    }
+
+    /// The version of this mover's last copies, if it is another than this one.
+    async fn applied_since(&self, last: Version) -> Result<Option<Version>> {
+        let said = ask(&*self.target, self.layout, CALL).await?;
+        if said.stay() != self.by {
+            let message = "another move to this cluster has begun; the store is where it was";
+            return Err(Error::new(ErrorKind::Conflict, OPERATION, message).with("cluster", self.to));
+        }
+        Ok(said.here_version.filter(|version| *version != last))
     }
 
     fn in_time(&self) -> Result<()> {

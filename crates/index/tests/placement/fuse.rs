@@ -12,6 +12,7 @@ use holdfast_index::placement::{ClusterName, Clusters};
 use holdfast_index::store::{
     Entry, Limits, MovableStore, Read, Snapshot, StoreSession, Transaction, TxnOutcome, TxnStore, Watch,
 };
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::clusters::MemoryClusters;
@@ -27,6 +28,10 @@ pub(crate) enum Mishap {
     LostRequest,
     /// It is carried out, and the caller does not know.
     LostReply,
+    /// The caller does not know, and it is carried out when [`Fused::land`] says so. Only transactions; other calls go on.
+    LandsLater,
+    /// The caller stops before it, until [`Fused::go_on`].
+    Stops,
 }
 
 #[derive(Debug)]
@@ -35,12 +40,13 @@ struct Fuse {
     at: usize,
     calls: AtomicUsize,
     dead: Notify,
+    goes_on: Notify,
+    late: Mutex<Option<(Arc<dyn MovableStore>, Transaction)>>,
 }
 
 impl Fuse {
     async fn call<T>(&self, call: impl Future<Output = Result<T>>) -> Result<T> {
         let is_it = self.calls.fetch_add(1, Ordering::Relaxed) + 1 == self.at;
-        let lost = || Error::unavailable("test.fuse", "the reply was lost").with_retry(Retry::Ambiguous);
         match self.mishap {
             _ if !is_it => call.await,
             Mishap::DiesBefore => self.die().await,
@@ -48,10 +54,16 @@ impl Fuse {
                 call.await.ok();
                 self.die().await
             }
-            Mishap::LostRequest => Err(lost()),
+            Mishap::Stops => {
+                self.dead.notify_one();
+                self.goes_on.notified().await;
+                call.await
+            }
+            Mishap::LandsLater => call.await,
+            Mishap::LostRequest => Err(lost_reply()),
             Mishap::LostReply => {
                 call.await.ok();
-                Err(lost())
+                Err(lost_reply())
             }
         }
     }
@@ -60,6 +72,10 @@ impl Fuse {
         self.dead.notify_one();
         std::future::pending().await
     }
+}
+
+fn lost_reply() -> Error {
+    Error::unavailable("test.fuse", "the reply was lost").with_retry(Retry::Ambiguous)
 }
 
 /// Clusters with such a fuse.
@@ -76,6 +92,8 @@ impl Fused {
             at,
             calls: AtomicUsize::new(0),
             dead: Notify::new(),
+            goes_on: Notify::new(),
+            late: Mutex::default(),
         };
         Self {
             clusters: Arc::clone(clusters),
@@ -88,7 +106,21 @@ impl Fused {
         self.fuse.calls.load(Ordering::Relaxed) >= self.fuse.at
     }
 
-    /// Runs something until it ends or dies; none if it died.
+    /// Carries out what was late.
+    pub(crate) async fn land(&self) {
+        let late = self.fuse.late.lock().take();
+        if let Some((store, transaction)) = late {
+            // Whether it is still accepted is what is tried.
+            store.transact(&transaction, Duration::from_secs(1)).await.ok();
+        }
+    }
+
+    /// Lets a caller that has stopped go on.
+    pub(crate) fn go_on(&self) {
+        self.fuse.goes_on.notify_one();
+    }
+
+    /// Runs something until it ends, dies or stops; none if it has not ended.
     pub(crate) async fn run<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             done = work => Some(done),
@@ -128,6 +160,11 @@ impl TxnStore for FusedStore {
     }
 
     async fn transact(&self, transaction: &Transaction, within: Duration) -> Result<TxnOutcome> {
+        if self.fuse.mishap == Mishap::LandsLater && self.fuse.calls.load(Ordering::Relaxed) + 1 == self.fuse.at {
+            self.fuse.calls.fetch_add(1, Ordering::Relaxed);
+            *self.fuse.late.lock() = Some((Arc::clone(&self.store), transaction.clone()));
+            return Err(lost_reply());
+        }
         self.fuse.call(self.store.transact(transaction, within)).await
     }
 

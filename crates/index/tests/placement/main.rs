@@ -146,6 +146,7 @@ async fn something_happens(mishap: Mishap, at: usize) -> bool {
 
     process.commit(reserved).await.expect(&context);
     process.use_up(&taken).await.expect(&context);
+    fused.land().await;
     let mut found = Vec::new();
     while let Some(next) = process.take().await.expect(&context) {
         found.push(next.sample.sample.to_string());
@@ -180,6 +181,7 @@ async fn whatever_happens_to_a_mover_nothing_is_lost() {
         Mishap::DiesAfter,
         Mishap::LostRequest,
         Mishap::LostReply,
+        Mishap::LandsLater,
     ] {
         let mut first = 1;
         loop {
@@ -192,6 +194,50 @@ async fn whatever_happens_to_a_mover_nothing_is_lost() {
         }
         assert!(first > 30, "only {first} calls");
     }
+}
+
+/// A mover stops before a call, another brings the store back meanwhile, and the first one goes on.
+async fn another_comes_between(at: usize) -> bool {
+    let clusters = MemoryClusters::new();
+    let process = Process::open(&clusters).await;
+    process.put("taken").await.expect("a sample");
+    let taken = process.take().await.expect("a take").expect("a sample");
+    process.put("ready").await.expect("a sample");
+    let context = format!("stopped before call {at}");
+
+    let fused = Fused::new(&clusters, Mishap::Stops, at);
+    let asked = Move {
+        store: store(),
+        to: name("b"),
+        longest_linger: Duration::ZERO,
+    };
+    let mut told = |_| {};
+    let moving = move_store(&fused, &asked, &*clusters.clock, &SystemRng, CALL, &mut told);
+    let mut moving = std::pin::pin!(moving);
+    if fused.run(&mut moving).await.is_none() {
+        // Refused while the first one has the lock.
+        clusters.move_to(&store(), "home").await.ok();
+        fused.go_on();
+        // It may find that it came too late.
+        moving.await.ok();
+    }
+    process.use_up(&taken).await.expect(&context);
+    let ready = process.take().await.expect(&context).expect(&context);
+    process.use_up(&ready).await.expect(&context);
+    process.put("last").await.expect(&context);
+    clusters.move_to(&store(), "c").await.expect(&context);
+    let last = process.take().await.expect(&context).expect(&context);
+    process.use_up(&last).await.expect(&context);
+    fused.has_burnt()
+}
+
+#[tokio::test]
+async fn a_mover_that_is_overtaken_by_another_harms_nothing() {
+    let mut at = 1;
+    while another_comes_between(at).await {
+        at += 1;
+    }
+    assert!(at > 30, "only {at} calls");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
