@@ -115,6 +115,14 @@ impl Options {
         (Duration::from_secs(self.seconds) / 10).min(Duration::from_secs(60))
     }
 
+    /// In how many windows samples arrive.
+    fn windows(&self) -> u64 {
+        let windows = Duration::from_secs(self.seconds)
+            .as_nanos()
+            .div_ceil(self.window().as_nanos().max(1));
+        u64::try_from(windows).unwrap_or(u64::MAX)
+    }
+
     fn check(&self) -> Result<()> {
         /// Keeps the ledger in memory, and a mistyped rate from filling the disk.
         const MOST_SAMPLES: f64 = 1e8;

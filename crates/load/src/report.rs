@@ -1,5 +1,7 @@
 //! What a run says in the end: tables for people, one JSON object for scripts.
 
+use std::ops::Range;
+
 use anyhow::Result;
 use comfy_table::{Table, presets};
 use serde::Serialize;
@@ -84,19 +86,22 @@ impl Report {
                 left.is_empty(),
             ),
         ];
-        let mut total = Latencies::new();
-        for window in ended.windows.values() {
-            for (step, histogram) in window {
-                add(&mut total, *step, histogram)?;
-            }
-        }
         let mut report = Self {
             title: format!("{live} live samples, {sessions} idle sessions"),
             claims,
-            latencies: total.iter().map(|(step, all)| (*step, Summary::of(all))).collect(),
+            latencies: together(ended, 0..u64::MAX)?,
             windows: windows(options, ended, moments)?,
             figures: Map::new(),
         };
+        // Of an hour, its first and its last ten minutes.
+        let sixth = (options.windows() / 6).max(1);
+        for (name, windows) in [
+            ("first_sixth", 0..sixth),
+            ("last_sixth", options.windows() - sixth..u64::MAX),
+        ] {
+            let latencies = latencies_json(&together(ended, windows)?)?;
+            report.figures.insert(name.to_owned(), latencies);
+        }
         let put_seconds = ended.put_by_us.saturating_sub(start_us) as f64 / 1e6;
         let samples = counts.put.max(1) as f64;
         for (name, figure) in [
@@ -197,14 +202,26 @@ impl Report {
         line.insert("holds".to_owned(), self.holds().into());
         line.insert("claims".to_owned(), serde_json::to_value(&self.claims)?);
         line.insert("windows".to_owned(), self.windows.clone().into());
-        let latencies = self
-            .latencies
-            .iter()
-            .map(|(step, summary)| Ok((name(*step)?, serde_json::to_value(summary)?)))
-            .collect::<Result<Map<_, _>>>()?;
-        line.insert("latency".to_owned(), latencies.into());
+        line.insert("latency".to_owned(), latencies_json(&self.latencies)?);
         Ok(line.into())
     }
+}
+
+/// The latencies of some windows together.
+fn together(ended: &Ended, windows: Range<u64>) -> Result<Vec<(Step, Summary)>> {
+    let mut total = Latencies::new();
+    for (step, histogram) in ended.windows.range(windows).flat_map(|(_, window)| window) {
+        add(&mut total, *step, histogram)?;
+    }
+    Ok(total.iter().map(|(step, all)| (*step, Summary::of(all))).collect())
+}
+
+fn latencies_json(latencies: &[(Step, Summary)]) -> Result<Value> {
+    let by_name = latencies
+        .iter()
+        .map(|(step, summary)| Ok((name(*step)?, serde_json::to_value(summary)?)))
+        .collect::<Result<Map<_, _>>>()?;
+    Ok(by_name.into())
 }
 
 /// The windows of the run: latencies, and what etcd told at the end of each.
