@@ -9,6 +9,7 @@
 //! | [`error`] | [`Error`]: a coarse kind, whether to try again, the operation, context pairs |
 //! | [`id`] | [`StoreId`], [`SampleId`], [`TensorName`], [`Generation`], [`Nonce`] |
 //! | [`key`] | [`ObjectKey`] (the key that an engine sees) and [`SampleKey`] (the parts of Holdfast's own keys) |
+//! | [`partition`] | [`Partition`]: the stores that a partitioned store consists of |
 //! | [`tensor`] | [`DType`], [`TensorSpec`] |
 //! | [`batch`] | [`BatchResults`]: one place for each item of a batch |
 //! | [`digest`] | [`Digest`]: the checksum of committed bytes |
@@ -24,6 +25,7 @@ pub mod error;
 pub mod id;
 pub mod invariant;
 pub mod key;
+pub mod partition;
 pub mod rng;
 pub mod tensor;
 #[cfg(feature = "testing")]
@@ -36,6 +38,7 @@ pub use error::{Error, ErrorKind, Result, Retry};
 pub use id::{Generation, Nonce, SampleId, StoreId, TensorName};
 pub use invariant::{Invariant, Recorder, Violation};
 pub use key::{KeySpace, ObjectKey, SampleKey};
+pub use partition::Partition;
 pub use rng::{Rng, SeededRng, SystemRng};
 pub use tensor::{DType, TensorSpec};
 pub use time::{Clock, Deadline, ManualClock, SystemClock, Timestamp, poll_until};

@@ -98,6 +98,7 @@
 //!
 //! | room | its job |
 //! |---|---|
+//! | `partitions` | a store that is larger than one cluster, as several stores |
 //! | `ops` | the operations: put, get, take, answer, retire, adopt; each in a module with its states |
 //! | `audit` | comparing what the engine has with what the index knows |
 //! | `store` | the open store: its parts, opening and closing, leases in the hands of callers |
@@ -115,6 +116,7 @@ pub mod fuzzing;
 mod io;
 mod memory;
 mod ops;
+mod partitions;
 mod reclaim;
 mod record;
 mod runtime;
@@ -133,6 +135,7 @@ pub use ops::put::{PutItem, PutTurn, Stored};
 pub use ops::residency::Tier;
 pub use ops::unleased::LiveRef;
 pub use ops::writer::Writer;
+pub use partitions::Partitions;
 pub use reclaim::duty::Sweeping;
 pub use reclaim::worker::Swept;
 pub use record::described::DescribedRef;

@@ -200,6 +200,7 @@ pub trait Index: Send + Sync + Debug {
             cancelled,
             usable: &any_sample,
             settle: Duration::ZERO,
+            waits: true,
         };
         self.take(session, Some(group), items, ticks, terms, within).await
     }
@@ -218,6 +219,7 @@ pub trait Index: Send + Sync + Debug {
             cancelled,
             usable: &any_sample,
             settle: Duration::ZERO,
+            waits: true,
         };
         self.take_next(session, group, count, ticks, terms, within).await
     }
@@ -235,6 +237,7 @@ pub trait Index: Send + Sync + Debug {
             cancelled,
             usable: &any_sample,
             settle: Duration::ZERO,
+            waits: true,
         };
         self.take(session, None, items, ticks, terms, within).await
     }

@@ -326,6 +326,7 @@ async fn use_some(worker: &Worker, group: u8, name: &GroupName) -> Result<()> {
         cancelled: &worker.stop,
         usable: &|_, _| Ok(()),
         settle: Duration::ZERO,
+        waits: true,
     };
     let called = now_us();
     let held = index

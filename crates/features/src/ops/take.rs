@@ -41,6 +41,7 @@ impl Inner {
             usable: &|sample, description| readable.check(sample, description),
             // A read lease costs no attempt, and expires by itself.
             settle: group.map_or(Duration::ZERO, |_| self.runtime.config.call_within),
+            waits: true,
         };
         for last in [false, true] {
             let session = match self.runtime.sessions.current(OPERATION, deadline).await {
@@ -116,6 +117,7 @@ impl Inner {
         &self,
         group: &GroupName,
         count: usize,
+        waits: bool,
         caller: &Caller,
         deadline: Deadline,
     ) -> Result<Vec<Lease>> {
@@ -126,6 +128,7 @@ impl Inner {
             cancelled: caller.token(),
             usable: &|sample, description| readable.check(sample, description),
             settle: self.runtime.config.call_within,
+            waits,
         };
         let mut again = true;
         loop {
@@ -198,10 +201,20 @@ impl FeatureStore {
     /// processes. The call waits up to a second past its deadline for an answer of the index. A lease that is granted
     /// even later goes back, and costs the group no attempt.
     pub async fn lease_next(&self, group: &GroupName, count: usize, within: Duration) -> Result<Vec<Lease>> {
+        self.next(group, count, true, within).await
+    }
+
+    /// As [`FeatureStore::lease_next`], without waiting: takes the samples that are ready now, or none.
+    pub async fn lease_ready(&self, group: &GroupName, count: usize, within: Duration) -> Result<Vec<Lease>> {
+        self.next(group, count, false, within).await
+    }
+
+    async fn next(&self, group: &GroupName, count: usize, waits: bool, within: Duration) -> Result<Vec<Lease>> {
         const OPERATION: &str = "features.lease_next";
         let group = group.clone();
         let taking = self.run_for(OPERATION, |inner, caller| async move {
-            inner.take_next(&group, count, &caller, inner.deadline(within)).await
+            let deadline = inner.deadline(within);
+            inner.take_next(&group, count, waits, &caller, deadline).await
         });
         let answer = tokio::time::timeout(within.saturating_add(ANSWERED_LATE), taking).await;
         answer.unwrap_or_else(|_| Err(not_told(OPERATION)))

@@ -86,6 +86,7 @@ impl TxnIndex {
         let first = !std::mem::replace(looked, true);
         let ready = match ready {
             Ready::Some(ready) => ready,
+            Ready::None(_) if !terms.waits => return Ok(Next::Nothing),
             Ready::None(version) => {
                 let woken = tokio::select! {
                     biased;

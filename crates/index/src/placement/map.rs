@@ -1,11 +1,12 @@
 //! The map of an index's clusters, and which of them a new store begins on.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, Digest, Error, ErrorKind, Result, Retry, Rng, StoreId};
+use holdfast_core::{Clock, Deadline, Digest, Error, ErrorKind, Partition, Result, Retry, Rng, StoreId};
 use holdfast_custody::Version;
 use serde::{Deserialize, Serialize};
 
@@ -109,12 +110,18 @@ impl ClusterMap {
     /// The cluster for a new store: of all that are open, the one whose hash with the store's name is the largest
     /// (rendezvous hashing). A cluster that is added takes over its share of new stores, and changes no other choice.
     /// The home, if none is open.
+    ///
+    /// The partitions of a store go round the clusters, in the order of those hashes for the whole store: their number on one
+    /// cluster differs by one at most from that on another, which hashes of their own would not see to.
     pub fn choose(&self, store: &StoreId) -> ClusterName {
         let home = self.home.then(ClusterName::home);
         let others = self.clusters.iter().filter(|(_, address)| address.open);
-        let open = home.into_iter().chain(others.map(|(name, _)| name.clone()));
-        let weight = |cluster: &ClusterName| Digest::of(format!("{cluster}\n{store}").as_bytes());
-        open.max_by_key(weight).unwrap_or_else(ClusterName::home)
+        let mut open: Vec<ClusterName> = home.into_iter().chain(others.map(|(name, _)| name.clone())).collect();
+        let partition = Partition::named(store);
+        let (whole, number) = partition.as_ref().map_or((store, 0), |one| (one.whole(), one.number()));
+        open.sort_by_cached_key(|cluster| Reverse(Digest::of(format!("{cluster}\n{whole}").as_bytes())));
+        let turn = usize::try_from(number).unwrap_or_default() % open.len().max(1);
+        open.into_iter().nth(turn).unwrap_or_else(ClusterName::home)
     }
 }
 

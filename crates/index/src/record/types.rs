@@ -136,6 +136,8 @@ pub struct Terms<'a> {
     /// it. A lease that no caller learns of costs its group an attempt when it expires; one that is learned of late can
     /// be released as unserved. Nothing new is begun in this time.
     pub settle: Duration,
+    /// Whether a call for the next samples waits for the first one. Otherwise it takes what is ready now, or nothing.
+    pub waits: bool,
 }
 
 impl fmt::Debug for Terms<'_> {
@@ -143,6 +145,7 @@ impl fmt::Debug for Terms<'_> {
         f.debug_struct("Terms")
             .field("cancelled", self.cancelled)
             .field("settle", &self.settle)
+            .field("waits", &self.waits)
             .finish_non_exhaustive()
     }
 }

@@ -170,6 +170,7 @@ async fn a_lease_told_of_after_its_deadline(context: &Context) -> CaseResult {
         cancelled: &CancellationToken::new(),
         usable: &any_sample,
         settle: CALL,
+        waits: true,
     };
     for by_name in [false, true] {
         txn_store.plan([Some(Fate::ToldAfter(2 * SHORT))]);

@@ -17,6 +17,8 @@ cases! {
         "Calls that wait take a cancellation token. When it is cancelled, they end as at their deadline.";
     a_caller_that_left_takes_nothing
         "It is no error if none came before the caller left.";
+    a_caller_that_does_not_wait_takes_what_is_ready_or_nothing
+        "A call for the next samples that does not wait takes what is ready now, or nothing.";
     a_caller_that_leaves_ends_the_wait_for_quota
         "Calls that wait take a cancellation token. When it is cancelled, they end as at their deadline.";
     what_cannot_be_used_is_passed_over
@@ -66,6 +68,7 @@ async fn a_caller_that_leaves_ends_the_wait_for_the_next_sample(context: &Contex
                 cancelled: &cancelled,
                 usable: &any,
                 settle: Duration::ZERO,
+                waits: true,
             };
             next(&consumer, 1, terms, PATIENT).await
         }
@@ -85,9 +88,32 @@ async fn a_caller_that_left_takes_nothing(context: &Context) -> CaseResult {
         cancelled: &cancelled,
         usable: &any,
         settle: Duration::ZERO,
+        waits: true,
     };
     ensure_eq!(next(context, 1, terms, CALL).await?, [], "what it got");
     ensure_eq!(context.attempts(&sample, &a()?).await?, 0, "attempts");
+    Ok(())
+}
+
+async fn a_caller_that_does_not_wait_takes_what_is_ready_or_nothing(context: &Context) -> CaseResult {
+    let consumer = context.join().await?;
+    let looked = |client| async move {
+        let terms = Terms {
+            cancelled: &CancellationToken::new(),
+            usable: &any,
+            settle: Duration::ZERO,
+            waits: false,
+        };
+        let looking = tokio::time::timeout(SOON, next(client, 1, terms, PATIENT)).await;
+        let held = looking.map_err(|_| Failure::new(format!("it still waits after {SOON:?}")))??;
+        Ok::<_, Failure>(held)
+    };
+    ensure_eq!(looked(&consumer).await?, [], "what it got of nothing");
+    let sample = context.publish("s", &["a"]).await?;
+    let held = looked(&consumer).await?;
+    ensure_eq!(held.len(), 1, "what it got of one");
+    ensure_eq!(held[0].sample, sample, "what it got");
+    ensure_eq!(looked(&consumer).await?, [], "what is left");
     Ok(())
 }
 
@@ -163,6 +189,7 @@ async fn what_cannot_be_used_is_passed_over(context: &Context) -> CaseResult {
         cancelled: &CancellationToken::new(),
         usable: &old,
         settle: Duration::ZERO,
+        waits: true,
     };
     let taken = next(context, 1, terms, PATIENT).await?;
     let taken: Vec<SampleRef> = taken.into_iter().map(|held| held.sample).collect();
@@ -200,6 +227,7 @@ async fn what_is_passed_over_is_not_waited_for_in_a_loop(context: &Context) -> C
                 cancelled: &CancellationToken::new(),
                 usable: &count,
                 settle: Duration::ZERO,
+                waits: true,
             };
             next(&consumer, 1, terms, PATIENT).await
         }
@@ -224,6 +252,7 @@ async fn what_cannot_be_used_is_refused_by_name_and_stays_as_it_is(context: &Con
         cancelled: &CancellationToken::new(),
         usable: &old,
         settle: Duration::ZERO,
+        waits: true,
     };
     for group in [Some(a()?), None] {
         let results = context
