@@ -492,18 +492,16 @@ impl TxnStore for FollowingStore {
                 .store
                 .open_session(time_to_live, self.shared.left(deadline))
                 .await?;
-            // It has no key yet that a mover would take it along by.
-            let said = ask(&*residence.store, &self.shared.layout, self.shared.left(deadline)).await?;
-            if said.away(&self.shared.layout, &residence.stay).is_some() {
-                drop(session);
-                self.shared.leave(&residence, deadline).await?;
-                continue;
-            }
+            // Before the cluster is asked: a call that follows a later move finds it there, and ends it.
             let kept = Kept::new(session, time_to_live);
             self.shared.sessions.lock().push(Arc::downgrade(&kept));
-            if self.shared.residence().number == residence.number {
+            // It has no key yet that a mover would take it along by.
+            let said = ask(&*residence.store, &self.shared.layout, self.shared.left(deadline)).await?;
+            if said.away(&self.shared.layout, &residence.stay).is_none() {
                 return Ok(Box::new(FollowingSession(kept)));
             }
+            drop(kept);
+            self.shared.leave(&residence, deadline).await?;
         }
     }
 

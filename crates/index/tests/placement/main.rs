@@ -3,6 +3,7 @@
 
 mod clusters;
 mod fuse;
+mod opening;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
