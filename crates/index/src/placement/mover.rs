@@ -38,6 +38,9 @@ const OPERATION: &str = "index.move";
 const MOVER_TTL: Duration = Duration::from_secs(5);
 /// How long one call may take.
 const CALL: Duration = Duration::from_secs(5);
+/// How long finding the store may take, with the time of the move as the most. Copying may take long; a cluster that does
+/// not answer at an address that somebody mistyped is to be told soon. Longer than an election.
+const LOCATE: Duration = Duration::from_secs(15);
 /// How many keys are listed at once, and the fewest and most values that are read at once: they may be short or long.
 const KEYS_AT_ONCE: usize = 5000;
 const FEWEST_VALUES: usize = 16;
@@ -119,7 +122,8 @@ pub async fn move_store(
     } = asked;
     let deadline = Deadline::after(clock, within);
     let layout = Layout::new(store);
-    let (source, _) = locate(clusters, &layout, &ClusterName::home(), clock, deadline).await?;
+    let soon = || Deadline::after(clock, LOCATE.min(deadline.remaining(clock)));
+    let (source, _) = locate(clusters, &layout, &ClusterName::home(), clock, soon()).await?;
     let mut report = MoveReport {
         from: source.cluster.clone(),
         to: to.clone(),
@@ -145,7 +149,7 @@ pub async fn move_store(
         linger = mover.run(&mut report, told).await?;
         told(MoveStep::Committed);
         // Removes `arriving`, unless a process that follows has.
-        locate(clusters, &layout, &source.cluster, clock, deadline).await?;
+        locate(clusters, &layout, &source.cluster, clock, soon()).await?;
     }
     point_home(clusters, &layout, to).await?;
     // Processes that have not noticed yet may still read where the store was. Their sessions end by then.

@@ -272,6 +272,27 @@ async fn what_would_break_a_store_is_refused() {
     assert!(take(&follows).await.expect("a take").is_some());
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_cluster_that_does_not_answer_is_told_soon_however_long_a_move_may_take() {
+    let asked = Move {
+        store: store(),
+        to: name("b"),
+        longest_linger: Duration::ZERO,
+    };
+    for (within, told_within) in [(3600, 15), (2, 2)] {
+        let clusters = MemoryClusters::new();
+        clusters.store("home").faults().slow(Duration::MAX);
+        let (within, began) = (Duration::from_secs(within), tokio::time::Instant::now());
+        let error = move_store(&*clusters, &asked, &*clusters.clock, &SystemRng, within, &mut |_| {})
+            .await
+            .expect_err("no answer");
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        // A timer ends at a whole millisecond.
+        let told_within = Duration::from_secs(told_within) + Duration::from_millis(1);
+        assert!(began.elapsed() <= told_within, "{:?}", began.elapsed());
+    }
+}
+
 #[tokio::test]
 async fn a_record_of_the_place_that_cannot_be_read_is_an_error_and_no_answer() {
     for value in [
