@@ -56,6 +56,7 @@
 //!   no longer is: that cluster says where it went.
 
 mod follow;
+mod locate;
 mod map;
 mod mover;
 mod session;
