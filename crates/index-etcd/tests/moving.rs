@@ -13,11 +13,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use holdfast_core::{Error, ErrorKind, Nonce, Result, SampleId, StoreId, SystemRng};
-use holdfast_custody::{GroupName, Publication};
+use holdfast_core::{ErrorKind, StoreId, SystemRng};
+use holdfast_custody::GroupName;
 use holdfast_index::placement::{ClusterAddress, ClusterName, Clusters as _, Move, MoveReport, move_store, write_map};
 use holdfast_index::store::{MovableStore, TxnStore, Write, prefix};
-use holdfast_index::{Commit, Index, IndexConfig, LeaseGrant, Reserve, SampleRef, Session, TxnIndex};
+use holdfast_index::testing::Client;
+use holdfast_index::{Index, IndexConfig, TxnIndex};
 use holdfast_index_etcd::{EtcdClusters, EtcdStore, NewStore, open_store};
 use holdfast_testkit::EtcdCluster;
 use parking_lot::Mutex;
@@ -28,8 +29,11 @@ fn store() -> StoreId {
     StoreId::new("run/7").expect("a name")
 }
 
+/// Those who use the samples.
+const GROUPS: &[&str] = &["trainers"];
+
 fn group() -> GroupName {
-    GroupName::new("trainers").expect("a name")
+    GroupName::new(GROUPS[0]).expect("a name")
 }
 
 /// Two etcds as one index: the home, and `b`.
@@ -69,14 +73,13 @@ impl Two {
         Arc::new(EtcdClusters::new(home, settings, clock()))
     }
 
-    async fn process(&self) -> Process {
+    async fn process(&self) -> Client {
         let store = store();
         let txn_store = open_store(self.clusters().await, &store, NewStore::Begins, &SystemRng, START);
         let txn_store = txn_store.await.expect("the store");
         let settings = IndexConfig::default();
         let index = TxnIndex::new(txn_store, &store, settings, clock(), Arc::new(SystemRng));
-        let session = index.open_session(CALL).await.expect("a session");
-        Process { index, session }
+        Client::open(Arc::new(index)).await.expect("a session")
     }
 
     async fn move_to(&self, to: &ClusterName, longest_linger: Duration) -> MoveReport {
@@ -94,62 +97,6 @@ impl Two {
 
 fn b() -> ClusterName {
     "b".parse().expect("a name")
-}
-
-struct Process {
-    index: TxnIndex,
-    session: Session,
-}
-
-impl Process {
-    async fn put(&self, sample: &str) -> Result<()> {
-        let reserve = Reserve {
-            sample: SampleId::new(sample)?,
-            nonce: Nonce::from_u64(7),
-            bytes: 8,
-            plan: "plan".to_owned(),
-            claims: Vec::new(),
-        };
-        let reserved = self
-            .index
-            .reserve(&self.session, std::slice::from_ref(&reserve), CALL)
-            .await;
-        let generation = reserved.into_iter().next().ok_or_else(nothing)??;
-        let commit = Commit {
-            sample: SampleRef {
-                sample: reserve.sample,
-                generation,
-            },
-            becomes: None,
-            publication: Publication {
-                groups: vec![group()],
-                retain: false,
-                max_attempts: 3,
-            },
-            description: b"description".to_vec(),
-        };
-        let committed = self.index.commit(&self.session, &[commit], CALL).await;
-        committed.into_iter().next().ok_or_else(nothing)?.map(|_| ())
-    }
-
-    async fn take(&self, within: Duration) -> Result<Option<LeaseGrant>> {
-        let mut taken = self.index.lease_next(&self.session, &group(), 1, 100, within).await?;
-        Ok(taken.pop())
-    }
-
-    async fn use_up(&self, grant: &LeaseGrant) -> Result<()> {
-        let acked = self.index.ack(&self.session, std::slice::from_ref(grant), CALL).await;
-        acked.into_iter().next().ok_or_else(nothing)??;
-        let freed = self
-            .index
-            .freed(&self.session, std::slice::from_ref(&grant.sample), CALL)
-            .await;
-        freed.into_iter().next().ok_or_else(nothing)?.map(|_| ())
-    }
-}
-
-fn nothing() -> Error {
-    Error::internal("test", "a call without an answer")
 }
 
 /// Several processes' worth of clients; each put, take and answer is timed.
@@ -179,7 +126,10 @@ async fn under_load_nothing_is_lost_or_used_twice_and_the_pause_is_short() {
                     break;
                 }
                 let began = tokio::time::Instant::now();
-                process.put(&format!("{pair}-{number}")).await.expect("a put");
+                process
+                    .publish(&format!("{pair}-{number}"), GROUPS)
+                    .await
+                    .expect("a put");
                 timed(&slowest, began);
                 made.fetch_add(1, Ordering::Relaxed);
             }
@@ -189,10 +139,11 @@ async fn under_load_nothing_is_lost_or_used_twice_and_the_pause_is_short() {
         consumers.spawn(async move {
             loop {
                 let is_end = all_made.load(Ordering::Relaxed);
-                match process.take(Duration::from_millis(500)).await.expect("a take") {
+                let taken = process.next_one(&group(), Duration::from_millis(500)).await;
+                match taken.expect("a take") {
                     Some(grant) => {
                         let began = tokio::time::Instant::now();
-                        process.use_up(&grant).await.expect("an answer");
+                        process.ack_and_free(&grant).await.expect("an answer");
                         timed(&slowest, began);
                         *used.lock().entry(grant.sample.sample.to_string()).or_default() += 1;
                     }

@@ -2,19 +2,16 @@
 #![allow(clippy::expect_used, reason = "a test says what it expects")]
 
 #[path = "placement/clusters.rs"]
-#[expect(dead_code, reason = "its other user needs more of it")]
 mod clusters;
 
-use std::sync::Arc;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::{Clock, Error, Result, StoreId};
+use holdfast_core::{Clock, Result, StoreId};
 use holdfast_index::placement::FollowingStore;
 use holdfast_index::store::TxnStore;
-use holdfast_index::store::memory::Saved;
-use holdfast_index::testing::{Backend, Harness};
+use holdfast_index::testing::{Backend, Harness, MemoryHarness};
 use holdfast_index::{IndexConfig, Session};
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
@@ -34,13 +31,13 @@ fn main() {
 struct MovingBackend;
 
 struct MovingHarness {
-    store: StoreId,
+    /// All clusters, from outside.
+    memory: MemoryHarness,
     clusters: Arc<MemoryClusters>,
     opened: Arc<Mutex<Vec<Weak<FollowingStore>>>>,
     /// Held during a move, and by what must not happen during one.
     still: Arc<tokio::sync::Mutex<()>>,
     mover: Mutex<Option<JoinHandle<()>>>,
-    saved: Mutex<Vec<Saved>>,
 }
 
 #[async_trait]
@@ -60,15 +57,16 @@ impl Backend for MovingBackend {
     }
 
     async fn start(&self) -> Result<Box<dyn Harness>> {
+        let (store, clusters) = (StoreId::new("contract/moving")?, MemoryClusters::new());
+        let others = ["b", "c"].map(|cluster| clusters.store(cluster).clone()).to_vec();
+        let (clock, home) = (Arc::clone(&clusters.clock), clusters.store("home").clone());
         let harness = MovingHarness {
-            store: StoreId::new("contract/moving")?,
-            clusters: MemoryClusters::new(),
+            memory: MemoryHarness::over(store.clone(), clock, home, others),
+            clusters: Arc::clone(&clusters),
             opened: Arc::default(),
             still: Arc::default(),
             mover: Mutex::default(),
-            saved: Mutex::default(),
         };
-        let (clusters, store) = (Arc::clone(&harness.clusters), harness.store.clone());
         let (opened, still) = (Arc::clone(&harness.opened), Arc::clone(&harness.still));
         let mover = tokio::spawn(async move {
             for to in ["b", "c", "home"].into_iter().cycle().take(MOVES) {
@@ -118,67 +116,43 @@ impl Drop for MovingHarness {
 #[async_trait]
 impl Harness for MovingHarness {
     fn store(&self) -> &StoreId {
-        &self.store
+        self.memory.store()
     }
 
     fn settings(&self) -> IndexConfig {
-        IndexConfig {
-            reserve_ticks: 20,
-            lost_ticks: 4,
-            ..IndexConfig::default()
-        }
+        self.memory.settings()
     }
 
     fn clock(&self) -> Arc<dyn Clock> {
-        Arc::clone(&self.clusters.clock) as Arc<dyn Clock>
+        self.memory.clock()
     }
 
     async fn pass(&self, time: Duration) {
         let _turn = self.still.lock().await;
-        self.clusters.clock.advance(time);
-        self.clusters
-            .stores
-            .values()
-            .for_each(holdfast_index::store::memory::MemoryStore::settle);
-        tokio::task::yield_now().await;
+        self.memory.pass(time).await;
     }
 
     async fn kill_session(&self, session: &Session) -> Result<()> {
         let _turn = self.still.lock().await;
-        let ended: Vec<bool> = self
-            .clusters
-            .stores
-            .values()
-            .map(|store| store.expire(session.id()))
-            .collect();
-        if !ended.contains(&true) {
-            return Err(Error::invalid("testing.kill_session", "there is no such session"));
-        }
-        Ok(())
+        self.memory.kill_session(session).await
     }
 
     async fn save(&self) -> Result<()> {
         self.stop().await;
-        *self.saved.lock() = self.clusters.stores.values().map(|store| store.save()).collect();
-        Ok(())
+        self.memory.save().await
     }
 
     async fn put_back(&self) -> Result<()> {
-        let saved = self.saved.lock().clone();
-        for (store, saved) in self.clusters.stores.values().zip(&saved) {
-            store.put_back(saved);
-        }
-        Ok(())
+        self.memory.put_back().await
     }
 
     async fn declare(&self) -> Result<()> {
-        self.clusters.stores.values().for_each(|store| store.declare());
-        Ok(())
+        self.memory.declare().await
     }
 
     async fn txn_store(&self) -> Result<Arc<dyn TxnStore>> {
         let _turn = self.still.lock().await;
-        let store = Arc::new(self.clusters.open(&self.store).await?);
+        let store = Arc::new(self.clusters.open(self.store()).await?);
         self.opened.lock().push(Arc::downgrade(&store));
         Ok(store)
     }

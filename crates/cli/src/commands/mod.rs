@@ -90,7 +90,9 @@ pub(crate) async fn run(
             clusters::run(&look(progress, usual).await?, change, &context, progress).await
         }
         Command::Move { to } => {
-            let reach = look(progress, LOOK).await?;
+            // A long timeout is for copying: a cluster that does not answer is told as soon as by any other command.
+            let opening = Reach::open(settings, within(LOOK).min(LOOK));
+            let reach = progress.wait("asking etcd", opening).await?;
             clusters::move_to(&reach, &to, within(MOVE), progress).await
         }
         Command::Quarantine(what) => quarantine::run(&look(progress, LOOK).await?, what, &context, progress).await,

@@ -6,9 +6,9 @@
 //! only wait: the store owns it.
 //!
 //! # A transaction that is rejected
-//! Either a condition of its own did not hold, or the store was frozen. So after a rejection `m/away` of the
-//! stay and `m/froze` are read. If neither shows a freeze since this process last looked, the transaction's own conditions did not hold.
-//! Otherwise it is sent again.
+//! Either a condition of its own did not hold, or the store was frozen. So after a rejection `m/away` of the stay and
+//! `m/froze` are read. If neither shows a freeze since this process last looked, the transaction's own conditions did not
+//! hold. Otherwise it is sent again.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -22,22 +22,17 @@ use holdfast_custody::Version;
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 
+use super::locate::{OPERATION, Residence, ask, has_left, locate};
 use super::map::ClusterName;
 use super::session::{FollowingSession, Kept};
-use super::versions::{Copy, Versions};
+use super::versions::Copy;
 use super::watch::FollowingWatch;
-use super::{Away, Clusters, Here, MoveId, Why, decoded};
+use super::{Clusters, Why};
 use crate::record::layout::{Layout, after};
 use crate::store::{
-    Condition, Entry, History, Limits, MovableStore, Read, Snapshot, StoreSession, Transaction, TxnOutcome, TxnStore,
-    Watch, Write, check,
+    Condition, History, Limits, Read, Snapshot, StoreSession, Transaction, TxnOutcome, TxnStore, Watch, check,
 };
 
-const OPERATION: &str = "index.follow";
-/// The most clusters that are gone through to find a store: after a few moves the home says directly where it is.
-const MOST_HOPS: usize = 8;
-/// The most stays of a store on one cluster that are looked at.
-const MOST_STAYS: usize = 1000;
 /// How often a process asks whether a frozen store has thawed: the first pause, doubled up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(160);
@@ -46,17 +41,6 @@ const LOOK_WITHIN: Duration = Duration::from_secs(10);
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
 /// What the condition that the store is there takes at most, in bytes.
 const FOR_PLACE: usize = 2048;
-
-/// Where a store is, as this process knows it.
-#[derive(Clone, Debug)]
-pub(super) struct Residence {
-    /// Counts the places that this process has followed the store to.
-    number: u64,
-    pub(super) cluster: ClusterName,
-    pub(super) store: Arc<dyn MovableStore>,
-    pub(super) stay: MoveId,
-    pub(super) versions: Versions,
-}
 
 /// The transactional store of one store, on whichever cluster it is. Dropping it ends its task.
 #[derive(Debug)]
@@ -76,112 +60,6 @@ struct Shared {
     sessions: Mutex<Vec<Weak<Kept>>>,
     /// Lets one call at a time follow.
     following: tokio::sync::Mutex<()>,
-}
-
-/// What a cluster says of a store.
-pub(super) struct Said {
-    pub(super) here: Option<Here>,
-    pub(super) here_version: Option<Version>,
-    /// What it says of each stay.
-    away: Vec<(Entry, Away)>,
-    froze: Option<Version>,
-}
-
-impl Said {
-    /// The last stay there.
-    pub(super) fn stay(&self) -> MoveId {
-        self.here.as_ref().map_or_else(MoveId::first, |here| here.by.clone())
-    }
-
-    /// The condition that no other stay has begun there.
-    pub(super) fn is_last_stay(&self, layout: &Layout) -> Condition {
-        match self.here_version {
-            Some(version) => Condition::Unchanged(layout.here(), version),
-            None => Condition::Absent(layout.here()),
-        }
-    }
-
-    /// What it says of a stay, if the store cannot be written in it, and the version of that.
-    pub(super) fn away(&self, layout: &Layout, stay: &MoveId) -> Option<(Away, Version)> {
-        let key = layout.away(&stay.0);
-        let found = self.away.iter().find(|(entry, _)| entry.key == key)?;
-        Some((found.1.clone(), found.0.version))
-    }
-}
-
-/// Asks a cluster where a store is.
-pub(super) async fn ask(store: &dyn MovableStore, layout: &Layout, within: Duration) -> Result<Said> {
-    let away = Read::Range {
-        keys: layout.all_away(),
-        limit: MOST_STAYS,
-        keys_only: false,
-    };
-    let reads = [Read::Key(layout.here()), Read::Key(layout.froze()), away];
-    let snapshot = store.read(&reads, within).await?;
-    let mut entries = snapshot.entries.into_iter();
-    let mut first = || entries.next().and_then(|entries| entries.into_iter().next());
-    let (here, froze) = (first(), first());
-    let away = entries.flatten().map(|entry| {
-        let away = decoded(OPERATION, &entry)?;
-        Ok((entry, away))
-    });
-    Ok(Said {
-        away: away.collect::<Result<_>>()?,
-        here_version: here.as_ref().map(|entry| entry.version),
-        here: here.map(|entry| decoded(OPERATION, &entry)).transpose()?,
-        froze: froze.map(|entry| entry.version),
-    })
-}
-
-/// Finds a store, beginning at this cluster. Finishes a move that has been committed and not finished.
-pub(super) async fn locate(
-    clusters: &dyn Clusters,
-    layout: &Layout,
-    first: &ClusterName,
-    clock: &dyn Clock,
-    deadline: Deadline,
-) -> Result<(Residence, Option<Version>)> {
-    let mut cluster = first.clone();
-    let mut committed: Option<MoveId> = None;
-    for _ in 0..MOST_HOPS {
-        let store = clusters.connect(&cluster, deadline.remaining(clock)).await?;
-        let said = ask(&*store, layout, deadline.remaining(clock)).await?;
-        let stay = said.stay();
-        let key = layout.away(&stay.0);
-        match said.away(layout, &stay) {
-            Some((away, version)) if away.why == Why::Arriving && committed.as_ref() == Some(&stay) => {
-                let arrived = Transaction {
-                    conditions: vec![Condition::Unchanged(key.clone(), version)],
-                    writes: vec![Write::Delete(key)],
-                };
-                // Rejected: another process was faster. An error: whoever comes next tries again.
-                store.transact(&arrived, deadline.remaining(clock)).await?;
-            }
-            Some((away, _)) if away.why != Why::Freezing => {
-                committed = (away.why == Why::Moved).then_some(away.by);
-                cluster = away.to;
-            }
-            _ if committed.is_some() && said.here.is_none() => {
-                let message = "the store was moved to this cluster, which does not have it: was the cluster restored to an \
-                               earlier state?";
-                let error = Error::new(ErrorKind::Corrupt, OPERATION, message);
-                return Err(error.with("store", layout.root()).with("cluster", &cluster));
-            }
-            _ => {
-                let residence = Residence {
-                    number: 0,
-                    cluster,
-                    store,
-                    stay,
-                    versions: Versions::of(said.here.as_ref()),
-                };
-                return Ok((residence, said.froze));
-            }
-        }
-    }
-    let message =
-        "the clusters point at each other, and none says that it has the store: is it being moved back and forth?";
-    Err(Error::unavailable(OPERATION, message).with("store", layout.root()))
 }
 
 impl FollowingStore {
@@ -371,9 +249,7 @@ impl Shared {
             self.leave(&residence, deadline).await?;
         }
     }
-}
 
-impl Shared {
     /// The copies that conditions are on, if any is. None if the store has left.
     async fn copies(
         &self,
@@ -400,12 +276,6 @@ impl Shared {
             snapshot.entries.into_iter().flatten().filter_map(Copy::read).collect(),
         ))
     }
-}
-
-/// Whether a store is elsewhere. A frozen one is still there.
-fn has_left(away: Option<&Entry>) -> Result<bool> {
-    let away: Option<Away> = away.map(|entry| decoded(OPERATION, entry)).transpose()?;
-    Ok(away.is_some_and(|away| away.why != Why::Freezing))
 }
 
 #[async_trait]
@@ -492,18 +362,16 @@ impl TxnStore for FollowingStore {
                 .store
                 .open_session(time_to_live, self.shared.left(deadline))
                 .await?;
-            // It has no key yet that a mover would take it along by.
-            let said = ask(&*residence.store, &self.shared.layout, self.shared.left(deadline)).await?;
-            if said.away(&self.shared.layout, &residence.stay).is_some() {
-                drop(session);
-                self.shared.leave(&residence, deadline).await?;
-                continue;
-            }
+            // Before the cluster is asked: a call that follows a later move finds it there, and ends it.
             let kept = Kept::new(session, time_to_live);
             self.shared.sessions.lock().push(Arc::downgrade(&kept));
-            if self.shared.residence().number == residence.number {
+            // It has no key yet that a mover would take it along by.
+            let said = ask(&*residence.store, &self.shared.layout, self.shared.left(deadline)).await?;
+            if said.away(&self.shared.layout, &residence.stay).is_none() {
                 return Ok(Box::new(FollowingSession(kept)));
             }
+            drop(kept);
+            self.shared.leave(&residence, deadline).await?;
         }
     }
 

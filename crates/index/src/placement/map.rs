@@ -10,7 +10,7 @@ use holdfast_core::{Clock, Deadline, Digest, Error, ErrorKind, Partition, Result
 use holdfast_custody::Version;
 use serde::{Deserialize, Serialize};
 
-use super::follow::ask;
+use super::locate::ask;
 use super::{Away, Clusters, Here, MoveId, Why, decoded, encoded};
 use crate::record::layout::Layout;
 use crate::record::schema;

@@ -44,6 +44,8 @@
 //! - *the reply to the commit is lost*: `m/away` of the stay at the source says how it ended.
 //! - *a transaction was sent before the freeze and arrives after it*: it is refused by PL1, at the source, for ever. If
 //!   its reply was lost, its slot tells the truth at the target, because versions and values of slots are copied.
+//! - *a session is being opened*: it has no key yet by which the mover would take it along, so it is left behind, and ends
+//!   when its process follows. [`crate::TxnIndex`] then opens another one.
 //! - *a process sleeps through it*: its session has ended at the target, like that of any process that sleeps for longer
 //!   than its time to live.
 //! - *a process does not follow* (an earlier release, or one that opened the store before there was a map): the mover
@@ -54,6 +56,7 @@
 //!   no longer is: that cluster says where it went.
 
 mod follow;
+mod locate;
 mod map;
 mod mover;
 mod session;

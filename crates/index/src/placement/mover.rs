@@ -15,45 +15,34 @@
 //! Nothing of it is undone by the next step failing: until the commit the source is as it was, and what was copied is
 //! deleted by the next move to that cluster.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod copy;
+mod left;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
 use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result, Retry, Rng, StoreId};
 use holdfast_custody::{SessionId, Version};
 use parking_lot::Mutex;
 
-use super::follow::{Residence, ask, locate};
+use self::left::{delete_left, point_home};
+use super::locate::{Residence, ask, locate};
 use super::map::ClusterName;
-use super::versions::{Versions, copied};
-use super::{Away, Clusters, Here, MoveId, Why, encoded};
+use super::{Away, Clusters, MoveId, Why, encoded};
 use crate::record::identity::Identity;
-use crate::record::layout::{Layout, after};
-use crate::record::schema;
-use crate::store::{Change, Condition, Entry, MovableStore, Read, Transaction, TxnOutcome, Watch, Write};
+use crate::record::layout::Layout;
+use crate::store::{Condition, Entry, MovableStore, Read, Transaction, TxnOutcome, Write};
 
 const OPERATION: &str = "index.move";
 /// How long a mover that has died holds up the store, at most.
 const MOVER_TTL: Duration = Duration::from_secs(5);
 /// How long one call may take.
 const CALL: Duration = Duration::from_secs(5);
-/// How many keys are listed at once, and the fewest and most values that are read at once: they may be short or long.
+/// How long finding the store may take, and never longer than the move. Nothing answers at a mistyped address, and whoever
+/// mistyped it is to be told soon, however long copying may take. An election takes less.
+const LOCATE: Duration = Duration::from_secs(15);
+/// How many keys are listed at once.
 const KEYS_AT_ONCE: usize = 5000;
-const FEWEST_VALUES: usize = 16;
-const MOST_VALUES: usize = 1024;
-/// More bytes than this in one read, and the next one takes half as many values.
-const LARGE_READ: usize = 1 << 20;
-/// How many versions the copy may be behind when the store is frozen.
-const LITTLE: u64 = 2000;
-/// How long to wait for a change before the copy counts as complete.
-const QUIET: Duration = Duration::from_millis(50);
-/// Versions at the target begin this far above the source's: more than any cluster gives out during a move.
-const AHEAD: u64 = 1 << 32;
-/// What the record of the place takes at most, in bytes.
-const FOR_HERE: usize = 2048;
-/// How many sessions are made known at the target at once.
-const SESSIONS_AT_ONCE: usize = 64;
 
 /// What a mover has done so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,7 +108,8 @@ pub async fn move_store(
     } = asked;
     let deadline = Deadline::after(clock, within);
     let layout = Layout::new(store);
-    let (source, _) = locate(clusters, &layout, &ClusterName::home(), clock, deadline).await?;
+    let soon = || Deadline::after(clock, LOCATE.min(deadline.remaining(clock)));
+    let (source, _) = locate(clusters, &layout, &ClusterName::home(), clock, soon()).await?;
     let mut report = MoveReport {
         from: source.cluster.clone(),
         to: to.clone(),
@@ -145,7 +135,7 @@ pub async fn move_store(
         linger = mover.run(&mut report, told).await?;
         told(MoveStep::Committed);
         // Removes `arriving`, unless a process that follows has.
-        locate(clusters, &layout, &source.cluster, clock, deadline).await?;
+        locate(clusters, &layout, &source.cluster, clock, soon()).await?;
     }
     point_home(clusters, &layout, to).await?;
     // Processes that have not noticed yet may still read where the store was. Their sessions end by then.
@@ -158,97 +148,6 @@ pub async fn move_store(
         }
     }
     Ok(report)
-}
-
-/// Lets the home say where the store is, so that nobody has to go from cluster to cluster.
-async fn point_home(clusters: &dyn Clusters, layout: &Layout, to: &ClusterName) -> Result<()> {
-    let home = clusters.connect(&ClusterName::home(), CALL).await?;
-    let target = clusters.connect(to, CALL).await?;
-    let there = ask(&*target, layout, CALL).await?;
-    let said = ask(&*home, layout, CALL).await?;
-    let (Some(here), Some((away, version))) = (there.here, said.away(layout, &said.stay())) else {
-        return Ok(());
-    };
-    if away.why != Why::Moved || away.by == here.by {
-        return Ok(());
-    }
-    let key = layout.away(&said.stay().0);
-    let pointer = Away {
-        by: here.by,
-        why: Why::Moved,
-        to: to.clone(),
-    };
-    let transaction = Transaction {
-        conditions: vec![Condition::Unchanged(key.clone(), version)],
-        writes: vec![Write::put(key, encoded(OPERATION, &pointer)?)],
-    };
-    // Rejected: another move was faster, and has said where it is.
-    home.transact(&transaction, CALL).await?;
-    Ok(())
-}
-
-/// Deletes what a store has on a cluster where it is not, for this reason, but for the keys that say where it is.
-async fn delete_left(
-    cluster: &dyn MovableStore,
-    layout: &Layout,
-    why: Why,
-    before: u64,
-    told: &mut (dyn FnMut(MoveStep) + Send),
-) -> Result<u64> {
-    let said = ask(cluster, layout, CALL).await?;
-    match said.away(layout, &said.stay()) {
-        Some((away, _)) if away.why == why => {
-            // A move to this cluster begins another stay: then nothing may be deleted here any more.
-            let still = said.is_last_stay(layout);
-            delete_keys(cluster, layout, &still, &mut |deleted| {
-                told(MoveStep::Deleted(before + deleted));
-            })
-            .await
-        }
-        _ => Ok(0),
-    }
-}
-
-/// Deletes all keys of a store on a cluster, but for those that say where it is, as long as a condition holds.
-async fn delete_keys(
-    cluster: &dyn MovableStore,
-    layout: &Layout,
-    still: &Condition,
-    told: &mut (dyn FnMut(u64) + Send),
-) -> Result<u64> {
-    let (all, place) = (layout.all(), layout.of_place());
-    let mut deleted = 0;
-    for mut keys in [all.start..place.start, place.end..all.end] {
-        loop {
-            let listed = list(cluster, keys.clone()).await?;
-            let Some(last) = listed.last() else { break };
-            keys.start = after(last);
-            for part in listed.chunks(cluster.limits().operations) {
-                let transaction = Transaction {
-                    conditions: vec![still.clone()],
-                    writes: part.iter().cloned().map(Write::Delete).collect(),
-                };
-                if cluster.transact(&transaction, CALL).await? == TxnOutcome::Rejected {
-                    let message = "what an earlier move has left is being changed by another one: run it again";
-                    return Err(Error::new(ErrorKind::Conflict, OPERATION, message));
-                }
-                deleted += part.len() as u64;
-                told(deleted);
-            }
-        }
-    }
-    Ok(deleted)
-}
-
-/// The first keys of a range.
-async fn list(cluster: &dyn MovableStore, keys: std::ops::Range<String>) -> Result<Vec<String>> {
-    let read = Read::Range {
-        keys,
-        limit: KEYS_AT_ONCE,
-        keys_only: true,
-    };
-    let snapshot = cluster.read(&[read], CALL).await?;
-    Ok(snapshot.entries.into_iter().flatten().map(|entry| entry.key).collect())
 }
 
 /// One move.
@@ -361,216 +260,6 @@ impl Mover<'_> {
             .with("session", Layout::session_of(&entry.key).unwrap_or_default()))
     }
 
-    /// Prepares the target: what an earlier move has left there goes, and it says how versions are read there.
-    async fn clear_target(&self, source: Version) -> Result<()> {
-        let said = ask(&*self.target, self.layout, CALL).await?;
-        let unchanged = match said.away(self.layout, &said.stay()) {
-            Some((away, _)) if away.why == Why::Freezing => {
-                let message = "the target is moving another store of this name";
-                return Err(Error::new(ErrorKind::Conflict, OPERATION, message).with("cluster", self.to));
-            }
-            Some((_, version)) => Condition::Unchanged(self.layout.away(&said.stay().0), version),
-            None => Condition::NoneIn(self.layout.all()),
-        };
-        let own = self.target.read(&[Read::Key(self.layout.here())], CALL).await?.version;
-        let boundary = self.source.versions.outer(source).0.saturating_add(AHEAD);
-        let here = Here {
-            by: self.by.clone(),
-            offset: (boundary + 1).saturating_sub(own.0),
-            boundary,
-        };
-        let away = Away {
-            by: self.by.clone(),
-            why: Why::Arriving,
-            to: self.source.cluster.clone(),
-        };
-        let here = encoded(OPERATION, &here)?;
-        let transaction = Transaction {
-            conditions: vec![unchanged],
-            writes: vec![
-                Write::put(self.layout.away(&self.by.0), encoded(OPERATION, &away)?),
-                Write::put(self.layout.here(), here.clone()),
-                // A release that knows nothing of moves must not read what is copied here.
-                Write::put(schema::KEY, schema::WITH_CLUSTERS.to_string()),
-            ],
-        };
-        match self.target.transact(&transaction, CALL).await? {
-            TxnOutcome::Committed(version) => {
-                *self.here.lock() = Some((here, version));
-                let still = Condition::Unchanged(self.layout.here(), version);
-                delete_keys(&*self.target, self.layout, &still, &mut |_| {}).await?;
-                Ok(())
-            }
-            TxnOutcome::Rejected => {
-                let message = "the target has a store of this name already, which is not this one";
-                Err(Error::new(ErrorKind::Conflict, OPERATION, message).with("cluster", self.to))
-            }
-        }
-    }
-
-    /// Deletes what movers that died have copied to other clusters. No other one is at work: this one has the lock.
-    async fn clear_others(&self) -> Result<()> {
-        for cluster in self.clusters.names(CALL).await? {
-            if cluster != self.source.cluster && cluster != *self.to {
-                let other = self.clusters.connect(&cluster, CALL).await?;
-                delete_left(&*other, self.layout, Why::Arriving, 0, &mut |_| {}).await?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether a key is copied while the store is in use. Those of sessions are copied at the end, those of the place never.
-    fn is_copied(&self, key: &str) -> bool {
-        let others = self.layout.of_sessions().into_iter().chain([self.layout.of_place()]);
-        !others
-            .into_iter()
-            .any(|keys| keys.start.as_str() <= key && key < keys.end.as_str())
-    }
-
-    async fn copy_all(&self, told: &mut (dyn FnMut(MoveStep) + Send)) -> Result<u64> {
-        let mut keys = self.layout.all();
-        let (mut done, mut limit) = (0, FEWEST_VALUES);
-        loop {
-            let listed = list(&*self.source.store, keys.clone()).await?;
-            let Some(last) = listed.last() else { return Ok(done) };
-            let mut part = keys.start.clone()..after(last);
-            keys.start = part.end.clone();
-            loop {
-                self.in_time()?;
-                let read = Read::Range {
-                    keys: part.clone(),
-                    limit,
-                    keys_only: false,
-                };
-                let snapshot = self
-                    .source
-                    .versions
-                    .snapshot(self.source.store.read(&[read], CALL).await?);
-                let entries: Vec<Entry> = snapshot.entries.into_iter().flatten().collect();
-                let bytes: usize = entries.iter().map(|entry| entry.value.len()).sum();
-                let is_last = entries.len() < limit;
-                let next = entries.last().map(|entry| after(&entry.key));
-                let copies = entries
-                    .into_iter()
-                    .filter(|entry| self.is_copied(&entry.key))
-                    .map(|entry| Write::put(entry.key, copied(entry.version, &entry.value)));
-                let copies: Vec<Write> = copies.collect();
-                done += copies.len() as u64;
-                self.write(copies).await?;
-                told(MoveStep::Copied(done));
-                match next {
-                    Some(next) if !is_last => part.start = next,
-                    _ => break,
-                }
-                limit = if bytes > LARGE_READ { limit / 2 } else { limit * 2 };
-                limit = limit.clamp(FEWEST_VALUES, MOST_VALUES);
-            }
-        }
-    }
-
-    /// Writes to the target, in as many transactions as it takes.
-    async fn write(&self, writes: Vec<Write>) -> Result<()> {
-        let limits = self.target.limits();
-        let most_bytes = limits.bytes.saturating_sub(FOR_HERE);
-        let mut part = Vec::new();
-        let mut bytes = 0;
-        for write in writes {
-            bytes += write.bytes();
-            if part.len() + 1 == limits.operations || bytes > most_bytes {
-                self.put(std::mem::take(&mut part)).await?;
-                bytes = write.bytes();
-            }
-            part.push(write);
-        }
-        self.put(part).await
-    }
-
-    /// One transaction of copies. It is sent until it is known to be applied.
-    async fn put(&self, mut writes: Vec<Write>) -> Result<()> {
-        let lost = || Error::internal(OPERATION, "copies are written before the target is prepared");
-        if writes.is_empty() {
-            return Ok(());
-        }
-        let (here, last) = self.here.lock().clone().ok_or_else(lost)?;
-        writes.push(Write::put(self.layout.here(), here.clone()));
-        let transaction = Transaction {
-            conditions: vec![Condition::Unchanged(self.layout.here(), last)],
-            writes,
-        };
-        loop {
-            self.in_time()?;
-            let applied = match self.target.transact(&transaction, CALL).await {
-                Ok(TxnOutcome::Committed(version)) => Some(version),
-                // Not applied, or a try before it was: the key tells.
-                Ok(TxnOutcome::Rejected) => self.applied_since(last).await?,
-                Err(error) if error.kind() == ErrorKind::Unavailable => self.applied_since(last).await?,
-                Err(error) => return Err(error),
-            };
-            if let Some(version) = applied {
-                *self.here.lock() = Some((here, version));
-                return Ok(());
-            }
-        }
-    }
-
-    /// The version of this mover's last copies, if it is another than this one.
-    async fn applied_since(&self, last: Version) -> Result<Option<Version>> {
-        let said = ask(&*self.target, self.layout, CALL).await?;
-        if said.stay() != self.by {
-            let message = "another move to this cluster has begun; the store is where it was";
-            return Err(Error::new(ErrorKind::Conflict, OPERATION, message).with("cluster", self.to));
-        }
-        Ok(said.here_version.filter(|version| *version != last))
-    }
-
-    fn in_time(&self) -> Result<()> {
-        if !self.deadline.passed(self.clock) {
-            return Ok(());
-        }
-        let message = "the deadline passed before the store was copied; it is where it was";
-        Err(Error::unavailable(OPERATION, message))
-    }
-
-    /// Applies what has changed since the copy began, until little is left.
-    async fn catch_up(
-        &self,
-        watch: &mut dyn Watch,
-        report: &mut MoveReport,
-        told: &mut (dyn FnMut(MoveStep) + Send),
-    ) -> Result<()> {
-        loop {
-            self.in_time()?;
-            let Ok(changes) = tokio::time::timeout(QUIET, watch.next()).await else {
-                return Ok(());
-            };
-            let changes = changes?;
-            let last = changes.last().map_or(0, |change| change.version.0);
-            report.applied += self.apply(changes).await?;
-            told(MoveStep::Applied(report.applied));
-            let now = self.source.store.read(&[Read::Key(self.layout.mover())], CALL).await?;
-            if now.version.0.saturating_sub(last) < LITTLE {
-                return Ok(());
-            }
-        }
-    }
-
-    async fn apply(&self, changes: Vec<Change>) -> Result<u64> {
-        let count = changes.len() as u64;
-        let mut last: BTreeMap<String, Change> = BTreeMap::new();
-        for change in changes {
-            let change = self.source.versions.change(change);
-            if self.is_copied(&change.key) {
-                last.insert(change.key.clone(), change);
-            }
-        }
-        let writes = last.into_values().map(|change| match change.value {
-            Some(value) => Write::put(change.key, copied(change.version, &value)),
-            None => Write::Delete(change.key),
-        });
-        self.write(writes.collect()).await?;
-        Ok(count)
-    }
-
     /// Freezes the store. Returns the version of the freeze, as the source counts.
     async fn freeze(&self, session: SessionId) -> Result<Version> {
         let away = Away {
@@ -598,119 +287,6 @@ impl Mover<'_> {
         let message =
             "the mover was not heard of for so long that its freeze has ended; the store is where it was: run it again";
         Error::new(ErrorKind::Conflict, OPERATION, message).with("cluster", &self.source.cluster)
-    }
-
-    /// Copies the rest of a frozen store. Returns the longest time to live of its sessions.
-    async fn frozen(
-        &self,
-        watch: &mut dyn Watch,
-        froze: Version,
-        report: &mut MoveReport,
-        told: &mut (dyn FnMut(MoveStep) + Send),
-    ) -> Result<Duration> {
-        loop {
-            self.in_time()?;
-            let changes = tokio::time::timeout(CALL, watch.next()).await;
-            let changes =
-                changes.map_err(|_| Error::unavailable(OPERATION, "the source told of no change in time"))??;
-            let is_last = changes.iter().any(|change| change.version >= froze);
-            report.applied += self.apply(changes).await?;
-            told(MoveStep::Applied(report.applied));
-            if is_last {
-                break;
-            }
-        }
-        let mut entries = self.entries_of_sessions().await?;
-        self.check_followers(&entries)?;
-        // Who waits for quota is served in the order of versions.
-        entries.sort_by_key(|(entry, _)| entry.version);
-        let sessions: BTreeSet<SessionId> = entries.iter().filter_map(|(_, session)| *session).collect();
-        let alive = self.import(&sessions).await?;
-        let is_alive = |session: Option<SessionId>| session.is_none_or(|session| alive.contains_key(&session));
-        let copies = entries
-            .into_iter()
-            .filter(|(_, session)| is_alive(*session))
-            .map(|(entry, session)| Write::Put {
-                value: copied(entry.version, &entry.value),
-                key: entry.key,
-                session,
-            });
-        self.write(copies.collect()).await?;
-        self.compare().await?;
-        // From here on each of them has its whole time to live to be resumed.
-        self.import(&sessions).await?;
-        report.sessions = alive.len();
-        Ok(alive.values().copied().max().unwrap_or_default())
-    }
-
-    /// The keys that vanish with sessions, each with its session.
-    async fn entries_of_sessions(&self) -> Result<Vec<(Entry, Option<SessionId>)>> {
-        let mut entries = Vec::new();
-        for mut keys in self.layout.of_sessions() {
-            loop {
-                let part = self
-                    .source
-                    .store
-                    .with_sessions(keys.clone(), KEYS_AT_ONCE, CALL)
-                    .await?;
-                let Some((last, _)) = part.last() else { break };
-                keys.start = after(&last.key);
-                let versions: Versions = self.source.versions;
-                entries.extend(
-                    part.into_iter()
-                        .map(|(entry, session)| (versions.entry(entry), session)),
-                );
-            }
-        }
-        Ok(entries)
-    }
-
-    /// Makes sessions known at the target, if they have not ended. Returns them, with their times to live.
-    async fn import(&self, sessions: &BTreeSet<SessionId>) -> Result<BTreeMap<SessionId, Duration>> {
-        let one = async |session: SessionId| {
-            let Some(time_to_live) = self.source.store.time_to_live(session, CALL).await? else {
-                return Ok(None);
-            };
-            self.target.import_session(session, time_to_live, CALL).await?;
-            Ok(Some((session, time_to_live)))
-        };
-        let mut alive = BTreeMap::new();
-        let all: Vec<SessionId> = sessions.iter().copied().collect();
-        for some in all.chunks(SESSIONS_AT_ONCE) {
-            let imported: Result<Vec<_>> = join_all(some.iter().map(|session| one(*session)))
-                .await
-                .into_iter()
-                .collect();
-            alive.extend(imported?.into_iter().flatten());
-        }
-        Ok(alive)
-    }
-
-    /// Refuses to commit a copy that does not have as many keys as the source: then this mover is wrong.
-    async fn compare(&self) -> Result<()> {
-        let mut keys = Vec::new();
-        let mut start = self.layout.all().start;
-        let mut apart: Vec<_> = self
-            .layout
-            .of_sessions()
-            .into_iter()
-            .chain([self.layout.of_place()])
-            .collect();
-        apart.sort_by(|one, other| one.start.cmp(&other.start));
-        for range in apart {
-            keys.push(start..range.start);
-            start = range.end;
-        }
-        keys.push(start..self.layout.all().end);
-        let there = self.source.store.count(&keys, CALL).await?;
-        let here = self.target.count(&keys, CALL).await?;
-        if there == here {
-            return Ok(());
-        }
-        let message = "the copy does not have the keys of the store; it is where it was: please report this";
-        Err(Error::internal(OPERATION, message)
-            .with("source", format!("{there:?}"))
-            .with("target", format!("{here:?}")))
     }
 
     /// From here on the store is at the target.
@@ -765,4 +341,15 @@ impl Mover<'_> {
             tracing::warn!(%error, "the freeze ends with the mover's session");
         }
     }
+}
+
+/// The first keys of a range.
+async fn list(cluster: &dyn MovableStore, keys: std::ops::Range<String>) -> Result<Vec<String>> {
+    let read = Read::Range {
+        keys,
+        limit: KEYS_AT_ONCE,
+        keys_only: true,
+    };
+    let snapshot = cluster.read(&[read], CALL).await?;
+    Ok(snapshot.entries.into_iter().flatten().map(|entry| entry.key).collect())
 }

@@ -4,6 +4,8 @@
 //!            the store is moved: resumed there        it has ended there, or could not be resumed in time
 //!   kept ─────────────────────────────────────▶ kept ─────────────────────────────────────────────────────▶ ended
 //! ```
+//!
+//! A session that has no key yet is not known where the store was moved to: it has ended.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use holdfast_core::{Error, Result};
 
-use super::follow::Residence;
+use super::locate::Residence;
 use super::versions::Versions;
 use crate::store::{Change, Watch};
 

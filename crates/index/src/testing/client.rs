@@ -250,6 +250,11 @@ impl Client {
         self.index.lease_next(&self.session, group, count, LONG, within).await
     }
 
+    /// Leases one sample that waits for a group, if there is one in time.
+    pub async fn next_one(&self, group: &GroupName, within: Duration) -> Result<Option<LeaseGrant>> {
+        Ok(self.next(group, 1, within).await?.pop())
+    }
+
     /// Takes a lease for reading.
     pub async fn read(&self, sample: &SampleRef, ticks: u64) -> Result<LeaseGrant> {
         let items = std::slice::from_ref(sample);
@@ -265,6 +270,12 @@ impl Client {
     /// Acknowledges that a sample was used.
     pub async fn ack(&self, held: &LeaseGrant) -> Result<AckOutcome> {
         only(self.index.ack(&self.session, std::slice::from_ref(held), CALL).await)
+    }
+
+    /// Acknowledges the only use of a sample, and records that its objects are gone.
+    pub async fn ack_and_free(&self, held: &LeaseGrant) -> Result<()> {
+        self.ack(held).await?;
+        self.freed(&held.sample).await.map(drop)
     }
 
     /// Hands a sample back.

@@ -32,6 +32,8 @@ pub(crate) enum Mishap {
     LandsLater,
     /// The caller stops before it, until [`Fused::go_on`].
     Stops,
+    /// It is carried out, and the caller is told at [`Fused::go_on`].
+    IsToldLater,
 }
 
 #[derive(Debug)]
@@ -58,6 +60,12 @@ impl Fuse {
                 self.dead.notify_one();
                 self.goes_on.notified().await;
                 call.await
+            }
+            Mishap::IsToldLater => {
+                let answer = call.await;
+                self.dead.notify_one();
+                self.goes_on.notified().await;
+                answer
             }
             Mishap::LandsLater => call.await,
             Mishap::LostRequest => Err(lost_reply()),

@@ -3,112 +3,55 @@
 
 mod clusters;
 mod fuse;
+mod opening;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use holdfast_core::{Clock, ErrorKind, Nonce, Result, SampleId, StoreId, SystemRng};
-use holdfast_custody::{GroupName, Publication};
+use holdfast_core::{Clock, ErrorKind, Result, SampleId, StoreId, SystemRng};
+use holdfast_custody::GroupName;
 use holdfast_index::placement::{
     ClusterAddress, ClusterMap, ClusterName, Move, move_store, place, read_map, write_map,
 };
 use holdfast_index::store::{Transaction, TxnStore, Write, prefix};
-use holdfast_index::{Commit, Index, IndexConfig, LeaseGrant, Reserve, SampleRef, Session, TxnIndex, schema};
+use holdfast_index::testing::Client;
+use holdfast_index::{Index, IndexConfig, LeaseGrant, TxnIndex, schema};
 
 use crate::clusters::{CALL, MemoryClusters, name};
 use crate::fuse::{Fused, Mishap};
 
 /// Longer than a mover is waited for, and shorter than the time to live of a session.
 const MOVER_IS_GONE: Duration = Duration::from_secs(6);
+/// Those who use the samples.
+const GROUPS: &[&str] = &["trainers"];
 
 fn store() -> StoreId {
     StoreId::new("run/7").expect("a name")
 }
 
 fn group() -> GroupName {
-    GroupName::new("trainers").expect("a name")
+    GroupName::new(GROUPS[0]).expect("a name")
 }
 
-/// A process that uses the store.
-struct Process {
-    index: TxnIndex,
-    session: Session,
+/// The index of the store, as one process has it.
+fn index(clusters: &MemoryClusters, txn_store: Arc<dyn TxnStore>) -> Arc<dyn Index> {
+    let clock = Arc::clone(&clusters.clock) as Arc<dyn Clock>;
+    let settings = IndexConfig::default();
+    Arc::new(TxnIndex::new(txn_store, &store(), settings, clock, Arc::new(SystemRng)))
 }
 
-impl Process {
-    async fn open(clusters: &Arc<MemoryClusters>) -> Self {
-        let following = clusters.open(&store()).await.expect("the store");
-        Self::over(clusters, Arc::new(following)).await
-    }
+/// A process that uses the store, wherever it is.
+async fn open_process(clusters: &Arc<MemoryClusters>) -> Client {
+    let following = clusters.open(&store()).await.expect("the store");
+    Client::open(index(clusters, Arc::new(following)))
+        .await
+        .expect("a session")
+}
 
-    async fn over(clusters: &MemoryClusters, txn_store: Arc<dyn TxnStore>) -> Self {
-        let clock = Arc::clone(&clusters.clock) as Arc<dyn Clock>;
-        let index = TxnIndex::new(txn_store, &store(), IndexConfig::default(), clock, Arc::new(SystemRng));
-        let session = index.open_session(CALL).await.expect("a session");
-        Self { index, session }
-    }
-
-    async fn reserve(&self, sample: &str) -> Result<SampleRef> {
-        let reserve = Reserve {
-            sample: SampleId::new(sample)?,
-            nonce: Nonce::from_u64(7),
-            bytes: 8,
-            plan: "plan".to_owned(),
-            claims: Vec::new(),
-        };
-        let generation = self
-            .index
-            .reserve(&self.session, std::slice::from_ref(&reserve), CALL)
-            .await
-            .remove(0)?;
-        Ok(SampleRef {
-            sample: reserve.sample,
-            generation,
-        })
-    }
-
-    async fn commit(&self, sample: SampleRef) -> Result<()> {
-        let commit = Commit {
-            sample,
-            becomes: None,
-            publication: Publication {
-                groups: vec![group()],
-                retain: false,
-                max_attempts: 3,
-            },
-            description: b"description".to_vec(),
-        };
-        self.index
-            .commit(&self.session, &[commit], CALL)
-            .await
-            .remove(0)
-            .map(|_| ())
-    }
-
-    async fn put(&self, sample: &str) -> Result<()> {
-        self.commit(self.reserve(sample).await?).await
-    }
-
-    async fn take(&self) -> Result<Option<LeaseGrant>> {
-        let within = Duration::from_millis(200);
-        let mut taken = self.index.lease_next(&self.session, &group(), 1, 100, within).await?;
-        Ok(taken.pop())
-    }
-
-    async fn use_up(&self, grant: &LeaseGrant) -> Result<()> {
-        self.index
-            .ack(&self.session, std::slice::from_ref(grant), CALL)
-            .await
-            .remove(0)?;
-        let sample = grant.sample.clone();
-        self.index
-            .freed(&self.session, &[sample], CALL)
-            .await
-            .remove(0)
-            .map(|_| ())
-    }
+async fn take(process: &Client) -> Result<Option<LeaseGrant>> {
+    process.next_one(&group(), Duration::from_millis(200)).await
 }
 
 /// The keys of the store on a cluster, but for those that say where it is.
@@ -122,10 +65,10 @@ fn keys(clusters: &MemoryClusters, cluster: &str) -> Vec<String> {
 /// Whatever it is, the process goes on as if nothing had, and the next move succeeds.
 async fn something_happens(mishap: Mishap, at: usize) -> bool {
     let clusters = MemoryClusters::new();
-    let process = Process::open(&clusters).await;
-    process.put("taken").await.expect("a sample");
-    let taken = process.take().await.expect("a take").expect("a sample");
-    process.put("ready").await.expect("a sample");
+    let process = open_process(&clusters).await;
+    process.publish("taken", GROUPS).await.expect("a sample");
+    let taken = take(&process).await.expect("a take").expect("a sample");
+    process.publish("ready", GROUPS).await.expect("a sample");
     let reserved = process.reserve("reserved").await.expect("a reservation");
 
     let fused = Fused::new(&clusters, mishap, at);
@@ -144,26 +87,26 @@ async fn something_happens(mishap: Mishap, at: usize) -> bool {
     }
     let context = format!("{mishap:?} at call {at}");
 
-    process.commit(reserved).await.expect(&context);
-    process.use_up(&taken).await.expect(&context);
+    process.commit(&reserved, GROUPS).await.expect(&context);
+    process.ack_and_free(&taken).await.expect(&context);
     fused.land().await;
     let mut found = Vec::new();
-    while let Some(next) = process.take().await.expect(&context) {
+    while let Some(next) = take(&process).await.expect(&context) {
         found.push(next.sample.sample.to_string());
-        process.use_up(&next).await.expect(&context);
+        process.ack_and_free(&next).await.expect(&context);
     }
     found.sort();
     assert_eq!(found, ["ready", "reserved"], "{context}");
-    assert!(process.session.is_alive(), "{context}");
+    assert!(process.session().is_alive(), "{context}");
 
-    process.put("last").await.expect(&context);
+    process.publish("last", GROUPS).await.expect(&context);
     // A mover that did not die has resigned; the one before may have.
     clusters.move_to(&store(), "c").await.expect(&context);
-    let last = process.take().await.expect(&context).expect(&context);
-    process.use_up(&last).await.expect(&context);
+    let last = take(&process).await.expect(&context).expect(&context);
+    process.ack_and_free(&last).await.expect(&context);
     assert_eq!(keys(&clusters, "home"), [""; 0], "{context}");
     assert_eq!(keys(&clusters, "b"), [""; 0], "{context}");
-    let counts = process.index.counts(CALL).await.expect(&context);
+    let counts = process.index().counts(CALL).await.expect(&context);
     assert_eq!(
         (counts.records.iter().sum::<u64>(), counts.sessions),
         (0, 1),
@@ -199,10 +142,10 @@ async fn whatever_happens_to_a_mover_nothing_is_lost() {
 /// A mover stops before a call, another brings the store back meanwhile, and the first one goes on.
 async fn another_comes_between(at: usize) -> bool {
     let clusters = MemoryClusters::new();
-    let process = Process::open(&clusters).await;
-    process.put("taken").await.expect("a sample");
-    let taken = process.take().await.expect("a take").expect("a sample");
-    process.put("ready").await.expect("a sample");
+    let process = open_process(&clusters).await;
+    process.publish("taken", GROUPS).await.expect("a sample");
+    let taken = take(&process).await.expect("a take").expect("a sample");
+    process.publish("ready", GROUPS).await.expect("a sample");
     let context = format!("stopped before call {at}");
 
     let fused = Fused::new(&clusters, Mishap::Stops, at);
@@ -221,13 +164,13 @@ async fn another_comes_between(at: usize) -> bool {
         // It may find that it came too late.
         moving.await.ok();
     }
-    process.use_up(&taken).await.expect(&context);
-    let ready = process.take().await.expect(&context).expect(&context);
-    process.use_up(&ready).await.expect(&context);
-    process.put("last").await.expect(&context);
+    process.ack_and_free(&taken).await.expect(&context);
+    let ready = take(&process).await.expect(&context).expect(&context);
+    process.ack_and_free(&ready).await.expect(&context);
+    process.publish("last", GROUPS).await.expect(&context);
     clusters.move_to(&store(), "c").await.expect(&context);
-    let last = process.take().await.expect(&context).expect(&context);
-    process.use_up(&last).await.expect(&context);
+    let last = take(&process).await.expect(&context).expect(&context);
+    process.ack_and_free(&last).await.expect(&context);
     fused.has_burnt()
 }
 
@@ -249,17 +192,20 @@ async fn a_store_that_is_moved_under_load_loses_nothing_and_gives_nothing_twice(
     let count = Arc::new(AtomicUsize::new(0));
     let mut tasks = tokio::task::JoinSet::new();
     for producer in 0..PRODUCERS {
-        let process = Process::open(&clusters).await;
+        let process = open_process(&clusters).await;
         tasks.spawn(async move {
             for number in 0..EACH {
-                process.put(&format!("{producer}-{number}")).await.expect("a put");
+                process
+                    .publish(&format!("{producer}-{number}"), GROUPS)
+                    .await
+                    .expect("a put");
             }
         });
-        let (process, used, count) = (Process::open(&clusters).await, Arc::clone(&used), Arc::clone(&count));
+        let (process, used, count) = (open_process(&clusters).await, Arc::clone(&used), Arc::clone(&count));
         tasks.spawn(async move {
             while count.load(Ordering::Relaxed) < PRODUCERS * EACH {
-                if let Some(grant) = process.take().await.expect("a take") {
-                    process.use_up(&grant).await.expect("an answer");
+                if let Some(grant) = take(&process).await.expect("a take") {
+                    process.ack_and_free(&grant).await.expect("an answer");
                     *used.lock().entry(grant.sample.sample.to_string()).or_default() += 1;
                     count.fetch_add(1, Ordering::Relaxed);
                 }
@@ -285,10 +231,12 @@ async fn a_store_that_is_moved_under_load_loses_nothing_and_gives_nothing_twice(
 #[tokio::test]
 async fn what_would_break_a_store_is_refused() {
     let clusters = MemoryClusters::new();
-    let follows = Process::open(&clusters).await;
-    follows.put("s").await.expect("a sample");
+    let follows = open_process(&clusters).await;
+    follows.publish("s", GROUPS).await.expect("a sample");
 
-    let stays = Process::over(&clusters, Arc::new(clusters.store("home").client())).await;
+    let stays = Client::open(index(&clusters, Arc::new(clusters.store("home").client())))
+        .await
+        .expect("a session");
     let error = clusters
         .move_to(&store(), "b")
         .await
@@ -299,7 +247,7 @@ async fn what_would_break_a_store_is_refused() {
         Some(std::process::id().to_string().as_str()),
         "{error}"
     );
-    stays.session.close(CALL).await.expect("closed");
+    stays.session().close(CALL).await.expect("closed");
 
     let foreign = Transaction {
         writes: vec![Write::put("run%2F7/t", "7")],
@@ -321,7 +269,28 @@ async fn what_would_break_a_store_is_refused() {
     let refused = [one, other].into_iter().filter_map(Result::err).collect::<Vec<_>>();
     assert_eq!(refused.len(), 1, "one of two movers");
     assert_eq!(refused[0].kind(), ErrorKind::Conflict, "{}", refused[0]);
-    assert!(follows.take().await.expect("a take").is_some());
+    assert!(take(&follows).await.expect("a take").is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cluster_that_does_not_answer_is_told_soon_however_long_a_move_may_take() {
+    let asked = Move {
+        store: store(),
+        to: name("b"),
+        longest_linger: Duration::ZERO,
+    };
+    for (within, told_within) in [(3600, 15), (2, 2)] {
+        let clusters = MemoryClusters::new();
+        clusters.store("home").faults().slow(Duration::MAX);
+        let (within, began) = (Duration::from_secs(within), tokio::time::Instant::now());
+        let error = move_store(&*clusters, &asked, &*clusters.clock, &SystemRng, within, &mut |_| {})
+            .await
+            .expect_err("no answer");
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        // A timer ends at a whole millisecond.
+        let told_within = Duration::from_secs(told_within) + Duration::from_millis(1);
+        assert!(began.elapsed() <= told_within, "{:?}", began.elapsed());
+    }
 }
 
 #[tokio::test]
@@ -333,16 +302,16 @@ async fn a_record_of_the_place_that_cannot_be_read_is_an_error_and_no_answer() {
         r#"{"by":"1","why":"moved","to":"B"}"#,
     ] {
         let clusters = MemoryClusters::new();
-        let process = Process::open(&clusters).await;
+        let process = open_process(&clusters).await;
         let poison = Transaction {
             writes: vec![Write::put("run%2F7/m/away/first", value)],
             ..Transaction::default()
         };
         clusters.store("home").transact(&poison, CALL).await.expect("written");
         let sample = SampleId::new("s").expect("a name");
-        let error = process.index.look(&[sample], CALL).await.expect_err("not known");
+        let error = process.index().look(&[sample], CALL).await.expect_err("not known");
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{value}: {error}");
-        process.put("s").await.expect_err("not known");
+        process.publish("s", GROUPS).await.expect_err("not known");
         clusters.open(&store()).await.expect_err("not known");
     }
     let clusters = MemoryClusters::new();
@@ -394,8 +363,8 @@ async fn a_new_store_begins_where_the_map_says_and_an_old_one_stays() {
         assert_eq!(opened.cluster(), map.choose(&new));
     }
     // A store that was there before there was a map.
-    let process = Process::open(&clusters).await;
-    process.put("s").await.expect("a sample");
+    let process = open_process(&clusters).await;
+    process.publish("s", GROUPS).await.expect("a sample");
     place(&*clusters, &map, &store(), &*clusters.clock, &SystemRng, CALL)
         .await
         .expect("placed");
@@ -418,19 +387,19 @@ async fn a_new_store_begins_where_the_map_says_and_an_old_one_stays() {
 #[tokio::test]
 async fn after_it_is_open_nothing_but_its_own_cluster_is_asked() {
     let clusters = MemoryClusters::new();
-    let process = Process::open(&clusters).await;
+    let process = open_process(&clusters).await;
     clusters.move_to(&store(), "b").await.expect("a move");
-    process.put("s").await.expect("a sample");
+    process.publish("s", GROUPS).await.expect("a sample");
     // It is kept alive there: a session that was only made known there would have ended.
     clusters.clock.advance(10 * MOVER_IS_GONE);
     clusters.stores.values().for_each(|store| store.settle());
-    assert!(process.session.is_alive());
+    assert!(process.session().is_alive());
     let before = clusters.connected.load(Ordering::Relaxed);
     for cluster in ["home", "c"] {
         clusters.store(cluster).faults().outage(usize::MAX);
     }
-    let grant = process.take().await.expect("a take").expect("a sample");
-    process.use_up(&grant).await.expect("an answer");
+    let grant = take(&process).await.expect("a take").expect("a sample");
+    process.ack_and_free(&grant).await.expect("an answer");
     assert_eq!(clusters.connected.load(Ordering::Relaxed), before);
     for cluster in ["home", "c"] {
         clusters.store(cluster).faults().outage(0);
