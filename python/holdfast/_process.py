@@ -65,7 +65,9 @@ def _at_exit() -> None:
     _close_all()
     _events.stop()
     if not _holdfast.finish(CLOSE_AT_EXIT_WITHIN_S):
-        log.warning("a call of the engine's has not returned; this process may abort while it ends")
+        # If it returns while the interpreter ends, CPython ends its thread, and the C library aborts. Otherwise an exit
+        # handler of the compiled module ends the process before the engine's library destroys what the call uses.
+        log.warning("a call of the engine's has not returned; this process ends without the exit handlers of libraries")
 
 
 def _in_child() -> None:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import holdfast
 from holdfast import FeatureStore, SampleRef
-from servers import REPOSITORY, Cluster
+from servers import REPOSITORY, Cluster, running_cluster
 
 WITHIN_S = 60.0
 
@@ -71,14 +71,14 @@ settings = json.loads(sys.argv[2])
 """
 
 
-def run(code: str, cluster: Cluster, store_name: str) -> str:
+def run(code: str, cluster: Cluster, store_name: str, *, status: int = 0) -> str:
     """Runs a program of its own: whether a fork is allowed depends on all that its process did before."""
     import json
 
     head = RUN.format(package=str(REPOSITORY / "python"), tests=str(REPOSITORY / "python/tests"))
     command = [sys.executable, "-c", head + code, store_name, json.dumps(cluster.settings())]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S * 2)
-    assert ran.returncode == 0, ran.stderr
+    assert ran.returncode == status, ran.stderr
     return ran.stdout
 
 
@@ -209,6 +209,30 @@ print("done", flush=True)
         store_name,
     )
     assert said == "done\nwoken\n"
+
+
+def test_a_process_ends_with_its_status_while_a_call_to_the_engine_hangs(store_name: str) -> None:
+    # The exit handler that is registered first runs last: a status of 9 says that those of the engine's library ran.
+    with running_cluster(segment_mib=64) as cluster:
+        said = run(
+            f"""
+import ctypes, signal
+libc = ctypes.CDLL(None)
+libc.__cxa_atexit(ctypes.cast(libc._exit, ctypes.c_void_p), ctypes.c_void_p(9), None)
+store = holdfast.open(sys.argv[1], **settings)
+ref = store.put("a", {{"x": bytes(100000)}}, groups=["g"])
+os.kill({cluster.pids["master-0"]}, signal.SIGSTOP)
+try:
+    store.get(ref, timeout=1.0)
+except holdfast.Unavailable:
+    print("left behind", flush=True)
+sys.exit(3)
+""",
+            cluster,
+            store_name,
+            status=3,
+        )
+    assert said == "left behind\n"
 
 
 def test_a_worker_of_multiprocessing_closes_its_store(cluster: Cluster, store_name: str, store: FeatureStore) -> None:

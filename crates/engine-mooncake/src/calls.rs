@@ -20,6 +20,7 @@
 //!   deadline.
 //! - CP3: a call that panics takes down neither its thread nor the pool.
 //! - CP4: the pool ends by waiting for its calls, but no longer than the given time; it then reports how many are left.
+//!   The end of the process waits for those that are left (`exit`).
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -30,6 +31,7 @@ use std::time::Duration;
 use holdfast_core::{Deadline, Error, ErrorKind, Result, Retry, SystemClock};
 use parking_lot::{Condvar, Mutex};
 
+use crate::exit;
 use crate::idle_wait::{CallThread, IdleWait, SchedWatch};
 
 /// Runs a call and returns a closure that delivers its answer. The two are separate so that the thread counts as free
@@ -226,13 +228,17 @@ impl CallPool {
                 operation,
                 "every call thread was busy until the deadline; nothing was sent (the engine hangs, or max_calls is too low)",
             ),
-            None => Error::unavailable(operation, "the engine did not answer within the deadline").with_retry(
-                if effect == Effect::Changes {
-                    Retry::Ambiguous
-                } else {
-                    Retry::Safe
-                },
-            ),
+            None => {
+                // What the library has made in this call so far must not be destroyed before the call has returned.
+                exit::register();
+                Error::unavailable(operation, "the engine did not answer within the deadline").with_retry(
+                    if effect == Effect::Changes {
+                        Retry::Ambiguous
+                    } else {
+                        Retry::Safe
+                    },
+                )
+            }
         };
         error
             .with("within_ms", within.as_millis())

@@ -13,8 +13,11 @@
 //! - IN1: a thread is counted before it looks whether the interpreter is ending, so `end` sees every thread that goes in.
 //! - IN2: no lock is taken before `end` is called. A fork at any moment leaves nothing locked in the child, where
 //!   [`after_fork`] forgets the threads that the parent has.
-//! - A thread that stays inside for longer than `end` waits (an engine that does not answer) may still abort the
-//!   process: `end` says so, and the caller has nothing better to do than to end.
+//! - A thread may stay inside for longer than `end` waits (an engine that does not answer): `end` says so. If it comes
+//!   back while the interpreter ends, it aborts the process. If it is still inside when the interpreter has ended, the
+//!   process ends without the library's destructors (`exit`).
+//!
+//! A program that embeds the interpreter never ends it; there the process's exit handler calls `end`.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -28,10 +31,10 @@ static INSIDE: AtomicUsize = AtomicUsize::new(0);
 static LEFT: (Mutex<()>, Condvar) = (Mutex::new(()), Condvar::new());
 
 /// A thread that is inside, until it is dropped.
-struct Inside;
+pub(crate) struct Inside;
 
 impl Inside {
-    fn enter() -> Option<Self> {
+    pub(crate) fn enter() -> Option<Self> {
         INSIDE.fetch_add(1, Ordering::SeqCst);
         let inside = Self;
         (!is_ending()).then_some(inside)

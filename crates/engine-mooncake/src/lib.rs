@@ -26,6 +26,9 @@
 //!   engine value works again.
 //! - *…a call never returns?* Its caller leaves at the deadline. Its thread and its memory stay occupied. Once
 //!   `max_calls` calls hang, new ones fail with `Unavailable` and say why.
+//! - *…the process ends while calls are under way?* The exit of the process waits for them for up to 5 s. If some are
+//!   left then, the process ends at once, with the same status: exit handlers and destructors, which would destroy what
+//!   these calls use, do not run.
 //!
 //! # Example
 //! ```no_run
@@ -49,6 +52,7 @@ mod codes;
 mod config;
 #[cfg(feature = "embed")]
 mod embed;
+mod exit;
 mod idle_wait;
 pub mod interpreter;
 mod listing;

@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
 
 use crate::config::MooncakeConfig;
-use crate::interpreter;
+use crate::{exit, interpreter};
 
 const MODULE: &str = "mooncake.store";
 
@@ -64,10 +64,12 @@ impl Store {
                 .and_then(|class| class.call0())
                 .map_err(&odd)?;
             let settings = settings(py, config).map_err(&odd)?;
-            let code: i64 = object
+            let code: PyResult<i64> = object
                 .call_method("setup", (), Some(&settings))
-                .and_then(|c| c.extract())
-                .map_err(&odd)?;
+                .and_then(|c| c.extract());
+            // Whatever the outcome: the library has registered its exit handler by now, so ours runs before it.
+            exit::register();
+            let code = code.map_err(&odd)?;
             if code != 0 {
                 return Err(crate::codes::error(OPERATION, code, holdfast_core::Retry::Safe)
                     .with("master", &config.master)
@@ -81,8 +83,10 @@ impl Store {
     /// Uses a store that the caller has connected, without taking its ownership.
     pub(crate) fn adopt(object: Py<PyAny>, untested_release: bool) -> Result<Self> {
         attached("mooncake.adopt", |py| {
-            Self::new(&module(py, untested_release)?, object)
-                .map_err(raised("mooncake.adopt", "the engine's module lacks a class"))
+            let module = module(py, untested_release)?;
+            // The caller has set the store up, so the library's exit handler is registered.
+            exit::register();
+            Self::new(&module, object).map_err(raised("mooncake.adopt", "the engine's module lacks a class"))
         })
     }
 
