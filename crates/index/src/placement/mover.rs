@@ -6,8 +6,9 @@
 //! ```
 //!
 //! The copy is not of one moment, but the changes since before it are applied in order, so each key ends with its last
-//! value. The freeze is a change itself: when the watch delivers it, all changes before it were delivered. Keys that
-//! vanish with sessions are copied only then, with the sessions.
+//! value. They are applied after each part of the copy, so the source may forget its history while the copy goes on; a
+//! part that is read later is no older than what was applied. The freeze is a change itself: when the watch delivers it,
+//! all changes before it were delivered. Keys that vanish with sessions are copied only then, with the sessions.
 //!
 //! A copy whose reply was lost may be applied later, over something newer. So every transaction of copies requires that
 //! `m/here` at the target is unchanged since the one before, and writes it again: one that is late is refused.
@@ -46,6 +47,8 @@ const MOST_VALUES: usize = 1024;
 const LARGE_READ: usize = 1 << 20;
 /// How many versions the copy may be behind when the store is frozen.
 const LITTLE: u64 = 2000;
+/// How many changes are applied between two parts of the copy: enough to keep up, and few enough that the copy goes on.
+const MOST_READY: usize = 10_000;
 /// How long to wait for a change before the copy counts as complete.
 const QUIET: Duration = Duration::from_millis(50);
 /// Versions at the target begin this far above the source's: more than any cluster gives out during a move.
@@ -79,7 +82,7 @@ pub struct MoveReport {
     pub to: ClusterName,
     /// How many keys were copied while it was in use.
     pub copied: u64,
-    /// How many changes were applied afterwards.
+    /// How many changes that were made meanwhile were applied.
     pub applied: u64,
     /// How many sessions went along.
     pub sessions: usize,
@@ -322,8 +325,10 @@ impl Mover<'_> {
         let seen = self.source.store.read(&[Read::Key(self.layout.mover())], CALL).await?;
         self.clear_target(seen.version).await?;
         self.clear_others().await?;
+        // Clearing may take longer than the source keeps changes, so the watch begins after it.
+        let seen = self.source.store.read(&[Read::Key(self.layout.mover())], CALL).await?;
         let mut watch = self.source.store.watch(self.layout.all(), seen.version, CALL).await?;
-        report.copied = self.copy_all(told).await?;
+        report.copied = self.copy_all(&mut *watch, report, told).await?;
         self.catch_up(&mut *watch, report, told).await?;
 
         let began = self.clock.now();
@@ -427,7 +432,12 @@ impl Mover<'_> {
             .any(|keys| keys.start.as_str() <= key && key < keys.end.as_str())
     }
 
-    async fn copy_all(&self, told: &mut (dyn FnMut(MoveStep) + Send)) -> Result<u64> {
+    async fn copy_all(
+        &self,
+        watch: &mut dyn Watch,
+        report: &mut MoveReport,
+        told: &mut (dyn FnMut(MoveStep) + Send),
+    ) -> Result<u64> {
         let mut keys = self.layout.all();
         let (mut done, mut limit) = (0, FEWEST_VALUES);
         loop {
@@ -458,6 +468,7 @@ impl Mover<'_> {
                 done += copies.len() as u64;
                 self.write(copies).await?;
                 told(MoveStep::Copied(done));
+                report.applied += self.apply_ready(watch).await?;
                 match next {
                     Some(next) if !is_last => part.start = next,
                     _ => break,
@@ -466,6 +477,18 @@ impl Mover<'_> {
                 limit = limit.clamp(FEWEST_VALUES, MOST_VALUES);
             }
         }
+    }
+
+    /// Applies the changes that the watch has ready. What is not taken from a watch is lost when the source compacts its
+    /// history, and copying everything may take longer than the source keeps it.
+    async fn apply_ready(&self, watch: &mut dyn Watch) -> Result<u64> {
+        let mut ready = Vec::new();
+        while ready.len() < MOST_READY
+            && let Ok(changes) = tokio::time::timeout(Duration::ZERO, watch.next()).await
+        {
+            ready.extend(changes?);
+        }
+        self.apply(ready).await
     }
 
     /// Writes to the target, in as many transactions as it takes.
