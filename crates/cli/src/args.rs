@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use holdfast_steward::Compact;
 
 use crate::text::{parse_bytes, parse_time};
 
@@ -173,6 +174,12 @@ pub(crate) struct Steward {
     /// End a store that no process has had open for so long, such as 30m; never if not given
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub(crate) end_when_unused: Option<Duration>,
+    /// Compact etcd: auto, if all its keys are of this index; on; or off [default: auto]
+    #[arg(long, value_name = "WHEN")]
+    pub(crate) compact: Option<Compact>,
+    /// Compact it so often, and keep the history of as long [default: 5m]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    pub(crate) compact_every: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, Args)]

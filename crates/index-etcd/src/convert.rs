@@ -79,6 +79,17 @@ impl Names {
         (self.full(&keys.start), options)
     }
 
+    /// Counts of the keys that are not ours: those before and those after ours, as two operations of etcd.
+    pub(crate) fn count_others(&self) -> [TxnOp; 2] {
+        let count = GetOptions::new().with_count_only();
+        // The root ends with a slash, and the next byte is a zero.
+        let after = format!("{}0", self.root.strip_suffix('/').unwrap_or(&self.root));
+        [
+            TxnOp::get([0_u8], Some(count.clone().with_range(self.full("")))),
+            TxnOp::get(after, Some(count.with_from_key())),
+        ]
+    }
+
     /// A transaction in an epoch, with its reads, which run whether its conditions hold or not. If the conditions do
     /// not hold, the transaction also reads the epoch, last, so that the caller learns whether the epoch is the reason.
     pub(crate) fn transaction(&self, transaction: &Transaction, reads: &[Read], epoch: &Epoch) -> Txn {

@@ -52,7 +52,7 @@
 //!
 //! # What it needs of etcd
 //! 3.5.8 or later (in earlier releases the progress that a watch reports could run ahead of its changes), a clock that
-//! is monotonic and runs about as fast as ours, and automatic compaction and a quota that suit the load.
+//! is monotonic and runs about as fast as ours, a quota that suits the load, and compaction, by itself or by a steward.
 //!
 //! | module | its job |
 //! |---|---|
@@ -65,9 +65,10 @@
 //! | `convert` | translates our transactions to etcd's API, and its answers back |
 //! | `store`, `session`, `watch` | the transactional store, its sessions, its watches |
 //! | `clusters`, `movable` | the etcds of an index with several; what moving a store to another one needs |
-//! | `storage` | how full etcd is |
+//! | `storage`, `compaction` | how full etcd is; has it forget its past |
 
 mod clusters;
+mod compaction;
 pub mod config;
 mod conflicts;
 mod convert;
@@ -87,6 +88,7 @@ mod store;
 mod watch;
 
 pub use clusters::{EtcdClusters, NewStore, open_store};
+pub use compaction::{Compacted, Head, compact, has_other_keys, head};
 pub use config::{EtcdConfig, TlsConfig};
 pub use diagnosis::{NodeReport, NodeStatus, diagnose};
 pub use guard::restore_guard;

@@ -1,8 +1,8 @@
 //! How full etcd is, and making room: for the people who operate it.
 //!
-//! Each node has a file of its own, which a quota bounds. Compaction (etcd's own, `--auto-compaction-mode`) frees pages
-//! inside the file; only defragmentation makes the file smaller, and the node serves nothing meanwhile. A node whose file has
-//! reached the quota raises an alarm, and etcd refuses writes until an operator has made room and cleared the alarm.
+//! Each node has a file of its own, which a quota bounds. Compaction ([`crate::compact`]) frees pages inside the file;
+//! only defragmentation makes the file smaller, and the node serves nothing meanwhile. A node whose file has reached the
+//! quota raises an alarm, and etcd refuses writes until an operator has made room and cleared the alarm.
 
 use std::sync::Arc;
 use std::time::Duration;

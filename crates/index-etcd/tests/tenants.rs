@@ -14,7 +14,7 @@ use holdfast_core::{ErrorKind, Nonce, ObjectKey, SampleId, StoreId, SystemRng};
 use holdfast_custody::{GroupName, Publication};
 use holdfast_index::store::{Read, Transaction, TxnStore, Write, prefix};
 use holdfast_index::{Commit, Index, IndexConfig, Reserve, SampleRef, TxnIndex};
-use holdfast_index_etcd::{EtcdConfig, EtcdStore};
+use holdfast_index_etcd::{EtcdConfig, EtcdStore, has_other_keys, head};
 use secured::{SecuredEtcd, TENANTS};
 use tokio::task::block_in_place;
 
@@ -137,6 +137,12 @@ async fn tenants_have_a_whole_store_each_and_nothing_of_the_others() {
     };
     let error = kv_a.transact(&write, CALL).await.expect_err("the schema");
     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+
+    // A tenant that would compact etcd learns that it does not know who else uses it.
+    let own = etcd.config_of(a, Some(PASSWORD));
+    let error = has_other_keys(&own, CALL).await.expect_err("all keys");
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+    head(&own, CALL).await.expect("the key of the epoch is enough");
 
     // Around Holdfast, with a's identity.
     let session = index(&kv_b, b).open_session(CALL).await.expect("a session of b");

@@ -1,4 +1,4 @@
-//! How full etcd is. Compaction is etcd's own work (`--auto-compaction-mode`); here it is only seen that it happens.
+//! How full etcd is. What fills it is compacted by etcd itself (`--auto-compaction-mode`) or by [`crate::compact`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -77,7 +77,7 @@ fn warn(options: &EtcdOptions, node: &Storage) {
         tracing::error!(%endpoint, bytes, used, "etcd is full and refuses writes: make room, then clear its alarm");
     } else if is_large(options, node) {
         tracing::warn!(%endpoint, bytes, used, quota = node.quota.unwrap_or(options.quota),
-            "etcd's file comes near its quota: is automatic compaction on? defragment it, or raise the quota");
+            "etcd's file comes near its quota: is it compacted? defragment it, or raise the quota");
     }
     if node.corrupt {
         tracing::error!(%endpoint, "etcd has found damaged data");

@@ -19,6 +19,7 @@
 //! | `view` | what the page shows of a store, and what it held over time |
 //! | `overview` | the page's figures, made once for all who watch |
 //! | `etcd` | how full etcd is |
+//! | `compact` | has etcd forget what nobody reads any more |
 //! | [`report`] | what was seen and done last |
 //! | `metrics` | the same as Prometheus text |
 //! | [`http`] | the HTTP interface |
@@ -37,6 +38,7 @@ pub mod http;
 pub mod options;
 pub mod report;
 
+mod compact;
 mod discover;
 mod etcd;
 mod metrics;
@@ -59,7 +61,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-pub use options::{EtcdOptions, HttpOptions, Options, OtherStores, StoreOptions, TlsFiles};
+pub use options::{Compact, EtcdOptions, HttpOptions, Options, OtherStores, StoreOptions, TlsFiles};
 pub use report::Report;
 
 use crate::state::State;
@@ -167,6 +169,10 @@ impl Steward {
         if let Some(etcd) = &state.options.etcd {
             let watch = etcd::watch(Arc::clone(&state), etcd.clone(), stop.clone());
             tasks.spawn(watched(None).run(watch));
+            if etcd.never_compacts(state.options.read_only).is_none() {
+                let compact = compact::compact_in_time(Arc::clone(&state), etcd.clone(), stop.clone());
+                tasks.spawn(watched(None).run(compact));
+            }
         }
         Ok(Self {
             state,

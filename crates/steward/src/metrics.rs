@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::report::{Report, StoreReport};
+use crate::report::{CompactionReport, Report, StoreReport};
 
 /// A value of a store.
 type Value = fn(&StoreReport) -> Option<u64>;
@@ -197,7 +197,45 @@ pub(crate) fn text(report: &Report) -> String {
             line(&mut text, name, "endpoint", &node.endpoint, values[value]);
         }
     }
+    if let Some(compaction) = &report.compaction {
+        compactions(&mut text, compaction);
+    }
     text
+}
+
+/// They are of etcd as a whole, so they have no label.
+fn compactions(text: &mut String, told: &CompactionReport) {
+    for (name, kind, help, value) in [
+        (
+            "holdfast_etcd_compactions_total",
+            "counter",
+            "Compactions of etcd by this steward.",
+            Some(told.done),
+        ),
+        (
+            "holdfast_etcd_failed_compactions_total",
+            "counter",
+            "Compactions of etcd by this steward that failed.",
+            Some(told.failed),
+        ),
+        (
+            "holdfast_etcd_compacted_revision",
+            "gauge",
+            "The revision before which etcd has forgotten everything.",
+            told.revision,
+        ),
+        (
+            "holdfast_etcd_last_compaction_seconds",
+            "gauge",
+            "When this steward last saw to that, in seconds since 1970.",
+            told.last_ms.map(|at| at / 1000),
+        ),
+    ] {
+        head(text, name, kind, help);
+        if let Some(value) = value {
+            writeln!(text, "{name} {value}").unwrap_or_default();
+        }
+    }
 }
 
 fn head(text: &mut String, name: &str, kind: &str, help: &str) {
@@ -234,7 +272,16 @@ mod tests {
             trouble: Some("silent".to_owned()),
             ..EtcdReport::default()
         });
+        report.compaction = Some(CompactionReport {
+            done: 3,
+            ..CompactionReport::default()
+        });
         let text = text(&report);
+        assert!(text.contains("\nholdfast_etcd_compactions_total 3\n"), "{text}");
+        assert!(
+            !text.contains("\nholdfast_etcd_compacted_revision "),
+            "none is known: {text}"
+        );
         assert!(
             text.contains("holdfast_steward_on_duty{store=\"run/\\\"7\\\"\"} 1\n"),
             "{text}"

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use holdfast_core::{Error, Result, StoreId};
@@ -122,6 +123,13 @@ pub struct EtcdOptions {
     /// leader last, and only by the steward of the first store. The node serves nothing meanwhile. Default: false.
     #[serde(default)]
     pub defragment: bool,
+    /// Whether to compact it. Default: `auto`.
+    #[serde(default)]
+    pub compact: Compact,
+    /// How often, and how much history is kept at least: at each interval, etcd forgets what was before the last one. At
+    /// least 10 s. Default: 5 min.
+    #[serde(default = "default_compact_every", with = "holdfast_core::duration")]
+    pub compact_every: Duration,
 }
 
 impl EtcdOptions {
@@ -132,6 +140,43 @@ impl EtcdOptions {
             quota: default_quota(),
             warn_full: default_warn_full(),
             defragment: false,
+            compact: Compact::Auto,
+            compact_every: default_compact_every(),
+        }
+    }
+
+    /// Why etcd is not compacted by these settings, if it is not.
+    pub(crate) fn never_compacts(&self, read_only: bool) -> Option<&'static str> {
+        match self.compact {
+            Compact::Off => Some("it is off in the settings: etcd or its operator compacts"),
+            _ if read_only => Some("this steward changes nothing (`read_only`)"),
+            Compact::Auto | Compact::On => None,
+        }
+    }
+}
+
+/// Whether a steward compacts etcd.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Compact {
+    /// If all its keys are of this index: whoever else uses an etcd may need its history.
+    #[default]
+    Auto,
+    /// Always.
+    On,
+    /// Never: etcd does it by itself, or its operator.
+    Off,
+}
+
+impl FromStr for Compact {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "on" => Ok(Self::On),
+            "off" => Ok(Self::Off),
+            _ => Err(Error::invalid("steward.config", "`auto`, `on` or `off`").with("setting", "etcd.compact")),
         }
     }
 }
@@ -187,6 +232,9 @@ fn default_quota() -> u64 {
 }
 fn default_warn_full() -> f64 {
     0.7
+}
+fn default_compact_every() -> Duration {
+    Duration::from_secs(300)
 }
 fn default_listen() -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], 9464))
@@ -249,10 +297,16 @@ impl Options {
                 return refuse("warn_free", "a part of the whole: between 0 and 1");
             }
         }
-        if let Some(etcd) = &self.etcd
-            && (!(0.0..=1.0).contains(&etcd.warn_full) || etcd.quota == 0)
-        {
-            return refuse("etcd", "warn_full is between 0 and 1, and the quota is not zero");
+        if let Some(etcd) = &self.etcd {
+            if !(0.0..=1.0).contains(&etcd.warn_full) || etcd.quota == 0 {
+                return refuse("etcd", "warn_full is between 0 and 1, and the quota is not zero");
+            }
+            if etcd.compact_every < Duration::from_secs(10) {
+                return refuse(
+                    "etcd.compact_every",
+                    "at least 10 s, better minutes: a watch that lost its node must find the changes since",
+                );
+            }
         }
         if let Some(http) = &self.http {
             if http.within.is_zero() || http.most == 0 {
@@ -321,6 +375,32 @@ mod tests {
     }
 
     #[test]
+    fn etcd_is_compacted_unless_the_settings_say_otherwise() {
+        let usual: EtcdOptions = serde_json::from_str(r#"{"reach":{"endpoints":["http://a:1"]}}"#).expect("settings");
+        assert_eq!(
+            (usual.compact, usual.compact_every),
+            (Compact::Auto, Duration::from_secs(300))
+        );
+        assert_eq!(usual.never_compacts(false), None);
+        assert!(usual.never_compacts(true).is_some(), "it would change something");
+        for (text, compact) in [("auto", Compact::Auto), ("on", Compact::On), ("off", Compact::Off)] {
+            let read: Compact = text.parse().expect("one of three");
+            assert_eq!(read, compact);
+            assert_eq!(serde_json::to_string(&compact).expect("JSON"), format!("\"{text}\""));
+            let options = EtcdOptions {
+                compact,
+                ..usual.clone()
+            };
+            assert_eq!(
+                options.never_compacts(false).is_some(),
+                compact == Compact::Off,
+                "{text}"
+            );
+        }
+        "true".parse::<Compact>().expect_err("none of three");
+    }
+
+    #[test]
     fn unusable_settings_are_refused_by_name() {
         let refused = |change: fn(&mut Options)| {
             let mut options = options();
@@ -357,6 +437,13 @@ mod tests {
             "three looks take 45 s"
         );
         assert_eq!(refused(|options| options.stores[0].warn_free = 7.0), "warn_free");
+        let often = |options: &mut Options| {
+            options.etcd = Some(EtcdOptions {
+                compact_every: Duration::from_secs(9),
+                ..EtcdOptions::new(EtcdConfig::new(["http://a:1"]))
+            });
+        };
+        assert_eq!(refused(often), "etcd.compact_every");
         let all: Options = serde_json::from_str(r#"{"others":{"audit_every":"1h"}}"#).expect("settings");
         all.validate().expect("all stores need no names");
         let mut local = options();

@@ -18,7 +18,9 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::options::default_warn_free;
-use crate::report::{Action, EtcdReport, LeaderReport, Report, SessionReport, StoreReport, TakenBack};
+use crate::report::{
+    Action, CompactionReport, EtcdReport, LeaderReport, Report, SessionReport, StoreReport, TakenBack,
+};
 use crate::state::State;
 use crate::view::history::{History, HistoryReport, Point};
 use crate::view::{SHOWN, View};
@@ -172,6 +174,7 @@ struct Overview<'a> {
 struct EtcdOverview<'a> {
     nodes: &'a [EtcdReport],
     pressure: Vec<Pressure>,
+    compaction: Option<&'a CompactionReport>,
 }
 
 #[derive(Serialize)]
@@ -246,7 +249,7 @@ impl State {
             whole: self.is_whole(),
             look_every_ms: u64::try_from(self.options.look_every.as_millis()).unwrap_or(u64::MAX),
             stores: stores.collect(),
-            etcd: audience.is_none().then(|| self.etcd_overview(&report.etcd)),
+            etcd: audience.is_none().then(|| self.etcd_overview(&report)),
         };
         serde_json::to_vec(&overview)
             .map_err(|error| Error::internal("steward.overview", "what is known cannot be written").caused_by(error))
@@ -291,11 +294,12 @@ impl State {
         }
     }
 
-    fn etcd_overview<'a>(&self, nodes: &'a [EtcdReport]) -> EtcdOverview<'a> {
+    fn etcd_overview<'a>(&self, report: &'a Report) -> EtcdOverview<'a> {
         let high = self.options.etcd.as_ref().map_or(1.0, |etcd| etcd.warn_full);
-        let known = nodes.iter().filter(|node| node.quota > 0);
+        let known = report.etcd.iter().filter(|node| node.quota > 0);
         EtcdOverview {
-            nodes,
+            nodes: &report.etcd,
+            compaction: report.compaction.as_ref(),
             pressure: known
                 .map(|node| {
                     let what = format!("storage of etcd at {}", node.endpoint);

@@ -25,6 +25,8 @@ pub struct Report {
     pub stores: BTreeMap<String, StoreReport>,
     /// The nodes of etcd.
     pub etcd: Vec<EtcdReport>,
+    /// Compactions of etcd; none if no etcd is watched.
+    pub compaction: Option<CompactionReport>,
     /// Why the stores of the index cannot be listed: those that have begun since are not looked after.
     pub trouble: Option<String>,
 }
@@ -216,6 +218,22 @@ impl EtcdReport {
             trouble: storage.corrupt.then(|| "etcd has found damaged data".to_owned()),
         }
     }
+}
+
+/// Compactions of etcd by this steward.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct CompactionReport {
+    /// Compactions since it started.
+    pub done: u64,
+    /// Those that failed.
+    pub failed: u64,
+    /// The revision before which etcd has forgotten everything, by this steward, another one or itself; none before the
+    /// first compaction.
+    pub revision: Option<u64>,
+    /// When that was last seen to, in milliseconds since 1970.
+    pub last_ms: Option<u64>,
+    /// Why etcd is not compacted now.
+    pub why_not: Option<String>,
 }
 
 impl StoreReport {

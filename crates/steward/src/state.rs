@@ -12,7 +12,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::options::Options;
 use crate::overview::Shown;
-use crate::report::{EtcdReport, Report, StoreReport, now_ms};
+use crate::report::{CompactionReport, EtcdReport, Report, StoreReport, now_ms};
 use crate::{Audited, Connect};
 
 pub(crate) struct State {
@@ -68,6 +68,10 @@ impl State {
             read_only: options.read_only,
             stores: names.map(|name| (name, StoreReport::default())).collect(),
             etcd: Vec::new(),
+            compaction: options.etcd.as_ref().map(|etcd| CompactionReport {
+                why_not: etcd.never_compacts(options.read_only).map(str::to_owned),
+                ..CompactionReport::default()
+            }),
             // Until they have been listed once.
             trouble: options.others.as_ref().map(|_| "not listed yet".to_owned()),
         };
@@ -144,6 +148,14 @@ impl State {
 
     pub(crate) fn note_etcd(&self, nodes: Vec<EtcdReport>) {
         self.report.lock().etcd = nodes;
+        self.page.touch();
+    }
+
+    /// Changes what is told of compactions of etcd.
+    pub(crate) fn note_compaction(&self, change: impl FnOnce(&mut CompactionReport)) {
+        if let Some(report) = &mut self.report.lock().compaction {
+            change(report);
+        }
         self.page.touch();
     }
 

@@ -258,12 +258,8 @@ async fn the_overview_says_what_a_store_holds_and_who_waits() {
     first.close(WITHIN).await.expect("closed");
     let (steward, address) = start(&world, |options| {
         options.look_every = Duration::from_millis(500);
-        options.etcd = Some(holdfast_steward::EtcdOptions {
-            reach: EtcdConfig::new(cluster.endpoints()),
-            quota: 2 << 30,
-            warn_full: 0.7,
-            defragment: false,
-        });
+        let reach = EtcdConfig::new(cluster.endpoints());
+        options.etcd = Some(holdfast_steward::EtcdOptions::new(reach));
     })
     .await;
     let index = world.index_of(&store("run/7"), Arc::clone(&world.txn_store));

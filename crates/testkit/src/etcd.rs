@@ -1,4 +1,5 @@
-//! etcd, one node or three, with the flags that a production cluster would have: compaction on and a quota set.
+//! etcd, one node or three, with the flags that a production cluster would have: compaction on, unless a test asks for
+//! none, and a quota set.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -65,6 +66,14 @@ impl EtcdCluster {
             format!("--auto-compaction-retention={seconds}s"),
         ];
         with_other_ports_if_taken(|| Self::start_in(&Arc::new(Site::temporary()?), nodes, QUOTA_BYTES, &compaction))
+    }
+
+    /// As [`EtcdCluster::start`], with history that is kept for ever, as etcd does unless it is told otherwise.
+    ///
+    /// # Errors
+    /// As [`EtcdCluster::start`].
+    pub fn start_uncompacted(nodes: usize) -> Result<Self> {
+        with_other_ports_if_taken(|| Self::start_in(&Arc::new(Site::temporary()?), nodes, QUOTA_BYTES, &[]))
     }
 
     pub(crate) fn start_at(site: &Arc<Site>, nodes: usize) -> Result<Self> {

@@ -19,7 +19,7 @@ use holdfast_features::Identity;
 use holdfast_index::{Index, TxnIndex, stores};
 use holdfast_index_etcd::{EtcdClusters, EtcdStore, NewStore, open_store};
 use holdfast_steward::http::auth::{TokenEntry, fingerprint, new_token};
-use holdfast_steward::{Connect, EtcdOptions, Options, Steward, StoreOptions};
+use holdfast_steward::{Compact, Connect, EtcdOptions, Options, Steward, StoreOptions};
 use serde_json::Value;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::OnceCell;
@@ -106,10 +106,16 @@ fn options(settings: &Settings, wanted: Wanted) -> Result<Options, Failure> {
     let mut options: Options = typed("the steward", given)?;
     if all.value("steward.etcd.watch") == true {
         let usual = EtcdOptions::new(settings.etcd.clone());
+        let compact = all.text("steward.etcd.compact").parse::<Compact>();
+        let compact = compact.map_err(|error| Failure::of("these settings of the steward cannot work", &error))?;
+        let every = all.value("steward.etcd.compact_every").as_f64();
+        let every = every.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         options.etcd = Some(EtcdOptions {
             quota: all.value("steward.etcd.quota").as_u64().unwrap_or(usual.quota),
             warn_full: all.value("steward.etcd.warn_full").as_f64().unwrap_or(usual.warn_full),
             defragment: all.value("steward.etcd.defragment") == true,
+            compact: wanted.compact.unwrap_or(compact),
+            compact_every: wanted.compact_every.or(every).unwrap_or(usual.compact_every),
             ..usual
         });
     }

@@ -6,8 +6,9 @@
 //! ```
 //!
 //! The copy is not of one moment, but the changes since before it are applied in order, so each key ends with its last
-//! value. The freeze is a change itself: when the watch delivers it, all changes before it were delivered. Keys that
-//! vanish with sessions are copied only then, with the sessions.
+//! value. They are applied after each part of the copy, so the source may forget its history while the copy goes on; a
+//! part that is read later is no older than what was applied. The freeze is a change itself: when the watch delivers it,
+//! all changes before it were delivered. Keys that vanish with sessions are copied only then, with the sessions.
 //!
 //! A copy whose reply was lost may be applied later, over something newer. So every transaction of copies requires that
 //! `m/here` at the target is unchanged since the one before, and writes it again: one that is late is refused.
@@ -68,7 +69,7 @@ pub struct MoveReport {
     pub to: ClusterName,
     /// How many keys were copied while it was in use.
     pub copied: u64,
-    /// How many changes were applied afterwards.
+    /// How many changes that were made meanwhile were applied.
     pub applied: u64,
     /// How many sessions went along.
     pub sessions: usize,
@@ -221,8 +222,10 @@ impl Mover<'_> {
         let seen = self.source.store.read(&[Read::Key(self.layout.mover())], CALL).await?;
         self.clear_target(seen.version).await?;
         self.clear_others().await?;
+        // Clearing may take longer than the source keeps changes, so the watch begins after it.
+        let seen = self.source.store.read(&[Read::Key(self.layout.mover())], CALL).await?;
         let mut watch = self.source.store.watch(self.layout.all(), seen.version, CALL).await?;
-        report.copied = self.copy_all(told).await?;
+        report.copied = self.copy_all(&mut *watch, report, told).await?;
         self.catch_up(&mut *watch, report, told).await?;
 
         let began = self.clock.now();

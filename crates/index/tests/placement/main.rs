@@ -2,6 +2,7 @@
 #![allow(clippy::expect_used, reason = "a test says what it expects")]
 
 mod clusters;
+mod compacted;
 mod fuse;
 mod opening;
 

@@ -21,6 +21,8 @@ const MOST_VALUES: usize = 1024;
 const LARGE_READ: usize = 1 << 20;
 /// How many versions the copy may be behind when the store is frozen.
 const LITTLE: u64 = 2000;
+/// How many changes are applied between two parts of the copy: enough to keep up, and few enough that the copy goes on.
+const MOST_READY: usize = 10_000;
 /// How long to wait for a change before the copy counts as complete.
 const QUIET: Duration = Duration::from_millis(50);
 /// What the record of the place takes at most, in bytes.
@@ -37,7 +39,12 @@ impl Mover<'_> {
             .any(|keys| keys.start.as_str() <= key && key < keys.end.as_str())
     }
 
-    pub(super) async fn copy_all(&self, told: &mut (dyn FnMut(MoveStep) + Send)) -> Result<u64> {
+    pub(super) async fn copy_all(
+        &self,
+        watch: &mut dyn Watch,
+        report: &mut MoveReport,
+        told: &mut (dyn FnMut(MoveStep) + Send),
+    ) -> Result<u64> {
         let mut keys = self.layout.all();
         let (mut done, mut limit) = (0, FEWEST_VALUES);
         loop {
@@ -68,6 +75,7 @@ impl Mover<'_> {
                 done += copies.len() as u64;
                 self.write(copies).await?;
                 told(MoveStep::Copied(done));
+                report.applied += self.apply_ready(watch).await?;
                 match next {
                     Some(next) if !is_last => part.start = next,
                     _ => break,
@@ -76,6 +84,18 @@ impl Mover<'_> {
                 limit = limit.clamp(FEWEST_VALUES, MOST_VALUES);
             }
         }
+    }
+
+    /// Applies the changes that the watch has ready. What is not taken from a watch is lost when the source compacts its
+    /// history, and copying everything may take longer than the source keeps it.
+    async fn apply_ready(&self, watch: &mut dyn Watch) -> Result<u64> {
+        let mut ready = Vec::new();
+        while ready.len() < MOST_READY
+            && let Ok(changes) = tokio::time::timeout(Duration::ZERO, watch.next()).await
+        {
+            ready.extend(changes?);
+        }
+        self.apply(ready).await
     }
 
     /// Writes to the target, in as many transactions as it takes.

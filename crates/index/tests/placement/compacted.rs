@@ -1,0 +1,72 @@
+//! A store whose cluster forgets its history while the store is copied.
+
+use std::time::Duration;
+
+use holdfast_core::SystemRng;
+use holdfast_index::placement::{Move, MoveStep, move_store};
+use holdfast_index::store::memory::Fate;
+use holdfast_index::store::{Transaction, TxnStore as _, Write};
+
+use crate::clusters::{CALL, MemoryClusters, name};
+use crate::{Process, store};
+
+const SAMPLES: usize = 100;
+/// The copy of so many samples has at least four parts.
+const CHANGES: usize = 3;
+const CHANGED: &str = "run%2F7/changed";
+
+#[tokio::test]
+async fn a_store_is_moved_although_its_history_is_kept_for_a_shorter_time_than_the_copy_takes() {
+    let clusters = MemoryClusters::new();
+    let process = Process::open(&clusters).await;
+    for number in 0..SAMPLES {
+        process.put(&format!("s-{number}")).await.expect("a sample");
+    }
+    let home = clusters.store("home");
+    // Each is applied when its client is told to.
+    let mut changes = Vec::new();
+    for number in 0..CHANGES {
+        let client = home.client();
+        client.faults().lose_reply(Fate::Later);
+        let change = Transaction {
+            writes: vec![Write::put(CHANGED, format!("change {number}"))],
+            ..Transaction::default()
+        };
+        client.transact(&change, CALL).await.expect_err("not yet");
+        changes.push(client);
+    }
+    let mut changes = changes.into_iter();
+    let mut before = None;
+    let mut told = |step: MoveStep| {
+        if !matches!(step, MoveStep::Copied(_)) {
+            return;
+        }
+        // What was there at the part before is forgotten, as by a compaction at each interval.
+        if let Some(version) = before {
+            home.compact(version);
+        }
+        if let Some(client) = changes.next() {
+            assert_eq!(client.land(), 1, "a change during the copy");
+        }
+        before = home.dump().into_iter().map(|entry| entry.version).max();
+    };
+    let asked = Move {
+        store: store(),
+        to: name("b"),
+        longest_linger: Duration::ZERO,
+    };
+    let moved = move_store(&*clusters, &asked, &*clusters.clock, &SystemRng, CALL, &mut told).await;
+    let report = moved.expect("no change was missed");
+    assert_eq!(changes.len(), 0, "all changes came during the copy: {report:?}");
+    let copies = clusters.store("b").dump().into_iter();
+    let copied: Vec<_> = copies.filter(|entry| entry.key == CHANGED).collect();
+    let last = format!("change {}", CHANGES - 1);
+    assert!(
+        copied.len() == 1 && copied[0].value.ends_with(last.as_bytes()),
+        "{copied:?}"
+    );
+    for _ in 0..SAMPLES {
+        let grant = process.take().await.expect("a take").expect("a sample");
+        process.use_up(&grant).await.expect("used up");
+    }
+}
