@@ -25,7 +25,7 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use holdfast_core::{Error, Partition, Result, SampleId};
 use holdfast_custody::GroupName;
-use tokio::sync::mpsc;
+use tokio::sync::Notify;
 
 use crate::store::FeatureStore;
 use crate::store::lease::Lease;
@@ -99,12 +99,12 @@ impl Partitions {
         let left = || runtime.left(deadline);
         let first = self.next.fetch_add(1, Ordering::Relaxed);
         let mut turns = (0..self.stores.len()).map(|turn| first.wrapping_add(turn) % self.stores.len());
-        let (tell, mut told) = mpsc::unbounded_channel();
+        let has_none = Notify::new();
         let mut asked = FuturesUnordered::new();
         let mut failed = None;
         loop {
             if let Some(at) = turns.next() {
-                asked.push(self.next_of(at, group, count, tell.clone(), &left));
+                asked.push(self.next_of(at, group, count, &has_none, &left));
             }
             let more = turns.len() > 0;
             tokio::select! {
@@ -116,7 +116,7 @@ impl Partitions {
                     None if more => {}
                     None => break,
                 },
-                _ = told.recv(), if more => {}
+                () = has_none.notified(), if more => {}
                 () = tokio::time::sleep(HEDGE), if more => {}
             }
         }
@@ -129,7 +129,7 @@ impl Partitions {
         at: usize,
         group: &GroupName,
         count: usize,
-        tell: mpsc::UnboundedSender<()>,
+        has_none: &Notify,
         left: &(impl Fn() -> Duration + Sync),
     ) -> (usize, Result<Vec<Lease>>) {
         let store = &self.stores[at];
@@ -137,8 +137,7 @@ impl Partitions {
         if !matches!(&ready, Ok(leases) if leases.is_empty()) {
             return (at, ready);
         }
-        // Nobody listens any more if this was the last one to be asked.
-        let _ = tell.send(());
+        has_none.notify_one();
         (at, store.lease_next(group, count, left()).await)
     }
 }

@@ -8,7 +8,7 @@ use holdfast_index::store::memory::Fate;
 use holdfast_index::store::{Transaction, TxnStore as _, Write};
 
 use crate::clusters::{CALL, MemoryClusters, name};
-use crate::{Process, store};
+use crate::{GROUPS, open_process, store, take};
 
 const SAMPLES: usize = 100;
 /// The copy of so many samples has at least four parts.
@@ -18,9 +18,9 @@ const CHANGED: &str = "run%2F7/changed";
 #[tokio::test]
 async fn a_store_is_moved_although_its_history_is_kept_for_a_shorter_time_than_the_copy_takes() {
     let clusters = MemoryClusters::new();
-    let process = Process::open(&clusters).await;
+    let process = open_process(&clusters).await;
     for number in 0..SAMPLES {
-        process.put(&format!("s-{number}")).await.expect("a sample");
+        process.publish(&format!("s-{number}"), GROUPS).await.expect("a sample");
     }
     let home = clusters.store("home");
     // Each is applied when its client is told to.
@@ -66,7 +66,7 @@ async fn a_store_is_moved_although_its_history_is_kept_for_a_shorter_time_than_t
         "{copied:?}"
     );
     for _ in 0..SAMPLES {
-        let grant = process.take().await.expect("a take").expect("a sample");
-        process.use_up(&grant).await.expect("used up");
+        let grant = take(&process).await.expect("a take").expect("a sample");
+        process.ack_and_free(&grant).await.expect("used up");
     }
 }
