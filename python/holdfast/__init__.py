@@ -20,6 +20,7 @@ from __future__ import annotations
 from holdfast import errors
 from holdfast._holdfast import Announced, version
 from holdfast._opening import open
+from holdfast._partitions import PartitionedStore, open_partitions
 from holdfast._restoring import restore_guard
 from holdfast._secrets import Secret
 from holdfast._settings import Settings
@@ -77,6 +78,7 @@ __all__ = [
     "Lease",
     "LiveSession",
     "NotFound",
+    "PartitionedStore",
     "Prefetch",
     "Progress",
     "PutItem",
@@ -95,6 +97,7 @@ __all__ = [
     "__version__",
     "errors",
     "open",
+    "open_partitions",
     "restore_guard",
     "version",
 ]

@@ -17,7 +17,7 @@ that opened it: it cannot be pickled, and its calls raise in a forked child.
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from types import TracebackType
 from typing import Any, ParamSpec
 
@@ -25,11 +25,13 @@ from holdfast import _events, _holdfast, _process
 from holdfast._awaited import Lease, StoreCalls, Writer
 from holdfast._calls import Pending
 from holdfast._opening import open as _plain_open
+from holdfast._partitions import Partitions, lazy_partitions
 from holdfast._settings import Settings, warn_about_budget
 from holdfast._store import FeatureStore as _PlainStore
-from holdfast.errors import Unavailable
+from holdfast._values import Answered, Found, PutItem, SampleRef
+from holdfast.errors import HoldfastError, Unavailable
 
-__all__ = ["FeatureStore", "Lease", "Writer", "open"]
+__all__ = ["FeatureStore", "Lease", "PartitionedStore", "Writer", "open", "open_partitions"]
 
 
 class FeatureStore(StoreCalls):
@@ -106,3 +108,67 @@ def _awaited(plain: Callable[P, _PlainStore]) -> Callable[P, Awaitable[FeatureSt
 
 
 open = _awaited(_plain_open)  # noqa: A001 - holdfast.aio.open
+
+
+class PartitionedStore(Partitions[FeatureStore]):
+    """A store that is divided by sample id among several stores, its partitions. Open one with
+    :func:`holdfast.aio.open_partitions`. :class:`holdfast.PartitionedStore` documents it; calls that concern one sample are
+    made on its partition: ``await store.of(sample).put(sample, tensors)``."""
+
+    async def put_many(self, items: Iterable[PutItem], *, timeout: float | None = None) -> list[SampleRef | HoldfastError]:
+        """Puts samples, in one batch for each partition. Returns one result per sample: its reference, or the error."""
+        begun, joined = self._divided(
+            items, lambda item: item.sample, lambda store, some: store._calls.put_many(some, timeout)
+        )
+        return joined([await put for put in begun])
+
+    async def take(self, group: str, count: int = 1, *, timeout: float | None = None) -> list[Lease]:
+        """Takes the next samples of a group, up to ``count``, of one partition."""
+        return await self._take(group, count, timeout)
+
+    async def find(self, samples: Iterable[str], *, timeout: float | None = None) -> list[Found | None]:
+        """Looks up samples without taking them; None for a sample that is not live."""
+        begun, joined = self._divided(samples, str, lambda store, some: store._calls.find(some, timeout))
+        return joined([await found for found in begun])
+
+    async def ack_many(self, leases: Iterable[Lease], *, timeout: float | None = None) -> list[Answered | HoldfastError]:
+        """Acknowledges leases, in one batch for each partition."""
+        begun, joined = self._divided(
+            leases,
+            lambda lease: lease.sample,
+            lambda store, some: store._calls.ack([lease.native for lease in some], timeout),
+        )
+        return joined([await answered for answered in begun])
+
+    async def close(self, *, timeout: float | None = None) -> None:
+        """Closes all partitions. Raises the first error when all were tried."""
+        failed = None
+        for store in self._stores:
+            try:
+                await store.close(timeout=timeout)
+            except HoldfastError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+    async def __aenter__(self) -> PartitionedStore:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+async def open_partitions(store: str, partitions: int, **settings: Any) -> PartitionedStore:
+    """Opens a store that is divided by sample id. The arguments are those of :func:`holdfast.open_partitions`."""
+    plain = lazy_partitions(store, partitions, settings)
+    stores = [FeatureStore(one.settings, client=one.client) for one in plain]
+    try:
+        for one in stores:
+            await one.connect()
+    except BaseException:
+        for one in stores:
+            await one.close()
+        raise
+    return PartitionedStore(stores)

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use holdfast_core::{Digest, Error, ObjectKey, Result, SampleId};
 use holdfast_features::{
-    AdoptedTensor, Announcement, DescribedRef, GroupName, Lease, ListPlace, LossScope, LostSample, Publication,
-    PutItem, Quarantined, RecordList, RecordQuery, SampleRef, Stage, Tier,
+    AdoptedTensor, Announcement, DescribedRef, FeatureStore, GroupName, Lease, ListPlace, LossScope, LostSample,
+    Publication, PutItem, Quarantined, RecordList, RecordQuery, SampleRef, Stage, Tier,
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
@@ -137,6 +137,11 @@ fn quarantined_at(key: String, version: u64, in_place: bool) -> Quarantined {
 }
 
 impl Core {
+    pub(crate) fn store(&self, py: Python<'_>) -> PyResult<FeatureStore> {
+        let opened = self.0.get("store").or_raise(py)?;
+        Ok(opened.parts().or_raise(py)?.store)
+    }
+
     /// The parts of the store, and the caller's timeout.
     fn begin(&self, py: Python<'_>, timeout: f64) -> PyResult<(Parts, Duration)> {
         let opened = self.0.get("store").or_raise(py)?;

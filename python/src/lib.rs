@@ -50,6 +50,7 @@ mod named;
 mod opening;
 mod operation;
 mod owner;
+mod partitions;
 mod process;
 mod tensors;
 mod writer;
@@ -84,6 +85,8 @@ mod _holdfast {
     use crate::memory::Memory;
     #[pymodule_export]
     use crate::operation::Operation;
+    #[pymodule_export]
+    use crate::partitions::{partition_names, partition_of, take_of_any};
     #[pymodule_export]
     use crate::writer::PyWriter;
 

@@ -1,0 +1,201 @@
+"""A store that is larger than one etcd cluster: several stores, and samples divided among them by their ids."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from holdfast import _holdfast
+from holdfast._calls import Pending
+from holdfast._convert import View
+from holdfast._opening import open as open_store
+from holdfast._store import FeatureStore, Lease
+from holdfast._values import Answered, Found, PutItem, SampleRef
+from holdfast.errors import HoldfastError, Invalid
+
+if TYPE_CHECKING:
+    from holdfast._inputs import TensorLike
+
+__all__ = ["PartitionedStore", "open_partitions"]
+
+
+class _Store(Protocol):
+    """What a store of either face has."""
+
+    _calls: Any
+
+    @property
+    def name(self) -> str: ...
+
+    def _core(self) -> _holdfast.Core: ...
+
+    def _lease(self, native: _holdfast.Lease) -> Any: ...
+
+
+S = TypeVar("S", bound=_Store)
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Partitions(Generic[S]):
+    """What both faces of a partitioned store share."""
+
+    def __init__(self, stores: Iterable[S]) -> None:
+        self._stores = tuple(stores)
+        # Processes begin at different partitions.
+        self._turn = random.randrange(len(self._stores))
+
+    def __repr__(self) -> str:
+        return f"PartitionedStore({', '.join(store.name for store in self._stores)})"
+
+    @property
+    def stores(self) -> tuple[S, ...]:
+        """The partitions, in order. Each is a store like any other."""
+        return self._stores
+
+    def of(self, sample: str | SampleRef) -> S:
+        """The partition that has a sample. Every call that concerns one sample can be made there."""
+        name = sample if isinstance(sample, str) else sample.sample
+        return self._stores[_holdfast.partition_of(name, len(self._stores))]
+
+    def _take(self, group: str, count: int, timeout: float | None) -> Pending[list[Any]]:
+        self._turn += 1
+        cores = [store._core() for store in self._stores]
+        operation = _holdfast.take_of_any(cores, self._turn % len(cores), group, count, self._stores[0]._calls.within(timeout))
+
+        def finish(taken: tuple[int, list[_holdfast.Lease]]) -> list[Any]:
+            at, leases = taken
+            return [self._stores[at]._lease(lease) for lease in leases]
+
+        return Pending(operation, finish)
+
+    def _divided(
+        self, items: Iterable[T], sample: Callable[[T], str], begin: Callable[[S, list[T]], Pending[list[R]]]
+    ) -> tuple[list[Pending[list[R]]], Callable[[list[list[R]]], list[R]]]:
+        """Begins a call for the items of each partition; joins the results in the order of the items."""
+        by_store: dict[int, list[tuple[int, T]]] = {}
+        for place, item in enumerate(items):
+            at = _holdfast.partition_of(sample(item), len(self._stores))
+            by_store.setdefault(at, []).append((place, item))
+        begun = [begin(self._stores[at], [item for _, item in some]) for at, some in by_store.items()]
+
+        def joined(results: list[list[R]]) -> list[R]:
+            places = [place for some in by_store.values() for place, _ in some]
+            every = [result for some in results for result in some]
+            return [result for _, result in sorted(zip(places, every), key=lambda pair: pair[0])]
+
+        return begun, joined
+
+
+class PartitionedStore(Partitions[FeatureStore]):
+    """A store that is divided by sample id among several stores, its partitions, which may lie on several etcd clusters.
+    Open one with :func:`holdfast.open_partitions`; as a context manager it closes at the end.
+
+    A sample belongs to one partition, and all processes agree on which. Takes are from all partitions, and not in the order
+    of the puts. Calls that are not here are made on a partition: :meth:`of`, :attr:`stores`.
+    """
+
+    def put(
+        self,
+        sample: str,
+        tensors: Mapping[str, TensorLike],
+        *,
+        groups: Iterable[str] = (),
+        retain: bool = False,
+        max_attempts: int = 3,
+        timeout: float | None = None,
+    ) -> SampleRef:
+        """Puts a sample into its partition. See :meth:`FeatureStore.put`."""
+        store = self.of(sample)
+        return store.put(sample, tensors, groups=groups, retain=retain, max_attempts=max_attempts, timeout=timeout)
+
+    def put_many(self, items: Iterable[PutItem], *, timeout: float | None = None) -> list[SampleRef | HoldfastError]:
+        """Puts samples, in one batch for each partition. Returns one result per sample: its reference, or the error."""
+        begun, joined = self._divided(
+            items, lambda item: item.sample, lambda store, some: store._calls.put_many(some, timeout)
+        )
+        return joined([put.wait() for put in begun])
+
+    def take(self, group: str, count: int = 1, *, timeout: float | None = None) -> list[Lease]:
+        """Takes the next samples of a group, up to ``count``, of one partition. Waits for the first one; returns an empty list
+        at the timeout. A partition whose cluster does not answer holds up none of the others; if none of these has a sample,
+        its error is raised."""
+        return self._take(group, count, timeout).wait()
+
+    def get(
+        self,
+        what: Lease | SampleRef | str,
+        names: Iterable[str] | None = None,
+        *,
+        as_: View = "tensor",
+        timeout: float | None = None,
+    ) -> dict[str, Any]:
+        """Gets a sample's tensors. See :meth:`FeatureStore.get`."""
+        held = what.native if isinstance(what, Lease) else what
+        store = self.of(what.sample if isinstance(what, Lease) else what)
+        return store._calls.get(held, names, None, as_, None, timeout).wait()
+
+    def find(self, samples: Iterable[str], *, timeout: float | None = None) -> list[Found | None]:
+        """Looks up samples without taking them; None for a sample that is not live."""
+        begun, joined = self._divided(samples, str, lambda store, some: store._calls.find(some, timeout))
+        return joined([found.wait() for found in begun])
+
+    def ack_many(self, leases: Iterable[Lease], *, timeout: float | None = None) -> list[Answered | HoldfastError]:
+        """Acknowledges leases, in one batch for each partition."""
+        begun, joined = self._divided(
+            leases,
+            lambda lease: lease.sample,
+            lambda store, some: store._calls.ack([lease.native for lease in some], timeout),
+        )
+        return joined([answered.wait() for answered in begun])
+
+    def close(self, *, timeout: float | None = None) -> None:
+        """Closes all partitions. Raises the first error when all were tried."""
+        failed = None
+        for store in self._stores:
+            try:
+                store.close(timeout=timeout)
+            except HoldfastError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+    def __enter__(self) -> PartitionedStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def lazy_partitions(store: str, partitions: int, settings: dict[str, Any]) -> list[FeatureStore]:
+    """The partitions of a store, not opened yet. A budget is divided among them."""
+    budget = settings.pop("budget", None)
+    if budget is not None:
+        settings["budget"] = -(-budget // partitions)
+    settings["lazy"] = True
+    return [open_store(name, **settings) for name in _holdfast.partition_names(store, partitions)]
+
+
+def open_partitions(store: str, partitions: int, **settings: Any) -> PartitionedStore:
+    """Opens a store that is divided by sample id into ``partitions`` stores: ``train.0-of-4`` to ``train.3-of-4``. They are
+    placed on the clusters of the index in turn (``holdfast clusters``), and each can be moved (``holdfast move``).
+
+    The number is part of their names and cannot be changed: all processes give the same. ``settings`` are those of
+    :func:`holdfast.open`; ``budget`` is for all partitions together, and each has an equal part of it. Each partition has a
+    session, a client of the engine and a pool of memory (``pool_bytes``) of its own in each process.
+    """
+    if not isinstance(store, str) or not store:
+        raise Invalid("name the store", operation="python.open")
+    stores = lazy_partitions(store, partitions, settings)
+    try:
+        for one in stores:
+            one.connect()
+    except BaseException:
+        for one in stores:
+            one.close()
+        raise
+    return PartitionedStore(stores)
