@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from holdfast import _holdfast
+from holdfast import _holdfast, _process
 from holdfast._calls import Pending
 from holdfast._convert import View
+from holdfast._held import Held
 from holdfast._opening import open as open_store
 from holdfast._store import FeatureStore, Lease
 from holdfast._values import Answered, Found, PutItem, SampleRef
-from holdfast.errors import HoldfastError, Invalid
+from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
     from holdfast._inputs import TensorLike
@@ -71,22 +74,57 @@ class Partitions(Generic[S]):
 
         return Pending(operation, finish)
 
-    def _divided(
+    def _time_left(self, timeout: float | None) -> Callable[[], float]:
+        """How many seconds are left of a timeout that begins now, and a moment for those that come last."""
+        end = time.monotonic() + float(self._stores[0]._calls.within(timeout))
+        return lambda: max(end - time.monotonic(), 0.1)
+
+    def _put_many(self, items: Iterable[PutItem], timeout: float | None) -> Together[SampleRef | HoldfastError]:
+        return self._each(items, lambda item: item.sample, lambda store, some: store._calls.put_many(some, timeout))
+
+    def _find(self, samples: Iterable[str], timeout: float | None) -> Together[Found | None]:
+        return self._each(samples, str, lambda store, some: store._calls.find(some, timeout))
+
+    def _ack_many(self, leases: Iterable[Held], timeout: float | None) -> Together[Answered | HoldfastError]:
+        return self._each(
+            leases,
+            lambda lease: lease.sample,
+            lambda store, some: store._calls.ack([lease.native for lease in some], timeout),
+        )
+
+    def _each(
         self, items: Iterable[T], sample: Callable[[T], str], begin: Callable[[S, list[T]], Pending[list[R]]]
-    ) -> tuple[list[Pending[list[R]]], Callable[[list[list[R]]], list[R]]]:
-        """Begins a call for the items of each partition; joins the results in the order of the items."""
+    ) -> Together[R]:
+        """Begins a call for the items of each partition."""
         by_store: dict[int, list[tuple[int, T]]] = {}
         for place, item in enumerate(items):
             at = _holdfast.partition_of(sample(item), len(self._stores))
             by_store.setdefault(at, []).append((place, item))
-        begun = [begin(self._stores[at], [item for _, item in some]) for at, some in by_store.items()]
+        return Together(
+            [place for some in by_store.values() for place, _ in some],
+            [begin(self._stores[at], [item for _, item in some]) for at, some in by_store.items()],
+        )
 
-        def joined(results: list[list[R]]) -> list[R]:
-            places = [place for some in by_store.values() for place, _ in some]
-            every = [result for some in results for result in some]
-            return [result for _, result in sorted(zip(places, every), key=lambda pair: pair[0])]
 
-        return begun, joined
+class Together(Generic[R]):
+    """Calls to several partitions, in flight: their results in the order of the items. A caller that leaves cancels them."""
+
+    def __init__(self, places: list[int], begun: list[Pending[list[R]]]) -> None:
+        self._places = places
+        self._begun = begun
+
+    def wait(self) -> list[R]:
+        return self._joined([call.wait() for call in self._begun])
+
+    def __await__(self) -> Generator[Any, None, list[R]]:
+        results = []
+        for call in self._begun:
+            results.append((yield from call.__await__()))
+        return self._joined(results)
+
+    def _joined(self, results: list[list[R]]) -> list[R]:
+        every = zip(self._places, (result for some in results for result in some))
+        return [result for _, result in sorted(every, key=lambda pair: pair[0])]
 
 
 class PartitionedStore(Partitions[FeatureStore]):
@@ -113,10 +151,7 @@ class PartitionedStore(Partitions[FeatureStore]):
 
     def put_many(self, items: Iterable[PutItem], *, timeout: float | None = None) -> list[SampleRef | HoldfastError]:
         """Puts samples, in one batch for each partition. Returns one result per sample: its reference, or the error."""
-        begun, joined = self._divided(
-            items, lambda item: item.sample, lambda store, some: store._calls.put_many(some, timeout)
-        )
-        return joined([put.wait() for put in begun])
+        return self._put_many(items, timeout).wait()
 
     def take(self, group: str, count: int = 1, *, timeout: float | None = None) -> list[Lease]:
         """Takes the next samples of a group, up to ``count``, of one partition. Waits for the first one; returns an empty list
@@ -139,24 +174,19 @@ class PartitionedStore(Partitions[FeatureStore]):
 
     def find(self, samples: Iterable[str], *, timeout: float | None = None) -> list[Found | None]:
         """Looks up samples without taking them; None for a sample that is not live."""
-        begun, joined = self._divided(samples, str, lambda store, some: store._calls.find(some, timeout))
-        return joined([found.wait() for found in begun])
+        return self._find(samples, timeout).wait()
 
     def ack_many(self, leases: Iterable[Lease], *, timeout: float | None = None) -> list[Answered | HoldfastError]:
         """Acknowledges leases, in one batch for each partition."""
-        begun, joined = self._divided(
-            leases,
-            lambda lease: lease.sample,
-            lambda store, some: store._calls.ack([lease.native for lease in some], timeout),
-        )
-        return joined([answered.wait() for answered in begun])
+        return self._ack_many(leases, timeout).wait()
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Closes all partitions. Raises the first error when all were tried."""
+        """Closes all partitions, within one timeout. Raises the first error when all were tried."""
+        left = self._time_left(timeout)
         failed = None
         for store in self._stores:
             try:
-                store.close(timeout=timeout)
+                store.close(timeout=left())
             except HoldfastError as error:
                 failed = failed or error
         if failed is not None:
@@ -172,12 +202,14 @@ class PartitionedStore(Partitions[FeatureStore]):
 
 
 def lazy_partitions(store: str, partitions: int, settings: dict[str, Any]) -> list[FeatureStore]:
-    """The partitions of a store, not opened yet. A budget is divided among them."""
-    budget = settings.pop("budget", None)
-    if budget is not None:
-        settings["budget"] = -(-budget // partitions)
+    """The partitions of a store, not opened yet. The budget, wherever it was set, is divided among them."""
     settings["lazy"] = True
-    return [open_store(name, **settings) for name in _holdfast.partition_names(store, partitions)]
+    stores = [open_store(name, **settings) for name in _holdfast.partition_names(store, partitions)]
+    budget = stores[0].settings.budget
+    if budget is None:
+        return stores
+    each = -(-budget // partitions)
+    return [FeatureStore(replace(one.settings, budget=each), client=one.client) for one in stores]
 
 
 def open_partitions(store: str, partitions: int, **settings: Any) -> PartitionedStore:
@@ -186,16 +218,17 @@ def open_partitions(store: str, partitions: int, **settings: Any) -> Partitioned
 
     The number is part of their names and cannot be changed: all processes give the same. ``settings`` are those of
     :func:`holdfast.open`; ``budget`` is for all partitions together, and each has an equal part of it. Each partition has a
-    session, a client of the engine and a pool of memory (``pool_bytes``) of its own in each process.
+    session, a client of the engine and a pool of memory (``pool_bytes``) of its own in each process. They are opened one
+    after the other, each within ``timeout``.
     """
-    if not isinstance(store, str) or not store:
-        raise Invalid("name the store", operation="python.open")
-    stores = lazy_partitions(store, partitions, settings)
+    opened = PartitionedStore(lazy_partitions(store, partitions, settings))
     try:
-        for one in stores:
+        for one in opened.stores:
             one.connect()
     except BaseException:
-        for one in stores:
-            one.close()
+        try:
+            opened.close()
+        except HoldfastError as trouble:
+            _process.log.warning("a partition was not closed; its session ends by itself: %s", trouble)
         raise
-    return PartitionedStore(stores)
+    return opened

@@ -117,10 +117,7 @@ class PartitionedStore(Partitions[FeatureStore]):
 
     async def put_many(self, items: Iterable[PutItem], *, timeout: float | None = None) -> list[SampleRef | HoldfastError]:
         """Puts samples, in one batch for each partition. Returns one result per sample: its reference, or the error."""
-        begun, joined = self._divided(
-            items, lambda item: item.sample, lambda store, some: store._calls.put_many(some, timeout)
-        )
-        return joined([await put for put in begun])
+        return await self._put_many(items, timeout)
 
     async def take(self, group: str, count: int = 1, *, timeout: float | None = None) -> list[Lease]:
         """Takes the next samples of a group, up to ``count``, of one partition."""
@@ -128,24 +125,19 @@ class PartitionedStore(Partitions[FeatureStore]):
 
     async def find(self, samples: Iterable[str], *, timeout: float | None = None) -> list[Found | None]:
         """Looks up samples without taking them; None for a sample that is not live."""
-        begun, joined = self._divided(samples, str, lambda store, some: store._calls.find(some, timeout))
-        return joined([await found for found in begun])
+        return await self._find(samples, timeout)
 
     async def ack_many(self, leases: Iterable[Lease], *, timeout: float | None = None) -> list[Answered | HoldfastError]:
         """Acknowledges leases, in one batch for each partition."""
-        begun, joined = self._divided(
-            leases,
-            lambda lease: lease.sample,
-            lambda store, some: store._calls.ack([lease.native for lease in some], timeout),
-        )
-        return joined([await answered for answered in begun])
+        return await self._ack_many(leases, timeout)
 
     async def close(self, *, timeout: float | None = None) -> None:
-        """Closes all partitions. Raises the first error when all were tried."""
+        """Closes all partitions, within one timeout. Raises the first error when all were tried."""
+        left = self._time_left(timeout)
         failed = None
         for store in self._stores:
             try:
-                await store.close(timeout=timeout)
+                await store.close(timeout=left())
             except HoldfastError as error:
                 failed = failed or error
         if failed is not None:
@@ -163,12 +155,14 @@ class PartitionedStore(Partitions[FeatureStore]):
 async def open_partitions(store: str, partitions: int, **settings: Any) -> PartitionedStore:
     """Opens a store that is divided by sample id. The arguments are those of :func:`holdfast.open_partitions`."""
     plain = lazy_partitions(store, partitions, settings)
-    stores = [FeatureStore(one.settings, client=one.client) for one in plain]
+    opened = PartitionedStore(FeatureStore(one.settings, client=one.client) for one in plain)
     try:
-        for one in stores:
+        for one in opened.stores:
             await one.connect()
     except BaseException:
-        for one in stores:
-            await one.close()
+        try:
+            await opened.close()
+        except HoldfastError as trouble:
+            _process.log.warning("a partition was not closed; its session ends by itself: %s", trouble)
         raise
-    return PartitionedStore(stores)
+    return opened

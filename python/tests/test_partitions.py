@@ -93,8 +93,31 @@ def test_calls_go_to_the_partition_of_their_sample(home: Cluster) -> None:
         assert store.take("a", timeout=0.2) == []
         again = pickle.loads(pickle.dumps(store))
         assert again.of("s-1").name == store.of("s-1").name
-    with pytest.raises(holdfast.Invalid):
-        holdfast.open_partitions("calls", 0, **settings(home))
+    for count in (0, 65):
+        with pytest.raises(holdfast.Invalid):
+            holdfast.open_partitions("calls", count, budget=1 << 20, **settings(home))
+
+
+def test_a_budget_of_the_environment_is_divided_too(home: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_BUDGET", str(4 << 20))
+    with holdfast.open_partitions("budget", 2, **settings(home)) as store:
+        assert {one.health()["free_budget"] for one in store.stores} == {2 << 20}
+
+
+def test_a_partition_that_cannot_be_opened_leaves_no_session(home: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect = holdfast.FeatureStore.connect
+
+    def refused(store: holdfast.FeatureStore) -> Any:
+        if store.name == "half.1-of-2":
+            raise holdfast.Unavailable("away", operation="test")
+        return connect(store)
+
+    monkeypatch.setattr(holdfast.FeatureStore, "connect", refused)
+    with pytest.raises(holdfast.Unavailable, match="away"):
+        holdfast.open_partitions("half", 2, **settings(home))
+    monkeypatch.undo()
+    with holdfast.open("half.0-of-2", **settings(home)) as one:
+        assert len(one.sessions()) == 1
 
 
 def test_it_can_be_awaited(home: Cluster) -> None:
