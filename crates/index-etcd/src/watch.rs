@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use etcd_client::{WatchOptions, WatchResponse, WatchStream};
+use futures_util::future::BoxFuture;
 use holdfast_core::{Deadline, Error, Result, Timestamp};
 use holdfast_custody::Version;
 use holdfast_index::store::{Change, Watch};
@@ -47,6 +48,9 @@ pub(crate) struct EtcdWatch {
     /// The first revision that has not been delivered yet.
     next: i64,
     live: Option<Live>,
+    /// A stream that is being opened in place of one that was lost. A call of [`Watch::next`] that is cancelled leaves it, and
+    /// the next call goes on with it.
+    opening: Option<BoxFuture<'static, Result<Live>>>,
     /// Since when no stream has delivered anything, if the last one was lost.
     lost: Option<Timestamp>,
 }
@@ -75,67 +79,34 @@ impl EtcdWatch {
         // The changes after a version of a history that is gone cannot be known.
         let after = since.epoch.revision(after).and_then(|after| i64::try_from(after).ok());
         let next = after.ok_or_else(|| forgotten(OPERATION))?.saturating_add(1);
-        let mut watch = Self {
+        let live = stream(&pool, &keys, next, call).await?;
+        Ok(Self {
             pool,
             names,
             since,
             cuts,
             keys,
             next,
-            live: None,
+            live: Some(live),
+            opening: None,
             lost: None,
-        };
-        watch.live = Some(watch.stream(call).await?);
-        Ok(watch)
-    }
-
-    /// Opens a stream from `next` on, at any node that accepts it.
-    async fn stream(&self, call: Call) -> Result<Live> {
-        let options = WatchOptions::new()
-            .with_range(self.keys.end.clone())
-            .with_start_revision(self.next)
-            .with_progress_notify();
-        let request = |mut link: Link, _| {
-            let (key, options) = (self.keys.start.clone(), options.clone());
-            async move {
-                Ok(Plain((
-                    link.node,
-                    link.serial,
-                    link.watch.watch(key, Some(options)).await?,
-                )))
-            }
-        };
-        let (Plain((node, serial, stream)), _) = self.pool.call(call, request).await?;
-        Ok(Live {
-            stream,
-            node,
-            serial,
-            heard: self.pool.clock.now(),
-            asked: None,
         })
     }
 
     /// Opens a stream in place of one that was lost, as long as the patience (`watch_patience`) lasts.
     async fn reopen(&mut self) -> Result<()> {
-        let clock = Arc::clone(&self.pool.clock);
-        let config = &self.pool.config;
-        let lost = *self.lost.get_or_insert_with(|| clock.now());
-        let gone = clock.now().since(lost);
-        if gone >= config.watch_patience {
-            return Err(Error::unavailable(
-                OPERATION,
-                "the watch lost its node and no other node accepted it: read again and start a new watch",
-            )
-            .with("lost_for_ms", gone.as_millis()));
-        }
-        tokio::time::sleep(PAUSE).await;
-        let call = Call {
-            operation: OPERATION,
-            nature: Nature::Repeatable,
-            deadline: Deadline::after(clock.as_ref(), config.watch_patience.saturating_sub(gone)),
-            patience: config.try_timeout,
+        let opening = match &mut self.opening {
+            Some(opening) => opening,
+            none => none.insert(reopened(
+                Arc::clone(&self.pool),
+                self.keys.clone(),
+                self.next,
+                *self.lost.get_or_insert_with(|| self.pool.clock.now()),
+            )?),
         };
-        self.live = Some(self.stream(call).await?);
+        let opened = opening.await;
+        self.opening = None;
+        self.live = Some(opened?);
         Ok(())
     }
 
@@ -187,12 +158,68 @@ impl EtcdWatch {
     }
 }
 
+/// Opens a stream from a revision on, at any node that accepts it.
+async fn stream(pool: &Pool, keys: &Range<Vec<u8>>, next: i64, call: Call) -> Result<Live> {
+    let options = WatchOptions::new()
+        .with_range(keys.end.clone())
+        .with_start_revision(next)
+        .with_progress_notify();
+    let request = |mut link: Link, _| {
+        let (key, options) = (keys.start.clone(), options.clone());
+        async move {
+            Ok(Plain((
+                link.node,
+                link.serial,
+                link.watch.watch(key, Some(options)).await?,
+            )))
+        }
+    };
+    let (Plain((node, serial, stream)), _) = pool.call(call, request).await?;
+    Ok(Live {
+        stream,
+        node,
+        serial,
+        heard: pool.clock.now(),
+        asked: None,
+    })
+}
+
+/// Opens a stream after one was lost, and none has delivered anything since then.
+fn reopened(
+    pool: Arc<Pool>,
+    keys: Range<Vec<u8>>,
+    next: i64,
+    lost: Timestamp,
+) -> Result<BoxFuture<'static, Result<Live>>> {
+    let patience = pool.config.watch_patience;
+    let gone = pool.clock.now().since(lost);
+    if gone >= patience {
+        return Err(Error::unavailable(
+            OPERATION,
+            "the watch lost its node and no other node accepted it: read again and start a new watch",
+        )
+        .with("lost_for_ms", gone.as_millis()));
+    }
+    Ok(Box::pin(async move {
+        tokio::time::sleep(PAUSE).await;
+        // Counted from here: the caller may not have polled for long.
+        let call = Call {
+            operation: OPERATION,
+            nature: Nature::Repeatable,
+            deadline: Deadline::after(pool.clock.as_ref(), patience.saturating_sub(gone)),
+            patience: pool.config.try_timeout,
+        };
+        stream(&pool, &keys, next, call).await
+    }))
+}
+
 #[async_trait]
 impl Watch for EtcdWatch {
     async fn next(&mut self) -> Result<Vec<Change>> {
         loop {
             if !self.pool.history.is_since(&self.since) {
                 self.live = None;
+                self.opening = None;
                 let message = "etcd was restored or replaced: read again and watch from there";
                 return Err(Error::unavailable(OPERATION, message));
             }

@@ -281,6 +281,33 @@ async fn a_watch_leaves_a_deaf_node() {
     eprintln!("watch over a deaf leader: the last change came {late:?} after it was acknowledged");
 }
 
+/// A mover takes what is ready, again and again: each of its calls is cancelled almost at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watch_whose_calls_are_cancelled_finds_its_node_again() {
+    let etcd = start(1);
+    let txn_store = open(&etcd.endpoints(), 0).await;
+    let after = txn_store.read(&[], CALL).await.expect("a read").version;
+    let mut watch = txn_store.watch(prefix("w/"), after, CALL).await.expect("a watch");
+    block_in_place(|| etcd.node(0).kill()).expect("killed");
+    tokio::time::timeout(Duration::from_millis(1), watch.next())
+        .await
+        .expect_err("nothing changes");
+    block_in_place(|| etcd.node(0).restart()).expect("restarted");
+    let version = put_now(&txn_store, "w/a", "1").await;
+
+    let change = async {
+        let mut polls = tokio::time::interval(Duration::from_millis(10));
+        loop {
+            polls.tick().await;
+            if let Ok(changes) = tokio::time::timeout(Duration::ZERO, watch.next()).await {
+                return changes.expect("no gap, no error");
+            }
+        }
+    };
+    let changes = tokio::time::timeout(CALL, change).await.expect("in time");
+    assert_eq!(changes.first().map(|change| change.version), Some(version));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_quiet_watch_resumes_although_the_history_was_compacted() {
     let etcd = start(1);

@@ -50,10 +50,10 @@ pub struct FollowingStore {
 }
 
 #[derive(Debug)]
-struct Shared {
+pub(super) struct Shared {
     layout: Layout,
     clusters: Arc<dyn Clusters>,
-    clock: Arc<dyn Clock>,
+    pub(super) clock: Arc<dyn Clock>,
     now: tokio::sync::watch::Sender<Arc<Residence>>,
     /// The freeze that was seen last, on the present cluster.
     froze: Mutex<Option<Version>>,
@@ -127,11 +127,11 @@ async fn follow(shared: Weak<Shared>) {
 }
 
 impl Shared {
-    fn residence(&self) -> Arc<Residence> {
+    pub(super) fn residence(&self) -> Arc<Residence> {
         Arc::clone(&self.now.borrow())
     }
 
-    fn left(&self, deadline: Deadline) -> Duration {
+    pub(super) fn left(&self, deadline: Deadline) -> Duration {
         deadline.remaining(&*self.clock)
     }
 
@@ -159,7 +159,7 @@ impl Shared {
 
     /// The store cannot be written on this cluster: waits until it can be, or follows it. Afterwards the call is sent
     /// again.
-    async fn leave(&self, from: &Residence, deadline: Deadline) -> Result<()> {
+    pub(super) async fn leave(&self, from: &Residence, deadline: Deadline) -> Result<()> {
         let mut pause = FIRST_PAUSE;
         loop {
             let turn = tokio::time::timeout(self.left(deadline), self.following.lock()).await;
@@ -184,6 +184,12 @@ impl Shared {
                 Some(_) => return self.arrive(from, deadline).await,
             }
         }
+    }
+
+    /// Whether the store cannot be written there now: it is frozen, or has left.
+    pub(super) async fn is_away(&self, residence: &Residence, deadline: Deadline) -> Result<bool> {
+        let said = ask(&*residence.store, &self.layout, self.left(deadline)).await?;
+        Ok(said.away(&self.layout, &residence.stay).is_some())
     }
 
     fn too_late(&self, from: &Residence) -> Error {
@@ -366,9 +372,9 @@ impl TxnStore for FollowingStore {
             let kept = Kept::new(session, time_to_live);
             self.shared.sessions.lock().push(Arc::downgrade(&kept));
             // It has no key yet that a mover would take it along by.
-            let said = ask(&*residence.store, &self.shared.layout, self.shared.left(deadline)).await?;
-            if said.away(&self.shared.layout, &residence.stay).is_none() {
-                return Ok(Box::new(FollowingSession(kept)));
+            if !self.shared.is_away(&residence, deadline).await? {
+                let store = Arc::clone(&self.shared);
+                return Ok(Box::new(FollowingSession { kept, store }));
             }
             drop(kept);
             self.shared.leave(&residence, deadline).await?;

@@ -108,11 +108,13 @@ impl Default for ClusterMap {
 
 impl ClusterMap {
     /// The cluster for a new store: of all that are open, the one whose hash with the store's name is the largest
-    /// (rendezvous hashing). A cluster that is added takes over its share of new stores, and changes no other choice.
+    /// (rendezvous hashing). A cluster that is added takes over its share of new stores, and changes no other choice but those
+    /// of partitions.
     /// The home, if none is open.
     ///
     /// The partitions of a store go round the clusters, in the order of those hashes for the whole store: their number on one
-    /// cluster differs by one at most from that on another, which hashes of their own would not see to.
+    /// cluster differs by one at most from that on another if the map was the same for all of them, which hashes of their own
+    /// would not see to.
     pub fn choose(&self, store: &StoreId) -> ClusterName {
         let home = self.home.then(ClusterName::home);
         let others = self.clusters.iter().filter(|(_, address)| address.open);
@@ -317,6 +319,20 @@ mod tests {
             counts.len() == 5 && counts.values().all(|count| (700..900).contains(count)),
             "{counts:?}"
         );
+    }
+
+    #[test]
+    fn the_partitions_of_a_store_go_round_the_clusters() {
+        let clusters = map(&["a", "b", "c"]);
+        for whole in ["train", "eagle/draft", "run.7"] {
+            let mut counts: BTreeMap<ClusterName, usize> = BTreeMap::new();
+            let whole = StoreId::new(whole).expect("a name");
+            for partition in Partition::all(&whole, 6).expect("partitions") {
+                let chosen = clusters.choose(&partition.store().expect("a name"));
+                *counts.entry(chosen).or_default() += 1;
+            }
+            assert_eq!(counts.into_values().collect::<Vec<_>>(), [2, 2, 2], "{whole}");
+        }
     }
 
     #[test]

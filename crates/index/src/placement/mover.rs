@@ -7,7 +7,8 @@
 //!
 //! The copy is not of one moment, but the changes since before it are applied in order, so each key ends with its last
 //! value. They are applied after each part of the copy, so the source may forget its history while the copy goes on; a
-//! part that is read later is no older than what was applied. The freeze is a change itself: when the watch delivers it,
+//! part that is read later is no older than what was applied. How little is left is known by a mark: the mover writes its key
+//! again, and when the watch delivers that, it has delivered all before it. The freeze is a change itself: when the watch delivers it,
 //! all changes before it were delivered. Keys that vanish with sessions are copied only then, with the sessions.
 //!
 //! A copy whose reply was lost may be applied later, over something newer. So every transaction of copies requires that
@@ -92,8 +93,8 @@ pub struct Move {
 ///
 /// # Errors
 /// `Conflict` if another move is at work, if the target has another store of this name, or if a process uses the store
-/// that would not notice; `Unavailable` if a cluster does not answer: unless the error is ambiguous, the store is where it
-/// was. Run it again.
+/// that would not notice; `Unavailable` if a cluster does not answer: unless the error is ambiguous or came after
+/// [`MoveStep::Committed`], the store is where it was. Run it again.
 pub async fn move_store(
     clusters: &dyn Clusters,
     asked: &Move,
@@ -135,8 +136,15 @@ pub async fn move_store(
         };
         linger = mover.run(&mut report, told).await?;
         told(MoveStep::Committed);
-        // Removes `arriving`, unless a process that follows has.
-        locate(clusters, &layout, &source.cluster, clock, soon()).await?;
+        // Removes `arriving`, unless a process that follows has. It is committed: the move's own deadline does not matter any more.
+        locate(
+            clusters,
+            &layout,
+            &source.cluster,
+            clock,
+            Deadline::after(clock, LOCATE),
+        )
+        .await?;
     }
     point_home(clusters, &layout, to).await?;
     // Processes that have not noticed yet may still read where the store was. Their sessions end by then.
@@ -187,7 +195,7 @@ impl Mover<'_> {
                 Condition::Absent(self.layout.mover()),
                 Condition::Absent(self.leaving()),
             ],
-            writes: vec![self.with(session, self.layout.mover(), self.by.0.clone().into_bytes())],
+            writes: vec![self.lock_of(session)],
         };
         match self.source.store.transact(&transaction, CALL).await? {
             TxnOutcome::Committed(_) => Ok(()),
@@ -197,6 +205,11 @@ impl Mover<'_> {
                 Err(Error::new(ErrorKind::Conflict, OPERATION, message).with("cluster", &self.source.cluster))
             }
         }
+    }
+
+    /// The mover's key, which says that a move is at work.
+    fn lock_of(&self, session: SessionId) -> Write {
+        self.with(session, self.layout.mover(), self.by.0.clone().into_bytes())
     }
 
     /// The key that says that the store has left the source.
@@ -226,7 +239,7 @@ impl Mover<'_> {
         let seen = self.source.store.read(&[Read::Key(self.layout.mover())], CALL).await?;
         let mut watch = self.source.store.watch(self.layout.all(), seen.version, CALL).await?;
         report.copied = self.copy_all(&mut *watch, report, told).await?;
-        self.catch_up(&mut *watch, report, told).await?;
+        self.catch_up(session, &mut *watch, report, told).await?;
 
         let began = self.clock.now();
         let froze = self.freeze(session).await?;

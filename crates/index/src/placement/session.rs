@@ -6,14 +6,17 @@
 //! ```
 //!
 //! A session that has no key yet is not known where the store was moved to: it has ended.
+//!
+//! One that is closed while the store is frozen may be known at the other cluster already: it is closed there, too.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::{ErrorKind, Result};
+use holdfast_core::{Deadline, ErrorKind, Result};
 use holdfast_custody::SessionId;
 
+use super::follow::Shared;
 use crate::store::{MovableStore, StoreSession};
 
 /// The session, shared by its holder and by the store that follows a move.
@@ -40,6 +43,15 @@ impl Kept {
 
     pub(super) fn is_alive(&self) -> bool {
         self.now().is_alive()
+    }
+
+    /// Ends it on a cluster where a mover may have made it known.
+    async fn end_at(&self, cluster: &dyn MovableStore, within: Duration) -> Result<()> {
+        match cluster.resume_session(self.id, self.time_to_live, within).await {
+            Ok(resumed) => resumed.close(within).await,
+            Err(error) if error.kind() == ErrorKind::Fenced => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// Keeps it alive on another cluster. If it has ended there, it has ended.
@@ -81,16 +93,19 @@ impl StoreSession for Ended {
 
 /// The holder's side.
 #[derive(Debug)]
-pub(super) struct FollowingSession(pub(super) Arc<Kept>);
+pub(super) struct FollowingSession {
+    pub(super) kept: Arc<Kept>,
+    pub(super) store: Arc<Shared>,
+}
 
 #[async_trait]
 impl StoreSession for FollowingSession {
     fn id(&self) -> SessionId {
-        self.0.id
+        self.kept.id
     }
 
     async fn ended(&self) {
-        let mut current = self.0.current.subscribe();
+        let mut current = self.kept.current.subscribe();
         loop {
             let session = Arc::clone(&current.borrow_and_update());
             tokio::select! {
@@ -106,10 +121,20 @@ impl StoreSession for FollowingSession {
     }
 
     fn is_alive(&self) -> bool {
-        self.0.is_alive()
+        self.kept.is_alive()
     }
 
     async fn close(&self, within: Duration) -> Result<()> {
-        self.0.now().close(within).await
+        let (kept, store) = (&self.kept, &self.store);
+        let deadline = Deadline::after(&*store.clock, within);
+        let mut residence = store.residence();
+        kept.now().close(store.left(deadline)).await?;
+        // A mover that freezes the store from now on does not find it; one that has frozen it may have.
+        while store.is_away(&residence, deadline).await? {
+            store.leave(&residence, deadline).await?;
+            residence = store.residence();
+            kept.end_at(&*residence.store, store.left(deadline)).await?;
+        }
+        Ok(())
     }
 }

@@ -1,14 +1,10 @@
 //! A store whose cluster forgets its history while the store is copied.
 
-use std::time::Duration;
-
 use holdfast_core::SystemRng;
-use holdfast_index::placement::{Move, MoveStep, move_store};
-use holdfast_index::store::memory::Fate;
-use holdfast_index::store::{Transaction, TxnStore as _, Write};
+use holdfast_index::placement::{MoveStep, move_store};
 
-use crate::clusters::{CALL, MemoryClusters, name};
-use crate::{GROUPS, open_process, store, take};
+use crate::clusters::{CALL, MemoryClusters};
+use crate::{GROUPS, change_when_told, move_to_b, open_process, take};
 
 const SAMPLES: usize = 100;
 /// The copy of so many samples has at least four parts.
@@ -26,14 +22,7 @@ async fn a_store_is_moved_although_its_history_is_kept_for_a_shorter_time_than_t
     // Each is applied when its client is told to.
     let mut changes = Vec::new();
     for number in 0..CHANGES {
-        let client = home.client();
-        client.faults().lose_reply(Fate::Later);
-        let change = Transaction {
-            writes: vec![Write::put(CHANGED, format!("change {number}"))],
-            ..Transaction::default()
-        };
-        client.transact(&change, CALL).await.expect_err("not yet");
-        changes.push(client);
+        changes.push(change_when_told(home, CHANGED, &format!("change {number}")).await);
     }
     let mut changes = changes.into_iter();
     let mut before = None;
@@ -50,11 +39,7 @@ async fn a_store_is_moved_although_its_history_is_kept_for_a_shorter_time_than_t
         }
         before = home.dump().into_iter().map(|entry| entry.version).max();
     };
-    let asked = Move {
-        store: store(),
-        to: name("b"),
-        longest_linger: Duration::ZERO,
-    };
+    let asked = move_to_b();
     let moved = move_store(&*clusters, &asked, &*clusters.clock, &SystemRng, CALL, &mut told).await;
     let report = moved.expect("no change was missed");
     assert_eq!(changes.len(), 0, "all changes came during the copy: {report:?}");

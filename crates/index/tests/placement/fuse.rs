@@ -10,7 +10,7 @@ use holdfast_core::{Error, Result, Retry};
 use holdfast_custody::{SessionId, Version};
 use holdfast_index::placement::{ClusterName, Clusters};
 use holdfast_index::store::{
-    Entry, Limits, MovableStore, Read, Snapshot, StoreSession, Transaction, TxnOutcome, TxnStore, Watch,
+    Change, Entry, Limits, MovableStore, Read, Snapshot, StoreSession, Transaction, TxnOutcome, TxnStore, Watch,
 };
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -34,7 +34,12 @@ pub(crate) enum Mishap {
     Stops,
     /// It is carried out, and the caller is told at [`Fused::go_on`].
     IsToldLater,
+    /// No call: watches deliver nothing for [`LATE`].
+    LateWatches,
 }
+
+/// How late such a watch is.
+pub(crate) const LATE: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 struct Fuse {
@@ -67,7 +72,7 @@ impl Fuse {
                 self.goes_on.notified().await;
                 answer
             }
-            Mishap::LandsLater => call.await,
+            Mishap::LandsLater | Mishap::LateWatches => call.await,
             Mishap::LostRequest => Err(lost_reply()),
             Mishap::LostReply => {
                 call.await.ok();
@@ -181,7 +186,26 @@ impl TxnStore for FusedStore {
     }
 
     async fn watch(&self, keys: Range<String>, after: Version, within: Duration) -> Result<Box<dyn Watch>> {
-        self.fuse.call(self.store.watch(keys, after, within)).await
+        let watch = self.fuse.call(self.store.watch(keys, after, within)).await?;
+        if self.fuse.mishap != Mishap::LateWatches {
+            return Ok(watch);
+        }
+        let since = tokio::time::Instant::now() + LATE;
+        Ok(Box::new(LateWatch { watch, since }))
+    }
+}
+
+#[derive(Debug)]
+struct LateWatch {
+    watch: Box<dyn Watch>,
+    since: tokio::time::Instant,
+}
+
+#[async_trait]
+impl Watch for LateWatch {
+    async fn next(&mut self) -> Result<Vec<Change>> {
+        tokio::time::sleep_until(self.since).await;
+        self.watch.next().await
     }
 }
 

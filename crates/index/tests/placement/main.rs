@@ -14,8 +14,9 @@ use std::time::Duration;
 use holdfast_core::{Clock, ErrorKind, Result, SampleId, StoreId, SystemRng};
 use holdfast_custody::GroupName;
 use holdfast_index::placement::{
-    ClusterAddress, ClusterMap, ClusterName, Move, move_store, place, read_map, write_map,
+    ClusterAddress, ClusterMap, ClusterName, Move, MoveStep, move_store, place, read_map, write_map,
 };
+use holdfast_index::store::memory::{Fate, MemoryStore};
 use holdfast_index::store::{Transaction, TxnStore, Write, prefix};
 use holdfast_index::testing::Client;
 use holdfast_index::{Index, IndexConfig, LeaseGrant, TxnIndex, schema};
@@ -30,6 +31,27 @@ const GROUPS: &[&str] = &["trainers"];
 
 fn store() -> StoreId {
     StoreId::new("run/7").expect("a name")
+}
+
+/// What a mover is asked for.
+fn move_to_b() -> Move {
+    Move {
+        store: store(),
+        to: name("b"),
+        longest_linger: Duration::ZERO,
+    }
+}
+
+/// A change to a cluster that is made when its client is told to ([`MemoryStore::land`]).
+async fn change_when_told(cluster: &MemoryStore, key: &str, value: &str) -> MemoryStore {
+    let client = cluster.client();
+    client.faults().lose_reply(Fate::Later);
+    let change = Transaction {
+        writes: vec![Write::put(key, value)],
+        ..Transaction::default()
+    };
+    client.transact(&change, CALL).await.expect_err("not yet");
+    client
 }
 
 fn group() -> GroupName {
@@ -73,11 +95,7 @@ async fn something_happens(mishap: Mishap, at: usize) -> bool {
     let reserved = process.reserve("reserved").await.expect("a reservation");
 
     let fused = Fused::new(&clusters, mishap, at);
-    let asked = Move {
-        store: store(),
-        to: name("b"),
-        longest_linger: Duration::ZERO,
-    };
+    let asked = move_to_b();
     let mut told = |_| {};
     let moving = move_store(&fused, &asked, &*clusters.clock, &SystemRng, CALL, &mut told);
     let moved = fused.run(moving).await;
@@ -150,11 +168,7 @@ async fn another_comes_between(at: usize) -> bool {
     let context = format!("stopped before call {at}");
 
     let fused = Fused::new(&clusters, Mishap::Stops, at);
-    let asked = Move {
-        store: store(),
-        to: name("b"),
-        longest_linger: Duration::ZERO,
-    };
+    let asked = move_to_b();
     let mut told = |_| {};
     let moving = move_store(&fused, &asked, &*clusters.clock, &SystemRng, CALL, &mut told);
     let mut moving = std::pin::pin!(moving);
@@ -179,6 +193,42 @@ async fn another_comes_between(at: usize) -> bool {
 async fn a_mover_that_is_overtaken_by_another_harms_nothing() {
     let mut at = 1;
     while another_comes_between(at).await {
+        at += 1;
+    }
+    assert!(at > 30, "only {at} calls");
+}
+
+async fn a_session_is_closed(at: usize) -> bool {
+    let clusters = MemoryClusters::new();
+    let process = open_process(&clusters).await;
+    process.publish("s", GROUPS).await.expect("a sample");
+    let id = process.session().id();
+    let fused = Fused::new(&clusters, Mishap::Stops, at);
+    let asked = move_to_b();
+    let mut told = |_| {};
+    let moving = move_store(&fused, &asked, &*clusters.clock, &SystemRng, CALL, &mut told);
+    let mut moving = std::pin::pin!(moving);
+    if fused.run(&mut moving).await.is_none() {
+        let close = process.session().close(CALL);
+        let go_on = async {
+            fused.go_on();
+            moving.await.expect("a move");
+        };
+        // In this order: the session is closed while the mover stands still.
+        tokio::join!(async { close.await.expect("closed") }, go_on);
+    } else {
+        process.session().close(CALL).await.expect("closed");
+    }
+    // What is left where the store was ends by its time to live; nobody asks there any more.
+    let alive = clusters.store("b").sessions();
+    assert!(!alive.contains(&id), "closed before call {at}");
+    fused.has_burnt()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_is_closed_during_a_move_has_ended() {
+    let mut at = 1;
+    while a_session_is_closed(at).await {
         at += 1;
     }
     assert!(at > 30, "only {at} calls");
@@ -273,13 +323,30 @@ async fn what_would_break_a_store_is_refused() {
     assert!(take(&follows).await.expect("a take").is_some());
 }
 
+/// A watch that says nothing is no sign that nothing has changed: its node may be gone, or behind.
+#[tokio::test(start_paused = true)]
+async fn a_store_is_not_frozen_before_a_late_watch_has_told_what_has_changed() {
+    let clusters = MemoryClusters::new();
+    let process = open_process(&clusters).await;
+    process.publish("s", GROUPS).await.expect("a sample");
+    let change = change_when_told(clusters.store("home"), "run%2F7/changed", "late").await;
+    let fused = Fused::new(&clusters, Mishap::LateWatches, 0);
+    let (mut made, mut applied, mut applied_in_use) = (0, 0, None);
+    let mut told = |step: MoveStep| match step {
+        MoveStep::Copied(_) => made += change.land(),
+        MoveStep::Applied(so_far) => applied = so_far,
+        MoveStep::Frozen => applied_in_use = Some(applied),
+        _ => {}
+    };
+    let moved = move_store(&fused, &move_to_b(), &*clusters.clock, &SystemRng, CALL, &mut told).await;
+    moved.expect("a move");
+    assert_eq!(made, 1, "it came during the copy");
+    assert!(applied_in_use.is_some_and(|applied| applied > 0), "{applied_in_use:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_cluster_that_does_not_answer_is_told_soon_however_long_a_move_may_take() {
-    let asked = Move {
-        store: store(),
-        to: name("b"),
-        longest_linger: Duration::ZERO,
-    };
+    let asked = move_to_b();
     for (within, told_within) in [(3600, 15), (2, 2)] {
         let clusters = MemoryClusters::new();
         clusters.store("home").faults().slow(Duration::MAX);

@@ -23,8 +23,6 @@ const LARGE_READ: usize = 1 << 20;
 const LITTLE: u64 = 2000;
 /// How many changes are applied between two parts of the copy: enough to keep up, and few enough that the copy goes on.
 const MOST_READY: usize = 10_000;
-/// How long to wait for a change before the copy counts as complete.
-const QUIET: Duration = Duration::from_millis(50);
 /// What the record of the place takes at most, in bytes.
 const FOR_HERE: usize = 2048;
 /// How many sessions are made known at the target at once.
@@ -164,21 +162,63 @@ impl Mover<'_> {
     /// Applies what has changed since the copy began, until little is left.
     pub(super) async fn catch_up(
         &self,
+        session: SessionId,
+        watch: &mut dyn Watch,
+        report: &mut MoveReport,
+        told: &mut (dyn FnMut(MoveStep) + Send),
+    ) -> Result<()> {
+        loop {
+            let mark = self.mark(session).await?;
+            // The store is in use: the watch may take its time to find another node.
+            let within = self.deadline.remaining(self.clock);
+            self.apply_up_to(mark, within, watch, report, told).await?;
+            let now = self.source.store.read(&[Read::Key(self.layout.mover())], CALL).await?;
+            if now.version.0.saturating_sub(mark.0) < LITTLE {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Writes the mover's key again. A watch that delivers it has delivered all before it; one that delivers nothing says
+    /// nothing. Returns its version, as the source counts.
+    async fn mark(&self, session: SessionId) -> Result<Version> {
+        let transaction = Transaction {
+            conditions: vec![
+                Condition::Absent(self.leaving()),
+                Condition::Present(self.layout.mover()),
+            ],
+            writes: vec![self.lock_of(session)],
+        };
+        loop {
+            self.in_time()?;
+            match self.source.store.transact(&transaction, CALL).await {
+                Ok(TxnOutcome::Committed(version)) => return Ok(version),
+                Ok(TxnOutcome::Rejected) => return Err(self.lost_lock()),
+                // Another mark does no harm.
+                Err(error) if error.kind() == ErrorKind::Unavailable => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Applies changes up to a version. No two of them may be further apart than `within`.
+    async fn apply_up_to(
+        &self,
+        version: Version,
+        within: Duration,
         watch: &mut dyn Watch,
         report: &mut MoveReport,
         told: &mut (dyn FnMut(MoveStep) + Send),
     ) -> Result<()> {
         loop {
             self.in_time()?;
-            let Ok(changes) = tokio::time::timeout(QUIET, watch.next()).await else {
-                return Ok(());
-            };
-            let changes = changes?;
-            let last = changes.last().map_or(0, |change| change.version.0);
+            let changes = tokio::time::timeout(within, watch.next()).await;
+            let changes =
+                changes.map_err(|_| Error::unavailable(OPERATION, "the source told of no change in time"))??;
+            let is_last = changes.iter().any(|change| change.version >= version);
             report.applied += self.apply(changes).await?;
             told(MoveStep::Applied(report.applied));
-            let now = self.source.store.read(&[Read::Key(self.layout.mover())], CALL).await?;
-            if now.version.0.saturating_sub(last) < LITTLE {
+            if is_last {
                 return Ok(());
             }
         }
@@ -209,18 +249,7 @@ impl Mover<'_> {
         report: &mut MoveReport,
         told: &mut (dyn FnMut(MoveStep) + Send),
     ) -> Result<Duration> {
-        loop {
-            self.in_time()?;
-            let changes = tokio::time::timeout(CALL, watch.next()).await;
-            let changes =
-                changes.map_err(|_| Error::unavailable(OPERATION, "the source told of no change in time"))??;
-            let is_last = changes.iter().any(|change| change.version >= froze);
-            report.applied += self.apply(changes).await?;
-            told(MoveStep::Applied(report.applied));
-            if is_last {
-                break;
-            }
-        }
+        self.apply_up_to(froze, CALL, watch, report, told).await?;
         let mut entries = self.entries_of_sessions().await?;
         self.check_followers(&entries)?;
         // Who waits for quota is served in the order of versions.
