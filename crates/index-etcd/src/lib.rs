@@ -47,8 +47,8 @@
 //! - A version is given out once, even across a restore: see `epoch`. An etcd that went back to an earlier state, or
 //!   was replaced, is detected (`history`) and refused until its operator has run the [`restore_guard`].
 //! - Every wait is bounded by its caller's deadline, or by a setting of [`EtcdConfig`].
-//! - Every task has an owner: a session's keeper ends with the session, the flusher of transactions ends with the last
-//!   clone of its store; watches have no task.
+//! - Every task has an owner: a session's keeper ends with the session, the flushers of transactions and of reads end with the
+//!   last clone of their store; watches have no task.
 //!
 //! # What it needs of etcd
 //! 3.5.8 or later (in earlier releases the progress that a watch reports could run ahead of its changes), a clock that
@@ -60,6 +60,7 @@
 //! | `pool`, `dial` | connections, and which one is used |
 //! | `outcome` | what a failure proves |
 //! | `history`, `epoch`, `guard` | whether this is still the same etcd; which history a version belongs to |
+//! | `sharing`, `group_read` | calls of one process that share requests; reads |
 //! | `group_commit`, `conflicts` | group commit: which transactions are sent as one request |
 //! | `diagnosis` | what each node says of itself, for an operator |
 //! | `convert` | translates our transactions to etcd's API, and its answers back |
@@ -76,6 +77,7 @@ mod diagnosis;
 mod dial;
 mod epoch;
 mod group_commit;
+mod group_read;
 mod guard;
 mod history;
 mod movable;
@@ -83,6 +85,7 @@ mod outcome;
 mod pool;
 pub mod secret;
 mod session;
+mod sharing;
 mod storage;
 mod store;
 mod watch;

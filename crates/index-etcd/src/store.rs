@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use etcd_client::{GetResponse, Txn, TxnOp};
+use etcd_client::GetResponse;
 use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result, Retry, SystemRng};
 use holdfast_custody::Version;
 use holdfast_index::schema;
@@ -14,10 +14,11 @@ use holdfast_index::store::{
 };
 
 use crate::config::EtcdConfig;
-use crate::convert::{self, Names};
+use crate::convert::Names;
 use crate::dial::Link;
 use crate::epoch::{self, Epoch};
 use crate::group_commit::GroupCommit;
+use crate::group_read::GroupRead;
 use crate::pool::{Call, Nature, Pool};
 use crate::session::EtcdSession;
 use crate::watch::EtcdWatch;
@@ -35,6 +36,7 @@ pub struct EtcdStore {
     pool: Arc<Pool>,
     names: Names,
     group_commit: Arc<GroupCommit>,
+    group_read: Arc<GroupRead>,
     /// The layout that the index had when it was opened.
     schema: u32,
 }
@@ -137,10 +139,12 @@ impl EtcdStore {
         let names = Names::new(&config.root);
         let pool = Arc::new(Pool::new(config, Arc::clone(&clock), names.full(epoch::KEY))?);
         let group_commit = Arc::new(GroupCommit::new(Arc::clone(&pool), names.clone(), LIMITS));
+        let group_read = Arc::new(GroupRead::new(Arc::clone(&pool), names.clone(), LIMITS));
         let mut txn_store = Self {
             pool,
             names,
             group_commit,
+            group_read,
             schema: schema::VERSION,
         };
         txn_store.schema = schema::check(&txn_store, clock.as_ref(), within).await?;
@@ -167,35 +171,6 @@ impl EtcdStore {
             patience: self.pool.config.try_timeout,
         }
     }
-
-    async fn read_one(&self, read: &Read, call: Call) -> Result<Snapshot> {
-        let (key, options) = self.names.get(read);
-        let request = |mut link: Link, _| {
-            let (key, options) = (key.clone(), options.clone());
-            async move { link.kv.get(key, options).await }
-        };
-        let (response, since) = self.pool.call(call, request).await?;
-        let version = convert::version(response.header(), &since.epoch)?;
-        Ok(Snapshot {
-            version,
-            entries: vec![self.names.entries(response, &since.epoch)?],
-        })
-    }
-
-    /// Several reads are one transaction without conditions, so that they see one moment.
-    async fn read_all(&self, reads: &[Read], call: Call) -> Result<Snapshot> {
-        let operations = reads
-            .iter()
-            .map(|read| self.names.get(read))
-            .map(|(key, options)| TxnOp::get(key, options));
-        let transaction = Txn::new().and_then(operations.collect::<Vec<_>>());
-        let request = |mut link: Link, _| {
-            let transaction = transaction.clone();
-            async move { link.kv.txn(transaction).await }
-        };
-        let (response, since) = self.pool.call(call, request).await?;
-        self.names.snapshot(&response, reads.len(), 0, &since.epoch)
-    }
 }
 
 #[async_trait]
@@ -210,11 +185,8 @@ impl TxnStore for EtcdStore {
 
     async fn read(&self, reads: &[Read], within: Duration) -> Result<Snapshot> {
         check::reads(reads, LIMITS)?;
-        let call = self.call("kv.read", within);
-        match reads {
-            [read] => self.read_one(read, call).await,
-            reads => self.read_all(reads, call).await,
-        }
+        let deadline = Deadline::after(self.pool.clock.as_ref(), within);
+        self.group_read.read(reads, deadline).await
     }
 
     async fn count(&self, ranges: &[Range<String>], within: Duration) -> Result<Vec<u64>> {

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use common::{CALL, START, clock};
 use etcd_client::PutOptions;
+use futures_util::future::join_all;
 use holdfast_core::{ErrorKind, Nonce, ObjectKey, SampleId, StoreId, SystemRng};
 use holdfast_custody::{GroupName, Publication};
 use holdfast_index::store::{Read, Transaction, TxnStore, Write, prefix};
@@ -131,6 +132,16 @@ async fn tenants_have_a_whole_store_each_and_nothing_of_the_others() {
         kv_a.read(&[read], CALL).await.expect_err("read").kind(),
         ErrorKind::Denied
     );
+    // One that is refused spoils none of those that are asked for at the same time.
+    let reads: Vec<_> = (0..32)
+        .map(|n| format!("{}/missing-{n}", if n == 20 { b } else { a }))
+        .map(|key| [Read::Key(key)])
+        .collect();
+    let answers = join_all(reads.iter().map(|read| kv_a.read(read, CALL))).await;
+    for (n, answer) in answers.into_iter().enumerate() {
+        let refused = answer.err().map(|error| error.kind());
+        assert_eq!(refused, (n == 20).then_some(ErrorKind::Denied), "{n}");
+    }
     let write = Transaction {
         conditions: Vec::new(),
         writes: vec![Write::put("schema", "9")],
