@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from holdfast import _convert as to
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 L = TypeVar("L")
+F = TypeVar("F")
 
 
 class Pending(Generic[T]):
@@ -50,6 +52,11 @@ class Pending(Generic[T]):
             raise
         return self._finish(result)
 
+    def cancel(self) -> None:
+        """Leaves the call, perhaps after it has ended but before its result was taken."""
+        self._operation.cancel()
+        self._failed()
+
     def __await__(self) -> Generator[Any, None, T]:
         return self._result().__await__()
 
@@ -71,9 +78,7 @@ class Pending(Generic[T]):
         try:
             await ended
         except BaseException:
-            # Cancelled, perhaps after the operation had ended but before the caller learned of it.
-            self._operation.cancel()
-            self._failed()
+            self.cancel()
             raise
         try:
             result = self._operation.result()
@@ -81,6 +86,54 @@ class Pending(Generic[T]):
             self._failed()
             raise
         return self._finish(result)
+
+
+class Together(Generic[T, F]):
+    """Calls to several stores, in flight at the same time, and one result of all. A call that fails leaves the others alone;
+    a caller that leaves cancels them."""
+
+    def __init__(
+        self, calls: Iterable[Callable[[], Pending[T] | None]], finish: Callable[[list[T | HoldfastError | None]], F]
+    ) -> None:
+        """Begins the calls; none for a store that needs none. ``finish`` gets the outcome of each."""
+        self._begun: list[Pending[T] | HoldfastError | None] = []
+        self._finish = finish
+        with self._or_cancelled():
+            for call in calls:
+                try:
+                    self._begun.append(call())
+                except HoldfastError as error:
+                    self._begun.append(error)
+
+    def wait(self) -> F:
+        outcomes: list[T | HoldfastError | None] = []
+        with self._or_cancelled():
+            for call in self._begun:
+                try:
+                    outcomes.append(call.wait() if isinstance(call, Pending) else call)
+                except HoldfastError as error:
+                    outcomes.append(error)
+        return self._finish(outcomes)
+
+    def __await__(self) -> Generator[Any, None, F]:
+        outcomes: list[T | HoldfastError | None] = []
+        with self._or_cancelled():
+            for call in self._begun:
+                try:
+                    outcomes.append((yield from call.__await__()) if isinstance(call, Pending) else call)
+                except HoldfastError as error:
+                    outcomes.append(error)
+        return self._finish(outcomes)
+
+    @contextmanager
+    def _or_cancelled(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            for call in self._begun:
+                if isinstance(call, Pending):
+                    call.cancel()
+            raise
 
 
 class Settling:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from holdfast import _convert as to
 from holdfast import _holdfast, _process
-from holdfast._calls import Pending
+from holdfast._calls import Pending, Together
 from holdfast._convert import View
 from holdfast._held import Held
 from holdfast._opening import open as open_store
 from holdfast._store import FeatureStore, Lease
 from holdfast._values import Answered, Found, PutItem, SampleRef
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, Invalid
 
 if TYPE_CHECKING:
     from holdfast._inputs import TensorLike
@@ -36,6 +38,8 @@ class _Store(Protocol):
 
     def _lease(self, native: _holdfast.Lease) -> Any: ...
 
+    def _begin_close(self, within: float) -> Pending[None] | None: ...
+
 
 S = TypeVar("S", bound=_Store)
 T = TypeVar("T")
@@ -47,8 +51,6 @@ class Partitions(Generic[S]):
 
     def __init__(self, stores: Iterable[S]) -> None:
         self._stores = tuple(stores)
-        # Processes begin at different partitions.
-        self._turn = random.randrange(len(self._stores))
 
     def __repr__(self) -> str:
         return f"PartitionedStore({', '.join(store.name for store in self._stores)})"
@@ -64,9 +66,9 @@ class Partitions(Generic[S]):
         return self._stores[_holdfast.partition_of(name, len(self._stores))]
 
     def _take(self, group: str, count: int, timeout: float | None) -> Pending[list[Any]]:
-        self._turn += 1
         cores = [store._core() for store in self._stores]
-        operation = _holdfast.take_of_any(cores, self._turn % len(cores), group, count, self._stores[0]._calls.within(timeout))
+        first = random.randrange(len(cores))  # processes begin at different partitions, also those that were forked
+        operation = _holdfast.take_of_any(cores, first, group, count, self._stores[0]._calls.within(timeout))
 
         def finish(taken: tuple[int, list[_holdfast.Lease]]) -> list[Any]:
             at, leases = taken
@@ -74,18 +76,14 @@ class Partitions(Generic[S]):
 
         return Pending(operation, finish)
 
-    def _time_left(self, timeout: float | None) -> Callable[[], float]:
-        """How many seconds are left of a timeout that begins now, and a moment for those that come last."""
-        end = time.monotonic() + float(self._stores[0]._calls.within(timeout))
-        return lambda: max(end - time.monotonic(), 0.1)
-
-    def _put_many(self, items: Iterable[PutItem], timeout: float | None) -> Together[SampleRef | HoldfastError]:
+    def _put_many(self, items: Iterable[PutItem], timeout: float | None) -> Together[Any, list[SampleRef | HoldfastError]]:
         return self._each(items, lambda item: item.sample, lambda store, some: store._calls.put_many(some, timeout))
 
-    def _find(self, samples: Iterable[str], timeout: float | None) -> Together[Found | None]:
-        return self._each(samples, str, lambda store, some: store._calls.find(some, timeout))
+    def _find(self, samples: Iterable[str], timeout: float | None) -> Together[Any, list[Found | None]]:
+        names = to.names_of(samples) or []
+        return self._each(names, str, lambda store, some: store._calls.find(some, timeout), _checked)
 
-    def _ack_many(self, leases: Iterable[Held], timeout: float | None) -> Together[Answered | HoldfastError]:
+    def _ack_many(self, leases: Iterable[Held], timeout: float | None) -> Together[Any, list[Answered | HoldfastError]]:
         return self._each(
             leases,
             lambda lease: lease.sample,
@@ -93,38 +91,43 @@ class Partitions(Generic[S]):
         )
 
     def _each(
-        self, items: Iterable[T], sample: Callable[[T], str], begin: Callable[[S, list[T]], Pending[list[R]]]
-    ) -> Together[R]:
-        """Begins a call for the items of each partition."""
+        self,
+        items: Iterable[T],
+        sample: Callable[[T], str],
+        begin: Callable[[S, list[T]], Pending[list[Any]]],
+        finish: Callable[[list[Any]], list[Any]] = to.same,
+    ) -> Together[Any, list[Any]]:
+        """Begins a call for the items of each partition. The result has one for each item, in their order; an error of a call
+        is that of all its items."""
+        results: list[Any] = []
         by_store: dict[int, list[tuple[int, T]]] = {}
         for place, item in enumerate(items):
-            at = _holdfast.partition_of(sample(item), len(self._stores))
-            by_store.setdefault(at, []).append((place, item))
-        return Together(
-            [place for some in by_store.values() for place, _ in some],
-            [begin(self._stores[at], [item for _, item in some]) for at, some in by_store.items()],
-        )
+            results.append(None)
+            try:
+                at = _holdfast.partition_of(sample(item), len(self._stores))
+            except HoldfastError as error:  # no sample has this id
+                results[place] = error
+            else:
+                by_store.setdefault(at, []).append((place, item))
+
+        def joined(outcomes: list[Any]) -> list[Any]:
+            for some, outcome in zip(by_store.values(), outcomes):
+                each = itertools.repeat(outcome) if isinstance(outcome, HoldfastError) else outcome
+                for (place, _), result in zip(some, each):
+                    results[place] = result
+            return finish(results)
+
+        calls = [partial(begin, self._stores[at], [item for _, item in some]) for at, some in by_store.items()]
+        return Together(calls, joined)
+
+    def _close(self, timeout: float | None) -> Together[None, list[None]]:
+        within = self._stores[0]._calls.within(timeout)
+        return Together([partial(store._begin_close, within) for store in self._stores], _checked)
 
 
-class Together(Generic[R]):
-    """Calls to several partitions, in flight: their results in the order of the items. A caller that leaves cancels them."""
-
-    def __init__(self, places: list[int], begun: list[Pending[list[R]]]) -> None:
-        self._places = places
-        self._begun = begun
-
-    def wait(self) -> list[R]:
-        return self._joined([call.wait() for call in self._begun])
-
-    def __await__(self) -> Generator[Any, None, list[R]]:
-        results = []
-        for call in self._begun:
-            results.append((yield from call.__await__()))
-        return self._joined(results)
-
-    def _joined(self, results: list[list[R]]) -> list[R]:
-        every = zip(self._places, (result for some in results for result in some))
-        return [result for _, result in sorted(every, key=lambda pair: pair[0])]
+def _checked(results: list[R | HoldfastError]) -> list[R]:
+    """The results; raises the first error among them."""
+    return [to.checked([result]) for result in results]
 
 
 class PartitionedStore(Partitions[FeatureStore]):
@@ -156,7 +159,7 @@ class PartitionedStore(Partitions[FeatureStore]):
     def take(self, group: str, count: int = 1, *, timeout: float | None = None) -> list[Lease]:
         """Takes the next samples of a group, up to ``count``, of one partition. Waits for the first one; returns an empty list
         at the timeout. A partition whose cluster does not answer holds up none of the others; if none of these has a sample,
-        its error is raised."""
+        its error is raised. One that refuses ends a take that waits."""
         return self._take(group, count, timeout).wait()
 
     def get(
@@ -181,16 +184,8 @@ class PartitionedStore(Partitions[FeatureStore]):
         return self._ack_many(leases, timeout).wait()
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Closes all partitions, within one timeout. Raises the first error when all were tried."""
-        left = self._time_left(timeout)
-        failed = None
-        for store in self._stores:
-            try:
-                store.close(timeout=left())
-            except HoldfastError as error:
-                failed = failed or error
-        if failed is not None:
-            raise failed
+        """Closes all partitions, at the same time. Raises the first error when all were tried."""
+        self._close(timeout).wait()
 
     def __enter__(self) -> PartitionedStore:
         return self
@@ -203,13 +198,16 @@ class PartitionedStore(Partitions[FeatureStore]):
 
 def lazy_partitions(store: str, partitions: int, settings: dict[str, Any]) -> list[FeatureStore]:
     """The partitions of a store, not opened yet. The budget, wherever it was set, is divided among them."""
+    if settings.get("client") is not None:
+        # Their engines would each register the memory that they use, and one client registers a range once.
+        raise Invalid("the partitions cannot share a client; leave client out, and each has its own", operation="python.open")
     settings["lazy"] = True
     stores = [open_store(name, **settings) for name in _holdfast.partition_names(store, partitions)]
     budget = stores[0].settings.budget
     if budget is None:
         return stores
     each = -(-budget // partitions)
-    return [FeatureStore(replace(one.settings, budget=each), client=one.client) for one in stores]
+    return [FeatureStore(replace(one.settings, budget=each)) for one in stores]
 
 
 def open_partitions(store: str, partitions: int, **settings: Any) -> PartitionedStore:
@@ -218,10 +216,13 @@ def open_partitions(store: str, partitions: int, **settings: Any) -> Partitioned
 
     The number is part of their names and cannot be changed: all processes give the same. ``settings`` are those of
     :func:`holdfast.open`; ``budget`` is for all partitions together, and each has an equal part of it. Each partition has a
-    session, a client of the engine and a pool of memory (``pool_bytes``) of its own in each process. They are opened one
-    after the other, each within ``timeout``.
+    session, a client of the engine (``client`` is refused) and a pool of memory (``pool_bytes``) of its own in each process.
+    They are opened one after the other, each within ``timeout``; with ``lazy``, each at its first call.
     """
+    lazy = settings.get("lazy", False)
     opened = PartitionedStore(lazy_partitions(store, partitions, settings))
+    if lazy:
+        return opened
     try:
         for one in opened.stores:
             one.connect()

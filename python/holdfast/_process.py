@@ -8,9 +8,12 @@ import os
 import sys
 import threading
 import weakref
+from collections.abc import Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from holdfast import _events, _holdfast
+from holdfast._calls import Pending, Together
 from holdfast.errors import HoldfastError
 
 log: Final = logging.getLogger("holdfast")
@@ -21,7 +24,7 @@ CLOSE_AT_EXIT_WITHIN_S: Final = 5.0
 class Closes(Protocol):
     """An object to close when the process ends."""
 
-    def close_at_exit(self, within: float) -> None: ...
+    def _begin_close(self, within: float) -> Pending[None] | None: ...
 
 
 _open: weakref.WeakSet[Closes] = weakref.WeakSet()
@@ -49,11 +52,12 @@ def forget(store: Closes) -> None:
 
 
 def _close_all() -> None:
-    for store in list(_open):
-        try:
-            store.close_at_exit(CLOSE_AT_EXIT_WITHIN_S)
-        except HoldfastError as error:
+    def tell(outcomes: Sequence[HoldfastError | None]) -> None:
+        for error in filter(None, outcomes):
             log.warning("a store did not close cleanly at exit: %s", error)
+
+    # At the same time: one that does not answer leaves the others their time.
+    Together([partial(store._begin_close, CLOSE_AT_EXIT_WITHIN_S) for store in _open], tell).wait()
 
 
 def _at_end_of_worker() -> None:

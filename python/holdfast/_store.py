@@ -8,6 +8,7 @@ from typing import Any
 
 from holdfast import _events, _holdfast, _process
 from holdfast._blocking import Lease, StoreCalls
+from holdfast._calls import Pending
 from holdfast._settings import Settings, warn_about_budget
 from holdfast.errors import Unavailable
 
@@ -55,15 +56,17 @@ class FeatureStore(StoreCalls):
 
     def close(self, *, timeout: float | None = None) -> None:
         """Ends this process's membership: waits for calls in flight and frees what was retired here. Idempotent."""
+        closing = self._begin_close(self._calls.within(timeout))
+        if closing is not None:
+            closing.wait()
+
+    def _begin_close(self, within: float) -> Pending[None] | None:
         self._closed = True
         native, self._native = self._native, None
         _process.forget(self)
-        if native is not None and self._pid == os.getpid():
-            native.close(self._calls.within(timeout)).wait()
-
-    def close_at_exit(self, within: float) -> None:
-        """Closes the store at the end of the process."""
-        self.close(timeout=min(within, self._settings.timeout))
+        if native is None or self._pid != os.getpid():
+            return None
+        return Pending(native.close(within), lambda nothing: None)
 
     def __enter__(self) -> FeatureStore:
         return self

@@ -67,21 +67,17 @@ class FeatureStore(StoreCalls):
 
     async def close(self, *, timeout: float | None = None) -> None:
         """Ends this process's membership: waits for calls in flight and frees what was retired here. Idempotent."""
-        operation = self._begin_close(self._calls.within(timeout))
-        if operation is not None:
-            await Pending(operation, lambda nothing: None)
+        closing = self._begin_close(self._calls.within(timeout))
+        if closing is not None:
+            await closing
 
-    def close_at_exit(self, within: float) -> None:
-        """Closes the store at the end of the process."""
-        operation = self._begin_close(min(within, self._settings.timeout))
-        if operation is not None:
-            operation.wait()
-
-    def _begin_close(self, within: float) -> _holdfast.Operation[None] | None:
+    def _begin_close(self, within: float) -> Pending[None] | None:
         self._closed = True
         native, self._native = self._native, None
         _process.forget(self)
-        return native.close(within) if native is not None and self._pid == os.getpid() else None
+        if native is None or self._pid != os.getpid():
+            return None
+        return Pending(native.close(within), lambda nothing: None)
 
     async def __aenter__(self) -> FeatureStore:
         return self
@@ -132,16 +128,8 @@ class PartitionedStore(Partitions[FeatureStore]):
         return await self._ack_many(leases, timeout)
 
     async def close(self, *, timeout: float | None = None) -> None:
-        """Closes all partitions, within one timeout. Raises the first error when all were tried."""
-        left = self._time_left(timeout)
-        failed = None
-        for store in self._stores:
-            try:
-                await store.close(timeout=left())
-            except HoldfastError as error:
-                failed = failed or error
-        if failed is not None:
-            raise failed
+        """Closes all partitions, at the same time. Raises the first error when all were tried."""
+        await self._close(timeout)
 
     async def __aenter__(self) -> PartitionedStore:
         return self
@@ -153,9 +141,8 @@ class PartitionedStore(Partitions[FeatureStore]):
 
 
 async def open_partitions(store: str, partitions: int, **settings: Any) -> PartitionedStore:
-    """Opens a store that is divided by sample id. The arguments are those of :func:`holdfast.open_partitions`."""
-    plain = lazy_partitions(store, partitions, settings)
-    opened = PartitionedStore(FeatureStore(one.settings, client=one.client) for one in plain)
+    """Opens a store that is divided by sample id. The arguments are those of :func:`holdfast.open_partitions`; it is never lazy."""
+    opened = PartitionedStore(FeatureStore(one.settings) for one in lazy_partitions(store, partitions, settings))
     try:
         for one in opened.stores:
             await one.connect()

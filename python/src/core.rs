@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use holdfast_core::{Digest, Error, ObjectKey, Result, SampleId};
 use holdfast_features::{
-    AdoptedTensor, Announcement, DescribedRef, FeatureStore, GroupName, Lease, ListPlace, LossScope, LostSample,
-    Publication, PutItem, Quarantined, RecordList, RecordQuery, SampleRef, Stage, Tier,
+    AdoptedTensor, Announcement, DescribedRef, GroupName, Lease, ListPlace, LossScope, LostSample, Publication,
+    PutItem, Quarantined, RecordList, RecordQuery, SampleRef, Stage, Tier,
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
@@ -137,15 +137,13 @@ fn quarantined_at(key: String, version: u64, in_place: bool) -> Quarantined {
 }
 
 impl Core {
-    pub(crate) fn store(&self, py: Python<'_>) -> PyResult<FeatureStore> {
-        let opened = self.0.get("store").or_raise(py)?;
-        Ok(opened.parts().or_raise(py)?.store)
+    pub(crate) fn parts(&self, py: Python<'_>) -> PyResult<Parts> {
+        self.0.get("store").or_raise(py)?.parts().or_raise(py)
     }
 
     /// The parts of the store, and the caller's timeout.
     fn begin(&self, py: Python<'_>, timeout: f64) -> PyResult<(Parts, Duration)> {
-        let opened = self.0.get("store").or_raise(py)?;
-        Ok((opened.parts().or_raise(py)?, seconds(timeout).or_raise(py)?))
+        Ok((self.parts(py)?, seconds(timeout).or_raise(py)?))
     }
 }
 
@@ -210,8 +208,7 @@ impl Core {
 
     /// A writer: its puts that are under way at the same time go together.
     fn writer(&self, py: Python<'_>) -> PyResult<PyWriter> {
-        let opened = self.0.get("store").or_raise(py)?;
-        Ok(PyWriter::new(opened.parts().or_raise(py)?))
+        Ok(PyWriter::new(self.parts(py)?))
     }
 
     /// Takes the next samples of a group, and reads `ahead` further ones ahead. Result: a list of leases.
@@ -432,8 +429,7 @@ impl Core {
 
     /// The counters of prefetches.
     fn prefetch_stats(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let parts = self.0.get("store").or_raise(py)?.parts().or_raise(py)?;
-        prefetch_counters(&parts.store.prefetch_stats())
+        prefetch_counters(&self.parts(py)?.store.prefetch_stats())
             .into_py_dict(py)?
             .into_py_any(py)
     }
@@ -683,7 +679,7 @@ impl Core {
 
     /// The budget in force, if one was requested.
     fn budget(&self, py: Python<'_>) -> PyResult<Option<u64>> {
-        Ok(self.0.get("store").or_raise(py)?.parts().or_raise(py)?.budget)
+        Ok(self.parts(py)?.budget)
     }
 
     /// Changes the store's budget.

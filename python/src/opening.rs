@@ -87,7 +87,8 @@ fn without_values(message: &str) -> String {
     message.to_owned()
 }
 
-/// The parts of an open store.
+/// The parts of an open store. The store goes before the reaper: the engine's last reference must not be dropped on a thread of
+/// the runtime's, which it would block.
 #[derive(Clone)]
 pub(crate) struct Parts {
     pub(crate) store: FeatureStore,
@@ -95,6 +96,12 @@ pub(crate) struct Parts {
     pub(crate) loans: Arc<LoanTable>,
     /// The budget in force, if one was requested.
     pub(crate) budget: Option<u64>,
+}
+
+/// For closures and futures, which capture a single field of a type without it: an operation that names only the store must hold
+/// the reaper, too.
+impl Drop for Parts {
+    fn drop(&mut self) {}
 }
 
 /// A store, open until it is closed.

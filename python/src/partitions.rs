@@ -9,6 +9,7 @@ use crate::convert::seconds;
 use crate::core::Core;
 use crate::errors::OrRaise as _;
 use crate::lease::PyLease;
+use crate::opening::Parts;
 use crate::operation::Operation;
 
 /// The names of a store's partitions, in order.
@@ -36,10 +37,16 @@ pub(crate) fn take_of_any(
     count: usize,
     timeout: f64,
 ) -> PyResult<Operation> {
-    let stores: PyResult<Vec<_>> = partitions.iter().map(|core| core.get().store(py)).collect();
-    let partitions = Partitions::new(stores?).or_raise(py)?.beginning_at(first);
+    let parts: PyResult<Vec<Parts>> = partitions.iter().map(|core| core.get().parts(py)).collect();
+    let parts = parts?;
+    let stores = parts.iter().map(|parts| parts.store.clone()).collect();
+    // In the order in which they must go, as in `Parts`.
+    let held = (Partitions::new(stores).or_raise(py)?.beginning_at(first), parts);
     let (group, within) = (GroupName::new(group).or_raise(py)?, seconds(timeout).or_raise(py)?);
-    let work = async move { partitions.lease_next(&group, count, within).await };
+    let work = async move {
+        let held = held; // all of it: a future captures only the fields that it names
+        held.0.lease_next(&group, count, within).await
+    };
     let deliver = |py: Python<'_>, (at, leases): (usize, Vec<Lease>), _late| {
         let leases: Vec<PyLease> = leases.into_iter().map(PyLease::new).collect();
         (at, leases).into_py_any(py)

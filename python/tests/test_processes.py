@@ -115,7 +115,8 @@ def test_a_child_that_drops_everything_leaves_the_parent_alone(store: FeatureSto
     held[0].ack()
 
 
-def test_a_lazy_store_opens_in_each_forked_worker(cluster: Cluster, store_name: str) -> None:
+@pytest.mark.parametrize("opened", ["holdfast.open(sys.argv[1]", "holdfast.open_partitions(sys.argv[1], 2"])
+def test_a_lazy_store_opens_in_each_forked_worker(cluster: Cluster, store_name: str, opened: str) -> None:
     said = run(
         """
 from torch.utils.data import DataLoader
@@ -135,7 +136,7 @@ loader = DataLoader(Samples(store, refs), batch_size=3, num_workers=2, multiproc
 print([int(v) for batch in loader for v in batch[:, 4999]])
 print(store.get(refs[3], as_="torch")["x"][0].item())
 store.close()
-""",
+""".replace("holdfast.open(sys.argv[1]", opened),
         cluster,
         store_name,
     )
@@ -212,13 +213,15 @@ print("done", flush=True)
 
 
 def test_a_process_ends_with_its_status_while_a_call_to_the_engine_hangs(store_name: str) -> None:
-    # The exit handler that is registered first runs last: a status of 9 says that those of the engine's library ran.
+    # The exit handler that is registered first runs last: a status of 9 says that those of the engine's library ran, as
+    # they do if the call returns before: so this process does not wait for it long.
     with running_cluster(segment_mib=64) as cluster:
         said = run(
             f"""
 import ctypes, signal
 libc = ctypes.CDLL(None)
 libc.__cxa_atexit(ctypes.cast(libc._exit, ctypes.c_void_p), ctypes.c_void_p(9), None)
+holdfast._process.CLOSE_AT_EXIT_WITHIN_S = 1.0
 store = holdfast.open(sys.argv[1], **settings)
 ref = store.put("a", {{"x": bytes(100000)}}, groups=["g"])
 os.kill({cluster.pids["master-0"]}, signal.SIGSTOP)

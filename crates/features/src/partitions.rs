@@ -15,7 +15,10 @@
 //!   a lease that nobody has looked at goes back as if it had never been taken (module `tasks`).
 //! - PA2: a partition that does not answer holds up no sample of another, except for a moment ([`HEDGE`]).
 //! - PA3: an empty answer means that no partition had a sample, by its list or by its watch. If one could not be asked, the take
-//!   fails.
+//!   fails. One that had none, and whose wait was cut short by the deadline, has none.
+//! - PA4: once a partition has failed, the others are only asked for what they have now, and not for long ([`LOOK_WITHIN`]). A
+//!   take that waited on would leave the failed one's samples until the deadline; so it fails, and the caller's next one asks
+//!   again. No lease is lost by it (PA1).
 //! - Takes begin at another partition each time, so that none is preferred. They are not in the order of the puts.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,9 +26,10 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use holdfast_core::{Error, Partition, Result, SampleId};
+use holdfast_core::{Error, ErrorKind, Partition, Result, Retry, SampleId};
 use holdfast_custody::GroupName;
 use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 
 use crate::store::FeatureStore;
 use crate::store::lease::Lease;
@@ -33,6 +37,13 @@ use crate::store::lease::Lease;
 /// How long one partition is waited for before the next is asked as well. Several times what a take needs that finds samples,
 /// so that a busy store is asked once for each take; and short, since a partition whose cluster is away costs this.
 const HEDGE: Duration = Duration::from_millis(100);
+
+/// How long the others are waited for that have not said yet whether they have samples, when one has failed: long enough for a
+/// busy cluster.
+const LOOK_WITHIN: Duration = Duration::from_secs(1);
+
+/// An error this close to the deadline counts as caused by it: clocks and timers round.
+const CUT_SHORT: Duration = Duration::from_millis(10);
 
 /// The partitions of a store, opened.
 #[derive(Debug)]
@@ -91,7 +102,7 @@ impl Partitions {
     /// result at the deadline is not an error.
     ///
     /// # Errors
-    /// If no partition had a sample, and one could not be asked.
+    /// If a partition could not be asked, and no other had a sample; at once, not at the deadline.
     pub async fn lease_next(&self, group: &GroupName, count: usize, within: Duration) -> Result<(usize, Vec<Lease>)> {
         // Stores may have clocks of their own, which do not know this deadline.
         let runtime = &self.stores[0].inner().runtime;
@@ -99,12 +110,12 @@ impl Partitions {
         let left = || runtime.left(deadline);
         let first = self.next.fetch_add(1, Ordering::Relaxed);
         let mut turns = (0..self.stores.len()).map(|turn| first.wrapping_add(turn) % self.stores.len());
-        let has_none = Notify::new();
+        let (has_none, failing) = (Notify::new(), CancellationToken::new());
         let mut asked = FuturesUnordered::new();
         let mut failed = None;
         loop {
             if let Some(at) = turns.next() {
-                asked.push(self.next_of(at, group, count, &has_none, &left));
+                asked.push(self.next_of(at, group, count, &has_none, &failing, &left));
             }
             let more = turns.len() > 0;
             tokio::select! {
@@ -112,24 +123,29 @@ impl Partitions {
                 answer = asked.next() => match answer {
                     Some((at, Ok(leases))) if !leases.is_empty() => return Ok((at, leases)),
                     Some((_, Ok(_))) => {}
-                    Some((_, Err(error))) => failed = Some(error),
+                    Some((_, Err(error))) => {
+                        failing.cancel();
+                        failed = Some(error);
+                    }
                     None if more => {}
                     None => break,
                 },
                 () = has_none.notified(), if more => {}
                 () = tokio::time::sleep(HEDGE), if more => {}
+                () = tokio::time::sleep(LOOK_WITHIN), if !more && failed.is_some() => break,
             }
         }
         failed.map_or(Ok((0, Vec::new())), Err)
     }
 
-    /// Takes of one partition. Tells if it has no sample now, and waits for some.
+    /// Takes of one partition. Tells if it has no sample now, and waits for some unless another one fails.
     async fn next_of(
         &self,
         at: usize,
         group: &GroupName,
         count: usize,
         has_none: &Notify,
+        failing: &CancellationToken,
         left: &(impl Fn() -> Duration + Sync),
     ) -> (usize, Result<Vec<Lease>>) {
         let store = &self.stores[at];
@@ -138,6 +154,16 @@ impl Partitions {
             return (at, ready);
         }
         has_none.notify_one();
-        (at, store.lease_next(group, count, left()).await)
+        let waited = tokio::select! {
+            biased;
+            () = failing.cancelled() => Ok(Vec::new()),
+            leases = store.lease_next(group, count, left()) => leases,
+        };
+        // It has said that it has none, and only its wait was cut short.
+        let is_cut_short = |error: &Error| (error.kind(), error.retry()) == (ErrorKind::Unavailable, Retry::Safe);
+        match waited {
+            Err(error) if is_cut_short(&error) && left() < CUT_SHORT => (at, Ok(Vec::new())),
+            leases => (at, leases),
+        }
     }
 }

@@ -179,9 +179,60 @@ async fn a_cluster_that_is_away_holds_up_no_sample_of_another() {
         assert!(took < WITHIN / 4, "{took:?}");
         away.slow(Duration::ZERO);
         away.outage(0);
-        let (_, none) = next(&consumer, 1, SOON).await;
+        let (_, none) = next(&consumer, 1, 20 * SOON).await;
         assert!(none.is_empty());
     }
+}
+
+/// A caller that takes in a loop sees the error, and the samples of the others meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_that_refuses_ends_a_take_at_once() {
+    let clusters = Clusters::new(3);
+    let clients: Vec<MemoryStore> = clusters.indexes.iter().map(MemoryStore::client).collect();
+    let producer = clusters.open().await;
+    let consumer = clusters.open_over(clients.iter().cloned()).await;
+    let clock = SystemClock::new();
+    let begun = clock.now();
+    clients[0].faults().outage(usize::MAX);
+    for (round, is_silent) in [(0, false), (1, true)] {
+        if is_silent {
+            clients[1].faults().slow(3 * WITHIN);
+        }
+        let refused = consumer.lease_next(&trainers(), 1, 3 * WITHIN).await;
+        assert_eq!(refused.expect_err("one refuses").kind(), ErrorKind::Unavailable);
+        put_in(&producer, &sample_in(&producer, 2, round)).await;
+        let (at, leases) = loop {
+            if let Ok(taken) = consumer.lease_next(&trainers(), 1, 3 * WITHIN).await {
+                break taken;
+            }
+        };
+        ack(&consumer.stores()[at], &one(leases)).await.expect("acked");
+    }
+    clients[0].faults().outage(0);
+    put_in(&producer, &sample_in(&producer, 0, 2)).await;
+    assert_eq!(next(&consumer, 1, WITHIN).await.0, 0);
+    let took = clock.now().since(begun);
+    assert!(took < WITHIN, "{took:?}");
+}
+
+/// A take that waits looks once more first, and the deadline may fall into that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_partition_that_said_it_has_none_has_none_at_the_deadline() {
+    const CALL: Duration = Duration::from_secs(1);
+    let clusters = Clusters::new(2);
+    let clients: Vec<MemoryStore> = clusters.indexes.iter().map(MemoryStore::client).collect();
+    let (asked, consumer) = (
+        clusters.open_over(clients.iter().cloned()).await,
+        clusters.open_over(clients.iter().cloned()).await,
+    );
+    clients[0].faults().slow(CALL);
+    let clock = SystemClock::new();
+    let begun = clock.now();
+    let ready = asked.stores()[0].lease_ready(&trainers(), 1, WITHIN).await;
+    assert!(ready.expect("an answer").is_empty());
+    let says_so_after = clock.now().since(begun);
+    let (_, none) = next(&consumer, 1, says_so_after + CALL / 2).await;
+    assert!(none.is_empty());
 }
 
 /// A partition that could not be asked may have samples.

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple, cast
 
 from holdfast import _events, _holdfast, _process
+from holdfast._calls import Pending
 from holdfast._holdfast import Settling as Settling
 from holdfast._inputs import owner_of_array
 from holdfast._keys import OneKey
@@ -262,12 +263,11 @@ class PageStore:
 
     def close(self, *, timeout: float | None = None) -> None:
         """Releases memory and engine. Any call after that raises; closing twice does nothing."""
-        _process.forget(self)
-        self._native.close(self._within(timeout)).wait()
+        self._begin_close(self._within(timeout)).wait()
 
-    def close_at_exit(self, within: float) -> None:
-        """Closes the store at the end of the process."""
-        self.close(timeout=within)
+    def _begin_close(self, within: float) -> Pending[None]:
+        _process.forget(self)
+        return Pending(self._native.close(within), lambda nothing: None)
 
     def __enter__(self) -> PageStore:
         return self
