@@ -62,10 +62,10 @@ fn every_sample_of_a_short_run_is_accounted_for() {
 
 #[test]
 fn a_rate_that_cannot_be_served_is_seen_in_the_latencies() {
-    // One put of one sample at a time, and one due every 0.2 ms: no etcd that writes to a disk keeps up.
+    // One put of one sample at a time, and one due every 0.5 ms: no etcd that writes to a disk twice for each keeps up.
     let report = load(&[
         "--rate",
-        "5000",
+        "2000",
         "--seconds",
         "1",
         "--producers",

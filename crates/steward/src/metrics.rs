@@ -209,13 +209,13 @@ fn compactions(text: &mut String, told: &CompactionReport) {
         (
             "holdfast_etcd_compactions_total",
             "counter",
-            "Compactions of etcd by this steward.",
+            "Times that this steward saw to it that etcd is compacted.",
             Some(told.done),
         ),
         (
             "holdfast_etcd_failed_compactions_total",
             "counter",
-            "Compactions of etcd by this steward that failed.",
+            "Times that this steward could not see to it, or could not tell whether it may.",
             Some(told.failed),
         ),
         (

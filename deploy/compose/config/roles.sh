@@ -17,7 +17,7 @@ user() {
 has role root || etcdctl role add root
 user root root
 
-# The two keys that all stores share. A tenant may only read them.
+# What all stores share: these two keys, and the map of clusters if there is one. A tenant may only read it.
 is_there /holdfast/schema || etcdctl put /holdfast/schema 1
 nonce=$(od -An -N8 -tx1 /dev/urandom | tr -d ' \n')
 is_there /holdfast/epoch || etcdctl put /holdfast/epoch "{\"number\":0,\"nonce\":\"$nonce\"}"
@@ -32,6 +32,7 @@ for tenant in $TENANTS; do
     etcdctl role grant-permission "$tenant" --prefix=true readwrite "/holdfast/$tenant/"
     etcdctl role grant-permission "$tenant" read /holdfast/schema
     etcdctl role grant-permission "$tenant" read /holdfast/epoch
+    etcdctl role grant-permission "$tenant" read /holdfast/clusters
     user "$tenant" "$tenant"
 done
 
