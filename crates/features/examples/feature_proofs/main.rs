@@ -71,6 +71,9 @@ struct Options {
     /// `before commit` between taking one and its commit
     #[arg(long)]
     without_budget: bool,
+    /// `ttl` only: not on SpecForge's own store, too
+    #[arg(long)]
+    alone: bool,
     /// Print nothing but one JSON object, last
     #[arg(long)]
     json: bool,
@@ -82,7 +85,7 @@ fn main() -> Result<ExitCode> {
     }
     let options = Options::parse();
     let report = match options.proof {
-        Proof::Ttl => ttl::run(options.quick)?,
+        Proof::Ttl => ttl::run(options.quick, options.alone)?,
         Proof::Torn => torn::run(options.quick)?,
         Proof::Crash => crash::run(options.quick, !options.without_budget)?,
         Proof::Backpressure => backpressure::run(options.quick)?,
