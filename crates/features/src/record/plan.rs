@@ -71,18 +71,26 @@ impl SampleObjects<'_> {
                 unreadable("a record claims more objects for a tensor than a sample may have").with("tensor", tensor),
             );
         }
-        let whole = SampleKey {
+        match chunks {
+            1 => Ok(vec![self.key(nonce, tensor)]),
+            _ => self.numbered(nonce, tensor, 0..chunks),
+        }
+    }
+
+    fn key(&self, nonce: Nonce, tensor: &TensorName) -> ObjectKey {
+        let key = SampleKey {
             store: self.store.clone(),
             sample: self.sample.sample.clone(),
             generation: self.sample.generation,
             nonce,
             tensor: tensor.clone(),
-        }
-        .to_object_key();
-        if chunks == 1 {
-            return Ok(vec![whole]);
-        }
-        (0..chunks).map(|n| ObjectKey::new(format!("{whole}/{n}"))).collect()
+        };
+        key.to_object_key()
+    }
+
+    fn numbered(&self, nonce: Nonce, tensor: &TensorName, numbers: Range<u64>) -> Result<Vec<ObjectKey>> {
+        let key = self.key(nonce, tensor);
+        numbers.map(|n| ObjectKey::new(format!("{key}/{n}"))).collect()
     }
 
     /// The keys of some of the objects that a reservation made ahead may write.
@@ -92,11 +100,7 @@ impl SampleObjects<'_> {
                 "a record claims more objects than its reservation may write",
             ));
         }
-        let all = self.keys(nonce, &TensorName::new(TENSOR_AHEAD)?, OBJECTS_AHEAD)?;
-        let before = usize::try_from(objects.start).unwrap_or(usize::MAX);
-        let count = objects.end.saturating_sub(objects.start);
-        let count = usize::try_from(count).unwrap_or(usize::MAX);
-        Ok(all.into_iter().skip(before).take(count).collect())
+        self.numbered(nonce, &TensorName::new(TENSOR_AHEAD)?, objects)
     }
 }
 
@@ -223,6 +227,34 @@ mod tests {
                 "eagle/run%2F3/g12-000000000000beef/large/2",
             ]
         );
+    }
+
+    #[test]
+    fn a_sample_put_under_a_reservation_made_ahead_has_keys_of_its_plan() {
+        let store = StoreId::new("eagle").expect("a name");
+        let sample = SampleRef {
+            sample: SampleId::new("~1-2").expect("a name"),
+            generation: Generation::new(12).expect("not zero"),
+        };
+        let place = SampleObjects {
+            store: &store,
+            sample: &sample,
+        };
+        let nonce = Nonce::from_u64(7);
+        let planned = Plan::ahead()
+            .and_then(|plan| plan.object_keys(place, nonce))
+            .expect("keys");
+        assert_eq!(planned.len() as u64, OBJECTS_AHEAD);
+        assert_eq!(place.keys_ahead(nonce, 0..OBJECTS_AHEAD).expect("keys"), planned);
+        assert_eq!(place.keys_ahead(nonce, 3..5).expect("keys"), planned[3..5]);
+        // A record of another release may claim anything.
+        for (from, to) in [(5, 5), (5, 3), (20, 4)] {
+            assert_eq!(place.keys_ahead(nonce, from..to).expect("keys"), []);
+        }
+        for (from, to) in [(15, OBJECTS_AHEAD + 1), (u64::MAX - 1, u64::MAX)] {
+            let more = place.keys_ahead(nonce, from..to);
+            assert_eq!(more.expect_err("more than planned").kind(), ErrorKind::Corrupt);
+        }
     }
 
     #[test]
