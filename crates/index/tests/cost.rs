@@ -102,15 +102,7 @@ async fn costs(count: usize, budget: Option<u64>) -> Steps {
     let group = GroupName::new("g").expect("a name");
     txn_store.since();
 
-    let wishes: Vec<Reserve> = (0..count)
-        .map(|n| Reserve {
-            sample: SampleId::new(format!("s{n}")).expect("a name"),
-            nonce: Nonce::from_u64(1),
-            bytes: 1,
-            plan: String::new(),
-            claims: Vec::new(),
-        })
-        .collect();
+    let wishes: Vec<Reserve> = (0..count).map(wish).collect();
     let generations = index.reserve(&session, &wishes, WITHIN).await;
     let reserve = txn_store.since();
     let commits: Vec<Commit> = wishes
@@ -184,6 +176,24 @@ async fn with_quota_to_spare_only_the_first_reservation_looks() {
         ("freed", (0, 1)),
     ];
     assert_eq!(costs(1, Some(1000)).await, wanted);
+}
+
+/// Calls that wait at the same time share a transaction: of 64 samples each, 45 and then 19.
+#[tokio::test]
+async fn with_quota_two_large_reservations_of_a_process_go_together() {
+    let txn_store = counting();
+    let index = index_on(&txn_store);
+    index.set_budget(10_000, WITHIN).await.expect("a budget");
+    let session = index.open_session(WITHIN).await.expect("a session");
+    index.tick(WITHIN).await.expect("a clock");
+    let [first, second] = [0, 1].map(|call| (0..64).map(|n| wish(64 * call + n)).collect::<Vec<_>>());
+    txn_store.since();
+    let (first, second) = tokio::join!(
+        index.reserve(&session, &first, WITHIN),
+        index.reserve(&session, &second, WITHIN)
+    );
+    assert!(first.iter().chain(&second).all(Result::is_ok), "{first:?} {second:?}");
+    assert_eq!(txn_store.since(), (1, 2));
 }
 
 /// One of two producers waits while the other one works, turn by turn: a sample costs five transactions, and the
@@ -264,14 +274,18 @@ async fn first_wish((index, session): &(TxnIndex, holdfast_index::Session), roun
     one_wish(index, session, round).await
 }
 
-async fn one_wish(index: &TxnIndex, session: &holdfast_index::Session, number: usize) -> SampleRef {
-    let wish = Reserve {
+fn wish(number: usize) -> Reserve {
+    Reserve {
         sample: SampleId::new(format!("s{number}")).expect("a name"),
         nonce: Nonce::from_u64(1),
         bytes: 10,
         plan: String::new(),
         claims: Vec::new(),
-    };
+    }
+}
+
+async fn one_wish(index: &TxnIndex, session: &holdfast_index::Session, number: usize) -> SampleRef {
+    let wish = wish(number);
     let reserved = index
         .reserve(session, std::slice::from_ref(&wish), WITHIN)
         .await

@@ -18,18 +18,18 @@ use crate::txn::session::Session;
 
 const RESERVE: &str = "index.reserve";
 
-/// How many of the next items are reserved together. All of them must be had at once, so a good part of the budget would
-/// wait for all others to be done; and the process that serves them needs room for them in a transaction.
-fn how_many_together(items: &[Reserve], budget: u64) -> usize {
-    const MOST: usize = 48;
+/// How many of the next items are reserved together, with `most` operations at most unless the first one has more. All of them must
+/// be had at once, so a good part of the budget would wait for all others to be done; and the process that serves them needs room
+/// for them in a transaction.
+fn how_many_together(items: &[Reserve], budget: u64, most: usize) -> usize {
     let (mut bytes, mut text, mut operations) = (0_u64, 0, 0);
     let (mut samples, mut claims) = (HashSet::new(), HashSet::new());
     let mut together = 0;
-    for item in items.iter().take(MOST) {
+    for item in items {
         bytes = bytes.saturating_add(item.bytes);
         text += written_len(&item.plan);
         operations += 1 + item.claims.len();
-        let fits = bytes <= budget / 4 && text <= MOST_TEXT / 2 && operations <= MOST_OPERATIONS;
+        let fits = bytes <= budget / 4 && text <= MOST_TEXT / 2 && operations <= most.min(MOST_OPERATIONS);
         // One transaction writes no key twice.
         let is_new = samples.insert(&item.sample) && item.claims.iter().all(|claim| claims.insert(claim));
         if !is_new || !fits {
@@ -140,7 +140,7 @@ impl TxnIndex {
                     break;
                 }
             };
-            let (now, later) = rest.split_at(how_many_together(rest, budget));
+            let (now, later) = rest.split_at(how_many_together(rest, budget, self.quota.most_operations_together()));
             rest = later;
             if let Err(error) = can_be_reserved(first, budget) {
                 results.push(Err(error));

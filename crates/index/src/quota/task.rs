@@ -41,6 +41,10 @@ use crate::txn::session::{Session, SlotClient};
 /// The part of what is left of others' deposits that a process keeps for its next reservations.
 const SHARE: u64 = 8;
 
+/// Operations of a transaction that pays for waiters, beside their reservations: the slot, the session, deposits, the change,
+/// and the key in the queue.
+const BESIDE_WAITERS: usize = SlotClient::OVERHEAD + MOST_SPENT + 4;
+
 /// How long one step may take.
 const STEP: Duration = Duration::from_secs(10);
 
@@ -140,12 +144,20 @@ impl Quota {
         tokio::time::sleep(Duration::from_micros(self.core.rng().below(most))).await;
     }
 
+    /// How many operations the samples of one call may take together: so many that two such calls go into one transaction. A
+    /// process sends one at a time, and what has come meanwhile goes with the next.
+    pub(crate) fn most_operations_together(&self) -> usize {
+        /// A call's grant list; if it waits in the shared queue, its key there and its answer, too.
+        const OF_A_CALL: usize = 3;
+        let operations = self.core.txn_store().limits().operations;
+        // One more for the condition on the clock.
+        (operations.saturating_sub(BESIDE_WAITERS + 1) / 2).saturating_sub(OF_A_CALL)
+    }
+
     pub(super) fn draft<'a>(&'a self, session: &'a Session, clock: (Tick, Version)) -> Draft<'a> {
         let limits = self.core.txn_store().limits();
-        // Beside the reservations: deposits, the change, and the key in the queue.
-        let others = SlotClient::OVERHEAD + MOST_SPENT + 4;
         let room = QuotaBudget {
-            operations: limits.operations.saturating_sub(others),
+            operations: limits.operations.saturating_sub(BESIDE_WAITERS),
             bytes: limits.bytes / 2,
         };
         Draft::new(self, session, clock, room)
