@@ -29,11 +29,9 @@ from typing import Any, Final
 
 import numpy
 
-KEPT_SECONDS: Final = 20.0
-"""The load generator's etcd keeps 10 s of history, and its file grows until the second compaction."""
 DAY_SECONDS: Final = 86_400.0
-USUAL_HISTORY_SECONDS: Final = 120.0
-"""Twice a retention of one minute, which docs/cost.md advises."""
+USUAL_HISTORY_SECONDS: Final = 60.0
+"""What docs/cost.md advises."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +48,8 @@ class Run:
     """Samples in a put, on average."""
     per_take: float
     seconds: float
+    history: float
+    """How many seconds etcd keeps its history; its file grows until the second compaction."""
     clusters: int = 1
 
     @classmethod
@@ -64,6 +64,7 @@ class Run:
             per_put=found["samples_per_put"],
             per_take=found["samples_per_take"],
             seconds=found["seconds"],
+            history=found["history"],
             clusters=clusters,
         )
 
@@ -76,7 +77,7 @@ CALLS: Final[Terms] = {
     "1 / rate": lambda run, told: 1 / run.rate,
 }
 REQUESTS: Final[Terms] = {"requests": lambda run, told: told["etcd_requests_per_sample"]}
-KEPT: Final[Terms] = {"samples in history": lambda run, told: run.rate * min(run.seconds, KEPT_SECONDS)}
+KEPT: Final[Terms] = {"samples in history": lambda run, told: run.rate * min(run.seconds, 2 * run.history)}
 LIVE: Final[Terms] = {"live": lambda run, told: run.live}
 
 MODEL: Final[Mapping[str, Terms]] = {
@@ -98,6 +99,14 @@ MODEL: Final[Mapping[str, Terms]] = {
     "etcd_rss_bytes_most": {**ONE, **LIVE, **KEPT},
 }
 """What is told of a run, and what it is made of. Requests come first: others are made of them."""
+
+OF_ALL: Final = {"etcd_db_bytes_most", "etcd_rss_bytes_most"}
+"""What is told of all clusters of a run together; the rest is told of a sample."""
+
+
+def seen_in(found: Mapping[str, Any], run: Run, figure: str) -> float:
+    """What was seen, of one cluster."""
+    return float(found[figure]) / (run.clusters if figure in OF_ALL else 1)
 
 
 @dataclass(frozen=True)
@@ -134,7 +143,7 @@ def fit(runs: Sequence[tuple[Run, Mapping[str, Any]]]) -> list[Fit]:
     for figure, terms in MODEL.items():
         known_of = list(zip(runs, told, strict=True))
         rows = numpy.array([[term(run, known) for term in terms.values()] for (run, _), known in known_of])
-        seen = numpy.array([max(float(found[figure]), 1e-9) for _, found in runs])
+        seen = numpy.array([max(seen_in(found, run, figure), 1e-9) for run, found in runs])
         if len(runs) <= rows.shape[1]:
             raise SystemExit(f"{len(runs)} runs are too few for the {rows.shape[1]} terms of {figure}")
         if figure == "etcd_keep_alives_per_sample":
@@ -173,9 +182,10 @@ def print_fits(fits: Sequence[Fit]) -> None:
 def print_check(fits: Sequence[Fit], held_out: Sequence[tuple[Run, Mapping[str, Any]]]) -> None:
     for run, found in held_out:
         together = f"{run.per_put:.1f} in a put, {run.per_take:.1f} in a take"
-        print(f"\nnot fitted: {run.rate:.0f} samples/s, {run.live:.0f} live, {together}")
+        of_one = f", on each of {run.clusters} clusters" if run.clusters > 1 else ""
+        print(f"\nnot fitted: {run.rate:.0f} samples/s, {run.live:.0f} live, {together}{of_one}")
         for figure, guess in predict(fits, run).items():
-            seen = float(found[figure])
+            seen = seen_in(found, run, figure)
             off = 100 * (guess - seen) / max(seen, 1e-9)
             print(f"    {figure:<32} seen {seen:>14,.3f}  predicted {guess:>14,.3f}  off by {off:+.0f} %")
 
@@ -192,19 +202,21 @@ def print_plan(fits: Sequence[Fit], plan: argparse.Namespace, syncs_seen: float)
         for per_call in (1.0, 16.0):
             for sessions in (plan.sessions / shards, float(plan.sessions)):
                 each = rate / shards
-                one = Run(each, each * plan.live_seconds, sessions, per_call, per_call, DAY_SECONDS)
+                one = Run(
+                    rate=each,
+                    live=each * plan.live_seconds,
+                    sessions=sessions,
+                    per_put=per_call,
+                    per_take=per_call,
+                    seconds=DAY_SECONDS,
+                    history=USUAL_HISTORY_SECONDS,
+                )
                 told = predict(fits, one)
-                history = one.rate * (USUAL_HISTORY_SECONDS - KEPT_SECONDS)
-                by_name = {fit.figure: fit.coefficients for fit in fits}
-                grown = {
-                    figure: told[figure] + history * by_name[figure]["samples in history"]
-                    for figure in ("etcd_db_bytes_most", "etcd_rss_bytes_most")
-                }
                 needs = {
                     "syncs/s": one.rate * told["etcd_fsyncs_per_sample"],
                     "cores": one.rate * told["etcd_cpu_us_per_sample"] / 1e6,
-                    "file": grown["etcd_db_bytes_most"] / 2**30,
-                    "RSS": grown["etcd_rss_bytes_most"] / 2**30,
+                    "file": told["etcd_db_bytes_most"] / 2**30,
+                    "RSS": told["etcd_rss_bytes_most"] / 2**30,
                 }
                 first = max(needs, key=lambda name: needs[name] / bounds[name])
                 cells = (
@@ -300,12 +312,15 @@ def main() -> None:
     failed = [one for one in found if not one["holds"] or one["killed"]]
     if failed:
         sys.exit(f"{len(failed)} runs failed or had workers killed: leave them out")
+    budgeted = [one for one in found if "budget" in one]
+    if budgeted:
+        sys.exit(f"{len(budgeted)} runs had a budget, which costs requests of its own: leave them out")
     fitted = [(Run.of(one), one) for one in found if not one.get("held_out")]
     held_out = [(Run.of(one), one) for one in found if one.get("held_out")]
     fits = fit(fitted)
     print_fits(fits)
     print_check(fits, held_out)
-    print_plan(fits, plan, max(one["rate_reached"] * one["etcd_fsyncs_per_sample"] for one in found))
+    print_plan(fits, plan, max(run.rate * one["etcd_fsyncs_per_sample"] for run, one in fitted + held_out))
     if plan.svg:
         drawn = plot(fits, [one for _, one in fitted], [one for _, one in held_out])
         plan.svg.write_text(drawn, encoding="utf-8")

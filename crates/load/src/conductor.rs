@@ -1,6 +1,7 @@
 //! One run, from the process that starts the others: servers, workers, sweeps, kills, and the end.
 
 use std::collections::BTreeMap;
+use std::ops::Add;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,8 +11,8 @@ use anyhow::{Context, Result, bail, ensure};
 use holdfast_core::{Clock, Deadline, SystemClock};
 use holdfast_custody::GroupName;
 use holdfast_index::placement::MoveReport;
-use holdfast_index::store::{Read, TxnStore, prefix};
-use holdfast_index::{Index, Session, Stage, TxnIndex};
+use holdfast_index::store::{Read, prefix};
+use holdfast_index::{BudgetUse, Counts, Index, Session, Stage};
 use holdfast_testkit::{EtcdCluster, Process, ProcessSpec, cpu_us};
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
@@ -23,10 +24,8 @@ use crate::ledger::Ledger;
 use crate::moves::{Moves, add_cluster};
 use crate::report::Report;
 use crate::worker::{Arrivals, Line, Role, TASK, Task, group_name, live_id, number_of, put};
-use crate::{Options, STORE, WITHIN, now_us, open_index};
+use crate::{Options, Part, STORE, WITHIN, divide, now_us};
 
-/// How long etcd keeps history: short, so that a run of a minute shows whether its file stops growing.
-const HISTORY_SECONDS: u32 = 10;
 /// How often the conductor looks at the journals.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 const PROGRESS_EVERY: Duration = Duration::from_secs(5);
@@ -58,12 +57,17 @@ pub(crate) struct Ended {
     pub(crate) killed: u64,
     /// The moves of the store, if it was moved.
     pub(crate) moves: Option<Vec<MoveReport>>,
+    /// What was left of each cluster's budget in the end, if there was one.
+    pub(crate) budgets: Vec<BudgetUse>,
 }
 
 /// A moment of the run, as etcd tells it.
 pub(crate) struct Moment {
     pub(crate) at_seconds: f64,
+    /// All clusters together, but for the one that `--move-every` moves to.
     pub(crate) etcd: EtcdFigures,
+    /// The requests that each cluster has answered.
+    pub(crate) requests: Vec<f64>,
 }
 
 struct Conductor<'a> {
@@ -71,11 +75,10 @@ struct Conductor<'a> {
     live: u64,
     clock: SystemClock,
     interrupted: Arc<AtomicBool>,
-    etcd: EtcdCluster,
+    etcds: Vec<EtcdCluster>,
     runtime: Runtime,
-    txn_store: Arc<dyn TxnStore>,
-    index: Arc<TxnIndex>,
-    session: Arc<Session>,
+    /// One for each etcd cluster.
+    parts: Vec<Part>,
     start_us: u64,
     workers: Vec<Worker>,
     /// How many workers were started, for their names.
@@ -86,7 +89,6 @@ struct Conductor<'a> {
 }
 
 pub(crate) fn run(options: &Options, live: u64, sessions: usize) -> Result<Report> {
-    let etcd = EtcdCluster::start_compacted(1, HISTORY_SECONDS)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -99,27 +101,32 @@ pub(crate) fn run(options: &Options, live: u64, sessions: usize) -> Result<Repor
             told.store(true, Ordering::Relaxed);
         }
     });
+    let start = |_| EtcdCluster::start_compacted(1, options.history);
+    let etcds = (0..options.clusters).map(start).collect::<Result<Vec<_>>>()?;
     let move_every = options.move_every.map(Duration::from_secs);
     // Ends after the runtime's tasks, which move the store to it.
     let other = move_every
-        .map(|_| EtcdCluster::start_compacted(1, HISTORY_SECONDS))
+        .map(|_| EtcdCluster::start_compacted(1, options.history))
         .transpose()?;
     let other_name = other
         .as_ref()
-        .map(|other| add_cluster(&etcd, other, &runtime))
+        .map(|other| add_cluster(&etcds[0], other, &runtime))
         .transpose()?;
-    let (txn_store, index) = runtime.block_on(open_index(&etcd.endpoints()))?;
-    let session = Arc::new(runtime.block_on(index.open_session(WITHIN))?);
+    let parts = runtime.block_on(async {
+        let mut parts = Vec::with_capacity(etcds.len());
+        for etcd in &etcds {
+            parts.push(Part::open(&etcd.endpoints(), options.budget).await?);
+        }
+        Ok::<_, anyhow::Error>(parts)
+    })?;
     let mut conductor = Conductor {
         options,
         live,
         clock: SystemClock::new(),
         interrupted,
-        etcd,
+        etcds,
         runtime,
-        txn_store,
-        index: Arc::new(index),
-        session,
+        parts,
         start_us: 0,
         workers: Vec::new(),
         started: 0,
@@ -131,7 +138,7 @@ pub(crate) fn run(options: &Options, live: u64, sessions: usize) -> Result<Repor
     let idle = conductor.open_sessions(sessions)?;
     conductor.start_workers(sessions)?;
     let moves = other_name.zip(move_every);
-    let moves = moves.map(|(other, every)| Moves::begin(&conductor.etcd, other, every, &conductor.runtime));
+    let moves = moves.map(|(other, every)| Moves::begin(&conductor.etcds[0], other, every, &conductor.runtime));
     conductor.watch()?;
     conductor.ended.moves = moves.map(|moves| moves.end(&conductor.runtime)).transpose()?;
     // Before the workers are told to end: what it takes to count what is left is not part of a sample's cost.
@@ -139,7 +146,11 @@ pub(crate) fn run(options: &Options, live: u64, sessions: usize) -> Result<Repor
     for worker in std::mem::take(&mut conductor.workers) {
         conductor.finish(worker)?;
     }
-    let left = conductor.clear_up(1 + idle.len() as u64)?;
+    let left = conductor.clear_up(1 + sessions as u64)?;
+    for part in &conductor.parts {
+        let budget = conductor.runtime.block_on(part.index.budget_use(WITHIN))?;
+        conductor.ended.budgets.extend(budget);
+    }
     drop(idle);
     drop(other);
     Report::of(
@@ -169,16 +180,17 @@ impl Conductor<'_> {
             // Dropped when this ends, also by an error, and its tasks with it.
             let mut tasks = JoinSet::new();
             for task in 0..AT_ONCE {
-                let (index, session, others) = (Arc::clone(&self.index), Arc::clone(&self.session), others.clone());
+                let (parts, others) = (self.parts.clone(), others.clone());
                 let done = Arc::clone(&put_so_far);
                 tasks.spawn(async move {
                     for first in (task * BATCH..live).step_by(usize::try_from(AT_ONCE * BATCH)?) {
                         let numbers = first..live.min(first + BATCH);
                         let samples = numbers.map(|number| Ok((live_id(number)?, vec![b'd'; 200])));
-                        let samples = samples.collect::<Result<Vec<_>>>()?;
-                        let count = samples.len() as u64;
-                        put(&index, &session, samples, &others, bytes).await?;
-                        done.fetch_add(count, Ordering::Relaxed);
+                        for (part, samples) in divide(&parts, samples.collect::<Result<Vec<_>>>()?)? {
+                            let count = samples.len() as u64;
+                            put(part, samples, &others, bytes).await?;
+                            done.fetch_add(count, Ordering::Relaxed);
+                        }
                     }
                     Ok::<_, anyhow::Error>(())
                 });
@@ -201,11 +213,14 @@ impl Conductor<'_> {
         })
     }
 
+    /// So many on each cluster.
     fn open_sessions(&self, count: usize) -> Result<Vec<Session>> {
         let open = async {
-            let mut sessions = Vec::with_capacity(count);
-            for _ in 0..count {
-                sessions.push(self.index.open_session(WITHIN).await?);
+            let mut sessions = Vec::with_capacity(count * self.parts.len());
+            for part in &self.parts {
+                for _ in 0..count {
+                    sessions.push(part.index.open_session(WITHIN).await?);
+                }
             }
             Ok(sessions)
         };
@@ -253,9 +268,9 @@ impl Conductor<'_> {
         };
         let name = format!("{kind}-{}", self.started);
         self.started += 1;
-        let file = |ending: &str| -> PathBuf { self.etcd.dir().join(format!("{name}.{ending}")) };
+        let file = |ending: &str| -> PathBuf { self.etcds[0].dir().join(format!("{name}.{ending}")) };
         let task = Task {
-            endpoints: self.etcd.endpoints(),
+            clusters: self.etcds.iter().map(EtcdCluster::endpoints).collect(),
             journal: file("journal"),
             window_us: u64::try_from(self.options.window().as_micros())?,
             batch: self.options.batch,
@@ -332,7 +347,7 @@ impl Conductor<'_> {
                 next_crash = Some(elapsed + every);
             }
             if elapsed >= next_sweep {
-                next_sweep = elapsed + self.index.tick_length();
+                next_sweep = elapsed + self.parts[0].index.tick_length();
                 self.sweep()?;
             }
             if !producing && self.is_settled()? {
@@ -442,8 +457,10 @@ impl Conductor<'_> {
 
     /// Sweeps as the process does that sweeps for a store. Frees what dead workers have left; the others free for themselves.
     fn sweep(&mut self) -> Result<()> {
-        let swept = self.index.sweep(&self.session, SWEEP_LIMIT, WITHIN);
-        self.runtime.block_on(swept)?;
+        for part in &self.parts {
+            let swept = part.index.sweep(&part.session, SWEEP_LIMIT, WITHIN);
+            self.runtime.block_on(swept)?;
+        }
         if self.ended.killed > 0 {
             self.free()?;
         }
@@ -451,14 +468,15 @@ impl Conductor<'_> {
     }
 
     fn free(&mut self) -> Result<()> {
-        let (index, session) = (&self.index, &self.session);
         let freed = self.runtime.block_on(async {
             let mut freed = Vec::new();
-            let listed = index.to_free(None, SWEEP_LIMIT, WITHIN).await?;
-            let samples: Vec<_> = listed.tasks.into_iter().map(|task| task.sample).collect();
-            for (sample, answer) in samples.iter().zip(index.freed(session, &samples, WITHIN).await) {
-                if answer? {
-                    freed.push(number_of(&sample.sample)?);
+            for Part { index, session, .. } in &self.parts {
+                let listed = index.to_free(None, SWEEP_LIMIT, WITHIN).await?;
+                let samples: Vec<_> = listed.tasks.into_iter().map(|task| task.sample).collect();
+                for (sample, answer) in samples.iter().zip(index.freed(session, &samples, WITHIN).await) {
+                    if answer? {
+                        freed.push(number_of(&sample.sample)?);
+                    }
                 }
             }
             Ok::<_, anyhow::Error>(freed)
@@ -473,28 +491,37 @@ impl Conductor<'_> {
         if self.ended.killed == 0 {
             return Ok(self.ledger.is_settled());
         }
-        let counts = self.runtime.block_on(self.index.counts(WITHIN))?;
-        let records = Stage::ALL.into_iter().map(|stage| counts.of(stage)).sum::<u64>();
-        Ok(records <= self.live)
+        let records = |counts: &Counts| Stage::ALL.into_iter().map(|stage| counts.of(stage)).sum::<u64>();
+        Ok(self.counts()?.iter().map(records).sum::<u64>() <= self.live)
+    }
+
+    /// Of each cluster.
+    fn counts(&self) -> Result<Vec<Counts>> {
+        let count = |part: &Part| Ok(self.runtime.block_on(part.index.counts(WITHIN))?);
+        self.parts.iter().map(count).collect()
     }
 
     fn moment(&mut self) -> Result<()> {
         let since = now_us() as f64 - self.start_us as f64;
+        let each = self.etcds.iter().map(EtcdFigures::read).collect::<Result<Vec<_>>>()?;
         self.moments.push(Moment {
             at_seconds: since.max(0.0) / 1e6,
-            etcd: EtcdFigures::read(&self.etcd)?,
+            requests: each.iter().map(|etcd| etcd.requests).collect(),
+            etcd: each.into_iter().fold(EtcdFigures::default(), Add::add),
         });
         Ok(())
     }
 
-    /// Sweeps until no session is left but those of this process, dead workers' among them, and returns the keys that are left of samples, but for those of live ones.
+    /// Sweeps until no session is left but so many of this process on each cluster, dead workers' among them, and returns the keys
+    /// that are left of samples, but for those of live ones.
     fn clear_up(&mut self, own_sessions: u64) -> Result<Vec<String>> {
         let deadline = Deadline::after(&self.clock, SETTLE_WITHIN);
         loop {
             self.sweep()?;
-            let counts = self.runtime.block_on(self.index.counts(WITHIN))?;
-            let sessions = counts.sessions + counts.ended_sessions;
-            if sessions <= own_sessions && counts.records.iter().sum::<u64>() <= self.live {
+            let counts = self.counts()?;
+            let is_own = |counts: &Counts| counts.sessions + counts.ended_sessions <= own_sessions;
+            let records = counts.iter().flat_map(|counts| counts.records).sum::<u64>();
+            if counts.iter().all(is_own) && records <= self.live {
                 break;
             }
             if deadline.passed(&self.clock) {
@@ -525,7 +552,11 @@ impl Conductor<'_> {
             keys_only: true,
         };
         let reads: Vec<_> = ranges.into_iter().map(some).collect();
-        let snapshot = self.runtime.block_on(self.txn_store.read(&reads, WITHIN))?;
-        Ok(snapshot.entries.into_iter().flatten().map(|entry| entry.key).collect())
+        let mut left = Vec::new();
+        for part in &self.parts {
+            let snapshot = self.runtime.block_on(part.txn_store.read(&reads, WITHIN))?;
+            left.extend(snapshot.entries.into_iter().flatten().map(|entry| entry.key));
+        }
+        Ok(left)
     }
 }

@@ -1,5 +1,7 @@
 //! What etcd tells of itself on its page of metrics.
 
+use std::ops::Add;
+
 use anyhow::{Context, Result};
 use holdfast_testkit::{EtcdCluster, cpu_us};
 
@@ -44,6 +46,25 @@ impl EtcdFigures {
             db_in_use_bytes: sum(&page, "etcd_mvcc_db_total_size_in_use_in_bytes", "")?,
             rss_bytes: sum(&page, "process_resident_memory_bytes", "")?,
         })
+    }
+}
+
+impl Add for EtcdFigures {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            cpu_us: self.cpu_us + other.cpu_us,
+            requests: self.requests + other.requests,
+            keep_alives: self.keep_alives + other.keep_alives,
+            fsyncs: self.fsyncs + other.fsyncs,
+            received_bytes: self.received_bytes + other.received_bytes,
+            sent_bytes: self.sent_bytes + other.sent_bytes,
+            log_bytes: self.log_bytes + other.log_bytes,
+            db_bytes: self.db_bytes + other.db_bytes,
+            db_in_use_bytes: self.db_in_use_bytes + other.db_in_use_bytes,
+            rss_bytes: self.rss_bytes + other.rss_bytes,
+        }
     }
 }
 

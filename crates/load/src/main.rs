@@ -5,7 +5,7 @@
 //! task in its environment (module `worker`). They use the index ([`holdfast_index::Index`]) as the feature store does, with
 //! reserve, commit, lease, acknowledge and freed, and move no bytes: the memory engine belongs to one process, so that what a
 //! producer put there no consumer could get, and the real engine would be measured instead of the index. Reservations are not
-//! made ahead.
+//! made ahead. With `--clusters` there are several etcds, each with a part of the samples, as for a store in partitions.
 //!
 //! **Open loop.** Sample `i` is due at `start + i / rate`, whatever happened to those before it, and the latency of its put
 //! counts from then. So a put that was late because others were slow counts as slow itself (no coordinated omission), and a
@@ -14,15 +14,16 @@
 //!
 //! | latency | from | to |
 //! |---|---|---|
-//! | `put` | the due time | committed |
-//! | `put_call` | the call of reserve | committed |
+//! | `put` | the due time | committed; with several clusters, all that were put together |
+//! | `put_call` | the call of reserve | the same |
 //! | `delivery` | the due time | leased by a consumer |
 //! | `take` | the call, also if it waits for a sample to come | leased |
 //! | `ack` | the call | acknowledged |
 //! | `open`, `look` | the call; by one more process, some times a second, with `--live` or `--sessions` | done |
 //!
 //! What happened to each sample is in the workers' journals, which outlive a worker that is killed (`--crash-every`). In the end
-//! each sample must have been delivered and acknowledged once, and the index must be empty; otherwise the run fails.
+//! each sample must have been delivered and acknowledged once, the index must be empty, and of a `--budget` all must be back but what
+//! live samples hold; otherwise the run fails.
 #![allow(
     clippy::print_stdout,
     clippy::print_stderr,
@@ -44,14 +45,15 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use holdfast_core::{StoreId, SystemClock, SystemRng};
+use holdfast_core::partition::MOST_PARTITIONS;
+use holdfast_core::{Partition, SampleId, StoreId, SystemClock, SystemRng};
 use holdfast_index::store::TxnStore;
-use holdfast_index::{IndexConfig, TxnIndex};
+use holdfast_index::{Index, IndexConfig, Session, TxnIndex};
 use holdfast_index_etcd::{EtcdClusters, EtcdConfig, EtcdStore, NewStore, open_store};
 
 /// Enough for any one call on a machine that does other things too.
 pub(crate) const WITHIN: Duration = Duration::from_secs(60);
-/// The name of the store, which has its etcd to itself.
+/// The name of the store, which has its etcd to itself. With several clusters, that of its part on each.
 pub(crate) const STORE: &str = "load";
 
 /// Samples that arrive at a fixed rate, on a real etcd
@@ -76,12 +78,23 @@ pub(crate) struct Options {
     /// Bytes that a sample's record says it has; none are moved
     #[arg(long, default_value_t = 4 << 20)]
     bytes: u64,
-    /// The most samples in one put or take
+    /// The budget of the store in bytes, or of its part on each cluster: every put needs quota, and in the end all must be back
+    /// but what live samples hold. A put of more than 45 samples holds some while it waits for the rest, so a budget for fewer than all
+    /// that are under way at once can come to a halt
+    #[arg(long)]
+    budget: Option<u64>,
+    /// How many seconds of its history etcd keeps. Few by default, so that a run of a minute shows whether its file stops growing
+    #[arg(long, default_value_t = 10)]
+    history: u32,
+    /// The most samples that are put or taken together; each cluster has a part of those that are put
     #[arg(long, default_value_t = 16)]
     batch: usize,
-    /// Puts or takes under way at once in each process
+    /// Puts under way at once in each process, and takes on each cluster
     #[arg(long, default_value_t = 8)]
     at_once: usize,
+    /// Etcd clusters, each with the samples that a partition of a store would have
+    #[arg(long, default_value_t = 1)]
+    clusters: u32,
     /// Kill a producer or a consumer every so many seconds, in turns, and start another in its place
     #[arg(long)]
     crash_every: Option<u64>,
@@ -142,12 +155,50 @@ impl Options {
             self.groups
         );
         ensure!(
+            (1..=MOST_PARTITIONS).contains(&self.clusters),
+            "--clusters takes a number from 1 to {MOST_PARTITIONS}"
+        );
+        ensure!(
+            self.clusters == 1 || self.move_every.is_none(),
+            "--move-every is for one cluster"
+        );
+        if let Some(budget) = self.budget {
+            self.check_budget(budget)?;
+        }
+        ensure!(self.history > 0, "--history 0 would keep all of it, for ever");
+        ensure!(
             self.crash_every != Some(0),
             "--crash-every 0 would leave no time to work"
         );
         ensure!(
             self.live.len() == self.sessions.len() || self.live.len() == 1 || self.sessions.len() == 1,
             "as many numbers for --sessions as for --live"
+        );
+        Ok(())
+    }
+
+    /// A put of several lots holds one and waits for the next. A lot takes at most a quarter of the budget, so a put that needs no
+    /// more than that is one, and none waits for another that waits.
+    fn check_budget(&self, budget: u64) -> Result<()> {
+        let batch = u64::try_from(self.batch)?;
+        let live = self.live.iter().copied().max().unwrap_or(0);
+        let of = |samples: u64| samples.checked_mul(self.bytes);
+        ensure!(
+            of(batch).is_some_and(|bytes| bytes <= budget / 4),
+            "a quarter of --budget {budget} has no room for a put of {batch} samples of {} bytes",
+            self.bytes
+        );
+        ensure!(
+            live.checked_add(batch)
+                .and_then(of)
+                .is_some_and(|bytes| bytes <= budget),
+            "--budget {budget} has no room for {live} live samples of {} bytes, were all on one cluster, and a put",
+            self.bytes
+        );
+        ensure!(
+            budget.checked_mul(self.clusters.into()).is_some(),
+            "--budget {budget} on each of {} clusters is more than there are bytes",
+            self.clusters
         );
         Ok(())
     }
@@ -192,8 +243,51 @@ pub(crate) async fn open_clusters(endpoints: &[String]) -> Result<(Arc<EtcdStore
     Ok((Arc::new(home), Arc::new(clusters)))
 }
 
+/// What is on one cluster: an index of its own, and this process's session in it.
+#[derive(Clone)]
+pub(crate) struct Part {
+    pub(crate) txn_store: Arc<dyn TxnStore>,
+    pub(crate) index: Arc<TxnIndex>,
+    pub(crate) session: Arc<Session>,
+}
+
+impl Part {
+    /// With a budget, if one is given, and otherwise with the one that the store has.
+    pub(crate) async fn open(endpoints: &[String], budget: Option<u64>) -> Result<Self> {
+        let (txn_store, index) = open_index(endpoints).await?;
+        if let Some(bytes) = budget {
+            // Before the first session: those that are open already need no quota.
+            index.set_budget(bytes, WITHIN).await?;
+        }
+        let session = Arc::new(index.open_session(WITHIN).await?);
+        Ok(Self {
+            txn_store,
+            index: Arc::new(index),
+            session,
+        })
+    }
+}
+
+/// Samples with their descriptions.
+pub(crate) type Described = Vec<(SampleId, Vec<u8>)>;
+
+/// Which of so many clusters has a sample.
+pub(crate) fn cluster_of(sample: &SampleId, clusters: usize) -> Result<usize> {
+    Ok(usize::try_from(Partition::of_sample(sample, u32::try_from(clusters)?))?)
+}
+
+/// Samples and the parts that have them, without parts that would have none.
+pub(crate) fn divide(parts: &[Part], samples: Described) -> Result<Vec<(&Part, Described)>> {
+    let mut divided: Vec<_> = parts.iter().map(|part| (part, Vec::new())).collect();
+    for (sample, description) in samples {
+        divided[cluster_of(&sample, parts.len())?].1.push((sample, description));
+    }
+    divided.retain(|(_, samples)| !samples.is_empty());
+    Ok(divided)
+}
+
 /// A connection of its own to the store's etcd, and the index over it.
-pub(crate) async fn open_index(endpoints: &[String]) -> Result<(Arc<dyn TxnStore>, TxnIndex)> {
+async fn open_index(endpoints: &[String]) -> Result<(Arc<dyn TxnStore>, TxnIndex)> {
     let (_, clusters) = open_clusters(endpoints).await?;
     let store = StoreId::new(STORE)?;
     let txn_store = open_store(clusters, &store, NewStore::Begins, &SystemRng, WITHIN).await;

@@ -46,7 +46,7 @@ impl Report {
         let (counts, verdict) = (ledger.counts, ledger.verdict());
         let crashes = ended.killed > 0;
         let claim = |claim, seen, holds| Claim { claim, seen, holds };
-        let claims = vec![
+        let mut claims = vec![
             claim(
                 "every sample that was due was put",
                 format!(
@@ -86,6 +86,15 @@ impl Report {
                 left.is_empty(),
             ),
         ];
+        if let Some(bytes) = options.budget {
+            let free: u64 = ended.budgets.iter().map(|budget| budget.free).sum();
+            let (held, all) = (live * options.bytes, bytes * u64::from(options.clusters));
+            claims.push(claim(
+                "the quota adds up",
+                format!("{free} bytes free and {held} held, of {all}"),
+                free + held == all,
+            ));
+        }
         let mut report = Self {
             title: format!("{live} live samples, {sessions} idle sessions"),
             claims,
@@ -111,6 +120,9 @@ impl Report {
             ("clients_cpu_us_per_sample", ended.cpu_us / samples),
         ] {
             report.figures.insert(name.to_owned(), rounded(figure).into());
+        }
+        if let Some(bytes) = options.budget {
+            report.figures.insert("budget".to_owned(), bytes.into());
         }
         if let Some(moves) = &ended.moves {
             let longest = moves.iter().map(|one| one.frozen).max().unwrap_or_default();
@@ -139,6 +151,11 @@ impl Report {
             ] {
                 report.figures.insert(name.to_owned(), rounded(of / samples).into());
             }
+            let requests = first.requests.iter().zip(&last.requests);
+            let requests: Vec<f64> = requests.map(|(first, last)| last - first).collect();
+            report
+                .figures
+                .insert("requests_of_clusters".to_owned(), requests.into());
             // With the live samples in it, and before the first sample of the run.
             for (name, figure) in [
                 ("etcd_db_in_use_bytes_before", first.etcd.db_in_use_bytes),
@@ -168,7 +185,7 @@ impl Report {
             }
         }
         for (name, count) in [
-            ("clusters", 1),
+            ("clusters", options.clusters.into()),
             ("due", options.samples()),
             ("put", counts.put),
             ("leased", counts.leased),
@@ -182,6 +199,7 @@ impl Report {
             ("live", live),
             ("sessions", sessions as u64),
             ("seconds", options.seconds),
+            ("history", options.history.into()),
             ("producers", options.producers),
             ("consumers", options.consumers),
             ("groups", options.groups.into()),

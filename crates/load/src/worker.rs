@@ -11,9 +11,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use futures_util::future::try_join_all;
 use holdfast_core::{Nonce, Rng, SampleId, SystemRng};
 use holdfast_custody::{GroupName, Publication};
-use holdfast_index::{AckOutcome, Commit, Index, LeaseGrant, Reserve, SampleRef, Session, Terms, TxnIndex};
+use holdfast_index::{AckOutcome, Commit, Index, LeaseGrant, Reserve, SampleRef, Terms};
 use holdfast_testkit::own_cpu_us;
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
@@ -22,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::journal::{Event, Journal};
 use crate::latency::{Recorder, Step, Summary};
-use crate::{WITHIN, now_us, open_index};
+use crate::{Described, Part, WITHIN, cluster_of, divide, now_us};
 
 /// The variable that makes this program a worker.
 pub(crate) const TASK: &str = "HOLDFAST_LOAD_TASK";
@@ -36,7 +37,8 @@ const PROBE_EVERY: Duration = Duration::from_millis(100);
 /// What a worker is to do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
-    pub(crate) endpoints: Vec<String>,
+    /// The endpoints of each cluster.
+    pub(crate) clusters: Vec<Vec<String>>,
     pub(crate) journal: PathBuf,
     pub(crate) window_us: u64,
     pub(crate) batch: usize,
@@ -132,9 +134,8 @@ pub(crate) fn live_id(number: u64) -> Result<SampleId> {
 
 /// Reserves and commits samples.
 pub(crate) async fn put(
-    index: &TxnIndex,
-    session: &Session,
-    samples: Vec<(SampleId, Vec<u8>)>,
+    Part { index, session, .. }: &Part,
+    samples: Described,
     groups: &[GroupName],
     bytes: u64,
 ) -> Result<()> {
@@ -168,8 +169,8 @@ pub(crate) async fn put(
 
 /// What the tasks of a worker share.
 struct Worker {
-    index: TxnIndex,
-    session: Session,
+    /// One for each cluster.
+    parts: Vec<Part>,
     journal: Journal,
     recorder: Recorder,
     start_us: u64,
@@ -197,15 +198,16 @@ pub(crate) fn main(task: &str) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let journal = Journal::open(&task.journal)?;
-        let (_, index) = open_index(&task.endpoints).await?;
-        let session = index.open_session(WITHIN).await?;
+        let mut parts = Vec::with_capacity(task.clusters.len());
+        for endpoints in &task.clusters {
+            parts.push(Part::open(endpoints, None).await?);
+        }
         Line::Ready.print()?;
         let start_us = tokio::time::timeout(WITHIN, start).await;
         let start_us = start_us.context("no start")?.context("the conductor has gone")?;
         let cpu_before = own_cpu_us();
         let worker = Arc::new(Worker {
-            index,
-            session,
+            parts,
             journal,
             recorder: Recorder::new(start_us, task.window_us),
             start_us,
@@ -221,7 +223,9 @@ pub(crate) fn main(task: &str) -> Result<()> {
         let at_us = now_us();
         worker.recorder.finish()?;
         let worker = Arc::into_inner(worker).context("a task of this worker still runs")?;
-        worker.session.close(WITHIN).await?;
+        for part in &worker.parts {
+            part.session.close(WITHIN).await?;
+        }
         Line::Ended {
             at_us,
             cpu_us: own_cpu_us() - cpu_before,
@@ -273,9 +277,11 @@ async fn produce(worker: &Arc<Worker>, arrivals: Arrivals, at_once: usize) -> Re
                 let due = |number: &u64| arrivals.due_us(worker.start_us, *number);
                 let described = |number: &u64| Ok((sample_id(*number)?, description(due(number))));
                 let samples = numbers.iter().map(described).collect::<Result<Vec<_>>>()?;
-                put(&worker.index, &worker.session, samples, &groups, arrivals.bytes).await?;
+                let divided = divide(&worker.parts, samples)?.into_iter();
+                let puts = divided.map(|(part, samples)| put(part, samples, &groups, arrivals.bytes));
+                let calls = try_join_all(puts).await?.len();
                 worker.journal.note(Event::Put, &numbers)?;
-                worker.calls.fetch_add(1, Ordering::Relaxed);
+                worker.calls.fetch_add(u64::try_from(calls)?, Ordering::Relaxed);
                 worker.recorder.ended(Step::PutCall, called, numbers.len())?;
                 for number in &numbers {
                     worker.recorder.ended(Step::Put, due(number), 1)?;
@@ -300,12 +306,13 @@ fn due_of(grant: &LeaseGrant) -> Result<u64> {
 
 async fn consume(worker: &Arc<Worker>, group: u8, at_once: usize) -> Result<()> {
     let mut tasks = JoinSet::new();
-    for _ in 0..at_once {
+    for task in 0..at_once * worker.parts.len() {
         let worker = Arc::clone(worker);
         tasks.spawn(async move {
             let name = group_name(group)?;
+            let part = &worker.parts[task % worker.parts.len()];
             while !worker.stop.is_cancelled() {
-                use_some(&worker, group, &name).await?;
+                use_some(&worker, part, group, &name).await?;
             }
             Ok(())
         });
@@ -314,14 +321,9 @@ async fn consume(worker: &Arc<Worker>, group: u8, at_once: usize) -> Result<()> 
 }
 
 /// Takes, acknowledges and frees the next samples, if some come.
-async fn use_some(worker: &Worker, group: u8, name: &GroupName) -> Result<()> {
-    let Worker {
-        index,
-        session,
-        journal,
-        recorder,
-        ..
-    } = worker;
+async fn use_some(worker: &Worker, part: &Part, group: u8, name: &GroupName) -> Result<()> {
+    let Worker { journal, recorder, .. } = worker;
+    let Part { index, session, .. } = part;
     let terms = Terms {
         cancelled: &worker.stop,
         usable: &|_, _| Ok(()),
@@ -374,13 +376,16 @@ async fn probe(worker: &Worker, live: u64) -> Result<()> {
     wait_until(worker.start_us).await;
     while !worker.stop.is_cancelled() {
         ticks.tick().await;
+        // Without live samples there is nothing to find, on any cluster.
+        let among = if live == 0 { 1000 } else { live };
+        let sample = live_id(SystemRng.below(among))?;
+        let part = &worker.parts[cluster_of(&sample, worker.parts.len())?];
         let called = now_us();
-        let session = worker.index.open_session(WITHIN).await?;
+        let session = part.index.open_session(WITHIN).await?;
         worker.recorder.ended(Step::Open, called, 1)?;
         session.close(WITHIN).await?;
-        let sample = live_id(SystemRng.below(live.max(1)))?;
         let called = now_us();
-        let found = worker.index.look(&[sample], WITHIN).await?;
+        let found = part.index.look(&[sample], WITHIN).await?;
         worker.recorder.ended(Step::Look, called, 1)?;
         ensure!(live == 0 || found.iter().all(Option::is_some), "a live sample is gone");
     }

@@ -91,6 +91,21 @@ fn a_rate_that_cannot_be_served_is_seen_in_the_latencies() {
 }
 
 #[test]
+fn killed_workers_cost_no_quota() {
+    // Room for 64 samples of the 4 MiB that a record says.
+    let mut arguments = vec!["--rate", "200", "--seconds", "6", "--crash-every", "1"];
+    arguments.extend(["--budget", "268435456"]);
+    let report = load(&arguments);
+    // A claim that does not hold ends the run with an error.
+    let claims = report["claims"].as_array().expect("a list of claims");
+    assert!(
+        claims.iter().any(|claim| claim["claim"] == "the quota adds up"),
+        "{report}"
+    );
+    assert!(count(&report, "/killed") >= 4, "{report}");
+}
+
+#[test]
 fn killed_workers_cost_no_sample() {
     let report = load(&["--rate", "60", "--seconds", "6", "--crash-every", "2"]);
     assert!(count(&report, "/killed") >= 2, "{report}");
@@ -110,4 +125,33 @@ fn a_store_that_is_moved_under_load_costs_no_sample() {
         ["/lost", "/left", "/delivered_again", "/delivered_again_unexplained"].map(|path| count(&report, path)),
         [0; 4]
     );
+}
+
+#[test]
+fn samples_on_several_clusters_are_all_accounted_for() {
+    let mut arguments = vec!["--rate", "200", "--seconds", "4", "--clusters", "3"];
+    arguments.extend([
+        "--live",
+        "300",
+        "--sessions",
+        "2",
+        "--bytes",
+        "4096",
+        "--budget",
+        "4194304",
+    ]);
+    let report = load(&arguments);
+    let requests = report["requests_of_clusters"].as_array().expect("a list of figures");
+    let requests: Vec<f64> = requests.iter().filter_map(Value::as_f64).collect();
+    let most = requests.iter().copied().fold(0.0, f64::max);
+    assert!(
+        requests.len() == 3 && requests.iter().all(|one| *one > most / 2.0),
+        "{report}"
+    );
+    assert_eq!(["/put", "/acked", "/freed"].map(|path| count(&report, path)), [800; 3]);
+    assert_eq!(
+        ["/lost", "/left", "/delivered_again", "/delivered_again_unexplained"].map(|path| count(&report, path)),
+        [0; 4]
+    );
+    assert!(count(&report, "/latency/look/count") > 0, "{report}");
 }
