@@ -13,14 +13,26 @@ use crate::operation::Operation;
 use crate::process::ProcessBound;
 use crate::tensors::sources;
 
+/// A writer and the parts of its store. It holds the engine, too, so it goes before them (see [`Parts`]).
+#[derive(Clone)]
+struct OpenWriter {
+    writer: Arc<Writer>,
+    parts: Parts,
+}
+
+/// For futures, as that of [`Parts`]: they would capture the fields in the order in which they use them.
+impl Drop for OpenWriter {
+    fn drop(&mut self) {}
+}
+
 /// Puts samples; those that are under way at the same time go together.
 #[pyclass(frozen, name = "Writer", module = "holdfast._holdfast")]
-pub(crate) struct PyWriter(ProcessBound<(Parts, Arc<Writer>)>);
+pub(crate) struct PyWriter(ProcessBound<OpenWriter>);
 
 impl PyWriter {
     pub(crate) fn new(parts: Parts) -> Self {
         let writer = Arc::new(parts.store.writer());
-        Self(ProcessBound::new((parts, writer)))
+        Self(ProcessBound::new(OpenWriter { writer, parts }))
     }
 }
 
@@ -28,22 +40,22 @@ impl PyWriter {
 impl PyWriter {
     /// Puts a sample. Result: a list of its reference.
     fn put(&self, py: Python<'_>, item: Item, timeout: f64) -> PyResult<Operation> {
-        let (parts, writer) = self.0.get("writer").or_raise(py)?.clone();
+        let open = self.0.get("writer").or_raise(py)?.clone();
         let within = seconds(timeout).or_raise(py)?;
         let prepared = prepared(py, item).map(|(sample, publication, ready)| {
             // From now on, even while this put waits, a later put of the id replaces it, and an abort gives it up.
-            let turn = writer.begin_put(&sample);
+            let turn = open.writer.begin_put(&sample);
             (sample, publication, ready, turn)
         });
         let work = async move {
             let (sample, publication, ready, turn) = prepared?;
-            let mut tensors = sources(&parts, vec![ready], within).await?;
+            let mut tensors = sources(&open.parts, vec![ready], within).await?;
             let item = PutItem {
                 sample,
                 tensors: tensors.pop().unwrap_or_default(),
                 publication,
             };
-            let put = writer.put_begun(turn, item, within).await?;
+            let put = open.writer.put_begun(turn, item, within).await?;
             Ok(vec![Ok(put)])
         };
         let deliver = |py: Python<'_>, results, late| {
