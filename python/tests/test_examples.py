@@ -15,7 +15,7 @@ EXAMPLES = REPOSITORY / "examples"
 SHOWN = ["crash", "aio", "epochs", "sealed", "specforge"]
 """The examples whose READMEs show what they print. ``kv_host`` has tests of its own, and so has ``rust``, in its crate."""
 VARIES = {
-    "crash": r"(?<=with )\d+(?= samples in hand)|(?<=samples )\d+(?= came)",
+    "crash": r"(?<=with )\d+(?= samples in hand)|(?<=begins with )[1-9]\d*|(?<=samples )\d+(?= came)",
     "aio": r"\d+(?= ms)",
     "specforge": r"(?<=specforge-)\d+|\d+(?= of a Holdfast store)|(?<=#g)\d+",
 }
@@ -51,7 +51,8 @@ def test_an_example_prints_what_its_readme_shows(cluster: Cluster, name: str) ->
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert comparable(name, ran.stdout) == comparable(name, shown(name)), ran.stdout
     if name == "crash":
-        in_hand, twice = re.findall(VARIES[name], ran.stdout)
+        in_hand, trained, twice = re.findall(VARIES[name], ran.stdout)
+        assert 32 <= int(trained) < 32 + int(in_hand), "it is killed once half of them are trained"
         assert in_hand == twice != "0", "what the trainer had in hand came again, and nothing else"
     if name == "aio":
         (pause_ms,) = re.findall(VARIES[name], ran.stdout)
