@@ -23,6 +23,7 @@ import yaml
 
 import alerts_client
 from servers import REPOSITORY
+from waiting import START_S, until
 
 RULES: Final = REPOSITORY / "ops/prometheus/rules.yml"
 DASHBOARD: Final = REPOSITORY / "ops/grafana/holdfast.json"
@@ -32,7 +33,6 @@ ETCD: Final = REPOSITORY / ".etcd/bin"
 FASTER: Final = 60
 """How much faster than in ops/prometheus/rules.yml the time of the rules goes by: minutes are seconds."""
 SCRAPE_MS: Final = 500
-START_WITHIN_S: Final = 60.0
 
 TIMES: Final = {
     "HoldfastNobodySweeps": ("holdfast_clock_stood_still_seconds < 60", "holdfast_clock_stood_still_seconds < 1"),
@@ -75,13 +75,6 @@ def read(url: str, timeout: float = 10.0) -> str:
     with build_opener(ProxyHandler({})).open(url, timeout=timeout) as answer:
         text: str = answer.read().decode()
         return text
-
-
-def until(what: str, holds: Callable[[], bool], within: float = START_WITHIN_S) -> None:
-    ends = time.monotonic() + within
-    while not holds():
-        assert time.monotonic() < ends, f"it did not come to pass: {what}"
-        time.sleep(0.05)
 
 
 def answers(url: str) -> Callable[[], bool]:
@@ -215,7 +208,7 @@ def running_prometheus(folder: Path) -> Iterator[Prometheus]:
     running = Prometheus(f"http://127.0.0.1:{port}", targets, time.time())
     watcher = threading.Thread(target=running.watch)
     try:
-        until("Prometheus answers", answers(f"{running.url}/-/ready"))
+        until("Prometheus answers", answers(f"{running.url}/-/ready"), START_S)
         watcher.start()
         yield running
     finally:
@@ -248,7 +241,7 @@ class EtcdNode:
         command += ["--auto-compaction-retention=1000"]
         with (self.folder / "etcd.log").open("a") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-        until("etcd answers", answers(f"{self.url}/health"))
+        until("etcd answers", answers(f"{self.url}/health"), START_S)
 
     @property
     def pid(self) -> int:

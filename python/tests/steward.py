@@ -9,10 +9,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,14 +61,6 @@ class Steward:
         self.process.wait(WITHIN_S)
         assert self.process.stdout is not None
         return self.process.stdout.read()
-
-
-def until(what: str, holds: Callable[[], bool], within: float = WITHIN_S) -> None:
-    """Waits until something is so."""
-    ends = time.monotonic() + within
-    while not holds():
-        assert time.monotonic() < ends, f"it did not come to pass: {what}"
-        time.sleep(0.05)
 
 
 def _first_value(lines: Iterable[str]) -> str:

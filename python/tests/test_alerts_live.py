@@ -66,10 +66,10 @@ from alerts_parts import (
     faster_rules,
     running_etcd,
     running_prometheus,
-    until,
 )
 from servers import Cluster, running_cluster
 from steward import Steward, running_steward
+from waiting import START_S, until
 
 FULL: Final = os.environ.get("HOLDFAST_ALL_ALERTS") == "1"
 only_in_full = pytest.mark.skipif(not FULL, reason="takes minutes: HOLDFAST_ALL_ALERTS=1 runs it")
@@ -115,7 +115,7 @@ class Scene:
         if self.steward is None:
             options = self.options({"store": RUN, "audit_every": "2s"}, {"store": TIGHT})
             started = self.stewards.enter_context(running_steward(self.cluster, options))
-            until("the steward is ready", started.ready)
+            until("the steward is ready", started.ready, START_S)
             self.steward = started
             self.scrape()
         return self.steward
@@ -297,7 +297,8 @@ def test_sessions_that_end_again_and_again(scene: Scene) -> None:
         session = call(alerts_client.health, RUN)["session"]
         for lease in re.findall(r"^[0-9a-f]+$", scene.etcd.ctl("lease", "list"), flags=re.MULTILINE):
             scene.etcd.ctl("lease", "revoke", lease, may_fail=True)
-        until("the client has another session", lambda: call(alerts_client.health, RUN)["session"] not in (session, None))
+        known = (session, None)
+        until("the client has another session", lambda: call(alerts_client.health, RUN)["session"] not in known, START_S)
     instance = f"127.0.0.1:{scene.client.port}"
     scene.prometheus.fires("HoldfastSessionsReopened", begun, store=RUN, instance=instance)
 

@@ -23,16 +23,9 @@ from conftest import OpenStore
 from holdfast import FeatureStore
 from servers import REPOSITORY, Cluster
 from test_waiting import interrupted
+from waiting import PROMPTLY_S, until
 
 GROUP = "trainers"
-PROMPTLY_S = 10.0
-
-
-def until(what: str, holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PROMPTLY_S
-    while not holds():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 def attempts(store: FeatureStore, sample: str) -> int | None:

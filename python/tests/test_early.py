@@ -15,7 +15,7 @@ from conftest import OpenStore
 from holdfast import FeatureStore, GroupProgress, HoldfastError, SampleRef
 from holdfast import aio
 from servers import Cluster
-from test_callers import until
+from waiting import until
 
 
 def sample(n: int = 0) -> dict[str, torch.Tensor]:

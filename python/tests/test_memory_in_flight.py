@@ -16,6 +16,7 @@ import torch
 import holdfast
 from holdfast import FeatureStore, SampleRef
 from servers import Cluster
+from waiting import until
 
 MIB = 1 << 20
 BYTES = 8 * MIB
@@ -35,13 +36,6 @@ def stopped(pid: int) -> Iterator[None]:
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
-
-
-def until(what: str, ready: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WHOLE_S
-    while not ready():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 def late_get(store: FeatureStore, ref: SampleRef, into: Any) -> None:
@@ -114,7 +108,7 @@ def test_memory_that_a_late_get_may_still_write_cannot_be_looked_at(start_cluste
                     look()
             small = store.empty((1000,), "uint8")
             small.torch().fill_(3)  # memory beside it is free
-        until("the late transfer ends", lambda: _looks(tensor))
+        until("the late transfer ends", lambda: _looks(tensor), WHOLE_S)
         for look in looks:
             look()
 
@@ -175,4 +169,4 @@ def test_memory_whose_owner_is_exchanged_under_a_late_get_is_given_to_nobody_els
             spoiled = sum(int(torch.count_nonzero(other)) for other in others)
             assert spoiled == 0, f"{spoiled} bytes of unrelated tensors were overwritten"
             time.sleep(0.5)
-        until("the engine lets go", lambda: store.health()["registrations"]["regions"] <= 2)
+        until("the engine lets go", lambda: store.health()["registrations"]["regions"] <= 2, WHOLE_S)

@@ -29,7 +29,7 @@ from conftest import OpenStore
 from holdfast.specforge import FeatureStoreFailure, HoldfastFeatureStore, replace_mooncake_store
 from holdfast.specforge import _refs as refs
 from servers import Cluster
-from test_callers import until
+from waiting import until
 
 OpenFeatures = Callable[..., HoldfastFeatureStore]
 

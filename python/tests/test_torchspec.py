@@ -14,7 +14,8 @@ import holdfast
 from conftest import OpenStore
 from holdfast.torchspec import EagleOutput, EagleStore, PutsFailed
 from servers import Cluster
-from test_callers import idle, until
+from test_callers import idle
+from waiting import until
 from test_waiting import interrupted
 
 OpenEagle = Callable[..., EagleStore]
