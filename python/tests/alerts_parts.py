@@ -285,7 +285,7 @@ class EtcdNode:
         """What docs/etcd-restore.md tells an operator to do."""
         self.ctl("del", "--prefix", "/other/")
         revision = json.loads(self.ctl("endpoint", "status", "--write-out=json"))[0]["Status"]["header"]["revision"]
-        self.ctl("compact", str(revision))
+        self.ctl("compact", "--physical", str(revision))
         self.ctl("defrag")
         self.ctl("alarm", "disarm")
 
