@@ -21,8 +21,8 @@ import pytest
 
 import holdfast
 from servers import Cluster
-from steward import Steward, running_steward
-from waiting import START_S, until
+from steward import WITHIN_S, Steward, running_steward
+from waiting import until
 
 SCHEMATHESIS = Path(sys.executable).with_name("st")
 SEED = os.environ.get("HOLDFAST_SEED", "20261117")
@@ -78,7 +78,7 @@ def served(cluster: Cluster) -> Iterator[Served]:
         for lease in store.take("h", count=2):
             lease.nack()
         with running_steward(cluster, options, token=SECRETS["all"]) as steward:
-            until("its stores are open", steward.ready, START_S)
+            until("its stores are open", steward.ready, WITHIN_S)
             assert len(steward.value(f"/v1/stores/{name}/dead")["items"]) == 2
             yield Served(steward, name, steward.value("/v1/openapi.json"))
 

@@ -76,7 +76,7 @@ only_in_full = pytest.mark.skipif(not FULL, reason="takes minutes: HOLDFAST_ALL_
 
 QUOTA: Final = 48 << 20
 """etcd's. A smaller one is met before it is near: it is checked in pages and after the fact, and all that the tests before write
-is still there, because etcd compacts every five minutes."""
+is still there, because etcd compacts only every five minutes."""
 
 RUN, TIGHT, ALONE = "run", "tight", "alone"
 """The store that is used, one with a small budget, and one that no steward looks after."""

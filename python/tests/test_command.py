@@ -11,8 +11,8 @@ from typing import Any
 
 import holdfast
 from servers import REPOSITORY, Cluster
-from steward import running_steward
-from waiting import START_S, until
+from steward import WITHIN_S, running_steward
+from waiting import until
 
 
 def run(cluster: Cluster | None, *arguments: str, code: int = 0, more: dict[str, str] | None = None) -> str:
@@ -68,11 +68,11 @@ def test_up_serves_a_program_and_down_ends_it(tmp_path: Path) -> None:
 
 def test_a_steward_finds_a_store_looks_after_it_and_stops(cluster: Cluster) -> None:
     with running_steward(cluster, {"look_every": "200ms"}) as steward:
-        until("it is ready", steward.ready, START_S)
+        until("it is ready", steward.ready, WITHIN_S)
         with holdfast.open("found", sweep_every=None, **cluster.settings()) as store:
             # Nobody but the steward sweeps this store: it has begun after the steward.
-            until("it looks after the store", lambda: steward.ask("/v1/stores/found")[0] == 200, START_S)
-            until("it sweeps", lambda: bool(steward.value("/v1/stores/found")["sweeps"]), START_S)
+            until("it looks after the store", lambda: steward.ask("/v1/stores/found")[0] == 200, WITHIN_S)
+            until("it sweeps", lambda: bool(steward.value("/v1/stores/found")["sweeps"]), WITHIN_S)
             assert steward.value("/v1/stores/found")["on_duty"]
             store.put("sample-1", {"x": b"committed"}, groups=["g"])
             assert steward.value("/v1/etcd")[0]["trouble"] is None
@@ -96,7 +96,7 @@ def test_a_token_opens_the_interface_of_its_store_only(cluster: Cluster) -> None
     made = answer(None, "token", "ops", "--store", "first-store", "--valid", "1h")
     options = {"stores": [{"store": "first-store"}, {"store": "second"}], "http": {"tokens": [made["entry"]]}}
     with running_steward(cluster, options, token=made["token"]) as steward:
-        until("it is ready", steward.ready, START_S)
+        until("it is ready", steward.ready, WITHIN_S)
         assert steward.ask("/v1/stores/first-store")[0] == 200
         assert steward.ask("/v1/stores/second")[0] == 403
         assert steward.ask("/v1/stores/first-store/sweep", method="POST")[0] == 403, "it may only look"

@@ -15,8 +15,8 @@ from conftest import OpenStore
 from holdfast.torchspec import EagleOutput, EagleStore, PutsFailed
 from servers import Cluster
 from test_callers import idle
-from waiting import until
 from test_waiting import interrupted
+from waiting import until
 
 OpenEagle = Callable[..., EagleStore]
 
