@@ -6,12 +6,12 @@ import os
 import sys
 from collections.abc import Callable
 
-import holdfast
+import tensorhold
 
 WHAT_TO_DO = """Start a cluster on this machine, and tell this shell where it is:
 
-    holdfast up
-    eval "$(holdfast env)"
+    tensorhold up
+    eval "$(tensorhold env)"
 """
 
 
@@ -19,7 +19,7 @@ def run(main: Callable[[], None]) -> None:
     """Runs an example. If no cluster answers, it ends with what to do."""
     try:
         main()
-    except holdfast.Unavailable as error:
+    except tensorhold.Unavailable as error:
         sys.exit(f"No cluster answers: {error}\n{WHAT_TO_DO}")
 
 

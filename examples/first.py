@@ -2,15 +2,15 @@
 
 import sys
 
-import holdfast
+import tensorhold
 import numpy as np
 
 try:
-    with holdfast.open("first") as store:
+    with tensorhold.open("first") as store:
         # A producer. The sample is there until both groups have acknowledged it.
         store.put("sample-1", {"hidden": np.ones((4, 1024))}, groups=["trainers", "evaluators"])
         for lease in store.take("trainers"):  # a consumer, in this process or another
             with lease:  # acknowledged at the end of the block, handed back if it raises; the last ack frees the sample
                 print(lease.ref, lease.get(as_="numpy")["hidden"].sum())
-except holdfast.Unavailable as error:
-    sys.exit(f'No cluster answers: {error}. To start one on this machine: holdfast up; eval "$(holdfast env)"')
+except tensorhold.Unavailable as error:
+    sys.exit(f'No cluster answers: {error}. To start one on this machine: tensorhold up; eval "$(tensorhold env)"')

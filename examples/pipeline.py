@@ -7,7 +7,7 @@ The producer puts samples whose bytes follow from their numbers, waits for room 
 is told is lost, until all are acknowledged. The consumer takes them, compares every byte, and acknowledges them. Both go on
 after errors until there was no progress for ``--patience`` seconds. The last line of each is JSON.
 
-The cluster is the one of the environment (HOLDFAST_MASTER, HOLDFAST_ETCD, …); with HOLDFAST_KEY the store is sealed.
+The cluster is the one of the environment (TENSORHOLD_MASTER, TENSORHOLD_ETCD, …); with TENSORHOLD_KEY the store is sealed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import json
 import os
 import time
 
-import holdfast
+import tensorhold
 
 GROUP = "trainers"
 BYTES = 256 << 10
@@ -45,17 +45,17 @@ class Patience:
     def progress(self) -> None:
         self._since = time.monotonic()
 
-    def wait(self, error: holdfast.HoldfastError | None = None) -> None:
+    def wait(self, error: tensorhold.TensorholdError | None = None) -> None:
         """Waits a moment. Raises if trying again does not help, or if it has lasted too long."""
         self.errors += error is not None
-        if error is not None and isinstance(error, (holdfast.Denied, holdfast.Invalid, holdfast.Corrupt)):
+        if error is not None and isinstance(error, (tensorhold.Denied, tensorhold.Invalid, tensorhold.Corrupt)):
             raise error
         if time.monotonic() - self._since > self._seconds:
             raise error or TimeoutError(f"no progress for {self._seconds} s")
         time.sleep(0.2)
 
 
-def produce(store: holdfast.FeatureStore, samples: int, per_second: float, patience: Patience) -> dict[str, int]:
+def produce(store: tensorhold.FeatureStore, samples: int, per_second: float, patience: Patience) -> dict[str, int]:
     to_make = [name_of(number) for number in range(samples)]
     unused = set(to_make)
     lost = 0
@@ -77,12 +77,12 @@ def produce(store: holdfast.FeatureStore, samples: int, per_second: float, patie
                 unused = still_there
                 patience.progress()
             patience.wait()
-        except holdfast.HoldfastError as error:
+        except tensorhold.TensorholdError as error:
             patience.wait(error)
     return {"put": samples, "lost": lost}
 
 
-def consume(store: holdfast.FeatureStore, samples: int, patience: Patience) -> dict[str, int]:
+def consume(store: tensorhold.FeatureStore, samples: int, patience: Patience) -> dict[str, int]:
     used: set[str] = set()
     wrong = 0
     while len(used) < samples:
@@ -97,7 +97,7 @@ def consume(store: holdfast.FeatureStore, samples: int, patience: Patience) -> d
                 used.add(sample)
                 patience.progress()
                 print(f"used {len(used)} of {samples}", flush=True)
-        except holdfast.HoldfastError as error:
+        except tensorhold.TensorholdError as error:
             patience.wait(error)
     return {"used": len(used), "wrong": wrong}
 
@@ -112,8 +112,8 @@ def main() -> None:
     asked = parser.parse_args()
     patience = Patience(asked.patience)
     budget = AT_A_TIME * (BYTES + 1024)  # a sealed sample is a little longer
-    key = os.environ.get("HOLDFAST_KEY") or None
-    with holdfast.open(asked.store, key=key, budget=budget, role=asked.part) as store:
+    key = os.environ.get("TENSORHOLD_KEY") or None
+    with tensorhold.open(asked.store, key=key, budget=budget, role=asked.part) as store:
         if asked.part == "produce":
             counted = produce(store, asked.samples, asked.per_second, patience)
         else:

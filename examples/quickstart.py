@@ -1,15 +1,15 @@
 """A producer and a consumer in a few lines. Needs a Mooncake master with a holder, and an etcd: those of the environment
-(HOLDFAST_MASTER, HOLDFAST_ADMIN, HOLDFAST_ETCD), or those on this host (127.0.0.1:50051, http://127.0.0.1:2379).
+(TENSORHOLD_MASTER, TENSORHOLD_ADMIN, TENSORHOLD_ETCD), or those on this host (127.0.0.1:50051, http://127.0.0.1:2379).
 """
 
 import sys
 
 import torch
 
-import holdfast
+import tensorhold
 
 try:
-    with holdfast.open("quickstart") as store:
+    with tensorhold.open("quickstart") as store:
         # A producer: any number of tensors, of any kind, form one sample, visible as a whole or not at all.
         hidden = torch.randn(4, 1024, dtype=torch.bfloat16)
         for n in range(3):
@@ -23,5 +23,5 @@ try:
 
         store.drain()  # the last ack frees a sample; this waits until the bytes are gone
         print("all samples are used and freed")
-except holdfast.Unavailable as error:
-    sys.exit(f'No cluster answers: {error}. To start one on this machine: holdfast up; eval "$(holdfast env)"')
+except tensorhold.Unavailable as error:
+    sys.exit(f'No cluster answers: {error}. To start one on this machine: tensorhold up; eval "$(tensorhold env)"')

@@ -6,7 +6,7 @@ import asyncio
 
 import numpy as np
 
-import holdfast.aio
+import tensorhold.aio
 from examples.cluster import run, store_name
 
 SAMPLE_BYTES = 1 << 20
@@ -14,13 +14,13 @@ BUDGET = 4 * SAMPLE_BYTES
 REQUESTS = 32
 
 
-async def serve(store: holdfast.aio.FeatureStore, request: int) -> None:
+async def serve(store: tensorhold.aio.FeatureStore, request: int) -> None:
     """One request: computes a sample, and puts it. While the store is full, only this request waits."""
     hidden = np.full(SAMPLE_BYTES // 4, request, np.float32)
     await store.put(f"request-{request}", {"hidden": hidden}, groups=["trainers"])
 
 
-async def consume(store: holdfast.aio.FeatureStore, count: int) -> float:
+async def consume(store: tensorhold.aio.FeatureStore, count: int) -> float:
     """A trainer, usually another process: gets samples and acknowledges them, which makes room. Returns their sum."""
     total, taken = 0.0, 0
     while taken < count:
@@ -42,7 +42,7 @@ async def longest_pause(stop: asyncio.Event) -> float:
 
 
 async def serve_all() -> None:
-    async with await holdfast.aio.open(store_name("aio"), budget=BUDGET) as store:
+    async with await tensorhold.aio.open(store_name("aio"), budget=BUDGET) as store:
         stop = asyncio.Event()
         pulse = asyncio.create_task(longest_pause(stop))
 

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-import holdfast
+import tensorhold
 from examples.cluster import run, store_name
 from examples.crash.trainer import Trained
 
@@ -29,7 +29,7 @@ def ended(process: subprocess.Popen[bytes], code: int = 0) -> None:
 
 def main() -> None:
     name = store_name("crash")
-    with holdfast.open(name, role="launcher") as store, tempfile.TemporaryDirectory() as folder:
+    with tensorhold.open(name, role="launcher") as store, tempfile.TemporaryDirectory() as folder:
         checkpoint = Path(folder) / "checkpoint.pt"
         half = SAMPLES // 2
         started = [start("producer", name, first, half) for first in (0, half)]

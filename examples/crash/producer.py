@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-import holdfast
+import tensorhold
 
 TOKENS, WIDTH = 16, 32
 
@@ -16,7 +16,7 @@ def main(store_name: str, first: int, count: int) -> None:
     torch.manual_seed(7)  # the same model in every producer
     model = torch.nn.Linear(WIDTH, WIDTH).requires_grad_(False)
     random = torch.Generator().manual_seed(first)
-    with holdfast.open(store_name, role="producer") as store:
+    with tensorhold.open(store_name, role="producer") as store:
         for n in range(first, first + count):
             hidden = torch.randn(TOKENS, WIDTH, generator=random)
             store.put(f"sample-{n:02}", {"hidden": hidden, "target": model(hidden)}, groups=["trainers"])

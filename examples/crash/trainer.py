@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-import holdfast
+import tensorhold
 from examples.crash.producer import WIDTH
 
 BATCH = 4
@@ -55,7 +55,7 @@ class Trained:
         return trained
 
 
-def step(model: torch.nn.Linear, optimizer: torch.optim.Optimizer, leases: list[holdfast.Lease]) -> None:
+def step(model: torch.nn.Linear, optimizer: torch.optim.Optimizer, leases: list[tensorhold.Lease]) -> None:
     """One step on the samples of these leases."""
     samples = [lease.get(as_="torch") for lease in leases]
     hidden, target = (torch.stack([sample[name] for sample in samples]) for name in ("hidden", "target"))
@@ -65,7 +65,7 @@ def step(model: torch.nn.Linear, optimizer: torch.optim.Optimizer, leases: list[
     optimizer.step()
 
 
-def finished(store: holdfast.FeatureStore, trained: Trained, total: int) -> bool:
+def finished(store: tensorhold.FeatureStore, trained: Trained, total: int) -> bool:
     """Whether every sample was trained, and none is left to be acknowledged."""
     return len(trained.samples) == total and not any(store.exists(trained.samples))
 
@@ -75,7 +75,7 @@ def main(store_name: str, checkpoint: Path, total: int, killed_at: int) -> None:
     trained = Trained.load(checkpoint)
     optimizer = torch.optim.SGD(trained.model.parameters(), lr=0.5)
     print(f"trainer: begins with {len(trained.samples)} samples in its checkpoint", flush=True)
-    with holdfast.open(store_name, role="trainer") as store:
+    with tensorhold.open(store_name, role="trainer") as store:
         while not finished(store, trained, total):
             leases = store.take("trainers", BATCH)
             if not leases:
@@ -90,7 +90,7 @@ def main(store_name: str, checkpoint: Path, total: int, killed_at: int) -> None:
                 print(f"trainer: killed with {len(leases)} samples in hand, trained and not acknowledged", flush=True)
                 os.kill(os.getpid(), signal.SIGKILL)
             for answer in store.ack_many(leases):
-                if isinstance(answer, holdfast.HoldfastError):
+                if isinstance(answer, tensorhold.TensorholdError):
                     raise answer
     print(f"trainer: done; of {total} samples {trained.redelivered} came twice and were not trained again", flush=True)
 

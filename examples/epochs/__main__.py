@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-import holdfast
+import tensorhold
 from examples.cluster import run, store_name
 
 SAMPLES = [f"sample-{n:02}" for n in range(24)]
@@ -18,7 +18,7 @@ GROUPS = {"trainers": 2, "evaluators": 1}
 """How many consumers each group has. They share the group's samples: each sample goes to one of them."""
 
 
-def acknowledged(store: holdfast.FeatureStore, group: str) -> int:
+def acknowledged(store: tensorhold.FeatureStore, group: str) -> int:
     """How many samples this group has used in this epoch, as the index has it."""
     return sum(found is not None and found.groups[group].state == "acked" for found in store.find(SAMPLES))
 
@@ -27,7 +27,7 @@ def consume(name: str, group: str) -> list[float]:
     """One consumer, usually a process of its own. Returns what it got in this epoch."""
     seen: list[float] = []
     end = time.monotonic() + EPOCH_S
-    with holdfast.open(name, role=group, pool_bytes=64 << 20) as store:
+    with tensorhold.open(name, role=group, pool_bytes=64 << 20) as store:
         while acknowledged(store, group) < len(SAMPLES):
             if time.monotonic() > end:
                 raise TimeoutError(f"{group} did not see every sample within {EPOCH_S} s")
@@ -46,7 +46,7 @@ def epoch(name: str) -> dict[str, list[list[float]]]:
 
 def main() -> None:
     name = store_name("epochs")
-    with holdfast.open(name, role="producer") as store:
+    with tensorhold.open(name, role="producer") as store:
         refs = [
             store.put(sample, {"hidden": np.full(4096, n, np.float32)}, groups=GROUPS, retain=True)
             for n, sample in enumerate(SAMPLES)

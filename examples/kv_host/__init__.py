@@ -1,4 +1,4 @@
-"""A host for the planner: a small server that runs a model on paged KV, and drives ``holdfast.kv.Planner`` and ``Tier``.
+"""A host for the planner: a small server that runs a model on paged KV, and drives ``tensorhold.kv.Planner`` and ``Tier``.
 
 =============  ===================================================================================================
 ``host``       the server: rounds, copies, requests

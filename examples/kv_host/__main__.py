@@ -1,5 +1,5 @@
 """Four requests at once, again, and after a restart: ``python -m examples.kv_host``. Needs a Mooncake master with a holder:
-those of the environment (HOLDFAST_MASTER, HOLDFAST_ADMIN), or those on this host (127.0.0.1:50051)."""
+those of the environment (TENSORHOLD_MASTER, TENSORHOLD_ADMIN), or those on this host (127.0.0.1:50051)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from examples.cluster import run
 from examples.kv_host import Host, Result, generate, make
 from examples.kv_host.inputs import PAGE_TOKENS, TOKENS, prompts, settings
-from holdfast import kv
+from tensorhold import kv
 
 
 async def ask(host: Host, asked: list[list[int]]) -> list[Result]:

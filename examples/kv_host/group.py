@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from holdfast import kv
+from tensorhold import kv
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from examples.kv_host import model as models
 from examples.kv_host.group import Alone, Diverged, Group, Report, Submission
 from examples.kv_host.metrics import Cached, Metrics, Sources
 from examples.kv_host.pools import Pools
-from holdfast import errors, kv
+from tensorhold import errors, kv
 
 TICK_S = 0.1
 """The planner's deadlines are counted in ticks. A tick is time, not a round: rounds take as long as the model takes."""

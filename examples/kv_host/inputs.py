@@ -15,7 +15,7 @@ TOKENS = 12
 
 def settings() -> dict[str, Any]:
     """Where the cluster is."""
-    names = {"master": "HOLDFAST_MASTER", "admin": "HOLDFAST_ADMIN", "metadata": "HOLDFAST_METADATA"}
+    names = {"master": "TENSORHOLD_MASTER", "admin": "TENSORHOLD_ADMIN", "metadata": "TENSORHOLD_METADATA"}
     return {setting: os.environ[name] for setting, name in names.items() if name in os.environ}
 
 

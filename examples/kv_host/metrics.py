@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from holdfast import kv
+from tensorhold import kv
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from holdfast.kv import Rank
+from tensorhold.kv import Rank
 
 Past = list[tuple[torch.Tensor, torch.Tensor]]
 """Keys and values of each layer: batch, heads, tokens, size of a head."""

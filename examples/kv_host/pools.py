@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from examples.kv_host.model import Past
-from holdfast import kv
+from tensorhold import kv
 
 
 class Pools:

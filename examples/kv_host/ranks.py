@@ -32,7 +32,7 @@ from examples.kv_host import Aborted, Gloo, Host, generate, make
 from examples.kv_host.group import Report
 from examples.kv_host.inputs import PAGE_TOKENS, TOKENS, prompts, settings
 from examples.kv_host.model import config
-from holdfast import kv
+from tensorhold import kv
 
 WITHIN_S = 240.0
 """For both processes: far more than they need."""

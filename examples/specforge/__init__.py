@@ -1,1 +1,1 @@
-"""From SpecForge's own Mooncake store to Holdfast. See ``README.md``."""
+"""From SpecForge's own Mooncake store to Tensorhold. See ``README.md``."""

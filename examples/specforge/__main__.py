@@ -1,4 +1,4 @@
-"""A program that uses SpecForge's Mooncake store, before and after the switch to Holdfast."""
+"""A program that uses SpecForge's Mooncake store, before and after the switch to Tensorhold."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from specforge.runtime.contracts import SampleRef
 from specforge.runtime.data_plane.feature_store import FeatureStore
 from specforge.runtime.data_plane.mooncake_store import MooncakeFeatureStore
 
-import holdfast
+import tensorhold
 from examples.cluster import run, store_name
-from holdfast.specforge import HoldfastFeatureStore
+from tensorhold.specforge import TensorholdFeatureStore
 
 SETUP = {
     "local_hostname": "127.0.0.1",
-    "metadata_server": os.environ.get("HOLDFAST_METADATA", "P2PHANDSHAKE"),
-    "master_server_addr": os.environ.get("HOLDFAST_MASTER", "127.0.0.1:50051"),
+    "metadata_server": os.environ.get("TENSORHOLD_METADATA", "P2PHANDSHAKE"),
+    "master_server_addr": os.environ.get("TENSORHOLD_MASTER", "127.0.0.1:50051"),
     "global_segment_size": 0,
     "local_buffer_size": 16 << 20,
 }
-"""What the program gave to SpecForge's store. It stays as it is: Holdfast takes the same."""
+"""What the program gave to SpecForge's store. It stays as it is: Tensorhold takes the same."""
 
 
 def put(store: FeatureStore, name: str) -> SampleRef:
@@ -48,30 +48,30 @@ def refusal(store: FeatureStore, ref: SampleRef) -> str:
 
 def main() -> None:
     name = store_name("specforge")
-    with holdfast.open(name) as store:
+    with tensorhold.open(name) as store:
         store.exists(["first"])
         print("1. the master and etcd answer")
 
     before = MooncakeFeatureStore(store_id=name, setup_kwargs=SETUP)
     print(f"2. on SpecForge's own store: put, get, release; the sum is {use(before, put(before, 'first')):.0f}")
 
-    # The one line that changes. Under SpecForge's launchers it is `python -m holdfast.specforge train` instead.
+    # The one line that changes. Under SpecForge's launchers it is `python -m tensorhold.specforge train` instead.
     with (
-        HoldfastFeatureStore(store_id=name, setup_kwargs=SETUP) as after,
-        HoldfastFeatureStore(store_id=name, setup_kwargs=SETUP) as elsewhere,
+        TensorholdFeatureStore(store_id=name, setup_kwargs=SETUP) as after,
+        TensorholdFeatureStore(store_id=name, setup_kwargs=SETUP) as elsewhere,
     ):
-        print(f"3. on Holdfast: the same calls; the sum is {use(after, put(after, 'first')):.0f}")
+        print(f"3. on Tensorhold: the same calls; the sum is {use(after, put(after, 'first')):.0f}")
 
         ref = put(after, "second")
         elsewhere.abort("second", reason="not needed")
         print(f"4. a get of a sample that another process aborted:\n   {refusal(after, ref)}")
 
-        print(f"5. a process on the old store gets a sample of Holdfast:\n   {refusal(before, put(after, 'third'))}")
-        print(f"   a process on Holdfast gets a sample of the old store:\n   {refusal(after, put(before, 'theirs'))}")
+        print(f"5. a process on the old store gets a sample of Tensorhold:\n   {refusal(before, put(after, 'third'))}")
+        print(f"   a process on Tensorhold gets a sample of the old store:\n   {refusal(after, put(before, 'theirs'))}")
         before.abort("theirs")
         put(after, "fourth")
 
-    with holdfast.open(name) as store:
+    with tensorhold.open(name) as store:
         print(f"6. the run is over; samples that nobody released, now freed: {store.end()}")
 
 

@@ -12,8 +12,8 @@
 
 pub mod meter;
 
-use holdfast_core::key::{escape, unescape};
-use holdfast_core::{DType, Digest, ObjectKey, SampleKey, TensorSpec};
+use tensorhold_core::key::{escape, unescape};
+use tensorhold_core::{DType, Digest, ObjectKey, SampleKey, TensorSpec};
 
 /// One decoder, or a few that read the same kind of bytes.
 #[derive(Clone, Copy, Debug)]
@@ -26,19 +26,19 @@ pub struct Target {
 
 /// All targets.
 pub const TARGETS: &[Target] = &[
-    target("record", holdfast_index::fuzzing::record),
-    target("note", holdfast_index::fuzzing::note),
-    target("index_key", holdfast_index::fuzzing::key),
-    target("ready", holdfast_index::fuzzing::ready),
-    target("quarantined", holdfast_index::fuzzing::quarantined),
+    target("record", tensorhold_index::fuzzing::record),
+    target("note", tensorhold_index::fuzzing::note),
+    target("index_key", tensorhold_index::fuzzing::key),
+    target("ready", tensorhold_index::fuzzing::ready),
+    target("quarantined", tensorhold_index::fuzzing::quarantined),
     target("object_key", object_key),
-    target("description", holdfast_features::fuzzing::description),
-    target("plan", holdfast_features::fuzzing::plan),
-    target("seal_header", holdfast_features::fuzzing::seal_header),
-    target("sealed_bytes", holdfast_features::fuzzing::sealed_bytes),
-    target("page", holdfast_kvcache::tier::fuzzing::page),
-    target("sealed_page", holdfast_kvcache::tier::fuzzing::sealed_page),
-    target("master_answer", holdfast_engine_mooncake::fuzzing::answer),
+    target("description", tensorhold_features::fuzzing::description),
+    target("plan", tensorhold_features::fuzzing::plan),
+    target("seal_header", tensorhold_features::fuzzing::seal_header),
+    target("sealed_bytes", tensorhold_features::fuzzing::sealed_bytes),
+    target("page", tensorhold_kvcache::tier::fuzzing::page),
+    target("sealed_page", tensorhold_kvcache::tier::fuzzing::sealed_page),
+    target("master_answer", tensorhold_engine_mooncake::fuzzing::answer),
 ];
 
 const fn target(name: &'static str, run: fn(&[u8])) -> Target {

@@ -1,4 +1,4 @@
-//! The program that `cargo xtask fuzz` builds and runs: libFuzzer around one target, named by `HOLDFAST_FUZZ_TARGET`.
+//! The program that `cargo xtask fuzz` builds and runs: libFuzzer around one target, named by `TENSORHOLD_FUZZ_TARGET`.
 #![cfg_attr(fuzzing, no_main)]
 #![allow(
     clippy::expect_used,
@@ -8,10 +8,10 @@
 
 #[cfg(fuzzing)]
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    static TARGET: std::sync::OnceLock<holdfast_fuzz::Target> = std::sync::OnceLock::new();
+    static TARGET: std::sync::OnceLock<tensorhold_fuzz::Target> = std::sync::OnceLock::new();
     let target = TARGET.get_or_init(|| {
-        let name = std::env::var("HOLDFAST_FUZZ_TARGET").expect("HOLDFAST_FUZZ_TARGET names a target");
-        holdfast_fuzz::find(&name).expect("a target of this name")
+        let name = std::env::var("TENSORHOLD_FUZZ_TARGET").expect("TENSORHOLD_FUZZ_TARGET names a target");
+        tensorhold_fuzz::find(&name).expect("a target of this name")
     });
     target.try_input(bytes);
 });

@@ -7,8 +7,8 @@
 
 use std::path::{Path, PathBuf};
 
-use holdfast_fuzz::{TARGETS, Target};
 use libtest_mimic::{Arguments, Failed, Trial};
+use tensorhold_fuzz::{TARGETS, Target};
 
 fn inputs(kind: &str, target: Target) -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(kind).join(target.name);

@@ -3,7 +3,7 @@ prove torn``.
 
 One process writes an object whose bytes are all equal, with another value each time; this process reads it as fast as
 it can. A read that the engine reports as complete but whose bytes are not all equal is torn. The proof starts it and
-passes the cluster's addresses in ``HOLDFAST_BESIDE``; it writes one JSON object to its ``result``.
+passes the cluster's addresses in ``TENSORHOLD_BESIDE``; it writes one JSON object to its ``result``.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def keep_writing(task: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    task: dict[str, Any] = json.loads(os.environ["HOLDFAST_BESIDE"])
+    task: dict[str, Any] = json.loads(os.environ["TENSORHOLD_BESIDE"])
     client = Client(task)
     writer = multiprocessing.get_context("spawn").Process(target=keep_writing, args=(task,), daemon=True)
     writer.start()

@@ -1,4 +1,4 @@
-"""Three ways to pass on a sample: the bare engine, SpecForge's own store, and Holdfast.
+"""Three ways to pass on a sample: the bare engine, SpecForge's own store, and Tensorhold.
 
 Each puts the same tensors on the same master, gets them back, and cleans up after itself. Only puts and gets are timed;
 see ``features.py``.
@@ -13,7 +13,7 @@ import torch
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 from specforge.runtime.data_plane.mooncake_store import MooncakeFeatureStore
 
-import holdfast
+import tensorhold
 from servers import Cluster
 
 Sample = dict[str, torch.Tensor]
@@ -179,23 +179,23 @@ class SpecForge:
         pass  # it has no way to close
 
 
-class Holdfast:
-    """Holdfast from Python: tensors in, by pointer; tensors out, in memory of the pool, including lease and checks."""
+class Tensorhold:
+    """Tensorhold from Python: tensors in, by pointer; tensors out, in memory of the pool, including lease and checks."""
 
     def __init__(self, cluster: Cluster, name: str, **settings: Any) -> None:
-        self.store = holdfast.open(f"bench-{name}", **{**USUAL, **cluster.settings(), **settings})
+        self.store = tensorhold.open(f"bench-{name}", **{**USUAL, **cluster.settings(), **settings})
         self.slots: list[Sample] = []
 
     def prepare(self, slots: list[Sample]) -> None:
         self.slots = slots
 
-    def put(self, slot: int, name: str) -> holdfast.SampleRef:
+    def put(self, slot: int, name: str) -> tensorhold.SampleRef:
         return self.store.put(name, self.slots[slot])
 
-    def get(self, slot: int, where: holdfast.SampleRef) -> Mapping[str, torch.Tensor]:
+    def get(self, slot: int, where: tensorhold.SampleRef) -> Mapping[str, torch.Tensor]:
         return self.store.get(where, as_="torch")
 
-    def free(self, where: holdfast.SampleRef) -> None:
+    def free(self, where: tensorhold.SampleRef) -> None:
         self.store.retire(where)
 
     def settle(self) -> None:
@@ -206,11 +206,11 @@ class Holdfast:
 
 
 class Pipeline:
-    """A producer that keeps several puts of Holdfast in flight, through a writer."""
+    """A producer that keeps several puts of Tensorhold in flight, through a writer."""
 
     def __init__(self, cluster: Cluster, in_flight: int) -> None:
         self.in_flight = in_flight
-        self._store = holdfast.open("bench-pipeline", **{**USUAL, **cluster.settings()})
+        self._store = tensorhold.open("bench-pipeline", **{**USUAL, **cluster.settings()})
 
     def put(self, samples: Sequence[tuple[str, Sample]]) -> None:
         """Puts samples. Returns when all of them are visible to all processes."""
@@ -223,7 +223,7 @@ class Pipeline:
         refs = [found.ref for found in self._store.find(names) if found is not None]
         check(len(refs) == len(names), "a sample is missing")
         answers = self._store.retire_many(refs)
-        check(not any(isinstance(answer, holdfast.HoldfastError) for answer in answers), "a sample was not retired")
+        check(not any(isinstance(answer, tensorhold.TensorholdError) for answer in answers), "a sample was not retired")
         self._store.drain()
 
     def close(self) -> None:

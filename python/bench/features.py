@@ -13,7 +13,7 @@ lease. Freeing is not timed here: ``cargo xtask prove ttl`` does that.
 ``pipelined_put_4m`` is a producer of ours with a writer, eight puts in flight, against SpecForge's store, which is called for one
 sample at a time. ``specforge_loop_…`` are ratios of time, where less is faster: see ``specforge_loop.py``.
 
-Metrics and logging are on, as in a program that is looked after; ``HOLDFAST_METRICS=off`` switches both off.
+Metrics and logging are on, as in a program that is looked after; ``TENSORHOLD_METRICS=off`` switches both off.
 
 The table goes to standard error with ``--json``, to standard output without; the last line is one JSON object.
 """
@@ -152,7 +152,7 @@ def run_pipelined(
             refs, put = watch.time(lambda: [specforge.put(n % len(sources), name) for n, name in enumerate(names)])
             return {"put": put, "free": watch.time(lambda: [specforge.free(ref) for ref in refs])[1]}
 
-        found = take_turns({"specforge": theirs, "holdfast": ours}, rounds, WARM_UP)
+        found = take_turns({"specforge": theirs, "tensorhold": ours}, rounds, WARM_UP)
     return Case("pipelined_put_4m", samples, sum(map(nbytes, sources[0].values())), found)
 
 
@@ -188,14 +188,14 @@ def ratios(cases: Mapping[str, Case]) -> dict[str, Ratio]:
             found[name] = cases[case].ratio(what, ours, theirs)
 
     for what in ("put", "get"):
-        add(f"{what}_ratio_128m", "128m", what, "holdfast", "bare")
-        add(f"{what}_ratio_128m_nosum", "128m", what, "holdfast, no checksums", "bare")
-        add(f"{what}_ratio_4m_8inflight", "4m_8inflight", what, "holdfast", "bare")
-        add(f"vs_specforge_{what}_128m", "128m", what, "holdfast", "specforge")
-        add(f"vs_specforge_{what}_4m", "4m", what, "holdfast", "specforge")
-        add(f"sealed_{what}_ratio_128m", "128m", what, "holdfast, sealed", "bare")
-        add(f"{what}_ratio_4m", "4m", what, "holdfast", "bare")
-    add("pipelined_put_4m", "pipelined_put_4m", "put", "holdfast", "specforge")
+        add(f"{what}_ratio_128m", "128m", what, "tensorhold", "bare")
+        add(f"{what}_ratio_128m_nosum", "128m", what, "tensorhold, no checksums", "bare")
+        add(f"{what}_ratio_4m_8inflight", "4m_8inflight", what, "tensorhold", "bare")
+        add(f"vs_specforge_{what}_128m", "128m", what, "tensorhold", "specforge")
+        add(f"vs_specforge_{what}_4m", "4m", what, "tensorhold", "specforge")
+        add(f"sealed_{what}_ratio_128m", "128m", what, "tensorhold, sealed", "bare")
+        add(f"{what}_ratio_4m", "4m", what, "tensorhold", "bare")
+    add("pipelined_put_4m", "pipelined_put_4m", "put", "tensorhold", "specforge")
     return found
 
 
@@ -205,21 +205,21 @@ def medians(cases: Mapping[str, Case]) -> dict[str, float]:
     for name in ("128m", "4m", "4m_8inflight"):
         case = cases[name]
         for what in ("put", "get"):
-            for contender in ("bare", "specforge", "holdfast"):
+            for contender in ("bare", "specforge", "tensorhold"):
                 median, prefix = median_of(case.rounds[contender][what]), f"{contender}_{what}_{name}"
                 found[f"{prefix}_ms"] = median.wall / case.samples * 1e3
                 found[f"{prefix}_cpu_us"] = median.cpu / case.samples * 1e6
                 found[f"{prefix}_cpu_servers_us"] = median.servers / case.samples * 1e6
-        found[f"cpu_{name}_us"] = case.processor("holdfast") * 1e6
+        found[f"cpu_{name}_us"] = case.processor("tensorhold") * 1e6
         # The bare engine's in the same run tells how fast the machine was: this one can be compared between runs.
-        found[f"cpu_{name}_relative"] = case.processor("holdfast") / case.processor("bare")
+        found[f"cpu_{name}_relative"] = case.processor("tensorhold") / case.processor("bare")
     return found
 
 
 def measure(cluster: Cluster, amount: Amount, only: str | None) -> tuple[dict[str, Case], dict[str, Ratio]]:
     """Runs the cases. The ratios are those of the cases that were run."""
     import specforge_loop
-    from contenders import Bare, Holdfast, SpecForge, eagle_sample, nbytes
+    from contenders import Bare, Tensorhold, SpecForge, eagle_sample, nbytes
 
     watch = Stopwatch(cluster.pids.values())
     cases: list[Case] = []
@@ -233,8 +233,8 @@ def measure(cluster: Cluster, amount: Amount, only: str | None) -> tuple[dict[st
         bare.touch_all_memory()
         specforge = SpecForge(cluster, bare)
         with ExitStack() as opened:
-            plain = opened.enter_context(closing(Holdfast(cluster, "plain")))
-            three = {"bare": bare, "specforge": specforge, "holdfast": plain}
+            plain = opened.enter_context(closing(Tensorhold(cluster, "plain")))
+            three = {"bare": bare, "specforge": specforge, "tensorhold": plain}
             if wanted("128m") or only == "sealed":
                 others: dict[str, dict[str, Any]] = {"sealed": {"key": secrets.token_bytes(32)}}
                 five: dict[str, Any] = {"bare": bare}
@@ -243,8 +243,8 @@ def measure(cluster: Cluster, amount: Amount, only: str | None) -> tuple[dict[st
                     five |= three
                 with ExitStack() as more:
                     for name, settings in others.items():
-                        other = Holdfast(cluster, name.replace(" ", "-"), **settings)
-                        five[f"holdfast, {name}"] = more.enter_context(closing(other))
+                        other = Tensorhold(cluster, name.replace(" ", "-"), **settings)
+                        five[f"tensorhold, {name}"] = more.enter_context(closing(other))
                     cases.append(run_case("128m", five, [eagle_sample(TOKENS_128M)], 1, amount.large, watch))
             if wanted("4m"):
                 cases.append(run_case("4m", three, [small_source], EACH, amount.small, watch))
@@ -269,7 +269,7 @@ def main() -> None:
     parser.add_argument("--only", choices=CASES, help="one case, for profiling; its ratios and no JSON")
     parser.add_argument("--rounds", type=int, help="how many rounds, for profiling")
     options = parser.parse_args()
-    if os.environ.get("HOLDFAST_METRICS") != "off":
+    if os.environ.get("TENSORHOLD_METRICS") != "off":
         logging.basicConfig(level=logging.INFO, filename=os.devnull)
     amount = QUICK if options.quick else FULL
     if options.rounds:

@@ -1,4 +1,4 @@
-"""Pages of a KV cache, set and got in batches of 64: Holdfast's SGLang back end against SGLang's own Mooncake back end.
+"""Pages of a KV cache, set and got in batches of 64: Tensorhold's SGLang back end against SGLang's own Mooncake back end.
 
 Both are the real classes, on one master and holder, with SGLang's own host pool (keys and values apart, page first),
 through the calls that SGLang's controller makes: ``batch_set_v1`` and ``batch_get_v1``. They take turns, and the one
@@ -32,7 +32,7 @@ SEGMENT_MIB: Final = 768
 WARM_UP: Final = 3
 SIZES: Final = {"256k": 8, "1m": 32}
 """Sizes of a page, keys and values together, and the layers that make them."""
-OURS: Final = "holdfast"
+OURS: Final = "tensorhold"
 THEIRS: Final = "sglang"
 TRIES: Final[dict[str, dict[str, Any]]] = {
     "frames of 8 MiB": {"frames": 4, "frame_bytes": 8 << 20},
@@ -96,9 +96,9 @@ def sglang(cluster: Cluster, pool: Any) -> Contender:
     return Contender(storage, pool, remove)
 
 
-def holdfast(cluster: Cluster, pool: Any, **settings: Any) -> Contender:
+def tensorhold(cluster: Cluster, pool: Any, **settings: Any) -> Contender:
     """Ours."""
-    from holdfast.sglang import HoldfastHiCacheStorage
+    from tensorhold.sglang import TensorholdHiCacheStorage
 
     extra = {
         "interface_v1": 1,
@@ -108,7 +108,7 @@ def holdfast(cluster: Cluster, pool: Any, **settings: Any) -> Contender:
         "environment": {**cluster.client_env, "MC_LOG_LEVEL": "ERROR"},
         **settings,
     }
-    storage = HoldfastHiCacheStorage(parts.storage_config(extra, enable_storage_metrics=False), {})
+    storage = TensorholdHiCacheStorage(parts.storage_config(extra, enable_storage_metrics=False), {})
     storage.register_mem_pool_host(pool)
 
     def remove(keys: list[str]) -> None:
@@ -185,9 +185,9 @@ def main() -> None:
             def pool(layers: int = layers) -> Any:
                 return parts.mha_pool(layers=layers, heads=8, dim=64, page=16, pages=2 * BATCH)
 
-            contenders = {THEIRS: sglang(cluster, pool()), OURS: holdfast(cluster, pool())}
+            contenders = {THEIRS: sglang(cluster, pool()), OURS: tensorhold(cluster, pool())}
             for name, settings in TRIES.items() if options.tries else ():
-                contenders[name] = holdfast(cluster, pool(), **settings)
+                contenders[name] = tensorhold(cluster, pool(), **settings)
             if number == 0:
                 touch(contenders[THEIRS].storage.store)
             turns = {name: partial(one.turn, watch) for name, one in contenders.items()}

@@ -21,7 +21,7 @@ from specforge.runtime.data_plane.feature_store import FeatureStore
 from specforge.runtime.data_plane.mooncake_store import MooncakeFeatureStore
 
 from contenders import TIMEOUT_S, Sample, check, same, setup_arguments
-from holdfast.specforge import HoldfastFeatureStore
+from tensorhold.specforge import TensorholdFeatureStore
 from paired import Ratio, Rounds, Spent, Stopwatch, ratio, take_turns
 from servers import Cluster
 
@@ -83,8 +83,8 @@ def measure(cluster: Cluster, rounds: int) -> dict[str, Rounds]:
             store_id=f"own-{name}", setup_kwargs=setup_arguments(cluster), retain_on_release=retained
         )
         settings: dict[str, Any] = {**cluster.settings(), "pool_bytes": POOL_BYTES, "timeout": TIMEOUT_S}
-        with HoldfastFeatureStore(store_id=name, retain_on_release=retained, **settings) as ours:
-            sides = {"specforge": theirs, "holdfast": ours}
+        with TensorholdFeatureStore(store_id=name, retain_on_release=retained, **settings) as ours:
+            sides = {"specforge": theirs, "tensorhold": ours}
             turns = {side: partial(one_round, store, watch, sample) for side, store in sides.items()}
             found[loop] = take_turns(turns, rounds, WARM_UP)
     return found
@@ -93,6 +93,6 @@ def measure(cluster: Cluster, rounds: int) -> dict[str, Rounds]:
 def ratios(found: dict[str, Rounds]) -> dict[str, Ratio]:
     """Our time over that of SpecForge's own store: 1.0 is as fast, less is faster."""
     return {
-        f"specforge_loop_{step}": ratio(found[loop]["holdfast"][step], found[loop]["specforge"][step])
+        f"specforge_loop_{step}": ratio(found[loop]["tensorhold"][step], found[loop]["specforge"][step])
         for step, loop in FIGURES.items()
     }

@@ -3,7 +3,7 @@ that were read for longer than the run.
 
 Two producer and two consumer processes, eight samples of 4 MiB in flight. A producer puts and sends on the reference; a
 consumer gets, releases, and lets the next sample in. A failed put is retried, as a patient user would, until the time
-is up. The proof starts it and passes the cluster's addresses in ``HOLDFAST_BESIDE``; it writes one JSON object to its
+is up. The proof starts it and passes the cluster's addresses in ``TENSORHOLD_BESIDE``; it writes one JSON object to its
 ``result``.
 """
 
@@ -97,7 +97,7 @@ def consume(task: dict[str, Any], shared: Shared) -> None:
 
 
 def main() -> None:
-    task: dict[str, Any] = json.loads(os.environ["HOLDFAST_BESIDE"])
+    task: dict[str, Any] = json.loads(os.environ["TENSORHOLD_BESIDE"])
     context = multiprocessing.get_context("spawn")
     told, ready = context.Queue(), context.Barrier(2 * PROCESSES + 1)
     shared = (context.Semaphore(IN_FLIGHT), context.Queue(), told, ready)

@@ -45,9 +45,9 @@ from typing import Any, Final
 
 import numpy
 
-import holdfast
-import holdfast.aio
-from holdfast import HoldfastError
+import tensorhold
+import tensorhold.aio
+from tensorhold import TensorholdError
 from servers import running_cluster
 
 STORE: Final = "storm"
@@ -124,7 +124,7 @@ class Ledger:
         with self._lock:
             self._cancelled[kind] += 1
 
-    def failed(self, error: HoldfastError) -> None:
+    def failed(self, error: TensorholdError) -> None:
         with self._lock:
             self._errors[f"{type(error).__name__}: {error.operation}"] += 1
 
@@ -161,14 +161,14 @@ def patiently(ledger: Ledger, act: Callable[[], Any], tries: int = 20) -> Any:
     for _ in range(tries - 1):
         try:
             return act()
-        except HoldfastError as error:
-            if isinstance(error, (holdfast.Fenced, holdfast.NotFound)):
+        except TensorholdError as error:
+            if isinstance(error, (tensorhold.Fenced, tensorhold.NotFound)):
                 raise
             ledger.failed(error)
     return act()
 
 
-def consume(ledger: Ledger, store: holdfast.FeatureStore, lease: holdfast.Lease) -> None:
+def consume(ledger: Ledger, store: tensorhold.FeatureStore, lease: tensorhold.Lease) -> None:
     sample = lease.sample
     found = patiently(ledger, lambda: store.find([sample]))[0]
     got = patiently(ledger, lambda: lease.get(as_="numpy"))["x"]
@@ -177,7 +177,7 @@ def consume(ledger: Ledger, store: holdfast.FeatureStore, lease: holdfast.Lease)
     patiently(ledger, lease.ack)
 
 
-def settle(store: holdfast.FeatureStore) -> dict[str, Any]:
+def settle(store: tensorhold.FeatureStore) -> dict[str, Any]:
     """The store's health once its remaining work has ended."""
     gc.collect()
     deadline = time.monotonic() + 2 * WITHIN
@@ -224,7 +224,7 @@ class Interrupts:
             self._armed = False
 
 
-def sync_storm(ledger: Ledger, store: holdfast.FeatureStore) -> None:
+def sync_storm(ledger: Ledger, store: tensorhold.FeatureStore) -> None:
     interrupts = Interrupts()
     kept = []
     for number in range(4):  # for gets: read by name, and no group takes them
@@ -233,7 +233,7 @@ def sync_storm(ledger: Ledger, store: holdfast.FeatureStore) -> None:
         store.put(name, {"x": bytes_of(name)})
     while not ledger.done:
         kind = ledger.kind()
-        leases: list[holdfast.Lease] = []
+        leases: list[tensorhold.Lease] = []
         try:
             if kind == "take":
                 with interrupts.after(ledger.moment()):
@@ -261,7 +261,7 @@ def sync_storm(ledger: Ledger, store: holdfast.FeatureStore) -> None:
             # Leases that did reach this process were assigned, and are consumed like any other.
             for lease in leases:
                 consume(ledger, store, lease)
-        except HoldfastError as error:
+        except TensorholdError as error:
             ledger.failed(error)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in kept:
@@ -269,7 +269,7 @@ def sync_storm(ledger: Ledger, store: holdfast.FeatureStore) -> None:
 
 
 async def asyncio_storm(ledger: Ledger, cluster: dict[str, Any]) -> None:
-    async with await holdfast.aio.open(STORE, **settings_of(cluster)) as store:
+    async with await tensorhold.aio.open(STORE, **settings_of(cluster)) as store:
         kept = [f"{ledger.name}-kept-{number}" for number in range(4)]
         for name in kept:
             await store.put(name, {"x": bytes_of(name)})
@@ -279,7 +279,7 @@ async def asyncio_storm(ledger: Ledger, cluster: dict[str, Any]) -> None:
                 try:
                     await store.abort(name)
                     break
-                except HoldfastError as error:
+                except TensorholdError as error:
                     ledger.failed(error)
         gc.collect()
         deadline = time.monotonic() + 2 * WITHIN
@@ -301,13 +301,13 @@ async def left(ledger: Ledger, call: Any) -> Any:
     return await task
 
 
-async def asyncio_consume(ledger: Ledger, store: holdfast.aio.FeatureStore, lease: holdfast.aio.Lease) -> None:
+async def asyncio_consume(ledger: Ledger, store: tensorhold.aio.FeatureStore, lease: tensorhold.aio.Lease) -> None:
     async def patient(act: Callable[[], Any]) -> Any:
         for _ in range(19):
             try:
                 return await act()
-            except HoldfastError as error:
-                if isinstance(error, (holdfast.Fenced, holdfast.NotFound)):
+            except TensorholdError as error:
+                if isinstance(error, (tensorhold.Fenced, tensorhold.NotFound)):
                     raise
                 ledger.failed(error)
         return await act()
@@ -320,7 +320,7 @@ async def asyncio_consume(ledger: Ledger, store: holdfast.aio.FeatureStore, leas
     await patient(lease.ack)
 
 
-async def asyncio_worker(ledger: Ledger, store: holdfast.aio.FeatureStore, kept: list[str]) -> None:
+async def asyncio_worker(ledger: Ledger, store: tensorhold.aio.FeatureStore, kept: list[str]) -> None:
     while not ledger.done:
         kind = ledger.kind()
         try:
@@ -336,13 +336,13 @@ async def asyncio_worker(ledger: Ledger, store: holdfast.aio.FeatureStore, kept:
                 sample = ledger.new_sample()
                 await left(ledger, store.put(sample, {"x": bytes_of(sample)}, groups=[GROUP], timeout=10))
                 ledger.acknowledged(sample)
-        except HoldfastError as error:  # before the others: its deadline is a TimeoutError too
+        except TensorholdError as error:  # before the others: its deadline is a TimeoutError too
             ledger.failed(error)
         except (asyncio.CancelledError, asyncio.TimeoutError):
             ledger.cancelled(kind)
 
 
-def traffic(ledger: Ledger, store: holdfast.FeatureStore) -> None:
+def traffic(ledger: Ledger, store: tensorhold.FeatureStore) -> None:
     """Puts and consumes until its standard input ends, and then consumes the rest."""
     stop = ledger.told
 
@@ -352,7 +352,7 @@ def traffic(ledger: Ledger, store: holdfast.FeatureStore) -> None:
             try:
                 store.put(sample, {"x": bytes_of(sample)}, groups=[GROUP], timeout=10)
                 ledger.acknowledged(sample)
-            except HoldfastError as error:
+            except TensorholdError as error:
                 ledger.failed(error)
             stop.wait(0.01)
 
@@ -361,7 +361,7 @@ def traffic(ledger: Ledger, store: holdfast.FeatureStore) -> None:
         while idle < 3:
             try:
                 leases = store.take(GROUP, 2, timeout=1)
-            except HoldfastError as error:
+            except TensorholdError as error:
                 ledger.failed(error)
                 continue
             idle = idle + 1 if stop.is_set() and not leases else 0
@@ -381,7 +381,7 @@ def child(name: str, cluster: dict[str, Any], seed: int, target: int) -> None:
     if name == "asyncio":
         asyncio.run(asyncio_storm(ledger, cluster))
         return
-    with holdfast.open(STORE, **settings_of(cluster)) as store:
+    with tensorhold.open(STORE, **settings_of(cluster)) as store:
         (sync_storm if name == "sync" else traffic)(ledger, store)
         health = settle(store)
     ledger.end(health)
@@ -398,14 +398,14 @@ def stop_and_continue(pid: int, times: int, source: random.Random) -> None:
             os.kill(pid, signal.SIGCONT)
 
 
-def whole_budget_is_there(store: holdfast.FeatureStore) -> int:
+def whole_budget_is_there(store: tensorhold.FeatureStore) -> int:
     """The number of bytes of the budget that were not returned, found by the largest sample that can be put."""
     missing, step = 0, BUDGET // 64
     while missing < BUDGET:
         data = numpy.zeros(BUDGET - missing, dtype=numpy.uint8)
         try:
             ref = store.put("whole", {"x": data}, timeout=15)
-        except HoldfastError:
+        except TensorholdError:
             missing += step
             continue
         store.retire(ref)
@@ -420,7 +420,7 @@ def storm(cancels: int, stops: int, seed: int) -> dict[str, Any]:
     target = -(-cancels // (2 * len(KINDS)))
     with running_cluster(segment_mib=512) as cluster:
         settings = cluster.settings()
-        with holdfast.open(STORE, **settings_of(settings)) as auditor:
+        with tensorhold.open(STORE, **settings_of(settings)) as auditor:
             command = [sys.executable, __file__, "--seed", str(seed), "--target", str(target)]
             command += ["--cluster", json.dumps(settings), "--child"]
             children = {

@@ -1,6 +1,6 @@
 """Time to the first token, side by side: ``python -m real.first_token [--json] [--spinning] [--denormals]``.
 
-SGLang servers, asked in turns, each flushed before: one computes the prompt, one loads it from Holdfast, one from SGLang's own
+SGLang servers, asked in turns, each flushed before: one computes the prompt, one loads it from Tensorhold, one from SGLang's own
 Mooncake back end. The model is large enough that computing the prompt costs more than moving its pages.
 
 All of them are up at once, so that turns are seconds apart and other load on the machine meets each alike. An SGLang scheduler
@@ -85,7 +85,7 @@ def main() -> None:
         folder = model.make(scratch / "llama", "large")
         options = {
             "computed": (None, "dynamic"),
-            "holdfast": (sglang.backend(cluster, uuid.uuid4().hex[:8]), "dynamic"),
+            "tensorhold": (sglang.backend(cluster, uuid.uuid4().hex[:8]), "dynamic"),
             "own": (own(cluster), "mooncake"),
         }
         up = {
@@ -133,8 +133,8 @@ def main() -> None:
                 "first_token_ms": {name: spread(each) for name, each in took.items()},
                 "of_it_queued_ms": {name: spread(each) for name, each in waited.items()},
                 "processor_ms": {name: spread(each) for name, each in worked.items()},
-                "against_computing": round(medians["holdfast"] / medians["computed"], 3),
-                "against_own": round(medians["holdfast"] / medians["own"], 3),
+                "against_computing": round(medians["tensorhold"] / medians["computed"], 3),
+                "against_own": round(medians["tensorhold"] / medians["own"], 3),
             }
         )
     )

@@ -37,13 +37,13 @@ class Subscriber:
             _at, events, *_rank = msgspec.msgpack.decode(payload)
             self.events += events
 
-    def of_holdfast(self, kind: str) -> list[dict[str, Any]]:
-        """Of the events read so far, those of this type that Holdfast's tier told."""
-        return [event for event in self.events if event["type"] == kind and event.get("ownership") == "holdfast"]
+    def of_tensorhold(self, kind: str) -> list[dict[str, Any]]:
+        """Of the events read so far, those of this type that Tensorhold's tier told."""
+        return [event for event in self.events if event["type"] == kind and event.get("ownership") == "tensorhold"]
 
     def stored(self) -> set[tuple[int, ...]]:
-        """The tokens of blocks that Holdfast told to be stored, on the medium that it says it is."""
-        told = [event for event in self.of_holdfast("BlockStored") if event["medium"] == "STORAGE"]
+        """The tokens of blocks that Tensorhold told to be stored, on the medium that it says it is."""
+        told = [event for event in self.of_tensorhold("BlockStored") if event["medium"] == "STORAGE"]
         return {tuple(event["token_ids"]) for event in told}
 
     def lacks(self, blocks: set[tuple[int, ...]], step: Any = lambda: None) -> int:

@@ -20,7 +20,7 @@ from real import processes
 
 @dataclass(frozen=True)
 class Served:
-    """What a server generated for the prompts, and how many of their tokens came from Holdfast."""
+    """What a server generated for the prompts, and how many of their tokens came from Tensorhold."""
 
     tokens: list[list[int]]
     hit_tokens: int

@@ -1,7 +1,7 @@
-"""A real SGLang server on Holdfast: ``cargo xtask real sglang [--json]``.
+"""A real SGLang server on Tensorhold: ``cargo xtask real sglang [--json]``.
 
 A server without hierarchical cache says what the tokens have to be. For each layout a server computes the prompts,
-writes them through to Holdfast, is flushed and asked again; other servers, by each of SGLang's prefetch policies, are
+writes them through to Tensorhold, is flushed and asked again; other servers, by each of SGLang's prefetch policies, are
 asked the same. The last one negates what it loads, so that loaded pages are seen to matter.
 """
 
@@ -67,7 +67,7 @@ class SglangServer(Server):
         deadline = time.monotonic() + 30
         while True:
             metrics = self.metrics()
-            sources = metrics.by("sglang:holdfast_gets_total", "source")
+            sources = metrics.by("sglang:tensorhold_gets_total", "source")
             told = {
                 "prefetched": metrics.sum("sglang:prefetched_tokens_total"),
                 "hits": metrics.sum("sglang:storage_prefetch_hit_tokens_total"),
@@ -84,7 +84,7 @@ class SglangServer(Server):
             time.sleep(0.2)
 
     def flush(self) -> None:
-        """Empties device and host: what is asked for next can only come from Holdfast."""
+        """Empties device and host: what is asked for next can only come from Tensorhold."""
         deadline = time.monotonic() + 60
         while True:
             try:
@@ -97,11 +97,11 @@ class SglangServer(Server):
 
 
 def backend(cluster: Any, tag: str, **more: Any) -> dict[str, Any]:
-    """The options of Holdfast's storage, for the cluster of a test."""
+    """The options of Tensorhold's storage, for the cluster of a test."""
     return {
-        "backend_name": "holdfast",
-        "module_path": "holdfast.sglang",
-        "class_name": "HoldfastHiCacheStorage",
+        "backend_name": "tensorhold",
+        "module_path": "tensorhold.sglang",
+        "class_name": "TensorholdHiCacheStorage",
         "interface_v1": 1,
         "master": cluster.master,
         "admin": cluster.admin,
@@ -140,9 +140,9 @@ def running(
         # A torch for GPUs brings NCCL along, which SGLang would take for a GPU: ranks talk over gloo.
         variables["SGLANG_NCCL_SO_PATH"] = "none"
     if flush_denormals:
-        variables["HOLDFAST_TEST_FLUSH_DENORMALS"] = "1"
+        variables["TENSORHOLD_TEST_FLUSH_DENORMALS"] = "1"
     if negate:
-        variables["HOLDFAST_TEST_NEGATE"] = "1"
+        variables["TENSORHOLD_TEST_NEGATE"] = "1"
     environment = processes.environment(**variables)
     environment["PYTHONPATH"] = os.pathsep.join([str(processes.HERE / "sglang_shims"), environment["PYTHONPATH"]])
     with server.running(command, environment, scratch) as up:

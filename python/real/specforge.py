@@ -1,6 +1,6 @@
-"""A real ``specforge train`` on Holdfast: ``cargo xtask real specforge [--json]``.
+"""A real ``specforge train`` on Tensorhold: ``cargo xtask real specforge [--json]``.
 
-Offline, on SpecForge's own store and on Holdfast: the losses have to be the same, float for float. Online, with two capture
+Offline, on SpecForge's own store and on Tensorhold: the losses have to be the same, float for float. Online, with two capture
 servers and two ranks. A run of which some processes use the one store and some the other: refused. A server, a trainer, a
 rank and everything are killed; runs are resumed as SpecForge resumes them. In the end the stores are ended, and nothing of
 them is left in Mooncake.
@@ -28,7 +28,7 @@ from real.program import Program, run
 SAMPLES = 64
 LOSS = re.compile(r"^step (\d+): .*'loss': ([0-9.e+-]+|nan)", re.MULTILINE)
 NAMED = re.compile(r"process (\d+) keeps the samples of")
-HOLDFAST = "holdfast.specforge"
+TENSORHOLD = "tensorhold.specforge"
 PLAIN = "specforge.cli"
 
 
@@ -64,13 +64,13 @@ class Run:
         return int(self.latest().readlink().name.rpartition("step")[2]) if self.latest().is_symlink() else 0
 
     @contextmanager
-    def started(self, log: Path, module: str = HOLDFAST, role: str = "auto") -> Iterator[subprocess.Popen[bytes]]:
+    def started(self, log: Path, module: str = TENSORHOLD, role: str = "auto") -> Iterator[subprocess.Popen[bytes]]:
         """``MODULE train``, by its own command."""
         command = [sys.executable, "-m", module, "train", "-c", str(self._file), "--role", role]
         with processes.started(command, environment(self._cluster), log) as process:
             yield process
 
-    def train(self, log: Path, module: str = HOLDFAST) -> int:
+    def train(self, log: Path, module: str = TENSORHOLD) -> int:
         """Runs it to its end. Returns its exit code."""
         with self.started(log, module) as process:
             return ended(process, log)
@@ -105,8 +105,8 @@ def losses(log: Path) -> dict[int, str]:
     return {int(step): loss for step, loss in LOSS.findall(processes.logged(log))}
 
 
-def on_holdfast(log: Path) -> list[int]:
-    """The processes that said that their samples are in Holdfast."""
+def on_tensorhold(log: Path) -> list[int]:
+    """The processes that said that their samples are in Tensorhold."""
     return sorted({int(pid) for pid in NAMED.findall(processes.logged(log))})
 
 
@@ -156,14 +156,14 @@ def keys_left(cluster: Any) -> int:
 
 def end_store(name: str, cluster: Any) -> int:
     """Ends a store whose processes are gone, or will be when their sessions have ended."""
-    import holdfast
+    import tensorhold
 
     deadline = time.monotonic() + 120
-    with holdfast.open(name, pool_bytes=16 << 20, **cluster.settings()) as store:
+    with tensorhold.open(name, pool_bytes=16 << 20, **cluster.settings()) as store:
         while True:
             try:
                 return store.end(timeout=60)
-            except holdfast.Conflict:
+            except tensorhold.Conflict:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.5)
@@ -175,18 +175,18 @@ def cases(program: Program) -> None:
     before = 0
 
     with program.case("offline") as figures:
-        logs = {module: scratch / f"offline-{module}.log" for module in (PLAIN, HOLDFAST)}
+        logs = {module: scratch / f"offline-{module}.log" for module in (PLAIN, TENSORHOLD)}
         begun = time.monotonic()
         codes = [Run(folder, "plain", cluster).train(logs[PLAIN], PLAIN)]
         before = keys_left(cluster)  # whatever SpecForge's own store has left
-        codes.append(Run(folder, "offline", cluster).train(logs[HOLDFAST]))
-        plain, held = losses(logs[PLAIN]), losses(logs[HOLDFAST])
+        codes.append(Run(folder, "offline", cluster).train(logs[TENSORHOLD]))
+        plain, held = losses(logs[PLAIN]), losses(logs[TENSORHOLD])
         figures |= {
             "ended_well": codes == [0, 0],
             "losses_equal": bool(plain) and plain == held,
             "losses": len(held),
             "samples": SAMPLES,
-            "named_the_store": len(on_holdfast(logs[HOLDFAST])) == 2 and not on_holdfast(logs[PLAIN]),
+            "named_the_store": len(on_tensorhold(logs[TENSORHOLD])) == 2 and not on_tensorhold(logs[PLAIN]),
             "seconds": round(time.monotonic() - begun, 1),
         }
 
@@ -194,14 +194,14 @@ def cases(program: Program) -> None:
         log = scratch / "online.log"
         with capture_servers(folder, 2, environment(cluster), scratch) as servers:
             code = Run(folder, "online", cluster, servers=servers.urls, ranks=2).train(log)
-        figures |= {"ended_well": code == 0, "steps": len(losses(log)), "named_the_store": len(on_holdfast(log)) == 3}
+        figures |= {"ended_well": code == 0, "steps": len(losses(log)), "named_the_store": len(on_tensorhold(log)) == 3}
 
     with program.case("a mixed run") as figures:
         mixed = Run(folder, "mixed", cluster)
         producing, consuming = scratch / "mixed-producer.log", scratch / "mixed-consumer.log"
-        with mixed.started(producing, HOLDFAST, "producer"), mixed.started(consuming, PLAIN, "consumer") as consumer:
+        with mixed.started(producing, TENSORHOLD, "producer"), mixed.started(consuming, PLAIN, "consumer") as consumer:
             code = ended(consumer, consuming)
-        said = "python -m holdfast.specforge" in processes.logged(consuming)
+        said = "python -m tensorhold.specforge" in processes.logged(consuming)
         figures |= {"refused": code != 0, "said_why": said, "steps": len(losses(consuming))}
 
     kills(program, folder)
@@ -240,7 +240,7 @@ def kills(program: Program, folder: Path) -> None:
                 with first.started(consuming, role="consumer") as consumer:
                     # Right behind a checkpoint: SpecForge resumes only if nothing was acknowledged after it.
                     reaches(3, first.checkpointed, consuming, consumer)
-                    os.kill(on_holdfast(consuming)[-1], signal.SIGKILL)
+                    os.kill(on_tensorhold(consuming)[-1], signal.SIGKILL)
                     died = ended(consumer, consuming) != 0
                 again = {"save_interval": 1, "resume_from": str(first.latest())}
                 second = Run(folder, "trainer", cluster, servers=servers.urls, training=again)
@@ -263,7 +263,7 @@ def kills(program: Program, folder: Path) -> None:
                     run_.started(logs["consumer"], role="consumer") as consumer,
                 ):
                     reaches(2, trained(logs["consumer"]), logs["consumer"], consumer)
-                    os.kill(on_holdfast(logs[role])[-1], signal.SIGKILL)
+                    os.kill(on_tensorhold(logs[role])[-1], signal.SIGKILL)
                     killed = {"producer": producer, "consumer": consumer}[role]
                     died = ended(killed, logs[role]) != 0
             figures |= {"kills": 1, "died": died} | freed(name, cluster)

@@ -100,7 +100,7 @@ def config(
     data: dict[str, Any] = {"max_length": TOKENS}
     made: dict[str, Any] = {}
     if servers is None:
-        where["producer_segment_size"] = 128 << 20  # SpecForge demands one; Holdfast does not lend it
+        where["producer_segment_size"] = 128 << 20  # SpecForge demands one; Tensorhold does not lend it
         data["hidden_states_path"] = str(folder / "hidden")
     else:
         where["server_urls"] = servers

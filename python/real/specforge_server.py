@@ -15,7 +15,7 @@ from real.specforge_assets import CAPTURED
 
 
 class Capture:
-    """The model, and Mooncake's own client: what a serving engine writes is not Holdfast's."""
+    """The model, and Mooncake's own client: what a serving engine writes is not Tensorhold's."""
 
     def __init__(self, folder: Path) -> None:
         import torch

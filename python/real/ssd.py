@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from holdfast.kv import PageStore
+from tensorhold.kv import PageStore
 from real import faults, processes
 
 OUT_WITHIN_S = 180.0

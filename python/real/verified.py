@@ -23,7 +23,7 @@ PACKAGES = {
 HEAD = """\
 # Verified with
 
-Made by `cargo xtask real vllm|sglang|specforge --record`, which run the frameworks' own programs on a CPU with Holdfast in place, on real
+Made by `cargo xtask real vllm|sglang|specforge --record`, which run the frameworks' own programs on a CPU with Tensorhold in place, on real
 Mooncake servers and a real etcd. Each line is one case with what it printed; a figure that is false would have failed it. What stands in
 for a GPU is in `python/real`. How to run it: the command above, after `.ci/setup`.
 

@@ -1,4 +1,4 @@
-"""A real vLLM on Holdfast: ``cargo xtask real vllm [--json]``.
+"""A real vLLM on Tensorhold: ``cargo xtask real vllm [--json]``.
 
 Processes one after the other on one cluster: one without offloading (what the tokens have to be), one that computes
 and stores, one that finds what the other stored, and one that negates what it loads, so that loaded pages are seen to
@@ -38,7 +38,7 @@ class Served:
 
     tokens: list[list[int]]
     hit_tokens: int
-    """Tokens of prompts that did not have to be computed. Each process starts empty, so they came from Holdfast."""
+    """Tokens of prompts that did not have to be computed. Each process starts empty, so they came from Tensorhold."""
     seconds: float
     log: str
     metrics: Metrics
@@ -52,10 +52,10 @@ class Served:
 
 
 def tier(cluster: Any, tag: str, **more: Any) -> dict[str, Any]:
-    """Holdfast's tier and its options, for the cluster of a test."""
+    """Tensorhold's tier and its options, for the cluster of a test."""
     return {
-        "type": "HoldfastTierManager",
-        "module_path": "holdfast.vllm",
+        "type": "TensorholdTierManager",
+        "module_path": "tensorhold.vllm",
         "master": cluster.master,
         "admin": cluster.admin,
         "metadata": cluster.metadata,
@@ -83,7 +83,7 @@ def serve(
     }
     variables = {**VARIABLES, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     if negate:
-        variables["HOLDFAST_TEST_NEGATE"] = "1"
+        variables["TENSORHOLD_TEST_NEGATE"] = "1"
     try:
         ended = processes.run("vllm_program", settings, **variables)
     finally:
@@ -100,8 +100,8 @@ def as_counted(
     """What vLLM's metrics say of what was found, and whether that is so many tokens. Of a model with several groups of
     layers, each group's chunks count, and those of a sliding window are fewer."""
     chunks = hit_tokens // chunk_tokens
-    tier = "1:HoldfastTierManager"
-    sources = metrics.by("vllm:kv_offload_holdfast_gets_total", "source")
+    tier = "1:TensorholdTierManager"
+    sources = metrics.by("vllm:kv_offload_tensorhold_gets_total", "source")
     told = {
         "external": metrics.sum("vllm:external_prefix_cache_hits_total"),
         "by_source": metrics.sum("vllm:prompt_tokens_cached_by_source_total", source="external_unspecified"),
@@ -185,13 +185,13 @@ def api_servers(run: program.Program) -> None:
             with run.case("an API server") as figures:
                 figures["tokens_equal"] = first.serve().tokens == plain.tokens
                 figures["all_told"] = events.lacks(kv_events.whole_blocks(PROMPTS, BLOCK)) == 0
-                figures["stored_events"] = len(events.of_holdfast("BlockStored"))
+                figures["stored_events"] = len(events.of_tensorhold("BlockStored"))
             served("another API server at once", hits=True)
         served("fault: etcd is killed, which pages do not need", hits=True, happens=lambda: faults.kill(cluster, "etcd-0"))
         served("fault: every page is torn, truncated or replaced", happens=lambda: faults.altered(cluster))
         with run.case("events of wrong pages") as figures:
-            gone = {one for event in events.of_holdfast("BlockRemoved") for one in event["block_hashes"]}
-            stored = {one for event in events.of_holdfast("BlockStored") for one in event["block_hashes"]}
+            gone = {one for event in events.of_tensorhold("BlockRemoved") for one in event["block_hashes"]}
+            stored = {one for event in events.of_tensorhold("BlockStored") for one in event["block_hashes"]}
             figures.update(removed_events=len(gone), removed_are_told=bool(gone) and gone <= stored)
         served("fault: a holder is killed", happens=lambda: faults.kill(cluster, "holder-0"))
         served("fault: the master is killed", happens=lambda: faults.kill(cluster, "master-0"))

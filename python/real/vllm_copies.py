@@ -2,7 +2,7 @@
 
 Replaced: the copies between device blocks and chunks of the primary tier, which vLLM has as CUDA kernels, by plain ones
 that are done when they are submitted. Everything else (scheduler, primary tier, secondary tiers) is vLLM's own. With
-``HOLDFAST_TEST_NEGATE`` in the environment every loaded value is negated: the control that shows that loaded pages
+``TENSORHOLD_TEST_NEGATE`` in the environment every loaded value is negated: the control that shows that loaded pages
 matter.
 """
 
@@ -26,7 +26,7 @@ class Copies(OffloadingWorker):
         self.per_chunk, self.region, self.refs = per_chunk, region, caches.group_data_refs
         self.blocks = [cache.tensor.view(torch.int8) for cache in caches.tensors]
         self.chunks = [region.create_next_worker_view(cache.page_size_bytes * per_chunk) for cache in caches.tensors]
-        self.negate = "HOLDFAST_TEST_NEGATE" in os.environ
+        self.negate = "TENSORHOLD_TEST_NEGATE" in os.environ
         self.finished: list[TransferResult] = []
 
     def pairs(self, device: Any, host: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

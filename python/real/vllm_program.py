@@ -1,6 +1,6 @@
 """One vLLM process: serves prompts of token ids, and writes what it generated to a file, as JSON.
 
-``python -m real.vllm_program SETTINGS REPORT``, with settings as JSON: ``model``, ``prompts``, ``tier`` (of Holdfast,
+``python -m real.vllm_program SETTINGS REPORT``, with settings as JSON: ``model``, ``prompts``, ``tier`` (of Tensorhold,
 or null for none), ``engine_id``, ``block_size``, ``blocks_per_chunk``, ``new_tokens``, ``more`` (arguments of vLLM's). A tier with ``enable_kv_events`` has
 the process publish KV events, and take them itself.
 """
@@ -17,7 +17,7 @@ from real import kv_events
 
 
 def transfer(settings: dict[str, Any]) -> dict[str, Any]:
-    """vLLM's setting for KV offloading, with Holdfast below its primary tier."""
+    """vLLM's setting for KV offloading, with Tensorhold below its primary tier."""
     if settings["tier"] is None:
         return {}
     extra: dict[str, Any] = {
@@ -82,7 +82,7 @@ def serve(settings: dict[str, Any], events: kv_events.Subscriber) -> dict[str, A
         "cached": [answer.num_cached_tokens or 0 for answer in answers],
         "seconds": took,
         "events_lacking": lacks,
-        "events": len(events.of_holdfast("BlockStored")),
+        "events": len(events.of_tensorhold("BlockStored")),
         "metrics": [
             (f"{one.name}_total", one.labels, one.value) for one in engine.get_metrics() if isinstance(one, Counter)
         ],

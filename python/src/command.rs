@@ -1,4 +1,4 @@
-//! The `holdfast` command inside this module, so that it has the engine that the package has.
+//! The `tensorhold` command inside this module, so that it has the engine that the package has.
 
 use std::ffi::OsString;
 use std::io::IsTerminal as _;
@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_cli::{Host, Io};
-use holdfast_core::Result;
-use holdfast_engine::Engine;
-use holdfast_engine_mooncake::{MooncakeConfig, MooncakeEngine};
 use pyo3::prelude::*;
+use tensorhold_cli::{Host, Io};
+use tensorhold_core::Result;
+use tensorhold_engine::Engine;
+use tensorhold_engine_mooncake::{MooncakeConfig, MooncakeEngine};
 
 use crate::errors::OrRaise as _;
 use crate::opening::read_json;
@@ -34,7 +34,7 @@ pub(crate) fn run_command(py: Python<'_>, arguments: Vec<OsString>, python: Path
             show_events: Some(show_events),
             ..Host::of_this_process()
         };
-        holdfast_cli::run(arguments, &mut io, &host)
+        tensorhold_cli::run(arguments, &mut io, &host)
     })
 }
 
@@ -43,13 +43,13 @@ pub(crate) fn run_command(py: Python<'_>, arguments: Vec<OsString>, python: Path
 #[pyfunction]
 pub(crate) fn read_settings(py: Python<'_>, named: Vec<String>, up: bool) -> PyResult<String> {
     let named: Vec<&str> = named.iter().map(String::as_str).collect();
-    let settings = holdfast_cli::settings_beside(&named, up, &Host::of_this_process()).or_raise(py)?;
+    let settings = tensorhold_cli::settings_beside(&named, up, &Host::of_this_process()).or_raise(py)?;
     Ok(serde_json::Value::Object(settings.section("")).to_string())
 }
 
 /// Events go to Python's `logging`, which shows them.
 fn show_events() {
-    let shown = Python::attach(|py| py.import("holdfast._command")?.call_method0("show_events").map(drop));
+    let shown = Python::attach(|py| py.import("tensorhold._command")?.call_method0("show_events").map(drop));
     if let Err(error) = shown {
         tracing::warn!(%error, "events are not shown");
     }

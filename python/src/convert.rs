@@ -4,15 +4,15 @@
 
 use std::time::Duration;
 
-use holdfast_core::{Error, Generation, Result, SampleId, TensorSpec};
-use holdfast_custody::Progress;
-use holdfast_features::{
-    AckOutcome, DescribedRef, Found, GroupName, Health, Identity, LiveSession, Publication, Quarantined, Reason,
-    Record, SampleRecord, SampleRef, Swept,
-};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
+use tensorhold_core::{Error, Generation, Result, SampleId, TensorSpec};
+use tensorhold_custody::Progress;
+use tensorhold_features::{
+    AckOutcome, DescribedRef, Found, GroupName, Health, Identity, LiveSession, Publication, Quarantined, Reason,
+    Record, SampleRecord, SampleRef, Swept,
+};
 
 use crate::errors::exception;
 

@@ -6,14 +6,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Digest, Error, ObjectKey, Result, SampleId};
-use holdfast_features::{
-    AdoptedTensor, Announcement, DescribedRef, GroupName, Lease, ListPlace, LossScope, LostSample, Publication,
-    PutItem, Quarantined, RecordList, RecordQuery, SampleRef, Stage, Tier,
-};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyBytes, PyList};
+use tensorhold_core::{Digest, Error, ObjectKey, Result, SampleId};
+use tensorhold_features::{
+    AdoptedTensor, Announcement, DescribedRef, GroupName, Lease, ListPlace, LossScope, LostSample, Publication,
+    PutItem, Quarantined, RecordList, RecordQuery, SampleRef, Stage, Tier,
+};
 
 use crate::convert::{self, each, publication, sample_ref, seconds};
 use crate::errors::{OrRaise, exception};
@@ -42,7 +42,7 @@ pub(crate) fn prepared(py: Python<'_>, (sample, given, groups, retain, max_attem
 }
 
 /// An open store.
-#[pyclass(frozen, module = "holdfast._holdfast")]
+#[pyclass(frozen, module = "tensorhold._tensorhold")]
 pub(crate) struct Core(ProcessBound<Arc<Opened>>);
 
 /// Starts to open a store; the operation's result is a `Core`.
@@ -129,7 +129,7 @@ fn wanted_refs(py: Python<'_>, refs: Vec<(String, Option<u64>)>) -> PyResult<Vec
 fn quarantined_at(key: String, version: u64, in_place: bool) -> Quarantined {
     Quarantined {
         key,
-        version: holdfast_custody::Version(version),
+        version: tensorhold_custody::Version(version),
         why: String::new(),
         bytes: 0,
         in_place,
@@ -189,7 +189,7 @@ impl Core {
             let missing = || {
                 Err(Error::internal(
                     "python.put",
-                    "the store returned fewer results than samples; this is a bug in Holdfast",
+                    "the store returned fewer results than samples; this is a bug in Tensorhold",
                 ))
             };
             let each = refused.into_iter().map(|refused| match refused {
@@ -199,7 +199,7 @@ impl Core {
             Ok(each.collect())
         };
         let deliver = |py: Python<'_>, results, late| {
-            each(py, results, late, |py, stored: holdfast_features::Stored| {
+            each(py, results, late, |py, stored: tensorhold_features::Stored| {
                 convert::described(py, &DescribedRef::from(&stored))
             })
         };
@@ -571,7 +571,7 @@ impl Core {
         let publication = publication(&groups, retain, max_attempts).or_raise(py)?;
         let work = async move { parts.store.adopt(&announced, tensors, publication, within).await };
         let deliver =
-            |py: Python<'_>, stored: holdfast_features::Stored, _late| convert::reference(py, &stored.reference);
+            |py: Python<'_>, stored: tensorhold_features::Stored, _late| convert::reference(py, &stored.reference);
         Operation::begin(within, work, deliver).or_raise(py)
     }
 
@@ -592,7 +592,7 @@ impl Core {
         let publication = publication(&groups, retain, max_attempts).or_raise(py)?;
         let work = async move { parts.store.adopt_now(sample, tensors, publication, within).await };
         let deliver =
-            |py: Python<'_>, stored: holdfast_features::Stored, _late| convert::reference(py, &stored.reference);
+            |py: Python<'_>, stored: tensorhold_features::Stored, _late| convert::reference(py, &stored.reference);
         Operation::begin(within, work, deliver).or_raise(py)
     }
 

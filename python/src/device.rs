@@ -1,4 +1,4 @@
-//! Tensors on a device, whose copies Python makes: an object of `holdfast._device` knows the device's library, its streams
+//! Tensors on a device, whose copies Python makes: an object of `tensorhold._device` knows the device's library, its streams
 //! and its events. Here it is called from the store's threads.
 
 #![expect(unsafe_code, reason = "the FFI edge: memory of Python objects, named by its address")]
@@ -7,11 +7,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Error, Result, Retry, SystemClock, TensorName, TensorSpec};
-use holdfast_engine::{HostMemory, Span};
-use holdfast_engine_mooncake::interpreter;
-use holdfast_features::{Destination, Device, DeviceBytes, DeviceCopy, Direction};
 use pyo3::prelude::*;
+use tensorhold_core::{Deadline, Error, Result, Retry, SystemClock, TensorName, TensorSpec};
+use tensorhold_engine::{HostMemory, Span};
+use tensorhold_engine_mooncake::interpreter;
+use tensorhold_features::{Destination, Device, DeviceBytes, DeviceCopy, Direction};
 
 use crate::convert::Spec;
 use crate::owner::Owner;
@@ -21,7 +21,7 @@ const OPERATION: &str = "python.device";
 const INSIDE_AT_MOST: Duration = Duration::from_millis(100);
 
 /// A tensor on a device: where it is, and the object that copies its bytes.
-#[pyclass(frozen, module = "holdfast._holdfast")]
+#[pyclass(frozen, module = "tensorhold._tensorhold")]
 pub(crate) struct OnDevice {
     address: usize,
     len: usize,

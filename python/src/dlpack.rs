@@ -16,11 +16,11 @@
 use std::ffi::{CStr, c_void};
 use std::ptr;
 
-use holdfast_core::Error;
-use holdfast_engine_mooncake::interpreter;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use tensorhold_core::Error;
+use tensorhold_engine_mooncake::interpreter;
 
 use crate::errors::exception;
 
@@ -184,7 +184,7 @@ unsafe extern "C" fn end_versioned(capsule: *mut ffi::PyObject) {
 }
 
 /// A structure that was taken out of a capsule; its deleter is called when this is dropped.
-#[pyclass(frozen, module = "holdfast._holdfast")]
+#[pyclass(frozen, module = "tensorhold._tensorhold")]
 pub(crate) struct Imported {
     held: Held,
     /// The code of the element type in DLPack.

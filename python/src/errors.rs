@@ -1,10 +1,10 @@
-//! Converts errors to Python exceptions: one class of `holdfast.errors` for each kind.
+//! Converts errors to Python exceptions: one class of `tensorhold.errors` for each kind.
 
-use holdfast_core::{Error, ErrorKind, Result, Retry};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyType};
 use std::error::Error as _;
+use tensorhold_core::{Error, ErrorKind, Result, Retry};
 
 const fn class_name(kind: ErrorKind, late: bool) -> &'static str {
     match kind {
@@ -42,7 +42,7 @@ pub(crate) fn exception(py: Python<'_>, error: &Error, late: bool) -> PyErr {
 
 fn build<'py>(py: Python<'py>, error: &Error, late: bool) -> PyResult<Bound<'py, PyAny>> {
     static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
-    let module = MODULE.get_or_try_init(py, || py.import("holdfast.errors").map(Bound::unbind))?;
+    let module = MODULE.get_or_try_init(py, || py.import("tensorhold.errors").map(Bound::unbind))?;
     let class = module.bind(py).getattr(class_name(error.kind(), late))?;
     let facts = PyDict::new(py);
     for (name, value) in error.context() {

@@ -1,8 +1,8 @@
 //! Passes events of the compiled module (`tracing`) to Python's `logging`.
 //!
 //! ```text
-//! any thread, with or without the interpreter's lock        one thread of Python's (holdfast/_events.py)
-//! tracing::warn!(…) ─▶ wanted? ─▶ queue, bounded ──────────▶ next_events() ─▶ logging.getLogger("holdfast.…").handle
+//! any thread, with or without the interpreter's lock        one thread of Python's (tensorhold/_events.py)
+//! tracing::warn!(…) ─▶ wanted? ─▶ queue, bounded ──────────▶ next_events() ─▶ logging.getLogger("tensorhold.…").handle
 //!                        │ no        │ full
 //!                        ▼           ▼
 //!                     nothing     counted, and reported with the next events
@@ -10,7 +10,7 @@
 //! - EV1: a thread that reports an event never waits, and never touches Python: it holds the queue's lock for one push.
 //!   So an event can be reported with the interpreter's lock held, without it, and while Python is ending.
 //! - EV2: the queue's lock is never held while waiting for the interpreter's lock.
-//! - EV3: only Holdfast's own events pass. Events of libraries below are dropped: an HTTP/2 library reports headers,
+//! - EV3: only Tensorhold's own events pass. Events of libraries below are dropped: an HTTP/2 library reports headers,
 //!   and with them passwords.
 //! - EV4: each process has its own queue. At a fork another thread may hold the lock of the parent's queue, so a child
 //!   does not touch that queue; the parent reports the events in it.
@@ -111,9 +111,9 @@ pub(crate) fn collect() {
 
 struct Collector;
 
-/// Whether an event is Holdfast's own (EV3): the crates are called `holdfast_…`, and this one `_holdfast`.
+/// Whether an event is Tensorhold's own (EV3): the crates are called `tensorhold_…`, and this one `_tensorhold`.
 fn is_ours(target: &str) -> bool {
-    target.starts_with("holdfast") || target.starts_with("_holdfast")
+    target.starts_with("tensorhold") || target.starts_with("_tensorhold")
 }
 
 const fn python_level(level: Level) -> u32 {
@@ -126,12 +126,15 @@ const fn python_level(level: Level) -> u32 {
     }
 }
 
-/// `holdfast_index_etcd::session` is `holdfast.index_etcd.session`. A logger is named after the part that tells something,
-/// not after the room that its file is in: `holdfast_features::runtime::sessions` is `holdfast.features.sessions`.
+/// `tensorhold_index_etcd::session` is `tensorhold.index_etcd.session`. A logger is named after the part that tells something,
+/// not after the room that its file is in: `tensorhold_features::runtime::sessions` is `tensorhold.features.sessions`.
 fn logger_of(target: &str) -> String {
-    let rest = match target.strip_prefix("_holdfast") {
+    let rest = match target.strip_prefix("_tensorhold") {
         Some(rest) => format!("python{rest}"),
-        None => target.trim_start_matches("holdfast").trim_start_matches('_').to_owned(),
+        None => target
+            .trim_start_matches("tensorhold")
+            .trim_start_matches('_')
+            .to_owned(),
     };
     let name = match rest.split_once("::") {
         Some((of @ ("features" | "index"), path)) => {
@@ -141,8 +144,8 @@ fn logger_of(target: &str) -> String {
         _ => rest.replace("::", "."),
     };
     match name.is_empty() {
-        true => "holdfast".to_owned(),
-        false => format!("holdfast.{name}"),
+        true => "tensorhold".to_owned(),
+        false => format!("tensorhold.{name}"),
     }
 }
 

@@ -3,10 +3,10 @@
 //! They are passed beside the settings, never in them. Copies made here are wiped; Python's own copies are not. No
 //! error repeats a key.
 
-use holdfast_core::{Error, Result};
-use holdfast_features::seal::{KeyId, Keyring, StoreKey};
-use holdfast_kvcache::tier::PageSeal;
 use pyo3::prelude::*;
+use tensorhold_core::{Error, Result};
+use tensorhold_features::seal::{KeyId, Keyring, StoreKey};
+use tensorhold_kvcache::tier::PageSeal;
 use zeroize::Zeroizing;
 
 /// One key from Python: of a store, or of a KV tier.

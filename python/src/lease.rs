@@ -1,14 +1,14 @@
 //! Samples that this process holds, as Python objects: leases, and announced samples.
 
-use holdfast_features::{Announced, DescribedRef, Lease};
 use pyo3::prelude::*;
+use tensorhold_features::{Announced, DescribedRef, Lease};
 
 use crate::convert::{Spec, described};
 use crate::errors::OrRaise;
 use crate::process::ProcessBound;
 
 /// A lease. If it is dropped unanswered, it is released in the background.
-#[pyclass(frozen, name = "Lease", module = "holdfast._holdfast")]
+#[pyclass(frozen, name = "Lease", module = "tensorhold._tensorhold")]
 pub(crate) struct PyLease(ProcessBound<Lease>);
 
 impl PyLease {
@@ -64,7 +64,7 @@ impl PyLease {
 }
 
 /// A sample that another writer is about to write.
-#[pyclass(frozen, name = "Announced", module = "holdfast._holdfast")]
+#[pyclass(frozen, name = "Announced", module = "tensorhold._tensorhold")]
 pub(crate) struct PyAnnounced(ProcessBound<Announced>);
 
 impl PyAnnounced {
@@ -90,7 +90,7 @@ impl PyAnnounced {
     /// The same as a `SampleRef`.
     #[getter(r#ref)]
     fn sample_ref<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let class = py.import("holdfast")?.getattr("SampleRef")?;
+        let class = py.import("tensorhold")?.getattr("SampleRef")?;
         class.call1(self.reference(py)?)
     }
 

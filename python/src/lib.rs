@@ -1,4 +1,4 @@
-//! The compiled module of the Python package `holdfast`: `holdfast._holdfast`.
+//! The compiled module of the Python package `tensorhold`: `tensorhold._tensorhold`.
 //!
 //! # One pyo3 for two kinds of program
 //! An extension must not link libpython: the interpreter that loads it has those symbols. Our test binaries embed an
@@ -28,7 +28,7 @@
 //! | `operation` | an operation in flight: waited for, or observed by a callback |
 //! | `opening`, `core` | opening a store; its methods |
 //! | `loan_table`, `tensors`, `memory`, `dlpack` | tensors in and out, by pointer |
-//! | `command` | the `holdfast` command |
+//! | `command` | the `tensorhold` command |
 //! | `keys` | the keys of a sealed store, from Python |
 //! | `events` | events of this module, to Python's `logging` |
 //! | `kv` | the KV tier: page store, planner, tier |
@@ -55,12 +55,12 @@ mod process;
 mod tensors;
 mod writer;
 
-use holdfast_engine_mooncake::interpreter;
 use pyo3::prelude::*;
+use tensorhold_engine_mooncake::interpreter;
 
-/// The compiled module of the package `holdfast`.
+/// The compiled module of the package `tensorhold`.
 #[pymodule]
-mod _holdfast {
+mod _tensorhold {
     #[pymodule_export]
     use super::{after_fork, finish, metrics_text, spec_bytes, version};
     #[pymodule_export]
@@ -98,13 +98,13 @@ mod _holdfast {
     }
 }
 
-/// The release of Holdfast that this package was built from.
+/// The release of Tensorhold that this package was built from.
 #[pyfunction]
 fn version() -> &'static str {
     env!("CARGO_PKG_VERSION")
 }
 
-/// Call it when the interpreter ends and every store is closed: no thread of Holdfast's calls into Python from then on.
+/// Call it when the interpreter ends and every store is closed: no thread of Tensorhold's calls into Python from then on.
 /// Waits for those that are inside, and returns whether all have left.
 #[pyfunction]
 fn finish(py: Python<'_>, within: f64) -> PyResult<bool> {
@@ -122,7 +122,7 @@ fn after_fork() {
 /// The metrics of this process, in the text format of Prometheus.
 #[pyfunction]
 fn metrics_text(py: Python<'_>) -> String {
-    py.detach(|| holdfast_metrics::registry().text())
+    py.detach(|| tensorhold_metrics::registry().text())
 }
 
 /// The number of bytes of a tensor of this element type and shape.

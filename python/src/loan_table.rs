@@ -7,7 +7,7 @@
 //! - LG3: a range that overlaps one lent by an earlier call waits until the engine has forgotten that one.
 //!
 //! Whether a transfer, even a late one, may still touch some memory is a separate question. It is answered for all
-//! memory alike by the process's table of memory in use ([`holdfast_engine::busy`]). LG3 is a table of the same kind,
+//! memory alike by the process's table of memory in use ([`tensorhold_engine::busy`]). LG3 is a table of the same kind,
 //! for the memory that one engine knows.
 //!
 //! ```text
@@ -24,12 +24,12 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Error, Result, SystemClock};
-use holdfast_engine::{Access, Busy, Claim, Engine, HostMemory, Span};
-use holdfast_engine_mooncake::interpreter;
-use holdfast_features::FeatureStore;
 use parking_lot::Mutex;
 use pyo3::prelude::*;
+use tensorhold_core::{Deadline, Error, Result, SystemClock};
+use tensorhold_engine::{Access, Busy, Claim, Engine, HostMemory, Span};
+use tensorhold_engine_mooncake::interpreter;
+use tensorhold_features::FeatureStore;
 use tokio::sync::watch;
 
 use crate::process;
@@ -195,7 +195,7 @@ fn inside(outputs: &Outputs, piece: &Piece) -> Option<(Arc<Output>, Result<Span>
     let misplaced = || {
         Error::internal(
             "python.lend",
-            "an output lies outside its region; this is a bug in Holdfast",
+            "an output lies outside its region; this is a bug in Tensorhold",
         )
     };
     let span = from
@@ -258,7 +258,7 @@ impl LoanTable {
                 spans[*at] = Some(region.span(from..from + len)?);
             }
         }
-        let forgotten = || Error::internal("python.lend", "a tensor got no memory; this is a bug in Holdfast");
+        let forgotten = || Error::internal("python.lend", "a tensor got no memory; this is a bug in Tensorhold");
         spans.into_iter().map(|span| span.ok_or_else(forgotten)).collect()
     }
 

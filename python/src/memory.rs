@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 
-use holdfast_engine::Busy;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use tensorhold_engine::Busy;
 
 use crate::dlpack;
 use crate::errors::OrRaise;
@@ -15,7 +15,7 @@ use crate::loan_table::Output;
 use crate::process::ProcessBound;
 
 /// Registered memory of a store. It returns to the pool when this object, and every view of it, is gone.
-#[pyclass(frozen, weakref, module = "holdfast._holdfast")]
+#[pyclass(frozen, weakref, module = "tensorhold._tensorhold")]
 pub(crate) struct Memory {
     output: ProcessBound<Arc<Output>>,
     address: usize,
@@ -31,7 +31,7 @@ impl Memory {
         }
     }
 
-    pub(crate) fn output(&self) -> holdfast_core::Result<&Arc<Output>> {
+    pub(crate) fn output(&self) -> tensorhold_core::Result<&Arc<Output>> {
         self.output.get("tensor")
     }
 }

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use holdfast_core::{Error, ErrorKind, Result, SampleId};
-use holdfast_features::{DescribedRef, FeatureStore, Lease, SampleRef, TensorOut, Wanted};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
+use tensorhold_core::{Error, ErrorKind, Result, SampleId};
+use tensorhold_features::{DescribedRef, FeatureStore, Lease, SampleRef, TensorOut, Wanted};
 
 use crate::convert::sample_ref;
 use crate::lease::PyLease;
@@ -40,7 +40,7 @@ pub(crate) enum Gettable {
 pub(crate) fn too_few<T>(operation: &'static str) -> Result<T> {
     Err(Error::internal(
         operation,
-        "the store returned fewer results than samples; this is a bug in Holdfast",
+        "the store returned fewer results than samples; this is a bug in Tensorhold",
     ))
 }
 

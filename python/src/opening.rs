@@ -13,17 +13,17 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result, Rng, SystemClock, SystemRng};
-use holdfast_engine::Engine;
-use holdfast_engine_mooncake::{MooncakeConfig, MooncakeEngine};
-use holdfast_features::seal::Keyring;
-use holdfast_features::{FeatureConfig, FeatureStore};
-use holdfast_index::{Identity, Index, IndexConfig, TxnIndex};
-use holdfast_index_etcd::{EtcdClusters, EtcdConfig, EtcdStore, NewStore, open_store, restore_guard};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use tensorhold_core::{Clock, Deadline, Error, ErrorKind, Result, Rng, SystemClock, SystemRng};
+use tensorhold_engine::Engine;
+use tensorhold_engine_mooncake::{MooncakeConfig, MooncakeEngine};
+use tensorhold_features::seal::Keyring;
+use tensorhold_features::{FeatureConfig, FeatureStore};
+use tensorhold_index::{Identity, Index, IndexConfig, TxnIndex};
+use tensorhold_index_etcd::{EtcdClusters, EtcdConfig, EtcdStore, NewStore, open_store, restore_guard};
 
 use crate::loan_table::{EngineReaper, LoanTable};
 use crate::process;
@@ -111,7 +111,7 @@ impl Opened {
     pub(crate) fn parts(&self) -> Result<Parts> {
         self.0.lock().clone().ok_or_else(|| {
             Error::unavailable("python.store", "this store is closed; open another")
-                .with_retry(holdfast_core::Retry::Never)
+                .with_retry(tensorhold_core::Retry::Never)
         })
     }
 
@@ -240,7 +240,7 @@ async fn admin_answers(engine: &Arc<dyn Engine>, admin: &str, within: Duration) 
         Err(error) if error.kind() == ErrorKind::Unavailable => Err(Error::unavailable(
             OPERATION,
             "no master answers at its admin address; name its HTTP port (the master's flag --metrics_port) in the setting \
-             admin, or in HOLDFAST_ADMIN",
+             admin, or in TENSORHOLD_ADMIN",
         )
         .with("admin", admin)
         .caused_by(error)),

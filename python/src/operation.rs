@@ -13,7 +13,7 @@
 //!
 //! # Callers that leave
 //! Cancelling drops the future that waits for the store; the store sees that its caller has left, and ends the
-//! operation in good order (crate `holdfast-features`, module `tasks`). A result goes to exactly one place, decided
+//! operation in good order (crate `tensorhold-features`, module `tasks`). A result goes to exactly one place, decided
 //! under one lock: to Python (*taken*), or it is dropped (*cancelled*) and undoes itself: leases are returned as if
 //! never taken, memory returns to the pool. A result that Python takes and loses before any code looks at it (Ctrl-C
 //! between two byte codes) is undone the same way, because a lease that was never looked at does not count.
@@ -23,10 +23,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Error, Result, SystemClock};
-use holdfast_engine_mooncake::interpreter;
 use parking_lot::{Condvar, Mutex};
 use pyo3::prelude::*;
+use tensorhold_core::{Deadline, Error, Result, SystemClock};
+use tensorhold_engine_mooncake::interpreter;
 use tokio::task::AbortHandle;
 
 use crate::errors::exception;
@@ -79,7 +79,7 @@ struct Shared {
 }
 
 /// An operation in flight. Dropping it cancels it.
-#[pyclass(frozen, module = "holdfast._holdfast")]
+#[pyclass(frozen, module = "tensorhold._tensorhold")]
 pub(crate) struct Operation {
     begun: ProcessBound<Begun>,
 }
@@ -264,7 +264,11 @@ impl Operation {
                     "the operation has not ended long after its deadline; it was given up, and ends in the background",
                 );
                 begun.cancel();
-                return Err(exception(py, &error.with_retry(holdfast_core::Retry::Ambiguous), true));
+                return Err(exception(
+                    py,
+                    &error.with_retry(tensorhold_core::Retry::Ambiguous),
+                    true,
+                ));
             }
         }
     }

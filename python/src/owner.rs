@@ -1,7 +1,7 @@
 //! Python objects that threads of the store hold and drop.
 
-use holdfast_engine_mooncake::interpreter;
 use pyo3::prelude::*;
+use tensorhold_engine_mooncake::interpreter;
 
 /// Keeps a Python object alive, and with it its memory; any thread may drop it.
 #[derive(Debug)]

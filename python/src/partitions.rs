@@ -1,9 +1,9 @@
 //! What a partitioned store needs besides its partitions: their names, where samples belong, and takes from any of them.
 
-use holdfast_core::{Partition, SampleId, StoreId};
-use holdfast_features::{GroupName, Lease, Partitions};
 use pyo3::IntoPyObjectExt as _;
 use pyo3::prelude::*;
+use tensorhold_core::{Partition, SampleId, StoreId};
+use tensorhold_features::{GroupName, Lease, Partitions};
 
 use crate::convert::seconds;
 use crate::core::Core;

@@ -10,7 +10,7 @@
 //!
 //! Nothing here takes a lock, since another thread may have held it at the fork.
 //!
-//! When the interpreter ends, threads can no longer call into Python (`holdfast_engine_mooncake::interpreter`): from
+//! When the interpreter ends, threads can no longer call into Python (`tensorhold_engine_mooncake::interpreter`): from
 //! then on, values whose drop might call Python are leaked; the kernel frees everything a moment later.
 
 #![expect(
@@ -23,8 +23,8 @@ use std::process;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-use holdfast_core::{Error, ErrorKind, Result};
-use holdfast_engine_mooncake::interpreter;
+use tensorhold_core::{Error, ErrorKind, Result};
+use tensorhold_engine_mooncake::interpreter;
 use tokio::runtime::{Builder, Runtime};
 
 const THREADS: usize = 2;
@@ -61,7 +61,7 @@ pub(crate) fn runtime() -> Result<&'static Runtime> {
 fn make() -> Result<Runtime> {
     Builder::new_multi_thread()
         .worker_threads(THREADS)
-        .thread_name("holdfast")
+        .thread_name("tensorhold")
         .enable_all()
         .build()
         .map_err(|error| Error::unavailable("python.runtime", "the runtime's threads did not start").caused_by(error))

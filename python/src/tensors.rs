@@ -11,11 +11,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{DType, Error, Result, TensorName, TensorSpec};
-use holdfast_engine::{Access, Busy, Span};
-use holdfast_features::{Description, Destination, DeviceBytes, Source, TensorIn, TensorOut, Wanted};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
+use tensorhold_core::{DType, Error, Result, TensorName, TensorSpec};
+use tensorhold_engine::{Access, Busy, Span};
+use tensorhold_features::{Description, Destination, DeviceBytes, Source, TensorIn, TensorOut, Wanted};
 
 use crate::convert::Spec;
 use crate::device::{Allocator, OnDevice};
@@ -143,7 +143,7 @@ async fn registered(parts: &Parts, places: Vec<Place>, within: Duration) -> Resu
         });
     }
     let mut lent = parts.loans.lend(&parts.store, pieces, within).await?.into_iter();
-    let missing = || Error::internal("python.lend", "a tensor got no memory; this is a bug in Holdfast");
+    let missing = || Error::internal("python.lend", "a tensor got no memory; this is a bug in Tensorhold");
     known
         .into_iter()
         .map(|known| known.or_else(|| lent.next().map(Source::from)).ok_or_else(missing))

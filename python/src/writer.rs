@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use holdfast_features::{DescribedRef, PutItem, Stored, Writer};
 use pyo3::prelude::*;
+use tensorhold_features::{DescribedRef, PutItem, Stored, Writer};
 
 use crate::convert::{self, each, seconds};
 use crate::core::{Item, prepared};
@@ -26,7 +26,7 @@ impl Drop for OpenWriter {
 }
 
 /// Puts samples; those that are under way at the same time go together.
-#[pyclass(frozen, name = "Writer", module = "holdfast._holdfast")]
+#[pyclass(frozen, name = "Writer", module = "tensorhold._tensorhold")]
 pub(crate) struct PyWriter(ProcessBound<OpenWriter>);
 
 impl PyWriter {

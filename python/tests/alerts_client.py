@@ -16,17 +16,17 @@ from urllib.request import ProxyHandler, build_opener
 
 import numpy as np
 
-import holdfast
-import holdfast.metrics
-from holdfast import kv
+import tensorhold
+import tensorhold.metrics
+from tensorhold import kv
 
 PAGE: Final = 16 << 10
 SAMPLE: Final = bytes(range(256)) * 16
 
 _settings: dict[str, Any] = {}
-_stores: dict[str, holdfast.FeatureStore] = {}
+_stores: dict[str, tensorhold.FeatureStore] = {}
 _loads: dict[str, tuple[threading.Event, list[threading.Thread]]] = {}
-_server: list[holdfast.metrics.Server] = []
+_server: list[tensorhold.metrics.Server] = []
 _raw: list[Any] = []
 _pages: list[tuple[kv.PageStore, kv.Tier, kv.Namespace, int]] = []
 _memory = np.arange(4 * PAGE, dtype=np.uint8).reshape(4, PAGE)
@@ -48,14 +48,14 @@ def serve(pipe: Connection) -> None:
 def start(settings: dict[str, Any]) -> int:
     """Begins to serve metrics, and tells where."""
     _settings.update(settings)
-    _server.append(holdfast.metrics.start_http())
+    _server.append(tensorhold.metrics.start_http())
     return _server[0].port
 
 
 def open_store(name: str, settings: dict[str, Any]) -> None:
     """Opens a store. Its calls do not wait for long: nothing here answers late without being stopped."""
     usual = {"pool_bytes": 16 << 20, "timeout": 5.0, "features": {"loss_grace": 1.0, "call_within": 1.0}}
-    _stores[name] = holdfast.open(name, **{**_settings, **usual, **settings})
+    _stores[name] = tensorhold.open(name, **{**_settings, **usual, **settings})
 
 
 def end() -> None:
@@ -65,7 +65,7 @@ def end() -> None:
     for store in _stores.values():
         try:
             store.close(timeout=2.0)
-        except holdfast.HoldfastError:
+        except tensorhold.TensorholdError:
             pass  # its servers are broken on purpose
     _stores.clear()
     for pages, tier, _, _ in _pages:
@@ -90,7 +90,7 @@ def _loop(stop: threading.Event, pause: float, act: Any) -> None:
         turn += 1
         try:
             act(turn)
-        except holdfast.HoldfastError:
+        except tensorhold.TensorholdError:
             pass  # what fails is counted, which is what the test is about
 
 
@@ -130,7 +130,7 @@ def acknowledge(store: str, samples: int) -> None:
     opened = _stores[store]
     for at in range(samples):
         opened.put(f"ack-{at}", {"x": SAMPLE}, groups=["acks"])
-    leases: list[holdfast.Lease] = []
+    leases: list[tensorhold.Lease] = []
     while len(leases) < samples:
         leases += opened.take("acks", samples, timeout=5.0)
 
@@ -187,7 +187,7 @@ def objects(prefix: str) -> list[str]:
 
 
 def alter(key: str) -> None:
-    """Changes a byte of an object behind Holdfast's back."""
+    """Changes a byte of an object behind Tensorhold's back."""
     raw = _engine()
     data = bytearray(raw.get(key))
     assert data, key
@@ -202,7 +202,7 @@ def get_altered(store: str, sample: str) -> None:
     alter(key)
     try:
         _stores[store].get(sample)
-    except holdfast.Corrupt:
+    except tensorhold.Corrupt:
         return
     raise AssertionError("wrong bytes were accepted")
 

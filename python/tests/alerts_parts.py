@@ -26,7 +26,7 @@ from servers import REPOSITORY
 from waiting import START_S, until
 
 RULES: Final = REPOSITORY / "ops/prometheus/rules.yml"
-DASHBOARD: Final = REPOSITORY / "ops/grafana/holdfast.json"
+DASHBOARD: Final = REPOSITORY / "ops/grafana/tensorhold.json"
 PROMETHEUS: Final = REPOSITORY / ".prometheus/bin/prometheus"
 ETCD: Final = REPOSITORY / ".etcd/bin"
 
@@ -35,8 +35,8 @@ FASTER: Final = 60
 SCRAPE_MS: Final = 500
 
 TIMES: Final = {
-    "HoldfastNobodySweeps": ("holdfast_clock_stood_still_seconds < 60", "holdfast_clock_stood_still_seconds < 1"),
-    "HoldfastReclaimSlow": ("> 10", f"> {10 / FASTER:.4f}"),
+    "TensorholdNobodySweeps": ("tensorhold_clock_stood_still_seconds < 60", "tensorhold_clock_stood_still_seconds < 1"),
+    "TensorholdReclaimSlow": ("> 10", f"> {10 / FASTER:.4f}"),
 }
 """The limits that are times, and what they are here."""
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from holdfast import errors
+from tensorhold import errors
 from servers import REPOSITORY
 
-MADE = "<!-- Made from the code: HOLDFAST_REFERENCE=write .venv/bin/python -m pytest python/tests/test_book.py -k made_from -->"
+MADE = "<!-- Made from the code: TENSORHOLD_REFERENCE=write .venv/bin/python -m pytest python/tests/test_book.py -k made_from -->"
 
 
 def _table(*rows: tuple[str, ...]) -> str:
@@ -35,10 +35,10 @@ def errors_page() -> str:
     safe = re.search(r"const fn usual_retry.*?match self \{\s+(.*?) => Retry::Safe", core, re.DOTALL)
     assert safe is not None
     again = set(re.findall(r"\w+::(\w+)", safe[1]))
-    exceptions: dict[str, list[type[errors.HoldfastError]]] = {}
+    exceptions: dict[str, list[type[errors.TensorholdError]]] = {}
     for name in errors.__all__:
         one = getattr(errors, name)
-        if one is not errors.HoldfastError:
+        if one is not errors.TensorholdError:
             exceptions.setdefault(one.kind, []).append(one)
     rows: list[tuple[str, ...]] = [("kind", "means", "try again", "in Python", "which is also a")]
     for variant, meaning in _documented(core, "ErrorKind").items():
@@ -64,8 +64,8 @@ def errors_page() -> str:
 There is one type of error. A program decides by its *kind* and by its advice on *retrying*; a person reads the operation, the message
 and the facts. A miss, a full pool and an empty list are values, and no errors.
 
-In Python every one of them is a `holdfast.HoldfastError`, with `kind`, `retry`, `operation`, `message` and `facts`, and the builtin
-exception that a program expects in its place. In Rust it is `holdfast_core::Error`. The command turns kinds into
+In Python every one of them is a `tensorhold.TensorholdError`, with `kind`, `retry`, `operation`, `message` and `facts`, and the builtin
+exception that a program expects in its place. In Rust it is `tensorhold_core::Error`. The command turns kinds into
 [exit codes](command.md#exit-codes).
 
 ## Kinds

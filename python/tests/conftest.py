@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-import holdfast
+import tensorhold
 from servers import Cluster, running_cluster
 
-OpenStore = Callable[..., holdfast.FeatureStore]
+OpenStore = Callable[..., tensorhold.FeatureStore]
 
 
 @pytest.fixture(scope="session")
@@ -62,14 +62,14 @@ def open_store(cluster: Cluster, store_name: str) -> Iterator[OpenStore]:
     """Opens this test's store, as often as wanted: each is a member of its own, as a process would be."""
     with ExitStack() as open_stores:
 
-        def opened(**settings: Any) -> holdfast.FeatureStore:
+        def opened(**settings: Any) -> tensorhold.FeatureStore:
             usual = {"pool_bytes": 256 << 20, "sweep_every": None, **cluster.settings()}
-            return open_stores.enter_context(holdfast.open(store_name, **{**usual, **settings}))
+            return open_stores.enter_context(tensorhold.open(store_name, **{**usual, **settings}))
 
         yield opened
 
 
 @pytest.fixture
-def store(open_store: OpenStore) -> holdfast.FeatureStore:
+def store(open_store: OpenStore) -> tensorhold.FeatureStore:
     """A store of this test's own."""
     return open_store()

@@ -2,7 +2,7 @@
 
 A cluster lives as long as its ``hold`` command, and that lives as long as the pipe to its standard input. So it ends
 with this process, however this process ends; nothing is left behind. Each cluster has its own folder and ports, so any
-number of them may run at once. ``HOLDFAST_KEEP=1`` in the environment keeps the folder with the logs.
+number of them may run at once. ``TENSORHOLD_KEEP=1`` in the environment keeps the folder with the logs.
 """
 
 from __future__ import annotations
@@ -61,17 +61,17 @@ class Cluster:
     """Their output, by the same names."""
 
     def variables(self) -> dict[str, str]:
-        """The environment in which ``holdfast.open`` finds this cluster."""
+        """The environment in which ``tensorhold.open`` finds this cluster."""
         return {
-            "HOLDFAST_MASTER": self.master,
-            "HOLDFAST_METADATA": self.metadata,
-            "HOLDFAST_ADMIN": ",".join(self.admin),
-            "HOLDFAST_ETCD": ",".join(self.etcd),
+            "TENSORHOLD_MASTER": self.master,
+            "TENSORHOLD_METADATA": self.metadata,
+            "TENSORHOLD_ADMIN": ",".join(self.admin),
+            "TENSORHOLD_ETCD": ",".join(self.etcd),
             **self.client_env,
         }
 
     def settings(self) -> dict[str, Any]:
-        """How ``holdfast.open`` reaches this cluster."""
+        """How ``tensorhold.open`` reaches this cluster."""
         return {
             "master": self.master,
             "metadata": self.metadata,
@@ -110,8 +110,8 @@ def running_cluster(
     command += [f"--holders={holders}", f"--segment-mib={segment_mib}", f"--etcd={etcd}", f"--lease-ttl={lease_ttl}"]
     command += ["--ssd"] * ssd + ["--ha"] * ha + [f"--master-flag={flag}" for flag in master_flags]
     environment = {
-        "HOLDFAST_VENV": str(REPOSITORY / ".venv"),
-        "HOLDFAST_ETCD_BIN": str(REPOSITORY / ".etcd/bin"),
+        "TENSORHOLD_VENV": str(REPOSITORY / ".venv"),
+        "TENSORHOLD_ETCD_BIN": str(REPOSITORY / ".etcd/bin"),
         **os.environ,
     }
     with tempfile.TemporaryFile("w+") as errors:
@@ -159,8 +159,8 @@ def _end(holder: subprocess.Popen[str]) -> None:
 
 @cache
 def _xtask() -> Path:
-    """Our front door, built once per session; cargo says where it put it. ``HOLDFAST_XTASK`` names one that is built."""
-    if built_before := os.environ.get("HOLDFAST_XTASK"):
+    """Our front door, built once per session; cargo says where it put it. ``TENSORHOLD_XTASK`` names one that is built."""
+    if built_before := os.environ.get("TENSORHOLD_XTASK"):
         return Path(built_before)
     build = ["build", "--locked", "--quiet", "--package=xtask", "--message-format=json"]
     command = [os.environ.get("CARGO", "cargo"), *build]

@@ -8,7 +8,7 @@ import uuid
 
 import numpy
 
-from holdfast import kv
+from tensorhold import kv
 from servers import REPOSITORY
 
 MIB = 1 << 20

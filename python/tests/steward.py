@@ -1,4 +1,4 @@
-"""A steward for tests: ``holdfast steward`` in a process of its own."""
+"""A steward for tests: ``tensorhold steward`` in a process of its own."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def running_steward(
     variables = {**os.environ, **cluster.variables(), "PYTHONPATH": str(REPOSITORY / "python")}
     with tempfile.NamedTemporaryFile("w", suffix=".toml", delete=False) as file:
         file.write(toml({"steward": settings or {}}))
-    command = [sys.executable, "-m", "holdfast", "steward", "--listen", "127.0.0.1:0", "--json", "--config", file.name]
+    command = [sys.executable, "-m", "tensorhold", "steward", "--listen", "127.0.0.1:0", "--json", "--config", file.name]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables)
     log: list[str] = []
     assert process.stderr is not None and process.stdout is not None

@@ -1,6 +1,6 @@
 """The steward's admin interface against its own description: schemathesis sends what follows from it, right and wrong.
 
-For longer: ``HOLDFAST_EXAMPLES=300 HOLDFAST_SEED=1`` in the environment."""
+For longer: ``TENSORHOLD_EXAMPLES=300 TENSORHOLD_SEED=1`` in the environment."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from typing import Any
 
 import pytest
 
-import holdfast
+import tensorhold
 from servers import Cluster
 from steward import WITHIN_S, Steward, running_steward
 from waiting import until
 
 SCHEMATHESIS = Path(sys.executable).with_name("st")
-SEED = os.environ.get("HOLDFAST_SEED", "20261117")
-EXAMPLES = int(os.environ.get("HOLDFAST_EXAMPLES", "8"))
+SEED = os.environ.get("TENSORHOLD_SEED", "20261117")
+EXAMPLES = int(os.environ.get("TENSORHOLD_EXAMPLES", "8"))
 """For each operation."""
-SECRETS = {"all": "hf_for-all-stores", "scratch": "hf_for-one-store", "eyes": "hf_looks-only", "old": "hf_expired"}
+SECRETS = {"all": "th_for-all-stores", "scratch": "th_for-one-store", "eyes": "th_looks-only", "old": "th_expired"}
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def served(cluster: Cluster) -> Iterator[Served]:
     ]
     stores = [{"store": name}, {"store": "admin-api-other"}]
     options = {"stores": stores, "look_every": "1s", "http": {"tokens": tokens, "within": "20s"}}
-    with holdfast.open(name, sweep_every=None, pool_bytes=16 << 20, index={"dead_ticks": 3600}, **cluster.settings()) as store:
+    with tensorhold.open(name, sweep_every=None, pool_bytes=16 << 20, index={"dead_ticks": 3600}, **cluster.settings()) as store:
         for number in range(2):
             store.put(f"live-{number}", {"x": b"committed"}, groups=["g"])
         for number in range(2):
@@ -127,5 +127,5 @@ def test_the_log_has_no_secrets(served: Served) -> None:
     log = "".join(served.steward.log)
     assert len(log.splitlines()) > 500, "the tests above come first"
     assert '"/v1/stores/admin-api/budget"' in log or "/v1/stores/admin-api/budget" in log
-    for secret in [*SECRETS.values(), "hf_", "older_than=", *(hashlib.sha256(one.encode()).hexdigest() for one in SECRETS.values())]:
+    for secret in [*SECRETS.values(), "th_", "older_than=", *(hashlib.sha256(one.encode()).hexdigest() for one in SECRETS.values())]:
         assert secret not in log

@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 import torch
 
-import holdfast
-from holdfast import Answered, aio
+import tensorhold
+from tensorhold import Answered, aio
 from servers import Cluster
 
 
@@ -61,7 +61,7 @@ async def test_errors_and_blocks(store: aio.FeatureStore) -> None:
         await reader.renew()
         assert (await reader.get(["x"]))["x"].tobytes() == torch.arange(3).numpy().tobytes()
     await store.abort("a")
-    with pytest.raises(holdfast.Fenced):
+    with pytest.raises(tensorhold.Fenced):
         await again.get()
     with pytest.raises(TypeError, match="settings"):
         pickle.dumps(store)
@@ -81,7 +81,7 @@ async def test_a_cancelled_take_gives_its_sample_back(store: aio.FeatureStore) -
 
 
 async def test_every_call_is_there_and_says_what_it_does() -> None:
-    for plain, face in [(holdfast.FeatureStore, aio.FeatureStore), (holdfast.Lease, aio.Lease)]:
+    for plain, face in [(tensorhold.FeatureStore, aio.FeatureStore), (tensorhold.Lease, aio.Lease)]:
         names = {name for name in vars(plain) if not name.startswith("_")}
         assert names == {name for name in vars(face) if not name.startswith("_")}
         for name in names:
@@ -89,5 +89,5 @@ async def test_every_call_is_there_and_says_what_it_does() -> None:
 
 
 async def test_a_dead_master_is_told(cluster: Cluster) -> None:
-    with pytest.raises(holdfast.Unavailable, match="master"):
+    with pytest.raises(tensorhold.Unavailable, match="master"):
         await aio.open("s", **{**cluster.settings(), "master": "127.0.0.1:1"}, timeout=2)

@@ -8,35 +8,35 @@ a client process, shared by all tests of this file; the tests that break most co
 =============================  ===========================================================================
 alert                          its cause here
 =============================  ===========================================================================
-HoldfastStewardAbsent          the only steward is killed (SIGKILL)
-HoldfastProcessNotScraped      the same
-HoldfastStewardStoreClosed     a second steward that is told a master that is not there
-HoldfastNobodySweeps           a store without a steward whose only process has ``sweep_every=None``
-HoldfastBudgetExhausted        samples take the budget, and a producer waits for more of it
-HoldfastProducersStuck         the same: nothing is put
-HoldfastCorruptGets            a byte of an object is changed in the engine
-HoldfastBadPages               a byte of a KV page is changed in the engine
-HoldfastRecordsQuarantined     a broken record is written with etcdctl
-HoldfastDeadLetters            a consumer hands a sample back until it is out of attempts
-HoldfastOrphansFound           an object is back after its sample was freed
-HoldfastAuditTrouble           an object of a generation that this index has not given out: the audit is refused
-HoldfastSamplesLost            a holder is killed
-HoldfastEngineFailing          the same: reads fail until the master gives the holder up
-HoldfastReclaimSlow            the master is stopped again and again while samples are acknowledged: they are freed when it goes on
-HoldfastFreesFailing           the master is stopped (SIGSTOP) while samples are acknowledged
-HoldfastFreesPending           the same
-HoldfastSessionsReopened       the client's etcd lease is revoked with etcdctl, again and again
-HoldfastIndexAmbiguous         etcd is stopped again and again, for a second each time, while eight threads write
-HoldfastIndexFailing           etcd is stopped
-HoldfastEtcdNodeSilent         the same
-HoldfastEtcdNearQuota          other data fills etcd to four fifths of its quota
-HoldfastEtcdFull               other data fills it up
-HoldfastSweepsFailing          the same: the clock cannot be moved
-HoldfastIndexRefuses           etcd is replaced by an empty one at the same address
+TensorholdStewardAbsent          the only steward is killed (SIGKILL)
+TensorholdProcessNotScraped      the same
+TensorholdStewardStoreClosed     a second steward that is told a master that is not there
+TensorholdNobodySweeps           a store without a steward whose only process has ``sweep_every=None``
+TensorholdBudgetExhausted        samples take the budget, and a producer waits for more of it
+TensorholdProducersStuck         the same: nothing is put
+TensorholdCorruptGets            a byte of an object is changed in the engine
+TensorholdBadPages               a byte of a KV page is changed in the engine
+TensorholdRecordsQuarantined     a broken record is written with etcdctl
+TensorholdDeadLetters            a consumer hands a sample back until it is out of attempts
+TensorholdOrphansFound           an object is back after its sample was freed
+TensorholdAuditTrouble           an object of a generation that this index has not given out: the audit is refused
+TensorholdSamplesLost            a holder is killed
+TensorholdEngineFailing          the same: reads fail until the master gives the holder up
+TensorholdReclaimSlow            the master is stopped again and again while samples are acknowledged: they are freed when it goes on
+TensorholdFreesFailing           the master is stopped (SIGSTOP) while samples are acknowledged
+TensorholdFreesPending           the same
+TensorholdSessionsReopened       the client's etcd lease is revoked with etcdctl, again and again
+TensorholdIndexAmbiguous         etcd is stopped again and again, for a second each time, while eight threads write
+TensorholdIndexFailing           etcd is stopped
+TensorholdEtcdNodeSilent         the same
+TensorholdEtcdNearQuota          other data fills etcd to four fifths of its quota
+TensorholdEtcdFull               other data fills it up
+TensorholdSweepsFailing          the same: the clock cannot be moved
+TensorholdIndexRefuses           etcd is replaced by an empty one at the same address
 =============================  ===========================================================================
 
 All of it takes about three minutes. ``.ci/run`` has the short form, without the tests that are marked ``only_in_full``;
-``HOLDFAST_ALL_ALERTS=1`` in the environment runs all.
+``TENSORHOLD_ALL_ALERTS=1`` in the environment runs all.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ from servers import Cluster, running_cluster
 from steward import Steward, running_steward
 from waiting import START_S, until
 
-FULL: Final = os.environ.get("HOLDFAST_ALL_ALERTS") == "1"
-only_in_full = pytest.mark.skipif(not FULL, reason="takes minutes: HOLDFAST_ALL_ALERTS=1 runs it")
+FULL: Final = os.environ.get("TENSORHOLD_ALL_ALERTS") == "1"
+only_in_full = pytest.mark.skipif(not FULL, reason="takes minutes: TENSORHOLD_ALL_ALERTS=1 runs it")
 
 QUOTA: Final = 48 << 20
 """etcd's. A smaller one is met before it is near: it is checked in pages and after the fact, and all that the tests before write
@@ -90,7 +90,7 @@ EMPTY_WHEN_WELL: Final = {
     'outcome=~"unavailable|failed|wrong_length"': "no object in a call to the engine fails",
     'outcome!~"ok|rejected"': "no call to etcd fails",
     'outcome!="ok"': "no operation and no call to the engine fails",
-    'up{job=~"holdfast.*"} == 0': "all processes answer",
+    'up{job=~"tensorhold.*"} == 0': "all processes answer",
 }
 """Parts of queries that return nothing while all is well, and why: a series with an outcome begins with the first one. In the
 full form they, too, have returned data at the end."""
@@ -124,7 +124,7 @@ class Scene:
     def scrape(self, *more: Steward) -> None:
         """Scrapes the client, the steward, and these."""
         stewards = [one.url.removeprefix("http://") for one in (*([self.steward] if self.steward else []), *more)]
-        self.prometheus.scrape(holdfast=[f"127.0.0.1:{self.client.port}"], holdfast_steward=stewards)
+        self.prometheus.scrape(tensorhold=[f"127.0.0.1:{self.client.port}"], tensorhold_steward=stewards)
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +172,7 @@ def alerts() -> list[dict[str, Any]]:
 def operands(expression: str) -> list[str]:
     """The series that an alert looks at, each with the function over its time: what is left without comparisons, set
     operators and sums."""
-    series = r'(?:holdfast_\w+|up)\b(?:\{[^}]*\})?'
+    series = r'(?:tensorhold_\w+|up)\b(?:\{[^}]*\})?'
     found = re.findall(rf"\w+\({series}\[[^]]*\]\)|{series}(?: offset \w+)?", re.sub(r"\b(?:by|on) \([^)]*\)", "", expression))
     assert found, expression
     return found
@@ -196,7 +196,7 @@ def may_be_empty(query: str) -> bool:
 
 
 def test_every_alert_has_a_cause_here() -> None:
-    listed = re.findall(r"^(Holdfast\w+) {2,}\S", __doc__, flags=re.MULTILINE)
+    listed = re.findall(r"^(Tensorhold\w+) {2,}\S", __doc__, flags=re.MULTILINE)
     assert sorted(listed) == sorted(rule["alert"] for rule in alerts())
     tests = Path(__file__).read_text().partition("def test_every_alert_has_a_cause_here")[2]
     assert [name for name in listed if f'"{name}"' not in tests] == []
@@ -217,8 +217,8 @@ def test_every_query_returns_data_from_live_servers(scene: Scene) -> None:
         time.sleep(0.5)
     assert not left, "\n".join(map(str, left))
     assert [part for part in EMPTY_WHEN_WELL if not any(part in query for _, query in queries())] == []
-    # Nothing was wrong. A sixth of a second, the limit of HoldfastReclaimSlow here, is soon over on a busy machine.
-    assert {one.labels["alertname"] for one in scene.prometheus.fired} <= {"HoldfastReclaimSlow"}
+    # Nothing was wrong. A sixth of a second, the limit of TensorholdReclaimSlow here, is soon over on a busy machine.
+    assert {one.labels["alertname"] for one in scene.prometheus.fired} <= {"TensorholdReclaimSlow"}
 
 
 def test_wrong_bytes_broken_records_and_dead_letters(scene: Scene) -> None:
@@ -227,13 +227,13 @@ def test_wrong_bytes_broken_records_and_dead_letters(scene: Scene) -> None:
     begun = time.monotonic()
     call(alerts_client.get_altered, RUN, "victim")
     assert call(alerts_client.pages, list(range(11, 20)), True)[1] == "corrupt"
-    scene.etcd.ctl("put", f"/holdfast/{RUN}/f/zzz/0000000000000001", given=b'{"generation":1,"reason":"SomethingNew"}')
+    scene.etcd.ctl("put", f"/tensorhold/{RUN}/f/zzz/0000000000000001", given=b'{"generation":1,"reason":"SomethingNew"}')
     call(alerts_client.put, RUN, "bad", ["fails"], 1)
     call(alerts_client.fail, RUN, "bad", "fails")
-    prometheus.fires("HoldfastCorruptGets", begun, store=RUN)
-    prometheus.fires("HoldfastBadPages", begun)
-    prometheus.fires("HoldfastRecordsQuarantined", begun, store=RUN)
-    prometheus.fires("HoldfastDeadLetters", begun, store=RUN)
+    prometheus.fires("TensorholdCorruptGets", begun, store=RUN)
+    prometheus.fires("TensorholdBadPages", begun)
+    prometheus.fires("TensorholdRecordsQuarantined", begun, store=RUN)
+    prometheus.fires("TensorholdDeadLetters", begun, store=RUN)
     call(alerts_client.abort, RUN, "victim")
 
 
@@ -242,12 +242,12 @@ def test_orphans_and_an_audit_that_is_refused(scene: Scene) -> None:
     prometheus, call = scene.prometheus, scene.client.call
     begun = time.monotonic()
     key = call(alerts_client.bring_back, RUN, "ghost")
-    prometheus.fires("HoldfastOrphansFound", begun, store=RUN)
+    prometheus.fires("TensorholdOrphansFound", begun, store=RUN)
     begun = time.monotonic()
     ahead = call(alerts_client.plant_ahead, key)
-    prometheus.fires("HoldfastAuditTrouble", begun, store=RUN)
+    prometheus.fires("TensorholdAuditTrouble", begun, store=RUN)
     call(alerts_client.remove_object, ahead)
-    prometheus.ends("HoldfastAuditTrouble", store=RUN)
+    prometheus.ends("TensorholdAuditTrouble", store=RUN)
 
 
 def test_a_budget_that_is_spent_and_a_store_that_nobody_sweeps(scene: Scene) -> None:
@@ -257,12 +257,12 @@ def test_a_budget_that_is_spent_and_a_store_that_nobody_sweeps(scene: Scene) -> 
     call(alerts_client.open_store, ALONE, {"sweep_every": None})
     call(alerts_client.put, TIGHT, "filler", [], 1, 1000 << 10)
     call(alerts_client.wait_for_budget, TIGHT, 512 << 10)
-    prometheus.fires("HoldfastNobodySweeps", begun, store=ALONE)
-    prometheus.fires("HoldfastProducersStuck", begun, store=TIGHT)
+    prometheus.fires("TensorholdNobodySweeps", begun, store=ALONE)
+    prometheus.fires("TensorholdProducersStuck", begun, store=TIGHT)
     if FULL:
-        prometheus.fires("HoldfastBudgetExhausted", begun, store=TIGHT)
+        prometheus.fires("TensorholdBudgetExhausted", begun, store=TIGHT)
     call(alerts_client.abort, TIGHT, "filler")
-    prometheus.ends("HoldfastProducersStuck", store=TIGHT)
+    prometheus.ends("TensorholdProducersStuck", store=TIGHT)
     call(alerts_client.end_load, f"wait {TIGHT}")
 
 
@@ -270,11 +270,11 @@ def test_a_steward_that_is_killed(scene: Scene) -> None:
     steward, prometheus = scene.start_steward(), scene.prometheus
     begun = time.monotonic()
     steward.process.kill()
-    prometheus.fires("HoldfastProcessNotScraped", begun, instance=steward.url.removeprefix("http://"))
-    prometheus.fires("HoldfastStewardAbsent", begun, store=RUN)
+    prometheus.fires("TensorholdProcessNotScraped", begun, instance=steward.url.removeprefix("http://"))
+    prometheus.fires("TensorholdStewardAbsent", begun, store=RUN)
     scene.steward = None
     scene.start_steward()
-    prometheus.ends("HoldfastStewardAbsent", store=RUN)
+    prometheus.ends("TensorholdStewardAbsent", store=RUN)
 
 
 @only_in_full
@@ -285,14 +285,14 @@ def test_a_steward_that_cannot_reach_the_engine(scene: Scene) -> None:
     with running_steward(nowhere, scene.options({"store": RUN})) as second:
         scene.scrape(second)
         instance = second.url.removeprefix("http://")
-        scene.prometheus.fires("HoldfastStewardStoreClosed", begun, store=RUN, instance=instance)
+        scene.prometheus.fires("TensorholdStewardStoreClosed", begun, store=RUN, instance=instance)
         scene.scrape()
 
 
 @only_in_full
 def test_sessions_that_end_again_and_again(scene: Scene) -> None:
     scene.start_steward()
-    opened = f'holdfast_sessions_opened_total{{store="{RUN}"}}'
+    opened = f'tensorhold_sessions_opened_total{{store="{RUN}"}}'
     until("Prometheus has seen the first session", lambda: bool(scene.prometheus.query(opened)), START_S)
     begun = time.monotonic()
     call = scene.client.call
@@ -303,7 +303,7 @@ def test_sessions_that_end_again_and_again(scene: Scene) -> None:
         known = (session, None)
         until("the client has another session", lambda: call(alerts_client.health, RUN)["session"] not in known, START_S)
     instance = f"127.0.0.1:{scene.client.port}"
-    scene.prometheus.fires("HoldfastSessionsReopened", begun, store=RUN, instance=instance)
+    scene.prometheus.fires("TensorholdSessionsReopened", begun, store=RUN, instance=instance)
 
 
 @only_in_full
@@ -314,15 +314,15 @@ def test_etcd_that_stands_still(scene: Scene) -> None:
     call(alerts_client.open_store, "writes", {"etcd_options": {"write_timeout": 0.5, "try_timeout": 0.3}})
     call(alerts_client.work, "writes", 8, 0.0)
     with stopped_again_and_again(scene.etcd.pid):
-        prometheus.fires("HoldfastIndexAmbiguous", begun, store="writes")
+        prometheus.fires("TensorholdIndexAmbiguous", begun, store="writes")
     begun = time.monotonic()
     os.kill(scene.etcd.pid, signal.SIGSTOP)
     try:
-        prometheus.fires("HoldfastIndexFailing", begun, store="writes")
-        prometheus.fires("HoldfastEtcdNodeSilent", begun, endpoint=scene.etcd.url)
+        prometheus.fires("TensorholdIndexFailing", begun, store="writes")
+        prometheus.fires("TensorholdEtcdNodeSilent", begun, endpoint=scene.etcd.url)
     finally:
         os.kill(scene.etcd.pid, signal.SIGCONT)
-    prometheus.ends("HoldfastEtcdNodeSilent", endpoint=scene.etcd.url)
+    prometheus.ends("TensorholdEtcdNodeSilent", endpoint=scene.etcd.url)
     call(alerts_client.end_load, "work writes")
 
 
@@ -336,20 +336,20 @@ def test_an_engine_that_loses_a_holder_and_a_master_that_hangs(scene: Scene) -> 
     call(alerts_client.read_over_and_over, RUN, samples)
     begun = time.monotonic()
     os.kill(scene.cluster.pids["holder-1"], signal.SIGKILL)
-    prometheus.fires("HoldfastEngineFailing", begun, store=RUN)
-    prometheus.fires("HoldfastSamplesLost", begun, store=RUN)
+    prometheus.fires("TensorholdEngineFailing", begun, store=RUN)
+    prometheus.fires("TensorholdSamplesLost", begun, store=RUN)
     call(alerts_client.end_load, f"read {RUN}")
 
     call(alerts_client.acknowledge, RUN, 400)
     master = scene.cluster.pids["master-0"]
     begun = time.monotonic()
     with stopped_again_and_again(master):
-        prometheus.fires("HoldfastReclaimSlow", begun, store=RUN)
+        prometheus.fires("TensorholdReclaimSlow", begun, store=RUN)
     begun = time.monotonic()
     os.kill(master, signal.SIGSTOP)
     try:
-        prometheus.fires("HoldfastFreesPending", begun, store=RUN)
-        prometheus.fires("HoldfastFreesFailing", begun, store=RUN)
+        prometheus.fires("TensorholdFreesPending", begun, store=RUN)
+        prometheus.fires("TensorholdFreesFailing", begun, store=RUN)
     finally:
         os.kill(master, signal.SIGCONT)
     call(alerts_client.end_load, f"acknowledge {RUN}")
@@ -361,14 +361,14 @@ def test_etcd_that_is_full(scene: Scene) -> None:
     prometheus = scene.prometheus
     begun = time.monotonic()
     scene.etcd.fill(0.8)
-    prometheus.fires("HoldfastEtcdNearQuota", begun, endpoint=scene.etcd.url)
+    prometheus.fires("TensorholdEtcdNearQuota", begun, endpoint=scene.etcd.url)
     begun = time.monotonic()
     scene.etcd.fill(2.0)
-    prometheus.fires("HoldfastEtcdFull", begun, endpoint=scene.etcd.url)
-    prometheus.fires("HoldfastEtcdFull", begun, store=RUN)
-    prometheus.fires("HoldfastSweepsFailing", begun, store=RUN)
+    prometheus.fires("TensorholdEtcdFull", begun, endpoint=scene.etcd.url)
+    prometheus.fires("TensorholdEtcdFull", begun, store=RUN)
+    prometheus.fires("TensorholdSweepsFailing", begun, store=RUN)
     scene.etcd.make_room()
-    prometheus.ends("HoldfastEtcdFull", endpoint=scene.etcd.url)
+    prometheus.ends("TensorholdEtcdFull", endpoint=scene.etcd.url)
 
 
 @only_in_full
@@ -377,7 +377,7 @@ def test_etcd_that_is_replaced(scene: Scene) -> None:
     scene.start_steward()
     begun = time.monotonic()
     scene.etcd.replace()
-    scene.prometheus.fires("HoldfastIndexRefuses", begun, store=RUN)
+    scene.prometheus.fires("TensorholdIndexRefuses", begun, store=RUN)
 
 
 @only_in_full

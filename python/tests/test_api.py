@@ -1,6 +1,6 @@
 """The public Python API, name by name, as ``golden/api.txt`` has it: a change of it is seen in a review.
 
-After an intended change: ``HOLDFAST_BLESS=1 .venv/bin/python -m pytest python/tests/test_api.py`` writes the file anew.
+After an intended change: ``TENSORHOLD_BLESS=1 .venv/bin/python -m pytest python/tests/test_api.py`` writes the file anew.
 What a change means for users is in ``docs/versioning.md``."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import holdfast
+import tensorhold
 
 GOLDEN = Path(__file__).parent / "golden" / "api.txt"
 # Methods with underscores that users call: by a statement, an operator or a builtin.
@@ -26,7 +26,7 @@ CALLED = {
     "__exit__", "__getitem__", "__init__", "__iter__", "__len__",
 }  # fmt: skip
 # Read, not imported: their frameworks are slow to load.
-ADAPTERS = {"holdfast.sglang", "holdfast.specforge", "holdfast.torchspec", "holdfast.vllm"}
+ADAPTERS = {"tensorhold.sglang", "tensorhold.specforge", "tensorhold.torchspec", "tensorhold.vllm"}
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -37,8 +37,8 @@ class Text(str):
 
 
 def public_modules() -> list[str]:
-    found = (module.name for module in pkgutil.iter_modules(holdfast.__path__))
-    return ["holdfast", *sorted(f"holdfast.{name}" for name in found if not name.startswith("_"))]
+    found = (module.name for module in pkgutil.iter_modules(tensorhold.__path__))
+    return ["tensorhold", *sorted(f"tensorhold.{name}" for name in found if not name.startswith("_"))]
 
 
 def signature(function: Any) -> str:
@@ -60,7 +60,7 @@ def members(public: type[Any]) -> Iterator[str]:
     """What the class and its bases in this package offer; what a framework's base class adds is the framework's."""
     arguments = {field.name for field in dataclasses.fields(public)} if dataclasses.is_dataclass(public) else set()
     for member in inspect.classify_class_attrs(public):
-        inside = member.defining_class.__module__.partition(".")[0] == "holdfast"
+        inside = member.defining_class.__module__.partition(".")[0] == "tensorhold"
         if not inside or member.name in arguments or (member.name.startswith("_") and member.name not in CALLED):
             continue
         if member.kind == "property":
@@ -92,11 +92,11 @@ def lines(module: str, classes: dict[type[Any], str]) -> Iterator[str]:
         elif inspect.ismodule(value) or isinstance(value, str):
             yield f"{module}.{name}"
         else:
-            yield f"{module}.{name} = " + re.sub(r"\bholdfast(\.\w+)*\.", "", str(value))
+            yield f"{module}.{name} = " + re.sub(r"\btensorhold(\.\w+)*\.", "", str(value))
 
 
 def source(module: str) -> ast.Module:
-    path = Path(holdfast.__path__[0], *module.split(".")[1:])
+    path = Path(tensorhold.__path__[0], *module.split(".")[1:])
     return ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text())
 
 
@@ -144,11 +144,11 @@ def test_the_public_api_is_the_one_on_record() -> None:
     now: list[str] = []
     for module in public_modules():
         now += adapter_lines(module) if module in ADAPTERS else lines(module, classes)
-    if os.environ.get("HOLDFAST_BLESS") == "1":
+    if os.environ.get("TENSORHOLD_BLESS") == "1":
         GOLDEN.write_text("".join(f"{line}\n" for line in now))
     recorded = GOLDEN.read_text().splitlines()
     changed = "\n".join(difflib.unified_diff(recorded, now, "golden/api.txt", "this package", lineterm="", n=0))
-    assert not changed, f"the public API has changed; if that is intended, run this with HOLDFAST_BLESS=1\n{changed}"
+    assert not changed, f"the public API has changed; if that is intended, run this with TENSORHOLD_BLESS=1\n{changed}"
 
 
 def test_every_public_module_says_what_it_exports() -> None:

@@ -26,7 +26,7 @@ from pathlib import Path
 import pytest
 
 import book_reference
-import holdfast
+import tensorhold
 from browser import chromium
 from real import processes
 from servers import REPOSITORY, Cluster
@@ -101,8 +101,8 @@ def named(path: Path) -> str:
 def variables(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """An environment in which the command is in the path, and the cluster is found."""
     folder = tmp_path_factory.mktemp("bin")
-    command = folder / "holdfast"
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m holdfast "$@"\n')
+    command = folder / "tensorhold"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tensorhold "$@"\n')
     command.chmod(0o755)
     path = [str(folder), str(Path(sys.executable).parent), str(REPOSITORY / ".etcd/bin"), os.environ["PATH"]]
     return {
@@ -116,8 +116,8 @@ def variables(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dic
 
 
 def of_a_page(variables: dict[str, str], folder: Path) -> dict[str, str]:
-    """A page has an index of its own, so that pages may use the same names; and its own place for ``holdfast up``."""
-    return {**variables, "HOLDFAST_ETCD_ROOT": f"book-{uuid.uuid4().hex[:12]}", "XDG_STATE_HOME": str(folder / "state")}
+    """A page has an index of its own, so that pages may use the same names; and its own place for ``tensorhold up``."""
+    return {**variables, "TENSORHOLD_ETCD_ROOT": f"book-{uuid.uuid4().hex[:12]}", "XDG_STATE_HOME": str(folder / "state")}
 
 
 def run(command: list[str], variables: dict[str, str], folder: Path, what: str) -> None:
@@ -166,7 +166,7 @@ def test_every_block_is_run_or_says_why_not() -> None:
 
 def test_what_is_made_from_the_code_is_what_the_code_says() -> None:
     page, made = DOCS / "errors.md", book_reference.errors_page()
-    if os.environ.get("HOLDFAST_REFERENCE") == "write":
+    if os.environ.get("TENSORHOLD_REFERENCE") == "write":
         page.write_text(made, encoding="utf-8")
     assert page.read_text(encoding="utf-8") == made, "its first lines say how to make it again"
 
@@ -200,7 +200,7 @@ def test_messages_that_are_quoted_are_messages_of_the_code() -> None:
     folders = [
         (REPOSITORY / "crates", "*/src/**/*.rs"),
         (REPOSITORY / "python/src", "**/*.rs"),
-        (REPOSITORY / "python/holdfast", "**/*.py"),
+        (REPOSITORY / "python/tensorhold", "**/*.py"),
     ]
     code = "\n".join(path.read_text(encoding="utf-8") for folder, files in folders for path in folder.glob(files))
     # Texts over several lines: a backslash at the end of a line, or one literal after the other.
@@ -232,9 +232,9 @@ def test_the_cluster_of_operations_md_serves_a_store(cluster: Cluster, tmp_path:
         store = None
         while store is None:
             try:
-                store = stack.enter_context(holdfast.open(store_name, pool_bytes=64 << 20, timeout=10, **settings))
+                store = stack.enter_context(tensorhold.open(store_name, pool_bytes=64 << 20, timeout=10, **settings))
                 store.put("sample-1", {"x": b"committed"}, groups=["trainers"], timeout=10)
-            except (holdfast.Capacity, holdfast.Unavailable):
+            except (tensorhold.Capacity, tensorhold.Unavailable):
                 store = None  # they are not there yet
                 assert time.monotonic() < deadline, json.dumps({f.name: f.read_text()[-2000:] for f in tmp_path.glob("*.log")})
                 time.sleep(0.2)

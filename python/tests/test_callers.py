@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 import torch
 
-import holdfast
-import holdfast.aio
+import tensorhold
+import tensorhold.aio
 from conftest import OpenStore
-from holdfast import FeatureStore
+from tensorhold import FeatureStore
 from servers import REPOSITORY, Cluster
 from test_waiting import interrupted
 from waiting import PROMPTLY_S, until
@@ -46,7 +46,7 @@ def consume(store: FeatureStore, sample: str) -> None:
 
 
 async def test_takes_that_ran_out_of_wait_for_cost_a_later_sample_no_attempt(cluster: Cluster, store: FeatureStore) -> None:
-    async with await holdfast.aio.open(store.name, **cluster.settings()) as consumer:
+    async with await tensorhold.aio.open(store.name, **cluster.settings()) as consumer:
         for _ in range(3):
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(consumer.take(GROUP), 0.3)
@@ -58,7 +58,7 @@ async def test_takes_that_ran_out_of_wait_for_cost_a_later_sample_no_attempt(clu
 
 async def test_takes_cancelled_at_any_moment_cost_no_attempt(cluster: Cluster, store: FeatureStore) -> None:
     store.put("sample-1", {"x": torch.ones(1000)}, groups=[GROUP], max_attempts=1)
-    async with await holdfast.aio.open(store.name, **cluster.settings()) as consumer:
+    async with await tensorhold.aio.open(store.name, **cluster.settings()) as consumer:
         for step in range(60):
             task = asyncio.ensure_future(consumer.take(GROUP, timeout=5))
             timer = asyncio.get_running_loop().call_later(step * 0.0005, task.cancel)

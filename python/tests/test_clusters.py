@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-import holdfast
+import tensorhold
 from servers import Cluster
 from test_command import answer, run
 
@@ -16,7 +16,7 @@ def test_a_store_is_moved_while_it_is_used(start_cluster: Callable[..., Cluster]
     store = ("--store", "run-7")
     assert answer(home, "clusters")["clusters"] == [{"cluster": "home", "endpoints": home.etcd, "open": True, "stores": []}]
 
-    with holdfast.open("run-7", **home.settings()) as early:
+    with tensorhold.open("run-7", **home.settings()) as early:
         early.put("kept", {"x": b"put before there were clusters"}, groups=["eval"])
         assert "home itself" in run(home, "clusters", "add", "b", *home.etcd, code=2)
         run(home, "clusters", "add", "b", *other.etcd)
@@ -30,14 +30,14 @@ def test_a_store_is_moved_while_it_is_used(start_cluster: Callable[..., Cluster]
     failed: list[BaseException] = []
 
     def produce() -> None:
-        with holdfast.open("run-7", **settings) as producer:
+        with tensorhold.open("run-7", **settings) as producer:
             while not stop.is_set():
                 name = f"sample-{len(put)}"
                 producer.put(name, {"x": name.encode() * 100}, groups=["trainers"])
                 put.append(name)
 
     def consume() -> None:
-        with holdfast.open("run-7", **settings) as consumer:
+        with tensorhold.open("run-7", **settings) as consumer:
             while not (stop.is_set() and len(used) == len(put)):
                 for lease in consumer.take("trainers", 4, timeout=0.5):
                     name = lease.sample
@@ -70,7 +70,7 @@ def test_a_store_is_moved_while_it_is_used(start_cluster: Callable[..., Cluster]
 
     stores = {row["cluster"]: row["stores"] for row in answer(home, "clusters")["clusters"]}
     assert stores == {"home": [], "b": ["run-7"]}
-    with holdfast.open("run-7", **home.settings()) as late:
+    with tensorhold.open("run-7", **home.settings()) as late:
         [lease] = late.take("eval", 1)
         assert bytes(lease.get(as_="numpy")["x"]) == b"put before there were clusters"
         lease.ack()

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import holdfast
+import tensorhold
 from servers import REPOSITORY, Cluster
 from steward import WITHIN_S, running_steward
 from waiting import until
@@ -19,7 +19,7 @@ def run(cluster: Cluster | None, *arguments: str, code: int = 0, more: dict[str,
     """Runs the command, and returns what it prints."""
     variables = {**os.environ, **(cluster.variables() if cluster else {}), **(more or {})}
     variables["PYTHONPATH"] = str(REPOSITORY / "python")
-    command = [sys.executable, "-m", "holdfast", *arguments]
+    command = [sys.executable, "-m", "tensorhold", *arguments]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120, env=variables)
     assert ran.returncode == code, (ran.stdout, ran.stderr)
     return ran.stdout if code == 0 else ran.stderr
@@ -30,7 +30,7 @@ def answer(cluster: Cluster | None, *arguments: str) -> Any:
 
 
 def test_a_sample_is_seen_explained_and_removed(cluster: Cluster) -> None:
-    with holdfast.open("command", role="trainer-3", **cluster.settings()) as store:
+    with tensorhold.open("command", role="trainer-3", **cluster.settings()) as store:
         store.put("sample-1", {"x": b"committed"}, groups=["g"])
         named = ("--store", "command")
         assert answer(cluster, "status", *named)["items"][0]["samples"]["live"] == 1
@@ -58,7 +58,7 @@ def test_up_serves_a_program_and_down_ends_it(tmp_path: Path) -> None:
         started = json.loads(run(None, "up", "--memory", "64MiB", *folder, "--json", more=path))
         assert started["state"] == "started" and all(process["running"] for process in started["processes"])
         at = started["endpoints"]
-        with holdfast.open("first", master=at["master"], admin=at["admin"], metadata=at["metadata"], etcd=at["etcd"]) as store:
+        with tensorhold.open("first", master=at["master"], admin=at["admin"], metadata=at["metadata"], etcd=at["etcd"]) as store:
             store.put("sample-1", {"x": b"committed"}, groups=["g"])
             assert "group g waits for it" in run(None, "why", "sample-1", *folder)
     finally:
@@ -69,7 +69,7 @@ def test_up_serves_a_program_and_down_ends_it(tmp_path: Path) -> None:
 def test_a_steward_finds_a_store_looks_after_it_and_stops(cluster: Cluster) -> None:
     with running_steward(cluster, {"look_every": "200ms"}) as steward:
         until("it is ready", steward.ready, WITHIN_S)
-        with holdfast.open("found", sweep_every=None, **cluster.settings()) as store:
+        with tensorhold.open("found", sweep_every=None, **cluster.settings()) as store:
             # Nobody but the steward sweeps this store: it has begun after the steward.
             until("it looks after the store", lambda: steward.ask("/v1/stores/found")[0] == 200, WITHIN_S)
             until("it sweeps", lambda: bool(steward.value("/v1/stores/found")["sweeps"]), WITHIN_S)
@@ -100,7 +100,7 @@ def test_a_token_opens_the_interface_of_its_store_only(cluster: Cluster) -> None
         assert steward.ask("/v1/stores/first-store")[0] == 200
         assert steward.ask("/v1/stores/second")[0] == 403
         assert steward.ask("/v1/stores/first-store/sweep", method="POST")[0] == 403, "it may only look"
-        assert steward.ask("/v1/stores/first-store", token="hf_another")[0] == 401
+        assert steward.ask("/v1/stores/first-store", token="th_another")[0] == 401
     assert made["token"] not in "".join(steward.log)
 
 

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from holdfast._counters import _TOLD, Counters
+from tensorhold._counters import _TOLD, Counters
 
 
 class Pages:

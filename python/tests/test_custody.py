@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 import torch
 
-import holdfast
+import tensorhold
 from conftest import OpenStore
-from holdfast import AdoptedTensor, Answered, FeatureStore, GroupProgress, Lease, SampleRef, TensorSpec
+from tensorhold import AdoptedTensor, Answered, FeatureStore, GroupProgress, Lease, SampleRef, TensorSpec
 from servers import REPOSITORY, Cluster
 
 ABORTS = """
-import holdfast, json, sys
+import tensorhold, json, sys
 settings = json.loads(sys.argv[2])
-with holdfast.open(sys.argv[1], **settings) as store:
+with tensorhold.open(sys.argv[1], **settings) as store:
     store.abort("shared")
 """
 
@@ -74,7 +74,7 @@ def test_answers_say_what_became_of_the_sample(store: FeatureStore) -> None:
         second.ack()
     with pytest.raises(KeyError):
         second.get()
-    with pytest.raises(holdfast.NotFound):
+    with pytest.raises(tensorhold.NotFound):
         store.lease(ref, "g")
     with pytest.raises(KeyError):
         store.get(ref)
@@ -100,12 +100,12 @@ def test_the_last_reader_that_uses_a_sample_up_ends_it(open_store: OpenStore) ->
     ref, grouped = one.put("used", {"x": b"1"}), one.put("grouped", {"x": b"1"}, groups=["g"])
     first, last = one.lease_shared(ref), other.lease_shared(ref)
     assert not first.use_up().retired and first.answered
-    with pytest.raises(holdfast.Fenced):
+    with pytest.raises(tensorhold.Fenced):
         first.use_up()
     assert last.get()["x"].tobytes() == b"1"
     ended = last.use_up()
     assert ended.retired and ended.free
-    with pytest.raises(holdfast.NotFound):
+    with pytest.raises(tensorhold.NotFound):
         one.lease_shared(ref)
     assert not one.lease_shared(grouped).use_up().retired, "its group has yet to use it"
 
@@ -115,14 +115,14 @@ def test_many_answers_at_once(store: FeatureStore) -> None:
     refs = [store.put(f"s{n}", sample(n), groups=["g"]) for n in range(4)]
     leases = store.lease_many([*refs, SampleRef("none", 1)], "g")
     error = leases.pop()
-    assert isinstance(error, holdfast.NotFound)
+    assert isinstance(error, tensorhold.NotFound)
     held = [lease for lease in leases if isinstance(lease, Lease)]
     assert len(held) == 4
     assert store.renew_many(held) == [None] * 4
     assert [isinstance(a, Answered) and a.retired for a in store.ack_many(held[:2])] == [True, True]
     assert [isinstance(a, Answered) and a.retired for a in store.nack_many(held[2:3])] == [False]
     assert store.release_many(held[3:]) == [None]
-    assert isinstance(store.ack_many(held[:1])[0], holdfast.Fenced)
+    assert isinstance(store.ack_many(held[:1])[0], tensorhold.Fenced)
     assert sorted(lease.sample for lease in store.take("g", 10)) == ["s2", "s3"]
 
 
@@ -140,8 +140,8 @@ def test_a_retained_sample_comes_again(store: FeatureStore) -> None:
         assert lease.ref == ref and lease.ack() == Answered(False)
         store.reopen(ref)
     assert store.retire(ref).reason == "aborted"
-    assert isinstance(store.reopen_many([ref])[0], holdfast.HoldfastError)
-    assert isinstance(store.retire_many([ref])[0], holdfast.NotFound)
+    assert isinstance(store.reopen_many([ref])[0], tensorhold.TensorholdError)
+    assert isinstance(store.retire_many([ref])[0], tensorhold.NotFound)
 
 
 def test_a_second_put_takes_the_place_of_the_first(store: FeatureStore) -> None:
@@ -161,13 +161,13 @@ def test_an_abort_by_another_process_makes_gets_fail(store: FeatureStore, cluste
     lease.get()
     command = [sys.executable, "-c", ABORTS, store_name, json.dumps(cluster.settings())]
     subprocess.run(command, check=True, timeout=60, env={"PYTHONPATH": str(REPOSITORY / "python")})
-    with pytest.raises(holdfast.Fenced):
+    with pytest.raises(tensorhold.Fenced):
         lease.get()
     with pytest.raises(KeyError):
         store.get("shared")
-    with pytest.raises(holdfast.NotFound):
+    with pytest.raises(tensorhold.NotFound):
         store.abort("shared")
-    assert [type(error) for error in store.abort_many(["shared", "never"])] == [holdfast.NotFound] * 2
+    assert [type(error) for error in store.abort_many(["shared", "never"])] == [tensorhold.NotFound] * 2
     lease.release()
     store.sweep()
     store.drain()
@@ -175,15 +175,15 @@ def test_an_abort_by_another_process_makes_gets_fail(store: FeatureStore, cluste
 
 def test_what_somebody_else_wrote_is_adopted(store: FeatureStore, store_name: str) -> None:
     donor = store.put("donor", {"x": torch.arange(100)})
-    # Objects of our own serve as another writer's: only Holdfast recognizes their keys, by their form.
+    # Objects of our own serve as another writer's: only Tensorhold recognizes their keys, by their form.
     announced = store.announce("theirs", [f"{store_name}/k1", f"{store_name}/k2"], 800)
     assert announced.ref.sample == "theirs" and announced.keys == [f"{store_name}/k1", f"{store_name}/k2"]
     tensor = AdoptedTensor(TensorSpec("x", "int64", (100,)), f"{store_name}/k1")
-    with pytest.raises(holdfast.NotFound, match="does not exist"):
+    with pytest.raises(tensorhold.NotFound, match="does not exist"):
         store.adopt(announced, [tensor])
-    with pytest.raises(holdfast.Invalid, match="announce"):
+    with pytest.raises(tensorhold.Invalid, match="announce"):
         store.adopt(announced, [AdoptedTensor(tensor.spec, "stranger")])
-    with pytest.raises(holdfast.NotFound):
+    with pytest.raises(tensorhold.NotFound):
         store.adopt("now", [tensor])
     store.discard(announced)
     store.drain()
@@ -212,7 +212,7 @@ def test_adopted_bytes_come_out(cluster: Cluster, store: FeatureStore, store_nam
         now = [AdoptedTensor(TensorSpec("x", "int64", (100,)), f"{store_name}/y")]
         assert torch.equal(store.get(store.adopt("now", now), as_="torch")["x"], torch.arange(100))
         # The same client, lent to a store of ours.
-        with holdfast.open(store_name, **settings, client=writer, sweep_every=None) as over:
+        with tensorhold.open(store_name, **settings, client=writer, sweep_every=None) as over:
             assert torch.equal(over.get("now", as_="torch")["x"], torch.arange(100))
             with pytest.raises(TypeError, match="client"):
                 pickle.dumps(over)
@@ -234,12 +234,12 @@ def test_leases_are_not_pickled_and_errors_have_facts(store: FeatureStore) -> No
     store.put("a", sample())
     with store.read("a") as lease, pytest.raises(TypeError, match="lease.ref"):
         pickle.dumps(lease)
-    with pytest.raises(holdfast.NotFound) as caught:
+    with pytest.raises(tensorhold.NotFound) as caught:
         store.read("b")
     assert caught.value.facts["sample"] == "b" and caught.value.retry == "never"
-    with pytest.raises(holdfast.Invalid):
+    with pytest.raises(tensorhold.Invalid):
         store.put("x" * 300, sample())
-    with pytest.raises(holdfast.Invalid, match="group"):
+    with pytest.raises(tensorhold.Invalid, match="group"):
         store.put("a", sample(), groups=["no spaces"])
 
 
@@ -261,12 +261,12 @@ def test_a_budget_is_changed_and_serves_who_waits(open_store: OpenStore) -> None
             waiting.result(timeout=1)
         store.set_budget(2 << 20)
         waiting.result(timeout=10)
-    with pytest.raises(holdfast.Capacity, match="hold more"):
+    with pytest.raises(tensorhold.Capacity, match="hold more"):
         store.set_budget(1 << 20)
     store.abort_many(["first", "second"])
     store.drain()
     store.set_budget(1 << 20)
-    with pytest.raises(holdfast.Capacity, match="whole budget"):
+    with pytest.raises(tensorhold.Capacity, match="whole budget"):
         store.put("large", {"x": bytes((1 << 20) + 1)}, timeout=5)
 
 
@@ -278,12 +278,12 @@ def test_sessions_say_who_they_are(open_store: OpenStore) -> None:
     sessions = first.sessions()
     assert sorted(one.role for one in sessions) == ["producer", "trainer-3"]
     for one in sessions:
-        assert (one.pid, one.host, one.version) == (os.getpid(), socket.gethostname(), holdfast.version())
+        assert (one.pid, one.host, one.version) == (os.getpid(), socket.gethostname(), tensorhold.version())
         assert "pytest" in one.program or "__main__" in one.program
         assert begun - 60 < one.started < time.time() + 60
     second.close()
     assert [one.role for one in first.sessions()] == ["producer"]
-    with pytest.raises(holdfast.Conflict, match=f"{os.getpid()} on {socket.gethostname()}"):
+    with pytest.raises(tensorhold.Conflict, match=f"{os.getpid()} on {socket.gethostname()}"):
         open_store(role="other").end()
 
 
@@ -313,7 +313,7 @@ def test_a_dead_letter_is_requeued_or_dropped(open_store: OpenStore) -> None:
     lease.ack()
     assert store.take("others", timeout=0.2) == []
     store.drop_dead(away.ref)
-    with pytest.raises(holdfast.NotFound):
+    with pytest.raises(tensorhold.NotFound):
         store.requeue(away.ref)
     store.drain()
     assert store.dead_letters() == ([], None)

@@ -16,7 +16,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 RULES = REPOSITORY / "ops/prometheus/rules.yml"
 RULES_TEST = REPOSITORY / "ops/prometheus/rules_test.yml"
 SCRAPE = REPOSITORY / "ops/prometheus/prometheus.yml"
-DASHBOARD = REPOSITORY / "ops/grafana/holdfast.json"
+DASHBOARD = REPOSITORY / "ops/grafana/tensorhold.json"
 RUNBOOK = REPOSITORY / "docs/runbook.md"
 PROMTOOL = REPOSITORY / ".prometheus/bin/promtool"
 
@@ -30,7 +30,7 @@ VARIABLES = {"$__rate_interval": "1m", "$__range": "1h", "$store": ".*", "${data
 def known_metrics() -> dict[str, set[str]]:
     """Every name that a query may use, and its labels; of a histogram, the three names of its parts."""
     known = dict(OTHERS)
-    row = re.compile(r"^\| `(holdfast_\w+)` \| (\w+) \| ([^|]*)\|", re.MULTILINE)
+    row = re.compile(r"^\| `(tensorhold_\w+)` \| (\w+) \| ([^|]*)\|", re.MULTILINE)
     for name, kind, labels in row.findall((REPOSITORY / "docs/metrics.md").read_text()):
         own = set(re.findall(r"`(\w+)`", labels))
         if kind == "histogram":
@@ -38,9 +38,9 @@ def known_metrics() -> dict[str, set[str]]:
         else:
             known[name] = own
     told = (REPOSITORY / "crates/steward/src/metrics.rs").read_text().partition("#[cfg(test)]")[0]
-    for name in re.findall(r'"(holdfast_\w+)"', told):
+    for name in re.findall(r'"(tensorhold_\w+)"', told):
         is_of_all = "compact" in name
-        known[name] = set() if is_of_all else {"endpoint"} if name.startswith("holdfast_etcd_") else {"store"}
+        known[name] = set() if is_of_all else {"endpoint"} if name.startswith("tensorhold_etcd_") else {"store"}
     return known
 
 
@@ -85,7 +85,7 @@ def test_queries_use_metrics_and_labels_that_exist() -> None:
     assert len(known) > 70 and {"operation", "call", "outcome"} <= set(values)
     wrong = []
     for where, query in queries():
-        names = set(re.findall(r"\b(?:holdfast_\w+|up|ALERTS)\b", re.sub(r'job=~?"[^"]*"', "", query)))
+        names = set(re.findall(r"\b(?:tensorhold_\w+|up|ALERTS)\b", re.sub(r'job=~?"[^"]*"', "", query)))
         wrong += [f"{where}: {name}" for name in names - set(known)]
         labels = set().union(*(known.get(name, set()) for name in names), EVERYWHERE)
         for grouped in re.findall(r"\b(?:by|on) \(([^)]*)\)", query):
@@ -126,7 +126,7 @@ def test_what_the_runbook_names_is_there() -> None:
     commands = (REPOSITORY / "docs/command.md").read_text()
     table = re.findall(r"^\| (`[^|]*) \|", commands, flags=re.MULTILINE)
     there = {word for row in table for code in re.findall(r"`([^`]+)`", row) for word in code.split()}
-    used = re.findall(r"`(?:holdfast|dead|quarantine) ([a-z-]+)(?: (set|ls|show|requeue|drop)\b)?", text)
+    used = re.findall(r"`(?:tensorhold|dead|quarantine) ([a-z-]+)(?: (set|ls|show|requeue|drop)\b)?", text)
     words = {word for pair in used for word in pair if word}
     assert {"doctor", "status", "why", "requeue"} <= words <= there
     own = {f"#{heading.lower()}" for heading in re.findall(r"^## (\w+)$", text, flags=re.MULTILINE)}
@@ -142,7 +142,7 @@ def test_the_rules_and_the_scrape_configuration_are_valid() -> None:
     promtool("check", "rules", "--lint-fatal", RULES)
     promtool("check", "config", SCRAPE)
     jobs = [job["job_name"] for job in yaml.safe_load(SCRAPE.read_text())["scrape_configs"]]
-    assert jobs == ["holdfast-steward", "holdfast"]
+    assert jobs == ["tensorhold-steward", "tensorhold"]
 
 
 def test_each_alert_fires_by_its_cause_and_none_without() -> None:
@@ -171,7 +171,7 @@ def test_the_queries_of_the_dashboard_can_be_parsed(tmp_path: Path) -> None:
 
 def test_the_dashboard_is_one_that_grafana_takes() -> None:
     board = json.loads(DASHBOARD.read_text())
-    assert board["uid"] == "holdfast" and board["id"] is None and board["schemaVersion"] >= 39
+    assert board["uid"] == "tensorhold" and board["id"] is None and board["schemaVersion"] >= 39
     assert [one["name"] for one in board["templating"]["list"]] == ["datasource", "store"]
     every = panels()
     assert len({panel["id"] for panel in every}) == len(every)

@@ -29,10 +29,10 @@ from servers import REPOSITORY
 DEPLOY = REPOSITORY / "deploy"
 COMPOSE = DEPLOY / "compose"
 CONFIG = COMPOSE / "config"
-CHART = DEPLOY / "helm/holdfast"
+CHART = DEPLOY / "helm/tensorhold"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 KUBERNETES = "1.31"
-SECRETS = "/run/holdfast"
+SECRETS = "/run/tensorhold"
 
 
 def output(*command: str | Path) -> str:
@@ -46,7 +46,7 @@ def flags_of(program: str) -> frozenset[str]:
     """The flags that a program knows, by its own help."""
     help_of: dict[str, tuple[str | Path, ...]] = {
         "etcd": (REPOSITORY / ".etcd/bin/etcd", "--help"),
-        "holdfast steward": (sys.executable, "-m", "holdfast", "steward", "--help"),
+        "tensorhold steward": (sys.executable, "-m", "tensorhold", "steward", "--help"),
         "mooncake_client": (Path(sys.executable).parent / "mooncake_client", "--help"),
         "mooncake_master": (Path(sys.executable).parent / "mooncake_master", "--help"),
         "prometheus": (REPOSITORY / ".prometheus/bin/prometheus", "--help"),
@@ -136,7 +136,7 @@ def test_flags_and_settings_of_the_services_exist() -> None:
     for name in ("master-0", "master-1"):
         assert unknown_flags("mooncake_master", [flag for flag in every[name]["command"] if "flagfile" not in flag]) == []
     for name in ("steward-0", "steward-1"):
-        assert unknown_flags("holdfast steward", every[name]["command"]) == []
+        assert unknown_flags("tensorhold steward", every[name]["command"]) == []
     assert unknown_flags("prometheus", every["prometheus"]["command"]) == []
 
 
@@ -148,7 +148,7 @@ def test_no_port_is_published_beyond_this_host() -> None:
 
 def test_every_service_is_restricted() -> None:
     for name, service in services():
-        assert service["read_only"] and service["cap_drop"] == ["ALL"] and service["user"].startswith("${HOLDFAST_UID"), name
+        assert service["read_only"] and service["cap_drop"] == ["ALL"] and service["user"].startswith("${TENSORHOLD_UID"), name
 
 
 def test_prepare_gives_each_only_its_own_and_changes_nothing_when_run_again(prepared: Path) -> None:
@@ -238,8 +238,8 @@ def test_pods_find_what_they_mount_and_nothing_is_in_the_clear() -> None:
             said = json.dumps(container)
             for source in container.get("envFrom", []):
                 said += json.dumps(settings[source["configMapRef"]["name"]]["data"])
-            if "holdfast.toml" in said:
-                said += settings["run-config"]["data"]["holdfast.toml"]
+            if "tensorhold.toml" in said:
+                said += settings["run-config"]["data"]["tensorhold.toml"]
             for mount in container["volumeMounts"]:
                 used = set(re.findall(rf"{re.escape(mount['mountPath'])}/([\w.-]+\.\w+)", said))
                 assert used <= mounted.get(mount["name"], used), f"{name}: {used}"
@@ -268,11 +268,11 @@ def test_flags_and_settings_of_the_chart_exist() -> None:
     config = of_kind("ConfigMap")["run-config"]["data"]
     assert unknown_flags("mooncake_master", lines(config["master.flags"])) == []
     assert unknown_flags("mooncake_client", lines(config["holder.flags"])) == []
-    assert unknown_flags("holdfast steward", workloads()["run-steward"]["spec"]["template"]["spec"]["containers"][0]["command"]) == []
+    assert unknown_flags("tensorhold steward", workloads()["run-steward"]["spec"]["template"]["spec"]["containers"][0]["command"]) == []
     for name in ("run-etcd", "run-mooncake-etcd"):
         environment = workloads()[name]["spec"]["template"]["spec"]["containers"][0]["env"]
         assert unknown_variables({one["name"]: "" for one in environment}) == []
-    assert tomllib.loads(config["holdfast.toml"])["steward"]["http"]["tokens"] == values()["steward"]["tokens"]
+    assert tomllib.loads(config["tensorhold.toml"])["steward"]["http"]["tokens"] == values()["steward"]["tokens"]
 
 
 def test_the_scripts_of_the_chart_are_those_of_the_compose_file() -> None:
@@ -284,7 +284,7 @@ def test_the_scripts_of_the_chart_are_those_of_the_compose_file() -> None:
 
 
 def test_units_are_valid_and_exposed_little(tmp_path: Path) -> None:
-    assert [unit.stem.removeprefix("holdfast-") for unit in UNITS] == ["etcd", "holder", "master", "mooncake-etcd", "steward"]
+    assert [unit.stem.removeprefix("tensorhold-") for unit in UNITS] == ["etcd", "holder", "master", "mooncake-etcd", "steward"]
     analyze = shutil.which("systemd-analyze")
     assert analyze, "systemd-analyze is missing: run .ci/setup, which installs it"
     for unit in UNITS:
@@ -292,7 +292,7 @@ def test_units_are_valid_and_exposed_little(tmp_path: Path) -> None:
         text = re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", unit.read_text(), flags=re.MULTILINE)
         (tmp_path / unit.name).write_text(text)
     said = output(analyze, "verify", "--man=no", *(tmp_path / unit.name for unit in UNITS))
-    assert "holdfast-" not in said, said
+    assert "tensorhold-" not in said, said
     for unit in UNITS:
         judged = output(analyze, "security", "--offline=true", "--no-pager", tmp_path / unit.name)
         exposure = re.search(r"Overall exposure level for \S+: ([\d.]+)", judged)
@@ -307,16 +307,16 @@ def test_flags_and_settings_of_the_units_exist() -> None:
     assert given == {name: value for name, value in ours.items() if not value.startswith(SECRETS)}
     for unit in UNITS:
         command = re.findall(r"^ExecStart=(.*)$", unit.read_text(), flags=re.MULTILINE)[0].split()
-        program = "holdfast steward" if "steward" in unit.name else Path(command[0]).name
+        program = "tensorhold steward" if "steward" in unit.name else Path(command[0]).name
         assert unknown_flags(program, [flag for flag in command[1:] if "flagfile" not in flag]) == [], unit
         assert unknown_variables(dict.fromkeys(re.findall(r"(?<!\w)(ETCD_\w+)=", unit.read_text()), "")) == [], unit
 
 
 def test_the_image_has_every_program_that_is_started_from_it() -> None:
     text = (DEPLOY / "container/Containerfile").read_text()
-    image = {"sh", "python", "curl", "holdfast", "mooncake_master", "mooncake_client"}
+    image = {"sh", "python", "curl", "tensorhold", "mooncake_master", "mooncake_client"}
     assert all(name in text for name in image - {"sh"}) and "etcd-client" in text and "USER 10001" in text
     for name, service in services():
-        if "HOLDFAST_IMAGE" in service["image"]:
+        if "TENSORHOLD_IMAGE" in service["image"]:
             check = service.get("healthcheck", {}).get("test", ["CMD", "sh"])
             assert {service["command"][0], check[1]} <= image, name

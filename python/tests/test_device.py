@@ -15,10 +15,10 @@ import late_device
 import pytest
 import torch
 
-import holdfast
+import tensorhold
 from conftest import OpenStore
-from holdfast import FeatureStore, PutItem, SampleRef, _device, aio
-from holdfast.errors import HoldfastError, Invalid, Unavailable, Unsupported
+from tensorhold import FeatureStore, PutItem, SampleRef, _device, aio
+from tensorhold.errors import TensorholdError, Invalid, Unavailable, Unsupported
 from servers import Cluster
 
 DEVICE = f"{late_device.NAME}:0"
@@ -303,7 +303,7 @@ def test_a_busy_caller_does_not_hold_up_others(store: FeatureStore) -> None:
         with module.stream(busy):
             try:
                 store.put("run/late", {"t": source}, timeout=30)
-            except HoldfastError as error:
+            except TensorholdError as error:
                 failed.append(error)
 
     waiting = threading.Thread(target=put_late)
@@ -320,7 +320,7 @@ def test_a_busy_caller_does_not_hold_up_others(store: FeatureStore) -> None:
 
 def test_a_failed_call_names_the_tensor(store: FeatureStore) -> None:
     late_device.hold(True)
-    with pytest.raises(HoldfastError) as raised:
+    with pytest.raises(TensorholdError) as raised:
         store.put("run/1", {"t": on_device_without_waiting(1000)}, timeout=0.2)
     assert "run/1" in str(raised.value)
 
@@ -330,14 +330,14 @@ def on_device_without_waiting(nbytes: int) -> torch.Tensor:
 
 
 def test_specforge_puts_from_and_gets_to_a_device(cluster: Cluster, store_name: str) -> None:
-    from holdfast.specforge import HoldfastFeatureStore
+    from tensorhold.specforge import TensorholdFeatureStore
 
     hidden, ids = torch.randn(1, 8, 64).to(torch.bfloat16), torch.arange(8).unsqueeze(0)
     metadata = {"run_id": "run", "source_task_id": "task", "strategy": "eagle3", "num_tokens": 8}
     for retain in (False, True):
         name = f"{store_name}-{retain}"
         settings: dict[str, Any] = {"pool_bytes": 64 << 20, "sweep_every": None, **cluster.settings()}
-        with HoldfastFeatureStore(store_id=name, retain_on_release=retain, **settings) as features:
+        with TensorholdFeatureStore(store_id=name, retain_on_release=retain, **settings) as features:
             tensors = {"hidden_states": on_device(hidden), "input_ids": ids}
             ref = features.put(tensors, sample_id="sample-1", metadata=metadata)
             got, handle = features.get(ref, device=DEVICE)
@@ -348,7 +348,7 @@ def test_specforge_puts_from_and_gets_to_a_device(cluster: Cluster, store_name: 
 
 
 def test_torchspec_puts_from_and_gets_to_a_device(cluster: Cluster, store_name: str) -> None:
-    from holdfast.torchspec import EagleStore
+    from tensorhold.torchspec import EagleStore
 
     hidden, ids = torch.randn(8, 192).to(torch.bfloat16), torch.arange(8)
     for pool_bytes in (64 << 20, 4096):  # copied at once, and put from where it is

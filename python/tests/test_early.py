@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-import holdfast
+import tensorhold
 from conftest import OpenStore
-from holdfast import FeatureStore, GroupProgress, HoldfastError, SampleRef
-from holdfast import aio
+from tensorhold import FeatureStore, GroupProgress, TensorholdError, SampleRef
+from tensorhold import aio
 from servers import Cluster
 from waiting import until
 
@@ -60,14 +60,14 @@ def test_what_a_reference_carries_is_never_believed(store: FeatureStore) -> None
         check(store.get(SampleRef("a", ref.generation, carried), as_="torch"), 1)
     with store.lease_shared(ref):  # keeps the bytes
         later = store.put("a", sample(2))
-        with pytest.raises(holdfast.Fenced):
+        with pytest.raises(tensorhold.Fenced):
             store.get(ref)
-        with pytest.raises(holdfast.Fenced):
+        with pytest.raises(tensorhold.Fenced):
             store.lease_get(ref)
         check(store.get(SampleRef("a", later.generation, ref.description), as_="torch"), 2)
     store.abort("a")
     for gone in (ref, later):
-        with pytest.raises(holdfast.NotFound):
+        with pytest.raises(tensorhold.NotFound):
             store.get(gone)
 
 
@@ -79,7 +79,7 @@ def test_a_reader_and_its_tensors_come_together(store: FeatureStore, open_store:
         (found,) = store.find(["a"])
         assert found is not None and found.readers == 1 and lease.ref == ref and lease.group is None
         lease.release()
-    with pytest.raises(holdfast.NotFound, match="no tensor"):
+    with pytest.raises(tensorhold.NotFound, match="no tensor"):
         store.lease_get(ref, ["other"])
     with pytest.raises(KeyError):
         store.lease_get("other")
@@ -92,12 +92,12 @@ def test_samples_are_got_together_and_each_has_its_own_result(store: FeatureStor
     results = store.get_many([refs[0], "s1", refs[2], lease, "none"], as_="torch")
     for n, result in enumerate(results):
         if n in (2, 4):
-            assert isinstance(result, holdfast.NotFound)
+            assert isinstance(result, tensorhold.NotFound)
         else:
-            assert not isinstance(result, HoldfastError)
+            assert not isinstance(result, TensorholdError)
             check(result, n)
     (only,) = store.get_many(refs[:1], ["y"], as_="numpy")
-    assert not isinstance(only, HoldfastError) and only["y"].tolist() == [0]
+    assert not isinstance(only, TensorholdError) and only["y"].tolist() == [0]
     assert store.get_many([]) == []
 
 
@@ -127,14 +127,14 @@ def test_a_stream_that_is_left_gives_back_what_nobody_used(store: FeatureStore) 
     until("it gives back", lambda: [found and found.groups["g"] for found in store.find(samples)] == given_back)
     with pytest.raises(StopIteration):
         next(stream)
-    with pytest.raises(holdfast.Invalid):
+    with pytest.raises(tensorhold.Invalid):
         store.stream("g", prefetch=0)
 
 
 def test_a_stream_goes_on_after_a_sample_that_cannot_be_got(store: FeatureStore) -> None:
     store.put("a", sample(1), groups=["g"], max_attempts=1)
     with store.stream("g", ["z"], prefetch=1, idle=0.5) as stream:
-        with pytest.raises(holdfast.NotFound, match="no tensor"):
+        with pytest.raises(tensorhold.NotFound, match="no tensor"):
             next(stream)
         assert next(stream, None) is None
 

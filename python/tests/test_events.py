@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-import holdfast
+import tensorhold
 from conftest import OpenStore
-from holdfast import _events, _holdfast
+from tensorhold import _events, _tensorhold
 from servers import Cluster
 
 PASSWORD = "a-password-that-nobody-may-see"
@@ -48,7 +48,7 @@ class Kept(logging.Handler):
 
 @pytest.fixture
 def kept() -> Iterator[Kept]:
-    handler, logger = Kept(), logging.getLogger("holdfast")
+    handler, logger = Kept(), logging.getLogger("tensorhold")
     before = logger.level
     logger.addHandler(handler)
     yield handler
@@ -77,13 +77,13 @@ def test_a_lost_session_is_a_warning_of_the_logger_named_after_the_part_that_saw
     cluster = start_cluster(segment_mib=64)
     began = time.time()
     settings = {**cluster.settings(), "sweep_every": 0.2, "pool_bytes": 16 << 20}
-    with holdfast.open("run", key=KEY, **settings) as store:
+    with tensorhold.open("run", key=KEY, **settings) as store:
         store.put("a", {"x": b"bytes"})
         revoke_all(cluster)
-        record = kept.first(lambda record: record.name == "holdfast.features.sessions")
+        record = kept.first(lambda record: record.name == "tensorhold.features.sessions")
         assert record.levelno == logging.WARNING and record.levelname == "WARNING"
         assert "session" in record.getMessage() and record.pathname.endswith("sessions.rs") and record.lineno > 0
-        fields = record.holdfast  # type: ignore[attr-defined]
+        fields = record.tensorhold  # type: ignore[attr-defined]
         assert fields["session"] and fields["session"] in record.getMessage()
         assert began <= record.created <= time.time()
         assert record.threadName != threading.current_thread().name
@@ -93,17 +93,17 @@ def test_a_lost_session_is_a_warning_of_the_logger_named_after_the_part_that_saw
 def test_a_loggers_level_decides_which_events_come(
     start_cluster: Callable[..., Cluster], kept: Kept
 ) -> None:
-    logging.getLogger("holdfast").setLevel(logging.DEBUG)
+    logging.getLogger("tensorhold").setLevel(logging.DEBUG)
     cluster = start_cluster(segment_mib=64)
     settings = {**cluster.settings(), "sweep_every": None, "pool_bytes": 16 << 20}
     options = {"user": "nobody", "password": PASSWORD}
-    with pytest.raises(holdfast.HoldfastError):
-        holdfast.open("run", **settings, timeout=3.0, etcd_options=options)
-    with holdfast.open("run", **settings) as store:
+    with pytest.raises(tensorhold.TensorholdError):
+        tensorhold.open("run", **settings, timeout=3.0, etcd_options=options)
+    with tensorhold.open("run", **settings) as store:
         store.put("a", {"x": b"bytes"})
         revoke_all(cluster)
-        kept.first(lambda record: record.levelno == logging.DEBUG and record.name == "holdfast.index_etcd.session")
-        logging.getLogger("holdfast").setLevel(logging.CRITICAL)
+        kept.first(lambda record: record.levelno == logging.DEBUG and record.name == "tensorhold.index_etcd.session")
+        logging.getLogger("tensorhold").setLevel(logging.CRITICAL)
         time.sleep(2 * _events.LOOK_EVERY_S)  # what is shown is that nothing comes
         before = len(kept.records)
         store.put("b", {"x": b"bytes"})
@@ -120,27 +120,27 @@ def test_a_handler_that_uses_the_store_waits_for_nobody(start_cluster: Callable[
 
     class Puts(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if record.name == "holdfast.features.sessions":
+            if record.name == "tensorhold.features.sessions":
                 put.append(store.put(f"record-{len(put)}", {"text": record.getMessage().encode()}))
 
-    with holdfast.open("run", **cluster.settings(), sweep_every=0.2, pool_bytes=16 << 20) as store:
+    with tensorhold.open("run", **cluster.settings(), sweep_every=0.2, pool_bytes=16 << 20) as store:
         handler = Puts()
-        logging.getLogger("holdfast").addHandler(handler)
+        logging.getLogger("tensorhold").addHandler(handler)
         try:
             revoke_all(cluster)
             deadline = time.monotonic() + 20
             while not put and time.monotonic() < deadline:
                 time.sleep(0.05)
         finally:
-            logging.getLogger("holdfast").removeHandler(handler)
+            logging.getLogger("tensorhold").removeHandler(handler)
         assert put and store.find(["record-0"])[0] is not None
 
 
 def test_a_handler_that_raises_or_a_flood_keeps_no_event_from_the_next(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    event = (30, "holdfast.test", "100% of it", [("a", "1"), ("b", "two")], 1000.25, "worker", "a.rs", 7)
-    monkeypatch.setattr(_holdfast, "next_events", lambda _: ([event, event], 3))
+    event = (30, "tensorhold.test", "100% of it", [("a", "1"), ("b", "two")], 1000.25, "worker", "a.rs", 7)
+    monkeypatch.setattr(_tensorhold, "next_events", lambda _: ([event, event], 3))
     seen: list[logging.LogRecord] = []
     told: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", told.append)
@@ -151,11 +151,11 @@ def test_a_handler_that_raises_or_a_flood_keeps_no_event_from_the_next(
             raise ValueError("a filter of the program's")
         return True
 
-    logging.getLogger("holdfast.test").addFilter(only_once)
+    logging.getLogger("tensorhold.test").addFilter(only_once)
     try:
         _events.tell(0.0)
     finally:
-        logging.getLogger("holdfast.test").removeFilter(only_once)
+        logging.getLogger("tensorhold.test").removeFilter(only_once)
     assert [record.getMessage() for record in kept.records] == [
         "100% of it (a=1, b=two)",
         "3 events were dropped: they came faster than the handlers processed them",
@@ -166,7 +166,7 @@ def test_a_handler_that_raises_or_a_flood_keeps_no_event_from_the_next(
 
 SCRIPT = """
     import json, logging, os, sys
-    import holdfast
+    import tensorhold
 
     logging.basicConfig(level=logging.WARNING, format="%(process)d %(name)s %(levelname)s %(message)s", stream=sys.stdout)
     cluster = json.loads(sys.argv[1])
@@ -178,13 +178,13 @@ SCRIPT = """
         etcd = cluster["etcd"]
 
     def lose_a_session():
-        store = holdfast.open("run", **cluster)
+        store = tensorhold.open("run", **cluster)
         store.put("a", {"x": b"bytes"})
         revoke_all(Told)
         store.put("b", {"x": b"bytes"})
 
     if sys.argv[3] == "fork":
-        import holdfast._events as events
+        import tensorhold._events as events
 
         events.start()  # the parent's thread does not come along
         child = os.fork()
@@ -209,12 +209,12 @@ def test_the_last_events_come_before_the_process_ends(start_cluster: Callable[..
         env={**os.environ, "PYTHONPATH": path},
     )
     assert ended.returncode == 0, ended.stderr
-    lines = [line for line in ended.stdout.splitlines() if "holdfast.features.sessions WARNING" in line]
+    lines = [line for line in ended.stdout.splitlines() if "tensorhold.features.sessions WARNING" in line]
     assert lines, ended.stdout + ended.stderr
 
 
 def test_no_thread_is_started_before_a_store_is_opened(open_store: OpenStore) -> None:
-    code = "import holdfast, threading; assert threading.active_count() == 1; holdfast.open('x', lazy=True); "
+    code = "import tensorhold, threading; assert threading.active_count() == 1; tensorhold.open('x', lazy=True); "
     code += "assert threading.active_count() == 1"
     path = os.pathsep.join(part for part in sys.path if part)
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env={**os.environ, "PYTHONPATH": path})
@@ -227,4 +227,4 @@ def test_a_program_that_disables_all_logging_opens_stores_and_hears_again_later(
         _events.want_levels()
     finally:
         logging.disable(logging.NOTSET)
-    assert any(thread.name == "holdfast-events" for thread in threading.enumerate())
+    assert any(thread.name == "tensorhold-events" for thread in threading.enumerate())

@@ -17,10 +17,10 @@ SHOWN = ["crash", "aio", "epochs", "sealed", "specforge"]
 VARIES = {
     "crash": r"(?<=with )\d+(?= samples in hand)|(?<=begins with )[1-9]\d*|(?<=samples )\d+(?= came)",
     "aio": r"\d+(?= ms)",
-    "specforge": r"(?<=specforge-)\d+|\d+(?= of a Holdfast store)|(?<=#g)\d+",
+    "specforge": r"(?<=specforge-)\d+|\d+(?= of a Tensorhold store)|(?<=#g)\d+",
 }
 """What of it differs from run to run."""
-NOWHERE = {"HOLDFAST_MASTER": "127.0.0.1:1", "HOLDFAST_ETCD": "http://127.0.0.1:1"}
+NOWHERE = {"TENSORHOLD_MASTER": "127.0.0.1:1", "TENSORHOLD_ETCD": "http://127.0.0.1:1"}
 
 
 def run(*command: str, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -62,7 +62,7 @@ def test_an_example_prints_what_its_readme_shows(cluster: Cluster, name: str) ->
 @pytest.mark.parametrize("program", [*SHOWN, "kv_host"])
 def test_without_a_cluster_an_example_says_what_to_do(program: str) -> None:
     ran = run("-m", f"examples.{program}", variables=NOWHERE)
-    assert ran.returncode == 1 and "holdfast up" in ran.stderr, ran.stderr
+    assert ran.returncode == 1 and "tensorhold up" in ran.stderr, ran.stderr
     assert "Traceback" not in ran.stderr
 
 
@@ -71,7 +71,7 @@ def test_without_a_cluster_a_program_ends_with_one_line(program: str) -> None:
     ran = run(f"examples/{program}", variables=NOWHERE)
     assert ran.returncode == 1 and "Traceback" not in ran.stderr, ran.stderr
     last = ran.stderr.splitlines()[-1]
-    assert last.startswith("No cluster answers: ") and "127.0.0.1:1" in last and "holdfast up" in last, ran.stderr
+    assert last.startswith("No cluster answers: ") and "127.0.0.1:1" in last and "tensorhold up" in last, ran.stderr
 
 
 def test_examples_that_the_book_names_are_there() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast import errors, kv
+from tensorhold import errors, kv
 from servers import Cluster, running_cluster
 
 PAGE = 64 << 10

@@ -20,7 +20,7 @@ import torch
 from examples.kv_host import Aborted, Alone, Cached, Diverged, Host, Pending, Result, generate, make
 from examples.kv_host.group import Report
 from examples.kv_host.inputs import PAGE_TOKENS, TOKENS, prompts
-from holdfast import kv
+from tensorhold import kv
 from servers import REPOSITORY, Cluster, running_cluster
 
 WITHIN_S = 30.0

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import holdfast
-from holdfast import kv
+import tensorhold
+from tensorhold import kv
 from servers import Cluster
 
 KEY = bytes(range(11, 43))
@@ -41,7 +41,7 @@ def pages(cluster: Cluster, **settings: Any) -> kv.PageStore:
 
 def object_name(page: str) -> str:
     """What ``tier/seal.rs`` says, by another program."""
-    root = hmac.digest(b"holdfast/page/1", KEY, hashlib.sha256)
+    root = hmac.digest(b"tensorhold/page/1", KEY, hashlib.sha256)
     names = hmac.digest(root, b"names\x01", hashlib.sha256)
     return "kv/sealed/" + hmac.new(names, page.encode(), hashlib.sha256).hexdigest()
 
@@ -100,11 +100,11 @@ def test_pages_of_a_tier_with_a_key(cluster: Cluster, raw: Any, monkeypatch: pyt
 
 @pytest.mark.parametrize("wrong", [b"hunter2", "hunter2", "env:TEST_NO_SUCH_KEY", 5])
 def test_wrong_keys_are_refused_and_not_repeated(cluster: Cluster, wrong: Any) -> None:
-    with pytest.raises((holdfast.Invalid, holdfast.NotFound)) as refused:
+    with pytest.raises((tensorhold.Invalid, tensorhold.NotFound)) as refused:
         pages(cluster, key=wrong)
     assert "hunter2" not in str(refused.value)
 
 
 def test_a_key_needs_frames(cluster: Cluster) -> None:
-    with pytest.raises(holdfast.Invalid, match="frames"):
+    with pytest.raises(tensorhold.Invalid, match="frames"):
         pages(cluster, key=KEY, frames=0)

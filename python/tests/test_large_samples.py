@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import torch
 
-import holdfast
+import tensorhold
 from conftest import OpenStore
-from holdfast.torchspec import EagleStore
+from tensorhold.torchspec import EagleStore
 from servers import Cluster
 
 MIB = 1 << 20
@@ -39,7 +39,7 @@ def is_whole(tensor: torch.Tensor, mib: int, first: int) -> bool:
 def test_a_sample_of_1536_mib_comes_back_through_a_pool_of_256_mib(start_cluster: StartCluster) -> None:
     cluster = start_cluster(segment_mib=2304)
     settings = {"pool_bytes": 256 * MIB, "timeout": WHOLE_S, **cluster.settings()}
-    with holdfast.open("large", **settings) as store:
+    with tensorhold.open("large", **settings) as store:
         ref = store.put("s", {"x": filled(1024, 0), "y": filled(511, 5000), "z": filled(1, 9000)})
         got = store.get(ref)
         for name, mib, first in (("x", 1024, 0), ("y", 511, 5000), ("z", 1, 9000)):

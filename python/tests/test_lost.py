@@ -10,8 +10,8 @@ from urllib.request import urlopen
 
 import pytest
 
-import holdfast
-import holdfast.aio
+import tensorhold
+import tensorhold.aio
 from conftest import OpenStore
 from servers import Cluster
 
@@ -25,15 +25,15 @@ def lose(cluster: Cluster, engine: Any, store_name: str) -> int:
     return len(keys)
 
 
-def read_until_lost(store: holdfast.FeatureStore, sample: str) -> None:
+def read_until_lost(store: tensorhold.FeatureStore, sample: str) -> None:
     deadline = time.monotonic() + 30
     with store.lease_shared(sample) as lease:
         while True:
             try:
                 lease.get()
-            except holdfast.NotFound:
+            except tensorhold.NotFound:
                 return
-            except holdfast.Unavailable:
+            except tensorhold.Unavailable:
                 assert time.monotonic() < deadline, "never lost"
                 time.sleep(0.1)
 
@@ -51,10 +51,10 @@ def test_a_producer_is_told_what_was_lost(
         for sample in ("mine", "theirs"):
             try:
                 read_until_lost(reader, sample)
-            except holdfast.Fenced:
+            except tensorhold.Fenced:
                 pass  # the lease ended with the sample
         assert waiting.result(timeout=40) == [mine]
-    everyones: set[holdfast.SampleRef] = set()
+    everyones: set[tensorhold.SampleRef] = set()
     while len(everyones) < 2:
         some = reader.lost(everyones=True, timeout=20)
         assert some, everyones
@@ -72,13 +72,13 @@ def test_closing_ends_the_wait(open_store: OpenStore) -> None:
         waiting = threads.submit(store.lost, timeout=60)
         time.sleep(0.3)
         store.close()
-        with pytest.raises(holdfast.Unavailable):
+        with pytest.raises(tensorhold.Unavailable):
             waiting.result(timeout=10)
 
 
 def test_the_asyncio_face_waits_too(cluster: Cluster, store_name: str) -> None:
-    async def main() -> list[holdfast.SampleRef]:
-        async with await holdfast.aio.open(store_name, sweep_every=None, **cluster.settings()) as store:
+    async def main() -> list[tensorhold.SampleRef]:
+        async with await tensorhold.aio.open(store_name, sweep_every=None, **cluster.settings()) as store:
             return await store.lost(timeout=0.2)
 
     assert asyncio.run(main()) == []

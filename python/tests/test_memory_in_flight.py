@@ -13,8 +13,8 @@ import numpy
 import pytest
 import torch
 
-import holdfast
-from holdfast import FeatureStore, SampleRef
+import tensorhold
+from tensorhold import FeatureStore, SampleRef
 from servers import Cluster
 from waiting import until
 
@@ -40,7 +40,7 @@ def stopped(pid: int) -> Iterator[None]:
 
 def late_get(store: FeatureStore, ref: SampleRef, into: Any) -> None:
     """A get that ends at its deadline; its transfer is still under way."""
-    with pytest.raises(holdfast.HoldfastError):
+    with pytest.raises(tensorhold.TensorholdError):
         store.get(ref, into={"x": into}, timeout=1)
 
 
@@ -52,7 +52,7 @@ def slow_and_fast(store: FeatureStore, cluster: Cluster, refs: list[SampleRef]) 
         try:
             store.get(ref, into={"x": store.empty((BYTES,), "uint8")}, timeout=2)
             fast = ref
-        except holdfast.HoldfastError:
+        except tensorhold.TensorholdError:
             slow = ref
         if slow is not None and fast is not None:
             return slow, fast
@@ -62,11 +62,11 @@ def slow_and_fast(store: FeatureStore, cluster: Cluster, refs: list[SampleRef]) 
 @pytest.mark.parametrize("where", ["pool", "lent", "view"])
 def test_a_late_transfer_never_overwrites_a_get_that_was_verified(start_cluster: StartCluster, where: str) -> None:
     cluster = start_cluster(segment_mib=512, holders=2)
-    with holdfast.open("late", **{"pool_bytes": 512 * MIB, **cluster.settings()}) as store:
+    with tensorhold.open("late", **{"pool_bytes": 512 * MIB, **cluster.settings()}) as store:
         refs = [store.put(f"s{n}", {"x": torch.full((BYTES,), n, dtype=torch.uint8)}) for n in range(1, 9)]
         buffer = store.empty((BYTES,), "uint8")
         mine: Any = {"pool": buffer, "lent": torch.empty(BYTES, dtype=torch.uint8), "view": buffer.torch()}[where]
-        seen = mine.torch() if isinstance(mine, holdfast.Tensor) else mine
+        seen = mine.torch() if isinstance(mine, tensorhold.Tensor) else mine
         assert isinstance(seen, torch.Tensor)
         with stopped(cluster.pids["holder-0"]):
             slow, fast = slow_and_fast(store, cluster, refs)
@@ -75,7 +75,7 @@ def test_a_late_transfer_never_overwrites_a_get_that_was_verified(start_cluster:
             try:
                 store.get(fast, into={"x": mine}, timeout=3)
                 verified = True
-            except holdfast.Unavailable as refused:
+            except tensorhold.Unavailable as refused:
                 assert "in use by an earlier transfer" in str(refused), refused
         want = int(fast.sample[1:])
         if not verified:
@@ -89,7 +89,7 @@ def test_a_late_transfer_never_overwrites_a_get_that_was_verified(start_cluster:
 
 def test_memory_that_a_late_get_may_still_write_cannot_be_looked_at(start_cluster: StartCluster) -> None:
     cluster = start_cluster(segment_mib=256)
-    with holdfast.open("looked", **{"pool_bytes": 64 * MIB, **cluster.settings()}) as store:
+    with tensorhold.open("looked", **{"pool_bytes": 64 * MIB, **cluster.settings()}) as store:
         ref = store.put("s", {"x": torch.full((BYTES,), 7, dtype=torch.uint8)})
         tensor = store.empty((BYTES,), "uint8")
         looks: list[Callable[[], object]] = [
@@ -104,7 +104,7 @@ def test_memory_that_a_late_get_may_still_write_cannot_be_looked_at(start_cluste
         with stopped(cluster.pids["holder-0"]):
             late_get(store, ref, tensor)
             for look in looks:
-                with pytest.raises(holdfast.Unavailable, match="in use by an earlier transfer"):
+                with pytest.raises(tensorhold.Unavailable, match="in use by an earlier transfer"):
                     look()
             small = store.empty((1000,), "uint8")
             small.torch().fill_(3)  # memory beside it is free
@@ -113,23 +113,23 @@ def test_memory_that_a_late_get_may_still_write_cannot_be_looked_at(start_cluste
             look()
 
 
-def _looks(tensor: holdfast.Tensor) -> bool:
+def _looks(tensor: tensorhold.Tensor) -> bool:
     try:
         tensor.torch()
-    except holdfast.Unavailable:
+    except tensorhold.Unavailable:
         return False
     return True
 
 
 def test_memory_that_a_late_get_may_still_write_is_not_put(start_cluster: StartCluster) -> None:
     cluster = start_cluster(segment_mib=256)
-    with holdfast.open("put", **{"pool_bytes": 64 * MIB, **cluster.settings()}) as store:
+    with tensorhold.open("put", **{"pool_bytes": 64 * MIB, **cluster.settings()}) as store:
         for nbytes in (1000, BYTES):  # a small tensor is copied first, a large one is put from where it lies
             ref = store.put(f"s{nbytes}", {"x": torch.full((nbytes,), 7, dtype=torch.uint8)})
             mine = torch.zeros(nbytes, dtype=torch.uint8)
             with stopped(cluster.pids["holder-0"]):
                 late_get(store, ref, mine)
-                with pytest.raises(holdfast.Unavailable, match="in use by an earlier transfer"):
+                with pytest.raises(tensorhold.Unavailable, match="in use by an earlier transfer"):
                     store.put("again", {"x": mine}, timeout=1)
             assert store.put("again", {"x": mine}, timeout=WHOLE_S)
             assert bool((store.get("again", as_="torch")["x"] == mine).all())
@@ -141,7 +141,7 @@ def test_memory_whose_owner_is_exchanged_under_a_late_get_is_given_to_nobody_els
 ) -> None:
     cluster = start_cluster(segment_mib=512)
     nbytes = 96 * MIB
-    with holdfast.open("owner", **{"pool_bytes": 256 * MIB, **cluster.settings()}) as store:
+    with tensorhold.open("owner", **{"pool_bytes": 256 * MIB, **cluster.settings()}) as store:
         ref = store.put("s", {"x": torch.full((nbytes,), 7, dtype=torch.uint8)})
         tensor = torch.zeros(nbytes, dtype=torch.uint8)
         array = numpy.zeros(nbytes, dtype=numpy.uint8)

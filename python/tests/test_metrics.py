@@ -14,10 +14,10 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-import holdfast
-import holdfast.metrics
+import tensorhold
+import tensorhold.metrics
 from conftest import OpenStore
-from holdfast import FeatureStore, kv
+from tensorhold import FeatureStore, kv
 from servers import REPOSITORY, Cluster
 from test_processes import in_child
 
@@ -42,12 +42,12 @@ def value(text: str, name: str, **labels: str) -> float | None:
 
 
 def told(name: str, **labels: str) -> float | None:
-    return value(holdfast.metrics.text(), name, **labels)
+    return value(tensorhold.metrics.text(), name, **labels)
 
 
 @pytest.fixture
-def server() -> Iterator[holdfast.metrics.Server]:
-    with holdfast.metrics.start_http() as started:
+def server() -> Iterator[tensorhold.metrics.Server]:
+    with tensorhold.metrics.start_http() as started:
         yield started
 
 
@@ -55,46 +55,46 @@ def test_the_life_of_a_sample_is_told(store: FeatureStore, store_name: str) -> N
     store.put("a", {"x": bytes(1000)}, groups=["g"])
     (lease,) = store.take("g")
     lease.get()
-    assert told("holdfast_leases_held", store=store_name) == 1
+    assert told("tensorhold_leases_held", store=store_name) == 1
     lease.ack()
     store.drain()
-    with pytest.raises(holdfast.NotFound):
+    with pytest.raises(tensorhold.NotFound):
         store.get("none")
-    text = holdfast.metrics.text()
+    text = tensorhold.metrics.text()
     for operation in ("put", "lease_next", "get", "ack"):
         of = {"store": store_name, "operation": operation, "outcome": "ok"}
-        assert value(text, "holdfast_operation_seconds_count", **of) == 1, operation
-        assert value(text, "holdfast_operation_seconds_bucket", **of, le="+Inf") == 1
-        assert 0 < (value(text, "holdfast_operation_seconds_sum", **of) or 0) < 60
-    assert value(text, "holdfast_samples_put_total", store=store_name) == 1
-    assert value(text, "holdfast_put_bytes_total", store=store_name) == 1000
-    assert value(text, "holdfast_reclaim_seconds_count", store=store_name) == 1
-    objects = "holdfast_engine_objects_total"
+        assert value(text, "tensorhold_operation_seconds_count", **of) == 1, operation
+        assert value(text, "tensorhold_operation_seconds_bucket", **of, le="+Inf") == 1
+        assert 0 < (value(text, "tensorhold_operation_seconds_sum", **of) or 0) < 60
+    assert value(text, "tensorhold_samples_put_total", store=store_name) == 1
+    assert value(text, "tensorhold_put_bytes_total", store=store_name) == 1000
+    assert value(text, "tensorhold_reclaim_seconds_count", store=store_name) == 1
+    objects = "tensorhold_engine_objects_total"
     assert value(text, objects, store=store_name, call="put", outcome="stored") == 1
     assert value(text, objects, store=store_name, call="remove", outcome="removed") == 1
-    assert value(text, "holdfast_engine_bytes_total", store=store_name, direction="in") == 1000
-    committed = value(text, "holdfast_index_call_seconds_count", store=store_name, call="transact", outcome="ok")
+    assert value(text, "tensorhold_engine_bytes_total", store=store_name, direction="in") == 1000
+    committed = value(text, "tensorhold_index_call_seconds_count", store=store_name, call="transact", outcome="ok")
     assert committed and committed >= 5
-    assert (value(text, "holdfast_index_request_transactions_count") or 0) >= committed
-    assert value(text, "holdfast_build_info", version=holdfast.version()) == 1
+    assert (value(text, "tensorhold_index_request_transactions_count") or 0) >= committed
+    assert value(text, "tensorhold_build_info", version=tensorhold.version()) == 1
 
 
 def test_counts_outlive_a_store_and_add_up(open_store: OpenStore, store_name: str) -> None:
     first, second = open_store(), open_store()
     first.put("a", {"x": b"1"})
     second.put("b", {"x": b"2"})
-    assert told("holdfast_samples_put_total", store=store_name) == 2
-    pool = told("holdfast_pool_bytes", store=store_name, state="budget")
+    assert told("tensorhold_samples_put_total", store=store_name) == 2
+    pool = told("tensorhold_pool_bytes", store=store_name, state="budget")
     first.close()
-    assert told("holdfast_samples_put_total", store=store_name) == 2
-    assert told("holdfast_pool_bytes", store=store_name, state="budget") == (pool or 0) / 2
+    assert told("tensorhold_samples_put_total", store=store_name) == 2
+    assert told("tensorhold_pool_bytes", store=store_name, state="budget") == (pool or 0) / 2
 
 
 def test_labels_name_no_sample_and_no_session(store: FeatureStore) -> None:
     for at in range(20):
         store.put(f"only-this-test-{at}", {"x": b"1"}, groups=["only-this-group"])
     session = str(store.health()["session"])
-    text = holdfast.metrics.text()
+    text = tensorhold.metrics.text()
     assert "only-this" not in text
     labels = {label for _, labels in parsed(text) for label, _ in labels}
     assert labels <= {
@@ -106,11 +106,11 @@ def test_labels_name_no_sample_and_no_session(store: FeatureStore) -> None:
 def test_pages_are_told(cluster: Cluster) -> None:
     settings = cluster.settings()
     del settings["etcd"]
-    before = parsed(holdfast.metrics.text())
+    before = parsed(tensorhold.metrics.text())
 
     def more(name: str, **labels: str) -> float:
         series = (name, frozenset(labels.items()))
-        return parsed(holdfast.metrics.text()).get(series, 0) - before.get(series, 0)
+        return parsed(tensorhold.metrics.text()).get(series, 0) - before.get(series, 0)
 
     with kv.PageStore(**settings) as pages:
         page = np.arange(4096, dtype=np.uint8)
@@ -121,17 +121,17 @@ def test_pages_are_told(cluster: Cluster) -> None:
         pages.get([*keys, "kv/metrics/none"], [address, address + 2048], [page.nbytes, 2048])
         pages.remove(keys)
     # The store is closed: its counts stay.
-    assert more("holdfast_pages_put_total", outcome="stored") == 1
-    assert more("holdfast_page_bytes_total", direction="out") == page.nbytes
-    assert more("holdfast_engine_objects_total", store="kv", call="put", outcome="stored") == 1
-    assert more("holdfast_engine_objects_total", store="kv", call="remove", outcome="removed") == 1
+    assert more("tensorhold_pages_put_total", outcome="stored") == 1
+    assert more("tensorhold_page_bytes_total", direction="out") == page.nbytes
+    assert more("tensorhold_engine_objects_total", store="kv", call="put", outcome="stored") == 1
+    assert more("tensorhold_engine_objects_total", store="kv", call="remove", outcome="removed") == 1
 
 
-def test_http(server: holdfast.metrics.Server, store: FeatureStore, store_name: str) -> None:
+def test_http(server: tensorhold.metrics.Server, store: FeatureStore, store_name: str) -> None:
     store.put("a", {"x": b"1"})
     with urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=10) as answer:
         assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
-        assert value(answer.read().decode(), "holdfast_samples_put_total", store=store_name) == 1
+        assert value(answer.read().decode(), "tensorhold_samples_put_total", store=store_name) == 1
     for method, path, status in [("GET", "/none", 404), ("POST", "/metrics", 501), ("GET", "/?x=1", 200)]:
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
         connection.request(method, path)
@@ -140,12 +140,12 @@ def test_http(server: holdfast.metrics.Server, store: FeatureStore, store_name: 
 
 
 def test_a_server_is_closed_once_and_for_all(store: FeatureStore) -> None:
-    server = holdfast.metrics.start_http()
+    server = tensorhold.metrics.start_http()
     assert not server.closed and str(server.port) in repr(server)
-    with pytest.raises(holdfast.Unavailable, match="free port"):
-        holdfast.metrics.start_http(port=server.port)
-    with pytest.raises(holdfast.Invalid):
-        holdfast.metrics.start_http(port=70000)
+    with pytest.raises(tensorhold.Unavailable, match="free port"):
+        tensorhold.metrics.start_http(port=server.port)
+    with pytest.raises(tensorhold.Invalid):
+        tensorhold.metrics.start_http(port=70000)
     server.close()
     server.close()
     assert server.closed
@@ -154,9 +154,9 @@ def test_a_server_is_closed_once_and_for_all(store: FeatureStore) -> None:
 
 
 def test_connections_are_bounded_in_number_and_in_time(
-    server: holdfast.metrics.Server, monkeypatch: pytest.MonkeyPatch
+    server: tensorhold.metrics.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holdfast.metrics, "CONNECTION_WITHIN_S", 2.0)
+    monkeypatch.setattr(tensorhold.metrics, "CONNECTION_WITHIN_S", 2.0)
     idle = [socket.create_connection(("127.0.0.1", server.port), timeout=30) for _ in range(9)]
     try:
         begun = time.monotonic()
@@ -174,16 +174,16 @@ def test_connections_are_bounded_in_number_and_in_time(
 
 
 def test_a_forked_child_counts_from_zero_and_has_no_server(
-    server: holdfast.metrics.Server, store: FeatureStore, store_name: str
+    server: tensorhold.metrics.Server, store: FeatureStore, store_name: str
 ) -> None:
     store.put("a", {"x": b"1"})
 
     def child() -> None:
         assert server.closed
         server.close()
-        assert told("holdfast_samples_put_total", store=store_name) is None
-        assert told("holdfast_build_info", version=holdfast.version()) == 1
-        with holdfast.metrics.start_http() as own:
+        assert told("tensorhold_samples_put_total", store=store_name) is None
+        assert told("tensorhold_build_info", version=tensorhold.version()) == 1
+        with tensorhold.metrics.start_http() as own:
             assert own.port != server.port
             with urlopen(f"http://127.0.0.1:{own.port}/metrics", timeout=10) as answer:
                 assert "samples_put" not in answer.read().decode()
@@ -191,7 +191,7 @@ def test_a_forked_child_counts_from_zero_and_has_no_server(
     in_child(child)
     # The parent's server and counts are as they were.
     with urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=10) as answer:
-        assert value(answer.read().decode(), "holdfast_samples_put_total", store=store_name) == 1
+        assert value(answer.read().decode(), "tensorhold_samples_put_total", store=store_name) == 1
     server.close()
     with pytest.raises(ConnectionError):  # no child keeps the port
         socket.create_connection(("127.0.0.1", server.port), timeout=5)
@@ -199,18 +199,18 @@ def test_a_forked_child_counts_from_zero_and_has_no_server(
 
 def test_a_program_with_prometheus_client_registers_a_collector(store: FeatureStore, store_name: str) -> None:
     registry = CollectorRegistry()
-    registry.register(holdfast.metrics.collector())
+    registry.register(tensorhold.metrics.collector())
     store.put("a", {"x": b"1"})
-    assert registry.get_sample_value("holdfast_samples_put_total", {"store": store_name}) == 1
+    assert registry.get_sample_value("tensorhold_samples_put_total", {"store": store_name}) == 1
     # The other library writes the same text.
     series = {name: found for name, found in parsed(generate_latest(registry).decode()).items() if "seconds" not in name[0]}
-    ours = {name: found for name, found in parsed(holdfast.metrics.text()).items() if "seconds" not in name[0]}
+    ours = {name: found for name, found in parsed(tensorhold.metrics.text()).items() if "seconds" not in name[0]}
     assert set(series) == set(ours)
 
 
 def test_every_metric_that_is_told_is_on_the_page(store: FeatureStore) -> None:
     page = (REPOSITORY / "docs/metrics.md").read_text()
-    for line in holdfast.metrics.text().splitlines():
+    for line in tensorhold.metrics.text().splitlines():
         if line.startswith("# TYPE "):
             assert f"| `{line.split()[2]}` |" in page, line
 
@@ -218,13 +218,13 @@ def test_every_metric_that_is_told_is_on_the_page(store: FeatureStore) -> None:
 def test_off(cluster: Cluster, store_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from test_processes import run
 
-    monkeypatch.setenv("HOLDFAST_METRICS", "off")
+    monkeypatch.setenv("TENSORHOLD_METRICS", "off")
     said = run(
         """
-import holdfast.metrics
-with holdfast.open(sys.argv[1], **settings) as store:
+import tensorhold.metrics
+with tensorhold.open(sys.argv[1], **settings) as store:
     store.put("a", {"x": b"1"})
-    print(repr(holdfast.metrics.text()), store.health()["counters"]["puts"])
+    print(repr(tensorhold.metrics.text()), store.health()["counters"]["puts"])
 """,
         cluster,
         store_name,

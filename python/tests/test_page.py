@@ -1,6 +1,6 @@
-"""The steward's page in a browser, on a real cluster under load; and what ``holdfast top`` shows of it.
+"""The steward's page in a browser, on a real cluster under load; and what ``tensorhold top`` shows of it.
 
-With ``HOLDFAST_PICTURES=docs/images`` the pictures of the documentation are taken.
+With ``TENSORHOLD_PICTURES=docs/images`` the pictures of the documentation are taken.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from typing import Any
 
 import pytest
 
-import holdfast
+import tensorhold
 from browser import ENTER, SHIFT, SPACE, TAB, Browser, chromium, eventually
 from servers import BUILD_WITHIN_S, REPOSITORY, Cluster
 
 STORE = "eagle/run-7"
 OTHER = "llama/run-2"
 HOSTILE = "<img src=x onerror=\"document.title='broken'\">"
-TOKEN = "hf_token-for-one-store"
+TOKEN = "th_token-for-one-store"
 MIB = 1 << 20
 STATE = "return document.getElementById('state').dataset.state"
 
@@ -70,7 +70,7 @@ def steward(cluster: Cluster, **http: Any) -> Iterator[str]:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
-            env={"HOLDFAST_VENV": str(REPOSITORY / ".venv"), **os.environ},
+            env={"TENSORHOLD_VENV": str(REPOSITORY / ".venv"), **os.environ},
             text=True,
             start_new_session=True,
         )
@@ -99,8 +99,8 @@ class Load:
 
     def __init__(self, cluster: Cluster) -> None:
         settings = cluster.settings()
-        self.producer = holdfast.open(STORE, role="producer-0", budget=48 * MIB, **settings)
-        self.consumer = holdfast.open(STORE, role="trainer-0", **settings)
+        self.producer = tensorhold.open(STORE, role="producer-0", budget=48 * MIB, **settings)
+        self.consumer = tensorhold.open(STORE, role="trainer-0", **settings)
         self._over = threading.Event()
         self.failures: list[BaseException] = []
         self._threads = [threading.Thread(target=self._guarded, args=[work]) for work in (self._produce, self._consume)]
@@ -120,14 +120,14 @@ class Load:
             tensor = bytes((1 + n % 7) * MIB // 16)
             try:
                 self.producer.put(f"step-{n:05}", {"hidden": tensor}, groups=["trainers"], max_attempts=1, timeout=2)
-            except (TimeoutError, holdfast.HoldfastError) as error:
+            except (TimeoutError, tensorhold.TensorholdError) as error:
                 # The budget is spent: it waits, and so it is shown.
                 if not isinstance(error, TimeoutError) and "budget" not in str(error):
                     raise
             self._over.wait(0.01)
 
     def _consume(self) -> None:
-        held: list[holdfast.Lease] = []  # until the end; `close` ends the store
+        held: list[tensorhold.Lease] = []  # until the end; `close` ends the store
         n, renew_at = 0, time.monotonic() + 10
         while not self._over.is_set():
             for lease in self.consumer.take("trainers", 4, timeout=0.5):
@@ -173,7 +173,7 @@ def scene(cluster: Cluster) -> Iterator[Scene]:
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    asked = os.environ.get("HOLDFAST_PICTURES")
+    asked = os.environ.get("TENSORHOLD_PICTURES")
     return REPOSITORY / asked if asked else tmp_path_factory.mktemp("pictures")
 
 
@@ -185,7 +185,7 @@ def shrink(picture: Path) -> None:
         small = opened.convert("RGB").quantize(64, kmeans=2, dither=Image.Dither.NONE)
     small.save(picture, optimize=True)
     # How much is on it depends on the machine: only those that are kept must be small.
-    assert "HOLDFAST_PICTURES" not in os.environ or picture.stat().st_size < 150_000, picture.stat().st_size
+    assert "TENSORHOLD_PICTURES" not in os.environ or picture.stat().st_size < 150_000, picture.stat().st_size
 
 
 def open_page(browser: Browser, address: str) -> None:
@@ -208,7 +208,7 @@ def test_everybody_can_use_it(scene: Scene, pictures: Path, scheme: str, width: 
     browser.until("a chart is drawn", "return document.querySelectorAll('#chart path').length > 0")
     browser.until("leases are shown", "return document.querySelectorAll('#leases tbody th').length > 2")
     if width > 400:
-        points = 60 if "HOLDFAST_PICTURES" in os.environ else 3
+        points = 60 if "TENSORHOLD_PICTURES" in os.environ else 3
         browser.until("there is something to see", "return past.points.length > arguments[0]", points, within=90)
         browser.show_as(scheme=scheme, width=width, height=browser.run("return document.documentElement.scrollHeight"))
         picture = pictures / f"page-{scheme}.png"
@@ -257,7 +257,7 @@ def test_figures_follow_the_store(scene: Scene) -> None:
 
 
 def test_what_others_wrote_is_text(scene: Scene) -> None:
-    with holdfast.open(STORE, role=HOSTILE, **scene.cluster.settings()) as hostile:
+    with tensorhold.open(STORE, role=HOSTILE, **scene.cluster.settings()) as hostile:
         scene.load.producer.put("for-the-hostile", {"x": bytes(100)}, groups=["hostile"], timeout=30)
         [lease] = hostile.take("hostile", timeout=10)
         see_that_it_is_text(scene)
@@ -272,11 +272,11 @@ def see_that_it_is_text(scene: Scene) -> None:
     browser.run("document.getElementById('sessions').open = true")
     browser.until("and among the sessions", held.replace("#leases", "#sessions"), HOSTILE)
     assert browser.run("return document.querySelectorAll('main img').length") == 0
-    assert browser.run("return document.title") == "Holdfast steward"
+    assert browser.run("return document.title") == "Tensorhold steward"
     # Should a text ever become an element: its script is not let run.
     browser.run("document.getElementById('about').innerHTML = arguments[0]", HOSTILE)
     eventually("the policy refuses it", lambda: any("Content Security Policy" in line for line in browser.log()), 10)
-    assert browser.run("return document.title") == "Holdfast steward"
+    assert browser.run("return document.title") == "Tensorhold steward"
 
 
 def focused(browser: Browser) -> str:
@@ -431,7 +431,7 @@ def test_a_lost_steward_is_told_and_found_again(scene: Scene) -> None:
 
 
 def test_top_shows_the_same_in_a_terminal(scene: Scene, pictures: Path) -> None:
-    socket = f"holdfast-{uuid.uuid4().hex[:8]}"
+    socket = f"tensorhold-{uuid.uuid4().hex[:8]}"
     variables = {**os.environ, **scene.cluster.variables(), "PYTHONPATH": str(REPOSITORY / "python"), "LANG": "C.UTF-8"}
 
     def tmux(*arguments: str) -> str:
@@ -441,7 +441,7 @@ def test_top_shows_the_same_in_a_terminal(scene: Scene, pictures: Path) -> None:
         assert ran.returncode == 0, ran.stderr
         return ran.stdout
 
-    command = [sys.executable, "-m", "holdfast", "top", "--store", STORE]
+    command = [sys.executable, "-m", "tensorhold", "top", "--store", STORE]
     tmux("new-session", "-d", "-x", "120", "-y", "40", *command)
     try:
         eventually("it shows the store", lambda: "producer-0" in tmux("capture-pane", "-p"))
@@ -450,7 +450,7 @@ def test_top_shows_the_same_in_a_terminal(scene: Scene, pictures: Path) -> None:
     finally:
         subprocess.run(["tmux", "-L", socket, "kill-server"], capture_output=True, timeout=30)
     plain = re.sub(r"\x1b\[[0-9;]*m", "", shown)
-    assert "holdfast top" in plain and STORE in plain and "producer-0" in plain, plain
+    assert "tensorhold top" in plain and STORE in plain and "producer-0" in plain, plain
     page = as_html(shown.rstrip())
     browser = scene.browser
     browser.show_as(scheme="dark", width=1040, height=40 + 18 * page.count("\n"))

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import _process, aio
-from holdfast._calls import Pending, Together
+import tensorhold
+from tensorhold import _process, aio
+from tensorhold._calls import Pending, Together
 from servers import Cluster, running_cluster
 from test_command import answer, run
 
@@ -43,7 +43,7 @@ def test_every_sample_is_used_once_while_a_partition_is_moved(home: Cluster) -> 
 
     def consume() -> None:
         try:
-            with holdfast.open_partitions("train", 4, **settings(home)) as consumer:
+            with tensorhold.open_partitions("train", 4, **settings(home)) as consumer:
                 while not (given_up.is_set() or (done.is_set() and len(used) >= SAMPLES)):
                     for lease in consumer.take("trainers", 4, timeout=2):
                         name = lease.sample
@@ -57,7 +57,7 @@ def test_every_sample_is_used_once_while_a_partition_is_moved(home: Cluster) -> 
     for thread in threads:
         thread.start()
     try:
-        with holdfast.open_partitions("train", 4, **settings(home)) as producer:
+        with tensorhold.open_partitions("train", 4, **settings(home)) as producer:
             names = [f"sample-{number}" for number in range(SAMPLES)]
             for number, name in enumerate(names):
                 producer.put(name, {"x": name.encode() * 100}, groups=["trainers"])
@@ -86,59 +86,59 @@ def test_every_sample_is_used_once_while_a_partition_is_moved(home: Cluster) -> 
 
 
 def test_calls_go_to_the_partition_of_their_sample(home: Cluster) -> None:
-    with holdfast.open_partitions("calls", 3, budget=3 << 20, **settings(home)) as store:
+    with tensorhold.open_partitions("calls", 3, budget=3 << 20, **settings(home)) as store:
         assert [one.name for one in store.stores] == ["calls.0-of-3", "calls.1-of-3", "calls.2-of-3"]
         assert {one.health()["free_budget"] for one in store.stores} == {1 << 20}
-        items = [holdfast.PutItem(f"s-{number}", {"x": bytes([number]) * 10}, groups=["a"]) for number in range(20)]
+        items = [tensorhold.PutItem(f"s-{number}", {"x": bytes([number]) * 10}, groups=["a"]) for number in range(20)]
         refs = store.put_many(items)
-        assert [ref.sample for ref in refs if isinstance(ref, holdfast.SampleRef)] == [item.sample for item in items]
+        assert [ref.sample for ref in refs if isinstance(ref, tensorhold.SampleRef)] == [item.sample for item in items]
         found = store.find([*(item.sample for item in items), "other"])
         assert [one and one.ref.sample for one in found] == [*(item.sample for item in items), None]
         for number, item in enumerate(items):
             assert bytes(store.get(item.sample, as_="numpy")["x"]) == bytes([number]) * 10
             assert store.of(item.sample).exists([item.sample]) == [True]
-        leases: list[holdfast.Lease] = []
+        leases: list[tensorhold.Lease] = []
         while len(leases) < 20:
             leases += store.take("a", 20)
         assert bytes(store.get(leases[0], as_="numpy")["x"]) == bytes([int(leases[0].sample[2:])]) * 10
-        assert all(isinstance(answered, holdfast.Answered) for answered in store.ack_many(leases))
+        assert all(isinstance(answered, tensorhold.Answered) for answered in store.ack_many(leases))
         assert store.take("a", timeout=2) == []
         again = pickle.loads(pickle.dumps(store))
         assert again.of("s-1").name == store.of("s-1").name
     for count in (0, 65):
-        with pytest.raises(holdfast.Invalid):
-            holdfast.open_partitions("calls", count, budget=1 << 20, **settings(home))
+        with pytest.raises(tensorhold.Invalid):
+            tensorhold.open_partitions("calls", count, budget=1 << 20, **settings(home))
 
 
 def test_an_error_is_that_of_its_items_only(home: Cluster) -> None:
-    with holdfast.open_partitions("errors", 2, **settings(home)) as store:
+    with tensorhold.open_partitions("errors", 2, **settings(home)) as store:
         names = ["", *(f"s-{number}" for number in range(8))]
         one, other = (store.of("s-0"), next(each for each in store.stores if each is not store.of("s-0")))
         of_one, of_other = ([name for name in names[1:] if store.of(name) is each] for each in (one, other))
         assert of_one and of_other
 
         def put() -> dict[str, Any]:
-            items = [holdfast.PutItem(name, {"x": b"x"}, groups=["a"]) for name in names]
+            items = [tensorhold.PutItem(name, {"x": b"x"}, groups=["a"]) for name in names]
             return dict(zip(names, store.put_many(items), strict=True))
 
         results = put()
-        assert isinstance(results.pop(""), holdfast.Invalid)
+        assert isinstance(results.pop(""), tensorhold.Invalid)
         assert {name: ref.sample for name, ref in results.items()} == {name: name for name in names[1:]}
-        with pytest.raises(holdfast.Invalid, match="not one string"):
+        with pytest.raises(tensorhold.Invalid, match="not one string"):
             store.find("abc")
-        with pytest.raises(holdfast.Invalid):
+        with pytest.raises(tensorhold.Invalid):
             store.find(names)
-        leases: list[holdfast.Lease] = []
+        leases: list[tensorhold.Lease] = []
         while len(leases) < 8:
             leases += store.take("a", 8)
         one.close()  # a call there fails before it begins
         results = put()
-        assert all(isinstance(results[name], holdfast.Unavailable) for name in of_one), results
-        assert all(isinstance(results[name], holdfast.SampleRef) for name in of_other), results
+        assert all(isinstance(results[name], tensorhold.Unavailable) for name in of_one), results
+        assert all(isinstance(results[name], tensorhold.SampleRef) for name in of_other), results
         answers = dict(zip((lease.sample for lease in leases), store.ack_many(leases), strict=True))
-        assert all(isinstance(answers[name], holdfast.Unavailable) for name in of_one), answers
-        assert not any(isinstance(answers[name], holdfast.Unavailable) for name in of_other), answers
-        with pytest.raises(holdfast.Unavailable, match="closed"):
+        assert all(isinstance(answers[name], tensorhold.Unavailable) for name in of_one), answers
+        assert not any(isinstance(answers[name], tensorhold.Unavailable) for name in of_other), answers
+        with pytest.raises(tensorhold.Unavailable, match="closed"):
             store.find(names[1:])
 
 
@@ -177,7 +177,7 @@ def together(*calls: Any) -> Together[Any, list[Any]]:
 
 
 def test_a_call_that_fails_leaves_the_others_alone() -> None:
-    refused, away = holdfast.Unavailable("refused"), holdfast.Unavailable("away")
+    refused, away = tensorhold.Unavailable("refused"), tensorhold.Unavailable("away")
 
     def operations() -> list[Any]:
         return [Operation("a"), refused, Operation(away), Operation("d")]
@@ -229,7 +229,7 @@ class Core:
     def wait(self) -> None:
         assert len(self.begun) == 3
         if self is self.begun[0]:
-            raise holdfast.Unavailable("away")
+            raise tensorhold.Unavailable("away")
 
     result = wait
 
@@ -250,9 +250,9 @@ def opened(stores: Iterable[Any], hangs: bool = False) -> list[Core]:
 
 
 def test_partitions_close_at_the_same_time(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    store = holdfast.open_partitions("closing", 3, lazy=True)
+    store = tensorhold.open_partitions("closing", 3, lazy=True)
     begun = opened(store.stores)
-    with pytest.raises(holdfast.Unavailable, match="away"):
+    with pytest.raises(tensorhold.Unavailable, match="away"):
         store.close()
     assert len(begun) == 3
     begun = opened(store.stores)
@@ -264,7 +264,7 @@ def test_partitions_close_at_the_same_time(monkeypatch: pytest.MonkeyPatch, capl
     async def use() -> None:
         awaited = aio.PartitionedStore(aio.FeatureStore(one.settings) for one in store.stores)
         begun = opened(awaited.stores)
-        with pytest.raises(holdfast.Unavailable, match="away"):
+        with pytest.raises(tensorhold.Unavailable, match="away"):
             await awaited.close()
         assert len(begun) == 3
         begun = opened(awaited.stores, hangs=True)
@@ -276,31 +276,31 @@ def test_partitions_close_at_the_same_time(monkeypatch: pytest.MonkeyPatch, capl
 
 
 def test_partitions_share_no_client() -> None:
-    with pytest.raises(holdfast.Invalid, match="client"):
-        holdfast.open_partitions("clients", 2, client=object())
-    with pytest.raises(holdfast.Invalid, match="client"):
+    with pytest.raises(tensorhold.Invalid, match="client"):
+        tensorhold.open_partitions("clients", 2, client=object())
+    with pytest.raises(tensorhold.Invalid, match="client"):
         asyncio.run(aio.open_partitions("clients", 2, client=object()))
 
 
 def test_a_budget_of_the_environment_is_divided_too(home: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOLDFAST_BUDGET", str(4 << 20))
-    with holdfast.open_partitions("budget", 2, **settings(home)) as store:
+    monkeypatch.setenv("TENSORHOLD_BUDGET", str(4 << 20))
+    with tensorhold.open_partitions("budget", 2, **settings(home)) as store:
         assert {one.health()["free_budget"] for one in store.stores} == {2 << 20}
 
 
 def test_a_partition_that_cannot_be_opened_leaves_no_session(home: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    connect = holdfast.FeatureStore.connect
+    connect = tensorhold.FeatureStore.connect
 
-    def refused(store: holdfast.FeatureStore) -> Any:
+    def refused(store: tensorhold.FeatureStore) -> Any:
         if store.name == "half.1-of-2":
-            raise holdfast.Unavailable("away", operation="test")
+            raise tensorhold.Unavailable("away", operation="test")
         return connect(store)
 
-    monkeypatch.setattr(holdfast.FeatureStore, "connect", refused)
-    with pytest.raises(holdfast.Unavailable, match="away"):
-        holdfast.open_partitions("half", 2, **settings(home))
+    monkeypatch.setattr(tensorhold.FeatureStore, "connect", refused)
+    with pytest.raises(tensorhold.Unavailable, match="away"):
+        tensorhold.open_partitions("half", 2, **settings(home))
     monkeypatch.undo()
-    with holdfast.open("half.0-of-2", **settings(home)) as one:
+    with tensorhold.open("half.0-of-2", **settings(home)) as one:
         assert len(one.sessions()) == 1
 
 
@@ -314,8 +314,8 @@ def test_it_can_be_awaited(home: Cluster) -> None:
             assert bytes((await lease.get(as_="numpy"))["x"]) == b"bytes"
             await store.ack_many([lease])
             assert await store.find(["s"]) == [None]
-            put = await store.put_many([holdfast.PutItem(f"s-{number}", {"x": b"x"}) for number in range(4)])
-            assert len(put) == 4 and all(isinstance(ref, holdfast.SampleRef) for ref in put)
+            put = await store.put_many([tensorhold.PutItem(f"s-{number}", {"x": b"x"}) for number in range(4)])
+            assert len(put) == 4 and all(isinstance(ref, tensorhold.SampleRef) for ref in put)
             leaving = asyncio.create_task(store.take("a", timeout=30))
             await asyncio.sleep(0.2)
             leaving.cancel()

@@ -12,21 +12,21 @@ from collections.abc import Callable
 import pytest
 import torch
 
-import holdfast
-import holdfast.aio
+import tensorhold
+import tensorhold.aio
 from conftest import OpenStore
-from holdfast.specforge._removals import Removals
+from tensorhold.specforge._removals import Removals
 from servers import REPOSITORY, Cluster
 
 
 def write(cluster: Cluster, key: str, value: bytes) -> None:
     """What any client with access to etcd can write."""
-    command = [str(REPOSITORY / ".etcd/bin/etcdctl"), "--endpoints=" + ",".join(cluster.etcd), "put", f"/holdfast/{key}"]
+    command = [str(REPOSITORY / ".etcd/bin/etcdctl"), "--endpoints=" + ",".join(cluster.etcd), "put", f"/tensorhold/{key}"]
     subprocess.run(command, input=value, capture_output=True, check=True, timeout=30)
 
 
 def test_what_cannot_be_read_is_listed_and_stops_nothing(
-    cluster: Cluster, store: holdfast.FeatureStore, store_name: str
+    cluster: Cluster, store: tensorhold.FeatureStore, store_name: str
 ) -> None:
     reference = store.put("good", {"x": torch.arange(10)}, groups=["g"])
     write(cluster, f"{store_name}/f/zzz/0000000000000001", b'{"generation":1,"reason":"SomethingNew"}')
@@ -44,10 +44,10 @@ def test_what_cannot_be_read_is_listed_and_stops_nothing(
     assert store.health()["passed_over"] == {"quarantined": 1, "later": 0}
 
 
-def test_ten_thousand_tensors_are_refused_before_a_byte_moves(store: holdfast.FeatureStore) -> None:
+def test_ten_thousand_tensors_are_refused_before_a_byte_moves(store: tensorhold.FeatureStore) -> None:
     many = {f"tensor-{n}": torch.zeros(1, dtype=torch.uint8) for n in range(10_000)}
     for groups in ([], ["g"]):
-        with pytest.raises(holdfast.Invalid, match="fewer tensors"):
+        with pytest.raises(tensorhold.Invalid, match="fewer tensors"):
             store.put("many", many, groups=groups)
     assert store.find(["many"]) == [None]
     assert store.health()["counters"]["bytes_put"] == 0
@@ -64,12 +64,12 @@ def test_another_budget_than_the_one_in_force_is_told(
     with pytest.warns(RuntimeWarning, match=f"{1 << 20} bytes already.* {2 << 20} bytes"):
         second = open_store(budget=2 << 20)
     first.put("a", {"x": torch.zeros(1 << 19, dtype=torch.uint8)})
-    with pytest.raises(holdfast.Capacity, match="whole budget"):
+    with pytest.raises(tensorhold.Capacity, match="whole budget"):
         second.put("b", {"x": torch.zeros((1 << 20) + 1, dtype=torch.uint8)}, timeout=1)
 
     async def opened() -> None:
         settings = {"pool_bytes": 16 << 20, "sweep_every": None, **cluster.settings()}
-        async with await holdfast.aio.open(store_name, budget=3 << 20, **settings):
+        async with await tensorhold.aio.open(store_name, budget=3 << 20, **settings):
             pass
 
     with pytest.warns(RuntimeWarning, match=f"{3 << 20} bytes"):
@@ -81,14 +81,14 @@ def test_an_abort_that_is_tried_again_ends_what_was_meant_and_nothing_newer(
 ) -> None:
     cluster = start_cluster(segment_mib=64)
     settings = {"pool_bytes": 16 << 20, "sweep_every": None, "timeout": 3.0, **cluster.settings()}
-    with holdfast.open("run", **settings) as store:
+    with tensorhold.open("run", **settings) as store:
         removals = Removals(store)
         first = store.put("a", {"x": torch.zeros(10)})
         store.put("b", {"x": torch.zeros(10)})
         os.kill(cluster.pids["etcd-0"], signal.SIGSTOP)
         try:
             assert not removals.abort("a", first, 40), "it is owed"
-            with pytest.raises(holdfast.HoldfastError):
+            with pytest.raises(tensorhold.TensorholdError):
                 removals.abort("b", None, 0)  # what is live later may be another than was meant
         finally:
             os.kill(cluster.pids["etcd-0"], signal.SIGCONT)

@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-import holdfast
-from holdfast import FeatureStore, SampleRef
+import tensorhold
+from tensorhold import FeatureStore, SampleRef
 from servers import REPOSITORY, Cluster, running_cluster
 
 WITHIN_S = 60.0
@@ -66,7 +66,7 @@ RUN = """
 import sys
 sys.path[:0] = [{package!r}, {tests!r}]
 import json, os
-import holdfast
+import tensorhold
 settings = json.loads(sys.argv[2])
 """
 
@@ -89,9 +89,9 @@ def test_a_store_that_was_used_says_so_in_a_forked_child(store: FeatureStore) ->
 
     def child() -> None:
         begun = time.monotonic()
-        with pytest.raises(holdfast.Unsupported, match="multiprocessing_context"):
+        with pytest.raises(tensorhold.Unsupported, match="multiprocessing_context"):
             store.get("a")
-        with pytest.raises(holdfast.Fenced, match="forked"):
+        with pytest.raises(tensorhold.Fenced, match="forked"):
             lease.ack()
         assert bytes(tensor.memoryview()) == b"1"  # a copy, as all memory of a child
         store.close()
@@ -115,7 +115,7 @@ def test_a_child_that_drops_everything_leaves_the_parent_alone(store: FeatureSto
     held[0].ack()
 
 
-@pytest.mark.parametrize("opened", ["holdfast.open(sys.argv[1]", "holdfast.open_partitions(sys.argv[1], 2"])
+@pytest.mark.parametrize("opened", ["tensorhold.open(sys.argv[1]", "tensorhold.open_partitions(sys.argv[1], 2"])
 def test_a_lazy_store_opens_in_each_forked_worker(cluster: Cluster, store_name: str, opened: str) -> None:
     said = run(
         """
@@ -123,20 +123,20 @@ from torch.utils.data import DataLoader
 from test_processes import Samples
 import subprocess
 maker = '''
-import sys, json, numpy, holdfast
-with holdfast.open(sys.argv[1], **json.loads(sys.argv[2])) as store:
+import sys, json, numpy, tensorhold
+with tensorhold.open(sys.argv[1], **json.loads(sys.argv[2])) as store:
     print(*[store.put(f"s{n}", {"x": numpy.full((5000,), n)}) for n in range(12)], sep="\\\\n")
 '''
 env = {**os.environ, "PYTHONPATH": sys.path[0]}
 made = subprocess.run([sys.executable, "-c", maker, *sys.argv[1:3]], capture_output=True, text=True, env=env, check=True)
-refs = [holdfast.SampleRef.parse(line) for line in made.stdout.split()]
+refs = [tensorhold.SampleRef.parse(line) for line in made.stdout.split()]
 import mooncake.store  # imported before the fork, not used
-store = holdfast.open(sys.argv[1], lazy=True, **settings)
+store = tensorhold.open(sys.argv[1], lazy=True, **settings)
 loader = DataLoader(Samples(store, refs), batch_size=3, num_workers=2, multiprocessing_context="fork")
 print([int(v) for batch in loader for v in batch[:, 4999]])
 print(store.get(refs[3], as_="torch")["x"][0].item())
 store.close()
-""".replace("holdfast.open(sys.argv[1]", opened),
+""".replace("tensorhold.open(sys.argv[1]", opened),
         cluster,
         store_name,
     )
@@ -158,7 +158,7 @@ def test_a_process_ends_well_whatever_it_left_open(cluster: Cluster, store_name:
     begun = time.monotonic()
     said = run(
         f"""
-store = holdfast.open(sys.argv[1], **settings)
+store = tensorhold.open(sys.argv[1], **settings)
 store.put("a", {{"x": bytes(100000)}}, groups=["g"])
 lease, = store.take("g")
 tensors = lease.get(as_="numpy")
@@ -176,7 +176,7 @@ def test_a_process_ends_well_while_a_callback_is_on_its_way(cluster: Cluster, st
     said = run(
         """
 import asyncio, time
-import holdfast.aio
+import tensorhold.aio
 
 class Output:
     # Takes its time when the interpreter flushes it for the last time.
@@ -200,7 +200,7 @@ async def main():
         print("woken", flush=True)
         return handle
 
-    async with await holdfast.aio.open(sys.argv[1], **settings):
+    async with await tensorhold.aio.open(sys.argv[1], **settings):
         loop.call_soon_threadsafe = slowly
 
 asyncio.run(main())
@@ -221,13 +221,13 @@ def test_a_process_ends_with_its_status_while_a_call_to_the_engine_hangs(store_n
 import ctypes, signal
 libc = ctypes.CDLL(None)
 libc.__cxa_atexit(ctypes.cast(libc._exit, ctypes.c_void_p), ctypes.c_void_p(9), None)
-holdfast._process.CLOSE_AT_EXIT_WITHIN_S = 1.0
-store = holdfast.open(sys.argv[1], **settings)
+tensorhold._process.CLOSE_AT_EXIT_WITHIN_S = 1.0
+store = tensorhold.open(sys.argv[1], **settings)
 ref = store.put("a", {{"x": bytes(100000)}}, groups=["g"])
 os.kill({cluster.pids["master-0"]}, signal.SIGSTOP)
 try:
     store.get(ref, timeout=1.0)
-except holdfast.Unavailable:
+except tensorhold.Unavailable:
     print("left behind", flush=True)
 sys.exit(3)
 """,
@@ -251,7 +251,7 @@ def test_a_worker_of_multiprocessing_closes_its_store(cluster: Cluster, store_na
 
 def takes(store_name: str, settings: dict[str, Any]) -> None:
     global kept
-    store = holdfast.open(store_name, **settings)
+    store = tensorhold.open(store_name, **settings)
     kept = store, store.take("g")
     assert [lease.sample for lease in kept[1]] == ["a"]  # looked at: it is not handed back as never taken
 

@@ -1,4 +1,4 @@
-"""A real SGLang server, on a CPU, with Holdfast as HiCache's storage. All of it: ``cargo xtask real sglang``."""
+"""A real SGLang server, on a CPU, with Tensorhold as HiCache's storage. All of it: ``cargo xtask real sglang``."""
 
 from __future__ import annotations
 

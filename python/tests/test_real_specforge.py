@@ -1,4 +1,4 @@
-"""SpecForge's own command, on a CPU, with Holdfast in place: the two shortest runs. All: ``cargo xtask real specforge``."""
+"""SpecForge's own command, on a CPU, with Tensorhold in place: the two shortest runs. All: ``cargo xtask real specforge``."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from real import processes, specforge, specforge_assets
 from servers import Cluster
 
 
-def test_training_on_holdfast_has_the_same_losses(cluster: Cluster, tmp_path: Path) -> None:
+def test_training_on_tensorhold_has_the_same_losses(cluster: Cluster, tmp_path: Path) -> None:
     folder = specforge_assets.make(tmp_path / "assets", 16)
-    logs = {module: tmp_path / f"{module}.log" for module in (specforge.PLAIN, specforge.HOLDFAST)}
+    logs = {module: tmp_path / f"{module}.log" for module in (specforge.PLAIN, specforge.TENSORHOLD)}
     for module, log in logs.items():
         run = specforge.Run(folder, f"{tmp_path.name}-{module}", cluster)
         assert run.train(log, module) == 0, processes.end_of(log)
     plain, held = (specforge.losses(log) for log in logs.values())
     assert len(plain) == 8 and plain == held
-    assert len(specforge.on_holdfast(logs[specforge.HOLDFAST])) == 2, "producer and trainer"
-    assert specforge.on_holdfast(logs[specforge.PLAIN]) == []
+    assert len(specforge.on_tensorhold(logs[specforge.TENSORHOLD])) == 2, "producer and trainer"
+    assert specforge.on_tensorhold(logs[specforge.PLAIN]) == []
 
 
 def test_a_trainer_on_the_other_store_is_refused(cluster: Cluster, tmp_path: Path) -> None:
@@ -29,9 +29,9 @@ def test_a_trainer_on_the_other_store_is_refused(cluster: Cluster, tmp_path: Pat
     run = specforge.Run(folder, f"{tmp_path.name}-mixed", cluster)
     producing, consuming = tmp_path / "producer.log", tmp_path / "consumer.log"
     with (
-        run.started(producing, specforge.HOLDFAST, "producer"),
+        run.started(producing, specforge.TENSORHOLD, "producer"),
         run.started(consuming, specforge.PLAIN, "consumer") as consumer,
     ):
         assert specforge.ended(consumer, consuming) != 0
-    assert "python -m holdfast.specforge" in processes.logged(consuming)
+    assert "python -m tensorhold.specforge" in processes.logged(consuming)
     assert specforge.losses(consuming) == {}

@@ -1,4 +1,4 @@
-"""A real vLLM, on a CPU, with Holdfast as its secondary tier. All of it: ``cargo xtask real vllm``."""
+"""A real vLLM, on a CPU, with Tensorhold as its secondary tier. All of it: ``cargo xtask real vllm``."""
 
 from __future__ import annotations
 

@@ -15,11 +15,11 @@ from packaging.requirements import Requirement
 from servers import REPOSITORY, Cluster
 
 OPEN = """
-import holdfast
+import tensorhold
 try:
-    with holdfast.open("releases") as store:
+    with tensorhold.open("releases") as store:
         print("open", store.put("a", {"x": b"bytes"}, groups=["g"]).sample)
-except holdfast.errors.Unsupported as refused:
+except tensorhold.errors.Unsupported as refused:
     print("refused", refused)
 """
 
@@ -67,10 +67,10 @@ def test_another_release_is_refused_with_the_known_ones_and_the_way_to_try_it(
 ) -> None:
     said = opened(cluster, another_release)
     assert said.startswith("refused")
-    for part in ["9.9", "HOLDFAST_UNTESTED_MOONCAKE=1", *known()]:
+    for part in ["9.9", "TENSORHOLD_UNTESTED_MOONCAKE=1", *known()]:
         assert part in said
 
 
 def test_another_release_is_tried_if_the_environment_says_so(cluster: Cluster, another_release: Path) -> None:
-    assert opened(cluster, another_release, HOLDFAST_UNTESTED_MOONCAKE="1") == "open a\n"
-    assert opened(cluster, another_release, HOLDFAST_UNTESTED_MOONCAKE="0").startswith("refused")
+    assert opened(cluster, another_release, TENSORHOLD_UNTESTED_MOONCAKE="1") == "open a\n"
+    assert opened(cluster, another_release, TENSORHOLD_UNTESTED_MOONCAKE="0").startswith("refused")

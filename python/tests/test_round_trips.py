@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch.utils.dlpack import from_dlpack
 
-import holdfast
+import tensorhold
 from conftest import OpenStore
-from holdfast import FeatureStore, PutItem, Tensor
+from tensorhold import FeatureStore, PutItem, Tensor
 
 TORCH = {
     "bf16": torch.randn(3, 5, dtype=torch.bfloat16),
@@ -63,7 +63,7 @@ def test_numpy_arrays(store: FeatureStore) -> None:
 def test_what_numpy_does_not_have_is_said_and_comes_raw(store: FeatureStore) -> None:
     tensor = torch.randn(8, dtype=torch.bfloat16)
     got = store.get(store.put("raw", {"x": tensor}))["x"]
-    with pytest.raises(holdfast.Unsupported, match="ml_dtypes"):
+    with pytest.raises(tensorhold.Unsupported, match="ml_dtypes"):
         got.numpy()
     assert numpy.array_equal(got.numpy(raw=True), tensor.view(torch.uint16).numpy())
 
@@ -129,9 +129,9 @@ def test_bytes_and_other_buffers(store: FeatureStore) -> None:
 def test_some_tensors_of_a_sample(store: FeatureStore) -> None:
     ref = store.put("some", {"a": torch.ones(3), "b": torch.zeros(4), "c": torch.ones(5)})
     assert {name: t.numel() for name, t in store.get(ref, ["c", "a"], as_="torch").items()} == {"c": 5, "a": 3}
-    with pytest.raises(holdfast.HoldfastError, match="tensor"):
+    with pytest.raises(tensorhold.TensorholdError, match="tensor"):
         store.get(ref, ["d"])
-    with pytest.raises(holdfast.Invalid, match="not one string"):
+    with pytest.raises(tensorhold.Invalid, match="not one string"):
         store.get(ref, "abc")
 
 
@@ -146,11 +146,11 @@ def test_into_memory_of_the_caller(store: FeatureStore) -> None:
     with store.read(ref) as lease:
         lease.get(into={"b": flat})
     assert bytes(flat) == tensors["b"].numpy().tobytes()
-    with pytest.raises(holdfast.Invalid, match="element type or shape"):
+    with pytest.raises(tensorhold.Invalid, match="element type or shape"):
         store.get(ref, into={"a": torch.zeros(7, 1000)})
-    with pytest.raises(holdfast.Invalid, match="cannot be written"):
+    with pytest.raises(tensorhold.Invalid, match="cannot be written"):
         store.get(ref, into={"b": bytes(20)})
-    with pytest.raises(holdfast.Invalid, match="neither names nor device"):
+    with pytest.raises(tensorhold.Invalid, match="neither names nor device"):
         store.get(ref, ["a"], into=mine)  # type: ignore[call-overload]
 
 
@@ -231,13 +231,13 @@ def test_unusable_tensors_say_what_to_do(store: FeatureStore) -> None:
         (Passed(torch.zeros(4, 6).t(), True), "contiguous"),
         ([1, 2, 3], "pass a torch tensor"),
     ]:
-        with pytest.raises(holdfast.Invalid, match=advice):
+        with pytest.raises(tensorhold.Invalid, match=advice):
             store.put("odd", {"x": tensor})  # type: ignore[dict-item]
-    with pytest.raises(holdfast.Unsupported, match=r"\.cpu\(\)"):
+    with pytest.raises(tensorhold.Unsupported, match=r"\.cpu\(\)"):
         store.put("odd", {"x": torch.zeros(3, device="meta")})
     with pytest.raises(ValueError):
         store.put("odd", {})
-    with pytest.raises(holdfast.Invalid, match="not one string"):
+    with pytest.raises(tensorhold.Invalid, match="not one string"):
         store.put("odd", {"x": b"1"}, groups="trainers")
     assert store.find(["odd"]) == [None]
 
@@ -245,12 +245,12 @@ def test_unusable_tensors_say_what_to_do(store: FeatureStore) -> None:
 def test_many_at_once_with_an_error_in_its_place(store: FeatureStore) -> None:
     items = [PutItem(f"many-{n}", {"x": torch.full((n,), n)}) for n in range(1, 6)]
     results = store.put_many([*items, PutItem("bad", {})])
-    assert isinstance(results[-1], holdfast.Invalid)
-    refs = [ref for ref in results if isinstance(ref, holdfast.SampleRef)]
+    assert isinstance(results[-1], tensorhold.Invalid)
+    refs = [ref for ref in results if isinstance(ref, tensorhold.SampleRef)]
     assert [ref.sample for ref in refs] == [item.sample for item in items]
     leases = store.read_many([*refs, "nobody"])
-    assert isinstance(leases[-1], holdfast.NotFound)
-    assert [lease.get(as_="torch")["x"].numel() for lease in leases if isinstance(lease, holdfast.Lease)] == [1, 2, 3, 4, 5]
+    assert isinstance(leases[-1], tensorhold.NotFound)
+    assert [lease.get(as_="torch")["x"].numel() for lease in leases if isinstance(lease, tensorhold.Lease)] == [1, 2, 3, 4, 5]
 
 
 def test_several_chunks_and_no_checksums(open_store: OpenStore) -> None:
@@ -260,7 +260,7 @@ def test_several_chunks_and_no_checksums(open_store: OpenStore) -> None:
         assert torch.equal(store.get(store.put("chunks", {"x": data}), as_="torch")["x"], data)
 
 
-def test_one_sample_on_another_device_fails_alone(store: holdfast.FeatureStore) -> None:
+def test_one_sample_on_another_device_fails_alone(store: tensorhold.FeatureStore) -> None:
     elsewhere = torch.empty(4, device="meta")  # any device but the CPU
 
     class Refuses:
@@ -269,20 +269,20 @@ def test_one_sample_on_another_device_fails_alone(store: holdfast.FeatureStore) 
 
     good, bad = {"x": b"bytes"}, {"x": b"bytes", "y": elsewhere}
     items = [
-        holdfast.PutItem("first", good),
-        holdfast.PutItem("on-a-device", bad),
-        holdfast.PutItem("refuses", {"x": Refuses()}),
-        holdfast.PutItem("", good),
-        holdfast.PutItem("no-such-group", good, groups=["a/b"]),
-        holdfast.PutItem("no-such-name", {"": b"bytes"}),
-        holdfast.PutItem("last", good),
+        tensorhold.PutItem("first", good),
+        tensorhold.PutItem("on-a-device", bad),
+        tensorhold.PutItem("refuses", {"x": Refuses()}),
+        tensorhold.PutItem("", good),
+        tensorhold.PutItem("no-such-group", good, groups=["a/b"]),
+        tensorhold.PutItem("no-such-name", {"": b"bytes"}),
+        tensorhold.PutItem("last", good),
     ]
     first, *failed, last = store.put_many(items)
-    assert isinstance(first, holdfast.SampleRef) and isinstance(last, holdfast.SampleRef)
+    assert isinstance(first, tensorhold.SampleRef) and isinstance(last, tensorhold.SampleRef)
     kinds = [type(one) for one in failed]
-    assert kinds == [holdfast.Unsupported, holdfast.Unsupported, holdfast.Invalid, holdfast.Invalid, holdfast.Invalid]
+    assert kinds == [tensorhold.Unsupported, tensorhold.Unsupported, tensorhold.Invalid, tensorhold.Invalid, tensorhold.Invalid]
     assert "call .cpu()" in str(failed[0])
     found = store.find(["first", "on-a-device", "refuses", "no-such-group", "last"])
     assert [one is not None for one in found] == [True, False, False, False, True]
-    assert store.put_many([items[1]])[0].__class__ is holdfast.Unsupported
+    assert store.put_many([items[1]])[0].__class__ is tensorhold.Unsupported
     assert store.put_many([]) == []

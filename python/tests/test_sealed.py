@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 import torch
 
-import holdfast
+import tensorhold
 from conftest import OpenStore
-from holdfast import aio
-from holdfast.torchspec import EagleStore
+from tensorhold import aio
+from tensorhold.torchspec import EagleStore
 from servers import Cluster
 
 KEY = bytes(range(3, 35))
@@ -93,10 +93,10 @@ def test_what_was_changed_is_refused(open_store: OpenStore, raw: Any, objects: C
         raw.remove(x, True)
         assert raw.put(x, what) == 0
         into = torch.full((len(PLAIN),), 7, dtype=torch.uint8)
-        with pytest.raises(holdfast.Corrupt):
+        with pytest.raises(tensorhold.Corrupt):
             store.get(second, into={"x": into})
         assert not into.any(), "cleared"
-        with pytest.raises(holdfast.Corrupt):
+        with pytest.raises(tensorhold.Corrupt):
             store.get(second)
         assert store.get(second, ["y"])["y"].tobytes() == PLAIN
     raw.remove(x, True)
@@ -108,16 +108,16 @@ def test_what_was_changed_is_refused(open_store: OpenStore, raw: Any, objects: C
 def test_no_key_another_key_no_seal(open_store: OpenStore) -> None:
     open_store(key=KEY).put("sealed", {"x": PLAIN})
     open_store().put("plain", {"x": PLAIN})
-    with pytest.raises(holdfast.Denied, match="without a key") as refused:
+    with pytest.raises(tensorhold.Denied, match="without a key") as refused:
         open_store().get("sealed")
     assert isinstance(refused.value, PermissionError) and refused.value.facts["key_id"] == "default"
-    with pytest.raises(holdfast.Denied, match="not the one"):
+    with pytest.raises(tensorhold.Denied, match="not the one"):
         open_store(key=OTHER).get("sealed")
-    with pytest.raises(holdfast.Denied, match="not in the keyring"):
+    with pytest.raises(tensorhold.Denied, match="not in the keyring"):
         open_store(key=OTHER, key_id="next").get("sealed")
-    with pytest.raises(holdfast.Unsupported, match="not sealed"):
+    with pytest.raises(tensorhold.Unsupported, match="not sealed"):
         open_store(key=KEY).get("plain")
-    with pytest.raises(holdfast.Unsupported):
+    with pytest.raises(tensorhold.Unsupported):
         open_store(key=KEY).announce("s", ["some:object"], 10)
 
 
@@ -129,7 +129,7 @@ def test_keys_are_rotated_by_their_ids(open_store: OpenStore) -> None:
     after = open_store(key=both, key_id="2026-11")
     after.put("new", {"x": b"new"})
     assert [after.get(name)["x"].tobytes() for name in ("old", "a", "new")] == [b"old", b"a", b"new"]
-    with pytest.raises(holdfast.Denied):
+    with pytest.raises(tensorhold.Denied):
         before.get("new")
     assert open_store(key=OTHER, key_id="2026-11").get("new")["x"].tobytes() == b"new"
 
@@ -141,9 +141,9 @@ def test_keys_from_elsewhere(open_store: OpenStore, tmp_path: Path, monkeypatch:
     open_store(key="env:TEST_STORE_KEY").put("a", {"x": b"1"})
     for key in (f"file:{tmp_path / 'raw'}", tmp_path / "text", bytearray(KEY), memoryview(KEY), KEY.hex()):
         assert open_store(key=key).get("a")["x"].tobytes() == b"1"
-    with pytest.raises(holdfast.NotFound):
+    with pytest.raises(tensorhold.NotFound):
         open_store(key="env:TEST_STORE_NO_KEY")
-    with pytest.raises(holdfast.NotFound):
+    with pytest.raises(tensorhold.NotFound):
         open_store(key=tmp_path / "nothing")
 
 
@@ -163,7 +163,7 @@ def test_keys_from_elsewhere(open_store: OpenStore, tmp_path: Path, monkeypatch:
     ],
 )
 def test_wrong_keys_are_refused_and_not_repeated(open_store: OpenStore, wrong: dict[str, Any]) -> None:
-    with pytest.raises(holdfast.Invalid) as refused:
+    with pytest.raises(tensorhold.Invalid) as refused:
         open_store(**wrong)
     told = "".join(traceback.format_exception_only(refused.value)) + json.dumps(refused.value.facts)
     assert "secret" not in told and TEXT not in told
@@ -173,14 +173,14 @@ def test_no_key_is_shown(open_store: OpenStore) -> None:
     for store in (open_store(key=KEY), open_store(key={"2026-11": TEXT})):
         shown = f"{store!r} {store.settings!r} {store.settings.keys!r} {store.settings.to_json()} {store.health()}"
         assert repr(KEY)[2:-1] not in shown and TEXT not in shown and KEY.hex() not in shown
-        with pytest.raises(holdfast.HoldfastError) as refused:
+        with pytest.raises(tensorhold.TensorholdError) as refused:
             store.get("nobody")
         assert TEXT not in repr(refused.value)
 
 
 def test_a_pickled_store_takes_along_where_its_key_is(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEST_STORE_KEY", TEXT)
-    with pytest.raises(holdfast.Invalid, match="env:NAME"):
+    with pytest.raises(tensorhold.Invalid, match="env:NAME"):
         pickle.dumps(open_store(key=KEY))
     store = open_store(key="env:TEST_STORE_KEY")
     store.put("a", {"x": b"1"})
@@ -193,14 +193,14 @@ def test_a_pickled_store_takes_along_where_its_key_is(open_store: OpenStore, mon
 def test_another_process(open_store: OpenStore, cluster: Cluster, store_name: str) -> None:
     open_store(key=KEY).put("a", {"x": torch.arange(1000)}, groups=["g"])
     program = (
-        "import json, os, sys, holdfast\n"
+        "import json, os, sys, tensorhold\n"
         "settings = json.loads(sys.argv[2])\n"
-        "with holdfast.open(sys.argv[1], key='env:THE_KEY', **settings) as store:\n"
+        "with tensorhold.open(sys.argv[1], key='env:THE_KEY', **settings) as store:\n"
         "    (lease,) = store.take('g')\n"
         "    with lease:\n"
         "        print(int(lease.get(as_='torch')['x'].sum()))\n"
     )
-    environment = {**os.environ, "THE_KEY": TEXT, "PYTHONPATH": str(Path(holdfast.__file__).parents[1])}
+    environment = {**os.environ, "THE_KEY": TEXT, "PYTHONPATH": str(Path(tensorhold.__file__).parents[1])}
     command = [sys.executable, "-c", program, store_name, json.dumps(cluster.settings())]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -230,17 +230,17 @@ def test_torchspec(cluster: Cluster, store_name: str) -> None:
 
 def test_specforge(cluster: Cluster, store_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("specforge", reason="the adapter is for specforge")
-    from holdfast.specforge import HoldfastFeatureStore
+    from tensorhold.specforge import TensorholdFeatureStore
 
     settings = {**cluster.settings(), "pool_bytes": 64 << 20, "sweep_every": None}
     tensors = {"hidden_states": torch.randn(1, 8, 8), "input_ids": torch.arange(8).unsqueeze(0)}
     with (
-        HoldfastFeatureStore(store_id=store_name, key=TEXT, **settings) as producer,
-        HoldfastFeatureStore(store_id=store_name, **settings) as stranger,
+        TensorholdFeatureStore(store_id=store_name, key=TEXT, **settings) as producer,
+        TensorholdFeatureStore(store_id=store_name, **settings) as stranger,
     ):
         ref = producer.put(tensors, sample_id="s", metadata={"run_id": "r"})
-        monkeypatch.setenv("HOLDFAST_KEY", TEXT)  # as a launcher's process has it
-        with HoldfastFeatureStore(store_id=store_name, **settings) as consumer:
+        monkeypatch.setenv("TENSORHOLD_KEY", TEXT)  # as a launcher's process has it
+        with TensorholdFeatureStore(store_id=store_name, **settings) as consumer:
             with pytest.raises(PermissionError):
                 stranger.get(ref)
             got, handle = consumer.get(ref)

@@ -1,4 +1,4 @@
-"""Settings: one file means the same to ``holdfast.open`` and to the command. No server is needed."""
+"""Settings: one file means the same to ``tensorhold.open`` and to the command. No server is needed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-import holdfast
+import tensorhold
 from test_command import answer
 
 FILE = """
@@ -47,35 +47,35 @@ store = "run-7"
 """
 
 ELSEWHERE = ("steward.", "external_sample_bytes", "key")
-"""Settings that are not in :class:`holdfast.Settings`, or in another form."""
+"""Settings that are not in :class:`tensorhold.Settings`, or in another form."""
 
 
 @pytest.fixture(autouse=True)
 def nothing_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A cluster of ``holdfast up`` on this machine would be found, too."""
+    """A cluster of ``tensorhold up`` on this machine would be found, too."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
 
-def in_python(settings: holdfast.Settings, path: str) -> Any:
+def in_python(settings: tensorhold.Settings, path: str) -> Any:
     """The value of a setting, as JSON has it; None if nothing gives it."""
     value: Any = settings
     for name in path.split("."):
         value = value.get(name) if isinstance(value, dict) else getattr(value, name)
         if value is None:
             return None
-    if isinstance(value, holdfast.Secret):
+    if isinstance(value, tensorhold.Secret):
         return value.reference
     return list(value) if isinstance(value, tuple) else value
 
 
 def test_python_and_the_command_read_one_file_alike(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    file = tmp_path / "holdfast.toml"
+    file = tmp_path / "tensorhold.toml"
     file.write_text(FILE)
-    monkeypatch.setenv("HOLDFAST_CONFIG", str(file))
-    monkeypatch.setenv("HOLDFAST_POOL_BYTES", "64MiB")
-    monkeypatch.setenv("HOLDFAST_SWEEP_EVERY", "none")
-    monkeypatch.setenv("HOLDFAST_FEATURES_STREAMS", "3")
-    settings = holdfast.open(lazy=True).settings
+    monkeypatch.setenv("TENSORHOLD_CONFIG", str(file))
+    monkeypatch.setenv("TENSORHOLD_POOL_BYTES", "64MiB")
+    monkeypatch.setenv("TENSORHOLD_SWEEP_EVERY", "none")
+    monkeypatch.setenv("TENSORHOLD_FEATURES_STREAMS", "3")
+    settings = tensorhold.open(lazy=True).settings
     shown = {item["setting"]: item for item in answer(None, "settings")["items"]}
     given = [path for path, item in shown.items() if item["from"] != "default" and not path.startswith(ELSEWHERE)]
     assert len(given) == 22, given
@@ -89,7 +89,7 @@ def test_python_and_the_command_read_one_file_alike(monkeypatch: pytest.MonkeyPa
 
 
 def test_defaults_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = holdfast.Settings("")
+    usual = tensorhold.Settings("")
     for item in answer(None, "settings")["items"]:
         path, value = item["setting"], item["value"]
         if "." in path or path.startswith(ELSEWHERE):
@@ -101,27 +101,27 @@ def test_defaults_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_given_counts_more_and_sections_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOLDFAST_STORE", "by-variable")
-    monkeypatch.setenv("HOLDFAST_INDEX_TICK", "2s")
-    monkeypatch.setenv("HOLDFAST_INDEX_DEAD_TICKS", "7")
-    monkeypatch.setenv("HOLDFAST_SWEEP_EVERY", "none")
-    monkeypatch.setenv("HOLDFAST_KEY", "file:/old")
-    monkeypatch.setenv("HOLDFAST_KEY_ID", "old")
-    found = holdfast.open(lazy=True).settings
+    monkeypatch.setenv("TENSORHOLD_STORE", "by-variable")
+    monkeypatch.setenv("TENSORHOLD_INDEX_TICK", "2s")
+    monkeypatch.setenv("TENSORHOLD_INDEX_DEAD_TICKS", "7")
+    monkeypatch.setenv("TENSORHOLD_SWEEP_EVERY", "none")
+    monkeypatch.setenv("TENSORHOLD_KEY", "file:/old")
+    monkeypatch.setenv("TENSORHOLD_KEY_ID", "old")
+    found = tensorhold.open(lazy=True).settings
     assert (found.store, found.sweep_every, found.index) == ("by-variable", None, {"tick": 2.0, "dead_ticks": 7})
     assert found.native_keys() == ("old", [("old", "file:/old")])
-    given = holdfast.open("given", sweep_every=3.0, index={"tick": 1.5}, key="file:/new", lazy=True).settings
+    given = tensorhold.open("given", sweep_every=3.0, index={"tick": 1.5}, key="file:/new", lazy=True).settings
     assert (given.store, given.sweep_every, given.index) == ("given", 3.0, {"tick": 1.5, "dead_ticks": 7})
     assert given.native_keys() == ("default", [("default", "file:/new")]), "not another key's id"
 
 
 def test_what_is_wrong_is_said_and_no_value_repeated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(holdfast.Invalid, match="HOLDFAST_STORE"):
-        holdfast.open(lazy=True)
-    file = tmp_path / "holdfast.toml"
-    monkeypatch.setenv("HOLDFAST_CONFIG", str(file))
+    with pytest.raises(tensorhold.Invalid, match="TENSORHOLD_STORE"):
+        tensorhold.open(lazy=True)
+    file = tmp_path / "tensorhold.toml"
+    monkeypatch.setenv("TENSORHOLD_CONFIG", str(file))
     file.write_text("[index]\ntik = 'hunter2'")
-    with pytest.raises(holdfast.Invalid, match="no such setting") as refused:
-        holdfast.open("x", lazy=True)
+    with pytest.raises(tensorhold.Invalid, match="no such setting") as refused:
+        tensorhold.open("x", lazy=True)
     assert refused.value.facts == {"setting": "index.tik", "from": "file:2", "nearest": "index.tick"}
     assert "hunter2" not in str(refused.value)

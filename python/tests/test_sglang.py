@@ -224,7 +224,7 @@ def read_from() -> float:
     """How many pages this process was told to have read, from anywhere."""
     from prometheus_client import REGISTRY
 
-    families = [family for family in REGISTRY.collect() if family.name == "sglang:holdfast_gets"]
+    families = [family for family in REGISTRY.collect() if family.name == "sglang:tensorhold_gets"]
     return sum(one.value for family in families for one in family.samples if one.name.endswith("_total"))
 
 
@@ -248,12 +248,12 @@ def test_statistics_and_clear(make: Make) -> None:
 
 
 def test_a_slip_in_the_options_is_refused_by_name(pages_cluster: Cluster) -> None:
-    from holdfast.sglang import HoldfastHiCacheStorage
+    from tensorhold.sglang import TensorholdHiCacheStorage
 
     with pytest.raises(ValueError, match="mastr"):
-        HoldfastHiCacheStorage(parts.storage_config(options(pages_cluster, mastr="x")), {})
+        TensorholdHiCacheStorage(parts.storage_config(options(pages_cluster, mastr="x")), {})
     with pytest.raises(ValueError, match="frames"):
-        HoldfastHiCacheStorage(parts.storage_config(options(pages_cluster, frames=0)), {})
+        TensorholdHiCacheStorage(parts.storage_config(options(pages_cluster, frames=0)), {})
 
 
 def test_a_page_larger_than_a_frame_is_refused_when_the_pool_is_registered(make: Make) -> None:
@@ -346,7 +346,7 @@ def test_a_page_that_was_given_back_is_never_written_to_later() -> None:
 
 
 def test_a_pools_memory_stays_when_its_tensor_is_given_other_memory() -> None:
-    from holdfast.sglang import _memory
+    from tensorhold.sglang import _memory
 
     tensor = torch.zeros(1024)
     memory = _memory(tensor)

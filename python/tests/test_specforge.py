@@ -24,29 +24,29 @@ from specforge.runtime.data_plane.feature_store import (
 )
 from specforge.runtime.data_plane.ref_serialization import ref_from_dict, ref_to_dict
 
-import holdfast
+import tensorhold
 from conftest import OpenStore
-from holdfast.specforge import FeatureStoreFailure, HoldfastFeatureStore, replace_mooncake_store
-from holdfast.specforge import _refs as refs
+from tensorhold.specforge import FeatureStoreFailure, TensorholdFeatureStore, replace_mooncake_store
+from tensorhold.specforge import _refs as refs
 from servers import Cluster
 from waiting import until
 
-OpenFeatures = Callable[..., HoldfastFeatureStore]
+OpenFeatures = Callable[..., TensorholdFeatureStore]
 
 @pytest.fixture
 def open_features(cluster: Cluster, store_name: str) -> Iterator[OpenFeatures]:
     """Opens this test's store for SpecForge, as often as wanted: each is a member of its own, as a process would be."""
     with ExitStack() as opened:
 
-        def features(**settings: Any) -> HoldfastFeatureStore:
+        def features(**settings: Any) -> TensorholdFeatureStore:
             usual = {"pool_bytes": 128 << 20, "sweep_every": None, **cluster.settings(), **settings}
-            return opened.enter_context(HoldfastFeatureStore(store_id=store_name, **usual))
+            return opened.enter_context(TensorholdFeatureStore(store_id=store_name, **usual))
 
         yield features
 
 
 @pytest.fixture
-def features(open_features: OpenFeatures) -> HoldfastFeatureStore:
+def features(open_features: OpenFeatures) -> TensorholdFeatureStore:
     return open_features()
 
 
@@ -59,13 +59,13 @@ def metadata(**more: Any) -> dict[str, Any]:
     return {"run_id": "run", "source_task_id": "task", "strategy": "eagle3", "num_tokens": 8, **more}
 
 
-def engine_bytes(store: HoldfastFeatureStore) -> int:
+def engine_bytes(store: TensorholdFeatureStore) -> int:
     used = store.health()["engine"]["dram_used"]
     assert isinstance(used, int)
     return used
 
 
-def test_it_is_a_feature_store_and_gives_the_bytes_back(features: HoldfastFeatureStore) -> None:
+def test_it_is_a_feature_store_and_gives_the_bytes_back(features: TensorholdFeatureStore) -> None:
     assert isinstance(features, FeatureStore)
     ref = features.put(tensors(3), sample_id="run:task/1,é", metadata=metadata(target_repr="logits"))
     assert (ref.sample_id, ref.num_tokens, ref.run_id) == ("run:task/1,é", 8, "run")
@@ -81,14 +81,14 @@ def test_it_is_a_feature_store_and_gives_the_bytes_back(features: HoldfastFeatur
     features.release(second)
 
 
-def test_a_target_says_how_it_is_to_be_read(features: HoldfastFeatureStore) -> None:
+def test_a_target_says_how_it_is_to_be_read(features: TensorholdFeatureStore) -> None:
     meta = metadata(target_repr="pruned_logits", vocab_map_version="v7")
     ref = features.put({"target": torch.ones(2, 2)}, sample_id="a", metadata=meta)
     spec = ref.feature_specs["target"]
     assert (spec.target_repr, spec.target_meta) == ("pruned_logits", {"vocab_map_version": "v7"})
 
 
-def test_views_are_put_as_what_they_show(features: HoldfastFeatureStore) -> None:
+def test_views_are_put_as_what_they_show(features: TensorholdFeatureStore) -> None:
     wide = torch.arange(12).reshape(3, 4)
     weight = torch.ones(2, requires_grad=True) * 2
     ref = features.put({"t": wide.T, "w": weight, "none": torch.empty(0, 3)}, sample_id="a", metadata={})
@@ -97,7 +97,7 @@ def test_views_are_put_as_what_they_show(features: HoldfastFeatureStore) -> None
     features.release(handle)
 
 
-def test_release_ends_the_sample_and_twice_is_once(features: HoldfastFeatureStore) -> None:
+def test_release_ends_the_sample_and_twice_is_once(features: TensorholdFeatureStore) -> None:
     big = {"x": torch.zeros(1 << 20)}
     ref = features.put(big, sample_id="a", metadata={})
     filled = engine_bytes(features)
@@ -112,7 +112,7 @@ def test_release_ends_the_sample_and_twice_is_once(features: HoldfastFeatureStor
     assert features.health()["resident_samples"] == 0
 
 
-def test_the_last_reader_ends_the_sample(features: HoldfastFeatureStore, open_features: OpenFeatures) -> None:
+def test_the_last_reader_ends_the_sample(features: TensorholdFeatureStore, open_features: OpenFeatures) -> None:
     other = open_features()
     ref = features.put(tensors(), sample_id="a", metadata={})
     handles = [features.get(ref)[1], features.get(ref)[1]]
@@ -128,7 +128,7 @@ def test_the_last_reader_ends_the_sample(features: HoldfastFeatureStore, open_fe
         features.get(ref)
 
 
-def test_abort_ends_a_sample_under_its_reader(features: HoldfastFeatureStore) -> None:
+def test_abort_ends_a_sample_under_its_reader(features: TensorholdFeatureStore) -> None:
     ref = features.put(tensors(), sample_id="a", metadata={})
     got, handle = features.get(ref)
     features.abort("a", reason="test")
@@ -141,7 +141,7 @@ def test_abort_ends_a_sample_under_its_reader(features: HoldfastFeatureStore) ->
     assert features.drain_pending_removals()["release_pending"] == 0
 
 
-def test_a_stale_generation_is_refused(features: HoldfastFeatureStore) -> None:
+def test_a_stale_generation_is_refused(features: TensorholdFeatureStore) -> None:
     first = features.put(tensors(1), sample_id="a", metadata={})
     _, old = features.get(first)
     second = features.put(tensors(2), sample_id="a", metadata={})
@@ -191,7 +191,7 @@ def test_a_lease_that_ends_under_a_get_is_taken_again(
     features.release(handle)
 
 
-def test_a_failure_on_the_way_to_the_device_uses_nothing_up(features: HoldfastFeatureStore) -> None:
+def test_a_failure_on_the_way_to_the_device_uses_nothing_up(features: TensorholdFeatureStore) -> None:
     ref = features.put(tensors(), sample_id="a", metadata={})
     with pytest.raises((RuntimeError, AssertionError)):
         features.get(ref, device="nowhere")
@@ -243,7 +243,7 @@ def test_a_wrong_credential_is_a_permission_error(open_features: OpenFeatures) -
         features.put(tensors(), sample_id="b", metadata={})
 
 
-def test_what_is_wrong_is_a_value_error(features: HoldfastFeatureStore, open_store: OpenStore) -> None:
+def test_what_is_wrong_is_a_value_error(features: TensorholdFeatureStore, open_store: OpenStore) -> None:
     with pytest.raises(ValueError):
         features.put({}, sample_id="a", metadata={})
     with pytest.raises(ValueError):
@@ -255,10 +255,10 @@ def test_what_is_wrong_is_a_value_error(features: HoldfastFeatureStore, open_sto
     with pytest.raises(ValueError):
         features.estimate_bytes({"x": FeatureSpec("x", (1,), "no-such-type")})
     with pytest.raises(ValueError, match="already"):
-        HoldfastFeatureStore(store=open_store(), master="elsewhere:1")
+        TensorholdFeatureStore(store=open_store(), master="elsewhere:1")
 
 
-def test_bytes_are_estimated_by_their_true_sizes(features: HoldfastFeatureStore) -> None:
+def test_bytes_are_estimated_by_their_true_sizes(features: TensorholdFeatureStore) -> None:
     specs = {"a": FeatureSpec("a", (3, 5), "float64"), "b": FeatureSpec("b", (7,), "float8_e4m3fn")}
     assert features.estimate_bytes(specs) == 3 * 5 * 8 + 7
     assert features.estimate_bytes({}) == 0
@@ -289,7 +289,7 @@ def test_gc_ends_what_is_old_and_nobody_reads(open_features: OpenFeatures) -> No
 def test_an_index_that_does_not_answer(start_cluster: Callable[..., Cluster]) -> None:
     cluster = start_cluster(segment_mib=64)
     settings = {"pool_bytes": 16 << 20, "sweep_every": None, "timeout": 3.0, **cluster.settings()}
-    with HoldfastFeatureStore(store_id="run", **settings) as features:
+    with TensorholdFeatureStore(store_id="run", **settings) as features:
         _, released, aborted = (features.put(tensors(n), sample_id=f"s{n}", metadata={}) for n in range(3))
         _, handle = features.get(released)
         os.kill(cluster.pids["etcd-0"], signal.SIGSTOP)
@@ -320,14 +320,14 @@ def test_closing_settles_removals_that_are_owed_or_names_them(
 ) -> None:
     cluster = start_cluster(segment_mib=64)
     settings = {"pool_bytes": 16 << 20, "sweep_every": None, "timeout": 3.0, **cluster.settings()}
-    one, other = (HoldfastFeatureStore(store_id="run", **settings) for _ in range(2))
-    with HoldfastFeatureStore(store_id="run", **settings) as watching:
+    one, other = (TensorholdFeatureStore(store_id="run", **settings) for _ in range(2))
+    with TensorholdFeatureStore(store_id="run", **settings) as watching:
         first, second = one.put(tensors(1), sample_id="a", metadata={}), other.put(tensors(2), sample_id="b", metadata={})
         os.kill(cluster.pids["etcd-0"], signal.SIGSTOP)
         try:
             one.abort("a", reason="test")
             other.abort("b", reason="test")
-            with suppress(holdfast.HoldfastError):  # the session may not be ended either
+            with suppress(tensorhold.TensorholdError):  # the session may not be ended either
                 other.close()
             assert [record.levelname for record in caplog.records if "given up by closing" in record.getMessage()] == ["ERROR"]
         finally:
@@ -341,13 +341,13 @@ def test_closing_settles_removals_that_are_owed_or_names_them(
 def test_an_engine_that_does_not_answer_is_a_runtime_error(cluster: Cluster, store_name: str) -> None:
     settings = {**cluster.settings(), "master": "127.0.0.1:1", "timeout": 3.0}
     with pytest.raises(RuntimeError) as caught:
-        HoldfastFeatureStore(store_id=store_name, **settings)
-    assert isinstance(caught.value, FeatureStoreFailure) and isinstance(caught.value.__cause__, holdfast.HoldfastError)
+        TensorholdFeatureStore(store_id=store_name, **settings)
+    assert isinstance(caught.value, FeatureStoreFailure) and isinstance(caught.value.__cause__, tensorhold.TensorholdError)
 
 
 def test_a_store_that_is_open_already_stays_open(open_store: OpenStore) -> None:
     store = open_store()
-    with HoldfastFeatureStore(store=store) as features:
+    with TensorholdFeatureStore(store=store) as features:
         assert features.store_id == store.name
         features.put(tensors(), sample_id="a", metadata={})
     assert not store.closed and store.find(["a"])[0] is not None
@@ -360,8 +360,8 @@ def test_specforge_finds_it_in_place_of_its_own(
 
     monkeypatch.setattr(mooncake_store, "MooncakeFeatureStore", mooncake_store.MooncakeFeatureStore)
     replace_mooncake_store()
-    monkeypatch.setenv("HOLDFAST_ETCD", ",".join(cluster.etcd))
-    monkeypatch.setenv("HOLDFAST_ADMIN", ",".join(cluster.admin))
+    monkeypatch.setenv("TENSORHOLD_ETCD", ",".join(cluster.etcd))
+    monkeypatch.setenv("TENSORHOLD_ADMIN", ",".join(cluster.admin))
     setup = {
         "local_hostname": "127.0.0.1",
         "metadata_server": cluster.metadata,

@@ -18,9 +18,9 @@ import pytest
 import torch
 from specforge.runtime.data_plane.mooncake_store import MooncakeFeatureStore
 
-import holdfast
+import tensorhold
 from conftest import OpenStore
-from holdfast.specforge import HoldfastFeatureStore
+from tensorhold.specforge import TensorholdFeatureStore
 from servers import REPOSITORY, Cluster, toml
 
 
@@ -30,7 +30,7 @@ def usual(cluster: Cluster) -> dict[str, Any]:
 
 def test_it_takes_every_argument_that_specforges_store_takes_with_the_same_default() -> None:
     theirs = inspect.signature(MooncakeFeatureStore.__init__).parameters
-    ours = inspect.signature(HoldfastFeatureStore.__init__).parameters
+    ours = inspect.signature(TensorholdFeatureStore.__init__).parameters
     missing = [name for name in theirs if name not in ours]
     assert not missing, f"SpecForge's store takes {missing}; decide what they mean here"
     other = [name for name, one in theirs.items() if one.default != ours[name].default]
@@ -38,20 +38,20 @@ def test_it_takes_every_argument_that_specforges_store_takes_with_the_same_defau
 
 
 def test_copies_are_kept_as_replica_num_says(cluster: Cluster, store_name: str) -> None:
-    with HoldfastFeatureStore(store_id=store_name, replica_num=2, max_release_attempts=5, **usual(cluster)) as features:
+    with TensorholdFeatureStore(store_id=store_name, replica_num=2, max_release_attempts=5, **usual(cluster)) as features:
         assert features._store.settings.features["replicas"] == 2
         ref = features.put({"x": torch.ones(8)}, sample_id="a", metadata={})
         assert torch.equal(features.get(ref)[0]["x"], torch.ones(8))
     for wrong in ({"replica_num": 0}, {"max_release_attempts": 0}):
         with pytest.raises(ValueError):
-            HoldfastFeatureStore(store_id=store_name, **wrong, **usual(cluster))  # type: ignore[arg-type]
+            TensorholdFeatureStore(store_id=store_name, **wrong, **usual(cluster))  # type: ignore[arg-type]
 
 
 def test_an_unpinned_store_is_refused_with_its_reason(cluster: Cluster, store_name: str, open_store: OpenStore) -> None:
     with pytest.raises(ValueError, match="hard_pin.*max_resident_bytes"):
-        HoldfastFeatureStore(store_id=store_name, hard_pin=False, **usual(cluster))
+        TensorholdFeatureStore(store_id=store_name, hard_pin=False, **usual(cluster))
     with pytest.raises(ValueError, match="already"):
-        HoldfastFeatureStore(store=open_store(), replica_num=2)
+        TensorholdFeatureStore(store=open_store(), replica_num=2)
 
 
 def test_a_client_of_mooncakes_can_be_brought_along(cluster: Cluster, store_name: str) -> None:
@@ -59,12 +59,12 @@ def test_a_client_of_mooncakes_can_be_brought_along(cluster: Cluster, store_name
         import json, sys
         import torch
         from mooncake.store import MooncakeDistributedStore
-        from holdfast.specforge import HoldfastFeatureStore
+        from tensorhold.specforge import TensorholdFeatureStore
 
         name, settings = sys.argv[1], json.loads(sys.argv[2])
         client = MooncakeDistributedStore()
         assert client.setup("127.0.0.1", settings["metadata"], 0, 16 << 20, "tcp", "", settings["master"]) == 0
-        with HoldfastFeatureStore(store_id=name, store=client, **settings) as features:
+        with TensorholdFeatureStore(store_id=name, store=client, **settings) as features:
             ref = features.put({"x": torch.arange(8)}, sample_id="a", metadata={})
             assert torch.equal(features.get(ref)[0]["x"], torch.arange(8))
         client.close()
@@ -84,11 +84,11 @@ def test_settings_that_launchers_cannot_pass_come_from_the_environment(
         "features": {"chunk_bytes": 1 << 20},
         "pool_bytes": 16 << 20,
     }
-    file = tmp_path / "holdfast.toml"
-    monkeypatch.setenv("HOLDFAST_CONFIG", str(file))
+    file = tmp_path / "tensorhold.toml"
+    monkeypatch.setenv("TENSORHOLD_CONFIG", str(file))
     file.write_text(toml(told))
-    monkeypatch.setenv("HOLDFAST_POOL_BYTES", "32MiB")  # a variable counts more than the file
-    with HoldfastFeatureStore(store_id=store_name, replica_num=1, sweep_every=None) as features:
+    monkeypatch.setenv("TENSORHOLD_POOL_BYTES", "32MiB")  # a variable counts more than the file
+    with TensorholdFeatureStore(store_id=store_name, replica_num=1, sweep_every=None) as features:
         settings = features._store.settings
         assert (settings.timeout, settings.budget, settings.pool_bytes) == (17.0, 1 << 20, 32 << 20)
         assert settings.features == {"replicas": 1, "chunk_bytes": 1 << 20} and settings.sweep_every is None
@@ -96,18 +96,18 @@ def test_settings_that_launchers_cannot_pass_come_from_the_environment(
     for text, why in (("password = 'secret", "no TOML"), ("tiemout = 'secret'", "timeout"), (None, "cannot be read")):
         file.unlink() if text is None else file.write_text(text)
         with pytest.raises(ValueError, match=why) as caught:
-            HoldfastFeatureStore(store_id=store_name)
+            TensorholdFeatureStore(store_id=store_name)
         assert "secret" not in str(caught.value)
 
 
 PRODUCER = """
     import json, os, signal, sys
     import torch
-    from holdfast.specforge import HoldfastFeatureStore
+    from tensorhold.specforge import TensorholdFeatureStore
 
     name, how, settings = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
     setup = {"global_segment_size": 64 << 20, "local_buffer_size": 16 << 20}
-    features = HoldfastFeatureStore(store_id=name, setup_kwargs=setup, **settings)
+    features = TensorholdFeatureStore(store_id=name, setup_kwargs=setup, **settings)
     for n in range(16):
         features.put({"x": torch.full((1 << 20,), n, dtype=torch.uint8)}, sample_id=f"s{n}", metadata={})
     print("put", flush=True)
@@ -136,12 +136,12 @@ def test_samples_of_a_process_that_was_to_lend_a_segment_outlive_it(
     ended = run(PRODUCER, "run", how, json.dumps(usual(cluster)))
     assert "put" in ended.stdout, ended.stderr
     assert ended.returncode == (-signal.SIGKILL if how == "killed" else 0)
-    with holdfast.open("run", **usual(cluster)) as store:
+    with tensorhold.open("run", **usual(cluster)) as store:
         lost = []
         for n in range(16):
             try:
                 assert store.get(f"s{n}")["x"].tobytes() == bytes([n]) * (1 << 20)
-            except holdfast.HoldfastError as error:
+            except tensorhold.TensorholdError as error:
                 lost.append((n, str(error)))
         assert not lost, f"{len(lost)} of 16 samples went with the process that put them: {lost[0]}"
     assert "global_segment_size=67108864 is not lent" in ended.stderr
@@ -152,7 +152,7 @@ def test_a_cluster_without_memory_is_refused_with_the_command_that_mends_it(
 ) -> None:
     cluster = start_cluster(holders=0)
     with pytest.raises(MemoryError) as caught:
-        HoldfastFeatureStore(store_id="run", **usual(cluster))
+        TensorholdFeatureStore(store_id="run", **usual(cluster))
     text = str(caught.value)
     assert "no memory" in text and cluster.master in text
     command = text[text.index("mooncake_client") : text.index("32GB")].split()
@@ -168,7 +168,7 @@ def test_a_cluster_without_memory_is_refused_with_the_command_that_mends_it(
     try:
         for _ in range(60):
             try:
-                features = HoldfastFeatureStore(store_id="run", **usual(cluster))
+                features = TensorholdFeatureStore(store_id="run", **usual(cluster))
                 break
             except MemoryError:
                 assert holder.poll() is None, "the holder ended"
@@ -184,5 +184,5 @@ def test_a_cluster_without_memory_is_refused_with_the_command_that_mends_it(
 
 
 def test_a_store_lends_no_memory(cluster: Cluster, store_name: str) -> None:
-    with pytest.raises(holdfast.Invalid, match="goes with the process.*mooncake_client"):
-        holdfast.open(store_name, **{**cluster.settings(), "engine": {"segment_bytes": 1 << 30}})
+    with pytest.raises(tensorhold.Invalid, match="goes with the process.*mooncake_client"):
+        tensorhold.open(store_name, **{**cluster.settings(), "engine": {"segment_bytes": 1 << 30}})

@@ -18,7 +18,7 @@ from specforge.runtime.contracts import FeatureHandle, SampleRef
 from specforge.runtime.data_plane.feature_store import FeatureStore, LocalFeatureStore
 
 from conftest import OpenStore
-from holdfast.specforge import HoldfastFeatureStore
+from tensorhold.specforge import TensorholdFeatureStore
 
 SAMPLES = ["a", "b", "c"]
 STEPS = 120
@@ -37,7 +37,7 @@ class Side:
         meta = {"run_id": "r", "num_tokens": value, "target_repr": "logits"}
         ref = self.store.put(tensors, sample_id=sample, metadata=meta)
         self.refs.append(ref)
-        ours = ("generation", "holdfast_description")
+        ours = ("generation", "tensorhold_description")
         carried = {name: value for name, value in ref.metadata.items() if name not in ours}
         return ref.feature_keys, ref.feature_specs, ref.estimated_bytes, ref.num_tokens, ref.strategy, carried
 
@@ -64,7 +64,7 @@ class Side:
 def test_outcomes_are_those_of_the_local_store(open_store: OpenStore, seed: int) -> None:
     rng = random.Random(seed)
     ours = open_store()
-    sides = [Side(LocalFeatureStore()), Side(HoldfastFeatureStore(store=ours))]
+    sides = [Side(LocalFeatureStore()), Side(TensorholdFeatureStore(store=ours))]
     for step in range(STEPS):
         act, sample = rng.choice(["put", "get", "get", "get", "release", "release", "abort"]), rng.choice(SAMPLES)
         recent = rng.randrange(1, 5)

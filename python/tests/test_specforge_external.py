@@ -19,11 +19,11 @@ from specforge.runtime.contracts import FeatureSpec, SampleRef
 from specforge.runtime.data_plane.ref_serialization import ref_from_dict, ref_to_dict
 
 from conftest import OpenStore
-from holdfast.specforge import HoldfastFeatureStore
-from holdfast.specforge import _refs as refs
+from tensorhold.specforge import TensorholdFeatureStore
+from tensorhold.specforge import _refs as refs
 from servers import Cluster
 
-OpenFeatures = Callable[..., HoldfastFeatureStore]
+OpenFeatures = Callable[..., TensorholdFeatureStore]
 IDS = torch.arange(16).unsqueeze(0)
 HIDDEN = torch.arange(64, dtype=torch.float32).reshape(1, 16, 4).to(torch.bfloat16)
 NAMES = ["input_ids", "hidden_state"]
@@ -33,9 +33,9 @@ NAMES = ["input_ids", "hidden_state"]
 def open_features(cluster: Cluster, store_name: str) -> Iterator[OpenFeatures]:
     with ExitStack() as opened:
 
-        def features(**settings: Any) -> HoldfastFeatureStore:
+        def features(**settings: Any) -> TensorholdFeatureStore:
             usual = {"pool_bytes": 64 << 20, "sweep_every": None, **cluster.settings(), **settings}
-            return opened.enter_context(HoldfastFeatureStore(store_id=store_name, **usual))
+            return opened.enter_context(TensorholdFeatureStore(store_id=store_name, **usual))
 
         yield features
 

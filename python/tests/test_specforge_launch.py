@@ -1,4 +1,4 @@
-"""SpecForge's launchers start other processes: Holdfast is in all of them, and in no others."""
+"""SpecForge's launchers start other processes: Tensorhold is in all of them, and in no others."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ pytest.importorskip("specforge", reason="the adapter is for specforge")
 
 from specforge.runtime.data_plane.mooncake_store import MooncakeFeatureStore
 
-from holdfast.specforge import HoldfastFeatureStore
-from holdfast.specforge._launch import HOOK, environment
-from holdfast.specforge._store import DRAINED_NEXT
+from tensorhold.specforge import TensorholdFeatureStore
+from tensorhold.specforge._launch import HOOK, environment
+from tensorhold.specforge._store import DRAINED_NEXT
 from servers import REPOSITORY, Cluster
 
 PACKAGE = str(REPOSITORY / "python")
@@ -38,27 +38,27 @@ def test_the_hook_is_first_in_the_path_and_there_once() -> None:
 
 
 def test_a_shell_is_told_the_variable() -> None:
-    told = python("-m", "holdfast.specforge", "env", path=PACKAGE)
+    told = python("-m", "tensorhold.specforge", "env", path=PACKAGE)
     assert told.stdout == f"export PYTHONPATH={HOOK}{os.pathsep}{PACKAGE}\n", told.stderr
 
 
-def test_a_process_with_the_hook_uses_holdfast_and_runs_the_hidden_sitecustomize(tmp_path: Path) -> None:
+def test_a_process_with_the_hook_uses_tensorhold_and_runs_the_hidden_sitecustomize(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('another one')\n")
     ask = "from specforge.runtime.data_plane.mooncake_store import MooncakeFeatureStore as store; print(store.__module__)"
     told = python("-c", ask, path=os.pathsep.join([str(HOOK), str(tmp_path), PACKAGE]))
-    assert told.stdout.split("\n")[:2] == ["another one", "holdfast.specforge._store"], told.stderr
+    assert told.stdout.split("\n")[:2] == ["another one", "tensorhold.specforge._store"], told.stderr
 
 
 def test_other_programs_import_nothing_of_it() -> None:
-    ask = "import sys; print([name for name in sys.modules if name.startswith(('holdfast', 'torch', 'specforge'))])"
+    ask = "import sys; print([name for name in sys.modules if name.startswith(('tensorhold', 'torch', 'specforge'))])"
     assert python("-c", ask, path=os.pathsep.join([str(HOOK), PACKAGE])).stdout == "[]\n"
 
 
-def test_a_process_without_holdfast_ends_and_says_why(tmp_path: Path) -> None:
-    (tmp_path / "holdfast.py").write_text("raise ImportError('not built')\n")
+def test_a_process_without_tensorhold_ends_and_says_why(tmp_path: Path) -> None:
+    (tmp_path / "tensorhold.py").write_text("raise ImportError('not built')\n")
     told = python("-c", "import specforge.runtime.data_plane.mooncake_store", path=f"{HOOK}{os.pathsep}{tmp_path}")
     assert told.returncode != 0
-    assert "Holdfast cannot be imported here" in told.stderr
+    assert "Tensorhold cannot be imported here" in told.stderr
 
 
 @pytest.mark.parametrize("backend", [None, "shared_dir", "mooncake"])
@@ -73,7 +73,7 @@ def test_a_run_that_would_not_use_mooncake_is_refused(tmp_path: Path, backend: s
         "deployment": deployment,
     }
     (tmp_path / "run.json").write_text(json.dumps(run))
-    told = python("-m", "holdfast.specforge", "train", "-c", str(tmp_path / "run.json"), "--plan", path=PACKAGE)
+    told = python("-m", "tensorhold.specforge", "train", "-c", str(tmp_path / "run.json"), "--plan", path=PACKAGE)
     refused = "this run keeps no samples in Mooncake" in told.stderr
     assert refused == (backend != "mooncake"), told.stderr
     assert told.returncode != 0 or backend == "mooncake"
@@ -84,14 +84,14 @@ def tensors() -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture
-def held(cluster: Cluster, store_name: str) -> Callable[..., HoldfastFeatureStore]:
-    return lambda **settings: HoldfastFeatureStore(
+def held(cluster: Cluster, store_name: str) -> Callable[..., TensorholdFeatureStore]:
+    return lambda **settings: TensorholdFeatureStore(
         store_id=store_name, **{"pool_bytes": 64 << 20, **cluster.settings(), **settings}
     )
 
 
 def test_a_mixed_run_is_refused_and_says_what_to_do(
-    cluster: Cluster, store_name: str, held: Callable[..., HoldfastFeatureStore]
+    cluster: Cluster, store_name: str, held: Callable[..., TensorholdFeatureStore]
 ) -> None:
     setup = {
         "local_hostname": "127.0.0.1",
@@ -103,16 +103,16 @@ def test_a_mixed_run_is_refused_and_says_what_to_do(
     plain = MooncakeFeatureStore(store_id=store_name, setup_kwargs=setup)
     with held() as store:
         ours = store.put(tensors(), sample_id="ours", metadata={})
-        with pytest.raises(ValueError, match="python -m holdfast.specforge"):
+        with pytest.raises(ValueError, match="python -m tensorhold.specforge"):
             plain.get(ours)
         theirs = plain.put(tensors(), sample_id="theirs", metadata={})
         for retain in (False, True):
-            with held(retain_on_release=retain) as reader, pytest.raises(KeyError, match="python -m holdfast.specforge"):
+            with held(retain_on_release=retain) as reader, pytest.raises(KeyError, match="python -m tensorhold.specforge"):
                 reader.get(theirs)
         plain.abort("theirs")
 
 
-def test_a_retained_read_takes_no_lease(held: Callable[..., HoldfastFeatureStore]) -> None:
+def test_a_retained_read_takes_no_lease(held: Callable[..., TensorholdFeatureStore]) -> None:
     with held(retain_on_release=True) as store:
         ref = store.put(tensors(), sample_id="s", metadata={})
         got, handle = store.get(ref)
@@ -126,7 +126,7 @@ def test_a_retained_read_takes_no_lease(held: Callable[..., HoldfastFeatureStore
             store.get(ref)
 
 
-def test_the_samples_of_a_step_end_together_at_the_drain(held: Callable[..., HoldfastFeatureStore]) -> None:
+def test_the_samples_of_a_step_end_together_at_the_drain(held: Callable[..., TensorholdFeatureStore]) -> None:
     with held(retain_on_release=True) as store, held() as other:
         refs = [store.put(tensors(), sample_id=f"s{n}", metadata={}) for n in range(8)]
         names = [ref.sample_id for ref in refs]
@@ -141,7 +141,7 @@ def test_the_samples_of_a_step_end_together_at_the_drain(held: Callable[..., Hol
             other.get(refs[0])
 
 
-def test_what_specforges_main_branch_passes_and_calls(held: Callable[..., HoldfastFeatureStore]) -> None:
+def test_what_specforges_main_branch_passes_and_calls(held: Callable[..., TensorholdFeatureStore]) -> None:
     new = {"receive_buffers": "pinned", "receive_pool_bytes": 64 << 20, "max_quarantined_bytes": 8 << 30, "pool_bytes": 64 << 20}
     with held(retain_on_release=True, **new) as store, held() as other:
         refs = [store.put(tensors(), sample_id=f"s{n}", metadata={}) for n in range(4)]
@@ -157,13 +157,13 @@ def test_what_specforges_main_branch_passes_and_calls(held: Callable[..., Holdfa
         held(setup_kwargs={"protocol": "nvlink"})
 
 
-def test_a_store_is_ended_with_all_that_it_holds(held: Callable[..., HoldfastFeatureStore]) -> None:
-    import holdfast
+def test_a_store_is_ended_with_all_that_it_holds(held: Callable[..., TensorholdFeatureStore]) -> None:
+    import tensorhold
 
     with held() as store:
         for n in range(300):
             store.put(tensors(), sample_id=f"s{n}", metadata={})
-        with held() as other, pytest.raises(holdfast.Conflict, match="other processes have this store open"):
+        with held() as other, pytest.raises(tensorhold.Conflict, match="other processes have this store open"):
             other._store.end()
         assert store._store.end() == 300
         assert store._store.find([f"s{n}" for n in range(300)]) == [None] * 300

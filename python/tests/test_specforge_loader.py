@@ -14,10 +14,10 @@ pytest.importorskip("specforge", reason="the adapter is for specforge")
 from specforge.runtime.data_plane.feature_dataloader import FeatureDataLoader
 from specforge.runtime.data_plane.sample_ref_queue import SampleRefQueue
 
-from holdfast.specforge import HoldfastFeatureStore
+from tensorhold.specforge import TensorholdFeatureStore
 from servers import Cluster
 
-OpenFeatures = Callable[..., HoldfastFeatureStore]
+OpenFeatures = Callable[..., TensorholdFeatureStore]
 
 
 @pytest.fixture
@@ -25,9 +25,9 @@ def open_features(cluster: Cluster, store_name: str) -> Iterator[OpenFeatures]:
     """Opens this test's store for SpecForge, as often as wanted: each is a member of its own, as a process would be."""
     with ExitStack() as opened:
 
-        def features(**settings: Any) -> HoldfastFeatureStore:
+        def features(**settings: Any) -> TensorholdFeatureStore:
             usual = {"pool_bytes": 128 << 20, "sweep_every": None, **cluster.settings(), **settings}
-            return opened.enter_context(HoldfastFeatureStore(store_id=store_name, **usual))
+            return opened.enter_context(TensorholdFeatureStore(store_id=store_name, **usual))
 
         yield features
 

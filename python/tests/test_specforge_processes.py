@@ -19,17 +19,17 @@ pytest.importorskip("specforge", reason="the adapter is for specforge")
 from specforge.runtime.contracts import SampleRef
 from specforge.runtime.data_plane.ref_serialization import ref_to_dict
 
-from holdfast.specforge import HoldfastFeatureStore
+from tensorhold.specforge import TensorholdFeatureStore
 from servers import REPOSITORY, Cluster
 
-OpenFeatures = Callable[..., HoldfastFeatureStore]
+OpenFeatures = Callable[..., TensorholdFeatureStore]
 
 IN_ANOTHER_PROCESS = """
 import json, sys
-from holdfast.specforge import HoldfastFeatureStore
+from tensorhold.specforge import TensorholdFeatureStore
 from specforge.runtime.data_plane.ref_serialization import ref_from_dict
 name, settings, ref, act = sys.argv[1], json.loads(sys.argv[2]), ref_from_dict(json.loads(sys.argv[3])), sys.argv[4]
-with HoldfastFeatureStore(store_id=name, sweep_every=None, **settings) as store:
+with TensorholdFeatureStore(store_id=name, sweep_every=None, **settings) as store:
     if act == "abort":
         store.abort(ref.sample_id, reason="elsewhere")
     elif act == "use":
@@ -47,9 +47,9 @@ def open_features(cluster: Cluster, store_name: str) -> Iterator[OpenFeatures]:
     """Opens this test's store for SpecForge, as often as wanted: each is a member of its own, as a process would be."""
     with ExitStack() as opened:
 
-        def features(**settings: Any) -> HoldfastFeatureStore:
+        def features(**settings: Any) -> TensorholdFeatureStore:
             usual = {"pool_bytes": 128 << 20, "sweep_every": None, **cluster.settings(), **settings}
-            return opened.enter_context(HoldfastFeatureStore(store_id=store_name, **usual))
+            return opened.enter_context(TensorholdFeatureStore(store_id=store_name, **usual))
 
         yield features
 

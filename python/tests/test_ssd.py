@@ -10,8 +10,8 @@ import numpy
 import pytest
 import sglang_parts as parts
 
-import holdfast
-from holdfast import kv
+import tensorhold
+from tensorhold import kv
 from real.sglang import backend
 from servers import Cluster
 from ssd_parts import MIB, crowd_out, printed
@@ -60,9 +60,9 @@ def test_pages_on_ssd_are_prefetched_and_read_from_memory(ssd_cluster: Cluster) 
 
 
 def test_a_wrong_setting_of_prefetches_is_named(ssd_cluster: Cluster) -> None:
-    with pytest.raises(holdfast.Invalid, match="workers"):
+    with pytest.raises(tensorhold.Invalid, match="workers"):
         open_pages(ssd_cluster, prefetch={"workers": 0})
-    with pytest.raises(holdfast.Invalid, match="prefetch|speed"):
+    with pytest.raises(tensorhold.Invalid, match="prefetch|speed"):
         open_pages(ssd_cluster, prefetch={"speed": 1})
 
 
@@ -105,21 +105,21 @@ def test_sglang_reads_prefix_pages_from_memory(ssd_cluster: Cluster, on: bool) -
         storage.close()
 
 
-def open_samples(cluster: Cluster) -> holdfast.FeatureStore:
+def open_samples(cluster: Cluster) -> tensorhold.FeatureStore:
     name = f"test-{uuid.uuid4().hex[:12]}"
-    return holdfast.open(name, residency="spill", sweep_every=None, pool_bytes=64 << 20, **cluster.settings())
+    return tensorhold.open(name, residency="spill", sweep_every=None, pool_bytes=64 << 20, **cluster.settings())
 
 
-def put_samples(store: holdfast.FeatureStore, count: int) -> list[str]:
+def put_samples(store: tensorhold.FeatureStore, count: int) -> list[str]:
     """Samples of 1 MiB for the trainers: each has its number in its name and in all its bytes."""
     names = [f"run/{n}" for n in range(count)]
     for at in range(0, count, 32):
         items = [
-            holdfast.PutItem(name, {"x": numpy.full(MIB, number(name), dtype=numpy.uint8)}, ["trainers"])
+            tensorhold.PutItem(name, {"x": numpy.full(MIB, number(name), dtype=numpy.uint8)}, ["trainers"])
             for name in names[at : at + 32]
         ]
         for ref in store.put_many(items, timeout=60):
-            assert isinstance(ref, holdfast.SampleRef), ref
+            assert isinstance(ref, tensorhold.SampleRef), ref
     return names
 
 
@@ -127,7 +127,7 @@ def number(name: str) -> int:
     return int(name.removeprefix("run/"))
 
 
-def work(store: holdfast.FeatureStore, asked: int) -> None:
+def work(store: tensorhold.FeatureStore, asked: int) -> None:
     """Takes as long as reading ahead what was asked for since, and two seconds at most: reading ahead may fail."""
     deadline = time.monotonic() + 2
     while time.monotonic() < deadline:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy
 
-import holdfast
-from holdfast import errors
+import tensorhold
+from tensorhold import errors
 from real import processes
 from servers import Cluster
 from ssd_parts import MIB, printed
@@ -37,7 +37,7 @@ def test_samples_spill_with_the_flags_as_printed(cluster: Cluster, tmp_path: Pat
     folder.mkdir()
 
     def here(text: str) -> str:
-        mine = {"50051": str(rpc), "9003": str(admin), "/mnt/ssd/holdfast": str(folder), "4 << 30": "64 << 20"}
+        mine = {"50051": str(rpc), "9003": str(admin), "/mnt/ssd/tensorhold": str(folder), "4 << 30": "64 << 20"}
         for one, other in mine.items():
             text = text.replace(one, other)
         return text
@@ -60,9 +60,9 @@ def test_samples_spill_with_the_flags_as_printed(cluster: Cluster, tmp_path: Pat
             time.sleep(0.05)
         holding = stack.enter_context(running(f"{exports}\nexec {sys.executable} {script}", logs["holder"]))
         name = f"test-{uuid.uuid4().hex[:12]}"
-        with holdfast.open(name, residency="spill", pool_bytes=64 << 20, **settings) as store:
+        with tensorhold.open(name, residency="spill", pool_bytes=64 << 20, **settings) as store:
             tensors = {"x": numpy.full(MIB, 7, dtype=numpy.uint8)}
-            put: list[holdfast.SampleRef] = []
+            put: list[tensorhold.SampleRef] = []
             while not put:
                 assert holding.poll() is None and time.monotonic() < deadline, logs["holder"].read_text()
                 try:

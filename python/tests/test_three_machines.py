@@ -56,11 +56,11 @@ class Operator:
         self.folder = folder
         commands = folder / "bin"
         commands.mkdir()
-        (commands / "holdfast").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m holdfast "$@"\n')
-        (commands / "holdfast").chmod(0o755)
+        (commands / "tensorhold").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tensorhold "$@"\n')
+        (commands / "tensorhold").chmod(0o755)
         path = [commands, BIN, REPOSITORY / ".etcd/bin", REPOSITORY / ".prometheus/bin", os.environ["PATH"]]
         # A cluster that this environment names would be another one.
-        own = {name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "ETCD", "MC_"))}
+        own = {name: value for name, value in os.environ.items() if not name.startswith(("TENSORHOLD_", "ETCD", "MC_"))}
         self.environment = {
             **own,
             "PATH": os.pathsep.join(map(str, path)),
@@ -93,15 +93,15 @@ class Operator:
 
 def started(unit: Path, machine: int, operator: Operator) -> tuple[list[str], dict[str, str]]:
     """The command of a unit, and its environment."""
-    settings = unit.parents[1] / "holdfast"
+    settings = unit.parents[1] / "tensorhold"
     name = unit.stem
     credentials = operator.folder / "credentials" / str(machine) / name
     credentials.mkdir(parents=True)
 
     def here(text: str) -> str:
         text = text.replace("%d", str(credentials)).replace("%S", str(operator.folder / f"state/{machine}"))
-        text = text.replace(f"/run/credentials/{unit.name}", str(credentials)).replace("/etc/holdfast/", f"{settings}/")
-        return text.replace("/opt/holdfast/bin/", "").replace("/usr/bin/", "").replace("0.0.0.0", HOSTS[machine])
+        text = text.replace(f"/run/credentials/{unit.name}", str(credentials)).replace("/etc/tensorhold/", f"{settings}/")
+        return text.replace("/opt/tensorhold/bin/", "").replace("/usr/bin/", "").replace("0.0.0.0", HOSTS[machine])
 
     given: dict[str, list[str]] = {}
     for line in unit.read_text().splitlines():
@@ -143,7 +143,7 @@ def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
         operator.until(". deploy/systemd/machines/operator/env; etcdctl endpoint health")
         listed = operator.run(roles)
         assert len(re.findall(r"\btrue\b", listed)) == 1 and all(host in listed for host in HOSTS), listed
-        operator.until(". deploy/systemd/machines/operator/env; holdfast status | grep '3 holders'")
+        operator.until(". deploy/systemd/machines/operator/env; tensorhold status | grep '3 holders'")
         yield operator
 
 
@@ -177,11 +177,11 @@ def test_prometheus_finds_both_stewards(operator: Operator) -> None:
 
 def test_a_tenant_reaches_its_own_store_only(operator: Operator) -> None:
     tenants = operator.folder / "machines/tenants"
-    variables = (tenants / "cluster.env").read_text().replace("/run/holdfast", str(tenants / "a"))
+    variables = (tenants / "cluster.env").read_text().replace("/run/tensorhold", str(tenants / "a"))
     given = dict(line.split("=", 1) for line in variables.splitlines() if line and line[0] != "#")
-    environment = {**operator.environment, **given, "HOLDFAST_KEY": f"file:{tenants / 'a/store.key'}"}
-    put = "import holdfast\nwith holdfast.open('a') as store: store.put('s', {'x': b'sealed'}, groups=['trainers'])"
-    ls = ["-m", "holdfast", "ls", "--store"]
+    environment = {**operator.environment, **given, "TENSORHOLD_KEY": f"file:{tenants / 'a/store.key'}"}
+    put = "import tensorhold\nwith tensorhold.open('a') as store: store.put('s', {'x': b'sealed'}, groups=['trainers'])"
+    ls = ["-m", "tensorhold", "ls", "--store"]
     for arguments, code in ((["-c", put], 0), ([*ls, "a"], 0), ([*ls, "first"], 4)):
         done = captured([sys.executable, *arguments], environment)
         assert done.returncode == code, f"{arguments}: {done}"

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-import holdfast
+import tensorhold
 from conftest import OpenStore
-from holdfast.torchspec import EagleOutput, EagleStore, PutsFailed
+from tensorhold.torchspec import EagleOutput, EagleStore, PutsFailed
 from servers import Cluster
 from test_callers import idle
 from test_waiting import interrupted
@@ -92,8 +92,8 @@ def test_bytes_that_come_back_within_the_grace_are_got(open_store: OpenStore, en
     store = open_store()
     hidden, ids = torch.ones(2, 3, dtype=torch.bfloat16), torch.arange(2)
     raw = {"hs": hidden.view(torch.uint8).numpy().tobytes(), "ids": ids.view(torch.uint8).numpy().tobytes()}
-    specs = [holdfast.TensorSpec("hs", "bfloat16", (2, 3)), holdfast.TensorSpec("ids", "int64", (2,))]
-    adopted = [holdfast.AdoptedTensor(spec, f"{store.name}/k/{spec.name}") for spec in specs]
+    specs = [tensorhold.TensorSpec("hs", "bfloat16", (2, 3)), tensorhold.TensorSpec("ids", "int64", (2,))]
+    adopted = [tensorhold.AdoptedTensor(spec, f"{store.name}/k/{spec.name}") for spec in specs]
     for tensor in adopted:
         assert engine.put(tensor.key, raw[tensor.spec.name]) == 0
     store.adopt("k", adopted)
@@ -182,15 +182,15 @@ def test_only_the_removal_that_failed_is_tried_again(
     retire = store._store.retire_many
     asked: list[int] = []
 
-    def second_fails(refs: list[holdfast.SampleRef]) -> list[Any]:
+    def second_fails(refs: list[tensorhold.SampleRef]) -> list[Any]:
         asked.append(len(refs))
         if len(asked) > 1:
             return retire(refs)
         first, _, third = refs
-        return [*retire([first]), holdfast.Unavailable("no answer"), *retire([third])]
+        return [*retire([first]), tensorhold.Unavailable("no answer"), *retire([third])]
 
     monkeypatch.setattr(store._store, "retire_many", second_fails)
-    with pytest.raises(holdfast.Unavailable):
+    with pytest.raises(tensorhold.Unavailable):
         store.trained()
     assert [store.exists(key) for key in ("a", "b", "c")] == [False, True, False]
     assert store.trained() == 1 and asked == [3, 1]
@@ -315,6 +315,6 @@ def test_a_store_that_is_open_already_stays_open(open_store: OpenStore) -> None:
 
 def test_a_dead_master_is_told(cluster: Cluster, store_name: str) -> None:
     store = EagleStore(store_name, **{**cluster.settings(), "master": "127.0.0.1:1", "timeout": 3.0})
-    with pytest.raises(holdfast.HoldfastError):
+    with pytest.raises(tensorhold.TensorholdError):
         store.setup("cpu")
     store.close()

@@ -11,21 +11,21 @@ import pytest
 import torch
 
 import torchspec_parts
-from holdfast.torchspec import EagleOutput, EagleStore, replace_mooncake_store
+from tensorhold.torchspec import EagleOutput, EagleStore, replace_mooncake_store
 from servers import Cluster
 from torchspec_parts import MooncakeConfig
 
 
 @pytest.fixture
 def config(cluster: Cluster, store_name: str, monkeypatch: pytest.MonkeyPatch) -> MooncakeConfig:
-    """TorchSpec's config for the cluster, in its own variables too, and the variables that Holdfast reads beside them."""
+    """TorchSpec's config for the cluster, in its own variables too, and the variables that Tensorhold reads beside them."""
     torchspec_parts.install(monkeypatch)
-    monkeypatch.setenv("HOLDFAST_STORE", store_name)
-    monkeypatch.setenv("HOLDFAST_ETCD", ",".join(cluster.etcd))
-    monkeypatch.setenv("HOLDFAST_ADMIN", ",".join(cluster.admin))
-    monkeypatch.setenv("HOLDFAST_SWEEP_EVERY", "none")
+    monkeypatch.setenv("TENSORHOLD_STORE", store_name)
+    monkeypatch.setenv("TENSORHOLD_ETCD", ",".join(cluster.etcd))
+    monkeypatch.setenv("TENSORHOLD_ADMIN", ",".join(cluster.admin))
+    monkeypatch.setenv("TENSORHOLD_SWEEP_EVERY", "none")
     environment = cluster.settings()["environment"]
-    monkeypatch.setenv("HOLDFAST_ENVIRONMENT", ",".join(f"{name}={value}" for name, value in environment.items()))
+    monkeypatch.setenv("TENSORHOLD_ENVIRONMENT", ",".join(f"{name}={value}" for name, value in environment.items()))
     monkeypatch.setenv("MOONCAKE_LOCAL_HOSTNAME", "127.0.0.1")
     monkeypatch.setenv("MOONCAKE_METADATA_SERVER", cluster.metadata)
     monkeypatch.setenv("MOONCAKE_MASTER_SERVER", cluster.master)
@@ -38,13 +38,13 @@ def closing() -> Iterator[Callable[[Any], Any]]:
         yield lambda store: stack.enter_context(store)
 
 
-def test_all_four_places_of_torchspec_build_holdfasts_store(
+def test_all_four_places_of_torchspec_build_tensorholds_store(
     config: MooncakeConfig, closing: Callable[[Any], Any]
 ) -> None:
     replace_mooncake_store()
     replace_mooncake_store()
     trainer = closing(sys.modules["torchspec.training.trainer"].init_mooncake_store(config))
-    runner = closing(sys.modules["torchspec.inference.engine.hf_runner"].init_mooncake_store(config))
+    runner = closing(sys.modules["torchspec.inference.engine.th_runner"].init_mooncake_store(config))
     connector = sys.modules["torchspec.inference.engine.mooncake_hidden_states_connector"]
     engines = {
         "hf": runner,
@@ -74,7 +74,7 @@ def test_a_config_says_what_it_says_here_too(
 ) -> None:
     config.replica_num, config.enable_gpu_direct, config.async_put_pool_size = 2, True, 8
     config.device_name = ""
-    with caplog.at_level("WARNING", logger="holdfast"):
+    with caplog.at_level("WARNING", logger="tensorhold"):
         store = closing(EagleStore.from_config(config, timeout=20.0))
         store.setup()
     settings = store._store.settings
@@ -91,8 +91,8 @@ def test_a_config_says_what_it_says_here_too(
 
 
 def test_a_store_without_a_name_is_refused(config: MooncakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HOLDFAST_STORE")
-    with pytest.raises(ValueError, match="HOLDFAST_STORE"):
+    monkeypatch.delenv("TENSORHOLD_STORE")
+    with pytest.raises(ValueError, match="TENSORHOLD_STORE"):
         EagleStore(config)
     named = EagleStore.from_config(config, store_id="named")
     assert named._store.name == "named"

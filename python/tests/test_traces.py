@@ -20,8 +20,8 @@ WITHIN_S = 120.0
 
 PROGRAM = """
 import json, sys
-import holdfast
-with holdfast.open(sys.argv[1], sweep_every=None, **json.loads(sys.argv[2])) as store:
+import tensorhold
+with tensorhold.open(sys.argv[1], sweep_every=None, **json.loads(sys.argv[2])) as store:
     exec(sys.argv[3])
     store.drain()
 """
@@ -39,7 +39,7 @@ class Collector(http.server.ThreadingHTTPServer):
     def take(self, body: dict[str, Any]) -> None:
         for resource in body["resourceSpans"]:
             told = {one["key"]: one["value"] for one in resource["resource"]["attributes"]}
-            assert told["service.name"] == {"stringValue": "holdfast"}
+            assert told["service.name"] == {"stringValue": "tensorhold"}
             pid = int(told["process.pid"]["intValue"])
             self.spans += [(pid, span) for scope in resource["scopeSpans"] for span in scope["spans"]]
 
@@ -75,7 +75,7 @@ def run(code: str, cluster: Cluster, store_name: str, collector: Collector) -> N
     env = {
         **os.environ,
         "PYTHONPATH": str(REPOSITORY / "python"),
-        "HOLDFAST_OTLP_ENDPOINT": f"http://127.0.0.1:{collector.server_address[1]}",
+        "TENSORHOLD_OTLP_ENDPOINT": f"http://127.0.0.1:{collector.server_address[1]}",
     }
     command = [sys.executable, "-c", PROGRAM, store_name, json.dumps(cluster.settings()), code]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, env=env)
@@ -95,7 +95,7 @@ def test_one_sample_is_followed_through_three_processes(
 
     def sample(span: dict[str, Any]) -> str:
         told = {one["key"]: one["value"] for one in span["attributes"]}
-        return str(told["holdfast.sample"]["stringValue"])
+        return str(told["tensorhold.sample"]["stringValue"])
 
     (spans,) = [spans for spans in traces.values() if sample(spans[0][1]) == "a"]
     in_time = sorted(spans, key=lambda one: int(one[1]["startTimeUnixNano"]))

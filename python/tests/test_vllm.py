@@ -210,7 +210,7 @@ def test_a_wrong_chunk_is_recomputed_and_never_served(serve: Callable[..., Serve
     first, second = serve(enable_kv_events=True), serve(enable_kv_events=True, locality="REMOTE")
     wanted = keys(3)
     first.compute(wanted)
-    assert events_of(first) == [(wanted, "STORAGE", False, None, "holdfast")]
+    assert events_of(first) == [(wanted, "STORAGE", False, None, "tensorhold")]
     assert events_of(first) == [], "each event once"
     client = MooncakeDistributedStore()
     assert client.setup("127.0.0.1", tier_cluster.metadata, 0, 16 << 20, "tcp", "", tier_cluster.master) == 0
@@ -222,7 +222,7 @@ def test_a_wrong_chunk_is_recomputed_and_never_served(serve: Callable[..., Serve
     second.manager.on_new_request(context)
     assert looked_up(second, wanted, context) == ["HIT", "MISS", "MISS"]
     assert second.tier.pages.stats()["gets_corrupt"] == 1
-    assert events_of(second) == [([wanted[2]], "STORAGE", True, "REMOTE", "holdfast")], "who asks elsewhere need not ask here"
+    assert events_of(second) == [([wanted[2]], "STORAGE", True, "REMOTE", "tensorhold")], "who asks elsewhere need not ask here"
     second.manager.on_request_finished(context)
 
 
@@ -277,7 +277,7 @@ def test_a_job_that_names_no_slots_or_is_drained_leaves_none_open(
         server.tier.submit_store(wrong)
     assert not server.tier.has_pending_work()
 
-    monkeypatch.setattr("holdfast.vllm.PAGES_A_CALL", 1)
+    monkeypatch.setattr("tensorhold.vllm.PAGES_A_CALL", 1)
     begun, go = threading.Event(), threading.Event()
     calls: list[list[str]] = []
 
@@ -336,7 +336,7 @@ def test_a_job_that_cannot_be_handed_to_a_thread_is_answered_once(
 def test_a_job_that_does_not_end_ends_neither_a_drain_nor_a_shutdown_silently(
     serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.vllm.AFTER_A_CALL_S", 0.2)
+    monkeypatch.setattr("tensorhold.vllm.AFTER_A_CALL_S", 0.2)
     tier = serve(load_timeout=0.1, store_timeout=0.3).tier
     begun, go = threading.Event(), threading.Event()
 

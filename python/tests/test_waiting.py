@@ -14,9 +14,9 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-import holdfast
+import tensorhold
 from conftest import OpenStore
-from holdfast import FeatureStore
+from tensorhold import FeatureStore
 from servers import Cluster
 
 MIB = 1 << 20
@@ -102,8 +102,8 @@ def test_a_dead_master_is_told_at_once(cluster: Cluster) -> None:
         closed.bind(("127.0.0.1", 0))
         dead = f"127.0.0.1:{closed.getsockname()[1]}"
     begun = time.monotonic()
-    with pytest.raises(holdfast.Unavailable, match="does not listen") as caught:
-        holdfast.open("s", **{**cluster.settings(), "master": dead}, timeout=3)
+    with pytest.raises(tensorhold.Unavailable, match="does not listen") as caught:
+        tensorhold.open("s", **{**cluster.settings(), "master": dead}, timeout=3)
     assert time.monotonic() - begun < 1
     assert caught.value.facts["master"] == dead and isinstance(caught.value, ConnectionError)
 
@@ -114,14 +114,14 @@ def test_an_etcd_that_does_not_answer_costs_the_timeout_and_no_more(cluster: Clu
         silent.listen()
         settings = {**cluster.settings(), "etcd": f"http://127.0.0.1:{silent.getsockname()[1]}"}
         begun = time.monotonic()
-        with pytest.raises(holdfast.Unavailable):
-            holdfast.open("s", **settings, timeout=2)
+        with pytest.raises(tensorhold.Unavailable):
+            tensorhold.open("s", **settings, timeout=2)
     assert time.monotonic() - begun < 3
 
 
 def test_a_stopped_master_costs_the_timeout_and_no_more(start_cluster: Callable[..., Cluster]) -> None:
     own = start_cluster(segment_mib=16)
-    with holdfast.open("s", **own.settings(), sweep_every=None, timeout=10) as store:
+    with tensorhold.open("s", **own.settings(), sweep_every=None, timeout=10) as store:
         ref = store.put("a", {"x": b"here"})
         os.kill(own.pids["master-0"], signal.SIGSTOP)
         try:
@@ -129,7 +129,7 @@ def test_a_stopped_master_costs_the_timeout_and_no_more(start_cluster: Callable[
             with pytest.raises(TimeoutError) as caught:
                 store.put("b", {"x": b"late"}, timeout=1.5)
             assert time.monotonic() - begun < 2.5
-            assert isinstance(caught.value, holdfast.Unavailable)
+            assert isinstance(caught.value, tensorhold.Unavailable)
         finally:
             os.kill(own.pids["master-0"], signal.SIGCONT)
         assert store.get(ref)["x"].tobytes() == b"here"
@@ -137,7 +137,7 @@ def test_a_stopped_master_costs_the_timeout_and_no_more(start_cluster: Callable[
 
 def test_a_drain_that_cannot_end_is_a_timeout_error(start_cluster: Callable[..., Cluster]) -> None:
     own = start_cluster(segment_mib=16)
-    with holdfast.open("s", **own.settings(), sweep_every=None, timeout=10) as store:
+    with tensorhold.open("s", **own.settings(), sweep_every=None, timeout=10) as store:
         store.put("a", {"x": b"here"})
         os.kill(own.pids["master-0"], signal.SIGSTOP)
         try:
@@ -151,7 +151,7 @@ def test_a_drain_that_cannot_end_is_a_timeout_error(start_cluster: Callable[...,
 
 def test_a_timeout_is_a_time(store: FeatureStore) -> None:
     for odd in (-1.0, float("nan")):
-        with pytest.raises(holdfast.Invalid, match="seconds"):
+        with pytest.raises(tensorhold.Invalid, match="seconds"):
             store.health(timeout=odd)
     assert store.take("g", timeout=0.05) == []
     assert store.health(timeout=float("inf"))["session"] is not None
@@ -165,7 +165,7 @@ def test_a_closed_store_says_so_and_closes_again(open_store: OpenStore) -> None:
     store.close()
     store.close()
     assert store.closed and "closed" in repr(store)
-    with pytest.raises(holdfast.Unavailable, match="closed"):
+    with pytest.raises(tensorhold.Unavailable, match="closed"):
         store.put("a", {"x": b"1"})
     assert view.sum() == 0, "views live on"
     del got, view

@@ -3,7 +3,7 @@
 Build it first, and say which it is::
 
     cargo xtask wheel
-    HOLDFAST_WHEEL=$(ls target/wheels/holdfast-*.whl) python -m pytest python/tests/test_wheel.py
+    TENSORHOLD_WHEEL=$(ls target/wheels/tensorhold-*.whl) python -m pytest python/tests/test_wheel.py
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ import pytest
 from servers import REPOSITORY, Cluster
 
 ENGINE = "mooncake-transfer-engine-non-cuda"
-WHEEL = os.environ.get("HOLDFAST_WHEEL", "")
+WHEEL = os.environ.get("TENSORHOLD_WHEEL", "")
 
 WITHOUT_NUMPY_AND_TORCH = """
 import sys
-import holdfast
-with holdfast.open("wheel") as store:
+import tensorhold
+with tensorhold.open("wheel") as store:
     ref = store.put("a", {"x": b"committed"}, groups=["g"])
     for lease in store.take("g"):
         with lease:
@@ -41,7 +41,7 @@ assert "torch" not in sys.modules and "numpy" not in sys.modules
 @pytest.fixture(scope="module")
 def wheel() -> Path:
     if not WHEEL:
-        pytest.skip("no wheel was built: set HOLDFAST_WHEEL, see the top of this file")
+        pytest.skip("no wheel was built: set TENSORHOLD_WHEEL, see the top of this file")
     return Path(WHEEL).resolve()
 
 
@@ -49,7 +49,7 @@ def wheel() -> Path:
 def files(wheel: Path) -> dict[str, bytes]:
     """What is in the wheel. The names of the metadata's files are those within its folder."""
     with zipfile.ZipFile(wheel) as archive:
-        metadata = f"holdfast-{wheel.name.split('-')[1]}.dist-info/"
+        metadata = f"tensorhold-{wheel.name.split('-')[1]}.dist-info/"
         return {name.removeprefix(metadata): archive.read(name) for name in archive.namelist()}
 
 
@@ -66,7 +66,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def compiled_crates(edges: str) -> set[tuple[str, str]]:
     """The names and versions of the crates that cargo compiles for the module."""
-    package = ["--package", "holdfast-python", "--target", "x86_64-unknown-linux-gnu"]
+    package = ["--package", "tensorhold-python", "--target", "x86_64-unknown-linux-gnu"]
     command = ["cargo", "tree", "--locked", *package, "--edges", edges, "--prefix", "none", "--format", "{p}"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, cwd=REPOSITORY)
     lines = [line.split() for line in ran.stdout.splitlines() if line]
@@ -86,8 +86,8 @@ def test_it_works_without_numpy_and_torch(python: Path, cluster: Cluster) -> Non
 
 
 def test_the_command_is_installed(python: Path) -> None:
-    ran = subprocess.run([str(python.parent / "holdfast"), "--version"], capture_output=True, text=True, timeout=120)
-    assert (ran.returncode, ran.stdout.split()[0]) == (0, "holdfast"), ran.stderr
+    ran = subprocess.run([str(python.parent / "tensorhold"), "--version"], capture_output=True, text=True, timeout=120)
+    assert (ran.returncode, ran.stdout.split()[0]) == (0, "tensorhold"), ran.stderr
 
 
 def test_the_quickstart_runs(python: Path, cluster: Cluster) -> None:
@@ -105,9 +105,9 @@ def test_one_wheel_runs_on_every_cpython_from_3_10_and_every_glibc_from_2_28(whe
 
 
 def test_it_holds_the_package_and_nothing_that_the_tests_leave_behind(files: dict[str, bytes]) -> None:
-    command = ["git", "ls-files", "holdfast"]
+    command = ["git", "ls-files", "tensorhold"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=REPOSITORY / "python")
-    assert {name for name in files if name.startswith("holdfast/")} == {*ran.stdout.split(), "holdfast/_holdfast.abi3.so"}
+    assert {name for name in files if name.startswith("tensorhold/")} == {*ran.stdout.split(), "tensorhold/_tensorhold.abi3.so"}
 
 
 def test_it_says_under_which_licences_its_parts_are(files: dict[str, bytes]) -> None:
@@ -119,11 +119,11 @@ def test_it_says_under_which_licences_its_parts_are(files: dict[str, bytes]) -> 
     notices = files["licenses/THIRD-PARTY-NOTICES.txt"].decode().splitlines()
     listed = {tuple(line.split(":")[0].split()) for line in notices[: notices.index("-" * 120)] if line.count(": ") == 1}
     linked = compiled_crates("normal,no-proc-macro")
-    assert {crate for crate in linked if not crate[0].startswith("holdfast-")} <= listed
+    assert {crate for crate in linked if not crate[0].startswith("tensorhold-")} <= listed
 
 
 def test_its_sbom_names_what_cargo_compiles_and_nothing_else(files: dict[str, bytes]) -> None:
-    sbom = json.loads(files["sboms/holdfast.cdx.json"])
+    sbom = json.loads(files["sboms/tensorhold.cdx.json"])
     assert (sbom["bomFormat"], sbom["specVersion"]) == ("CycloneDX", "1.6")
     assert {(one["name"], one["version"]) for one in sbom["components"]} == compiled_crates("normal")
     linked = {(one["name"], one["version"]) for one in sbom["components"] if one["scope"] == "required"}

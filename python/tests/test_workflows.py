@@ -39,8 +39,8 @@ def test_actions_are_pinned_by_commit(path: Any) -> None:
 def test_what_is_run_is_in_the_repository(path: Any) -> None:
     for named in re.findall(r"(?:\.ci|python|crates)/[\w/.-]+", commands(path)):
         assert (REPOSITORY / named).exists(), named
-    for package in re.findall(r"-p (holdfast-[\w-]+)", commands(path)):
-        assert (REPOSITORY / "crates" / package.removeprefix("holdfast-")).is_dir(), package
+    for package in re.findall(r"-p (tensorhold-[\w-]+)", commands(path)):
+        assert (REPOSITORY / "crates" / package.removeprefix("tensorhold-")).is_dir(), package
 
 
 @by_workflow

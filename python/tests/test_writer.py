@@ -9,14 +9,14 @@ import pytest
 import pytest_asyncio
 import torch
 
-import holdfast
-from holdfast import aio
+import tensorhold
+from tensorhold import aio
 from servers import Cluster
 
 
 @pytest.fixture
-def store(cluster: Cluster, store_name: str) -> Iterator[holdfast.FeatureStore]:
-    with holdfast.open(store_name, **cluster.settings(), pool_bytes=64 << 20, sweep_every=None) as opened:
+def store(cluster: Cluster, store_name: str) -> Iterator[tensorhold.FeatureStore]:
+    with tensorhold.open(store_name, **cluster.settings(), pool_bytes=64 << 20, sweep_every=None) as opened:
         yield opened
 
 
@@ -30,7 +30,7 @@ def samples(count: int) -> Iterator[tuple[str, torch.Tensor]]:
     return ((f"s{n}", torch.full((5000,), n)) for n in range(count))
 
 
-def test_all_are_put_when_the_block_ends(store: holdfast.FeatureStore) -> None:
+def test_all_are_put_when_the_block_ends(store: tensorhold.FeatureStore) -> None:
     with store.writer(in_flight=4) as writer:
         for sample, tensor in samples(40):
             writer.put(sample, {"x": tensor}, groups=["g"])
@@ -41,32 +41,32 @@ def test_all_are_put_when_the_block_ends(store: holdfast.FeatureStore) -> None:
         assert torch.equal(store.get(one.ref, as_="torch")["x"], torch.full((5000,), n))
 
 
-def test_what_failed_is_told_by_sample_and_harms_no_other(store: holdfast.FeatureStore) -> None:
-    with pytest.raises(holdfast.PutsFailed) as failed, store.writer(in_flight=8) as writer:
+def test_what_failed_is_told_by_sample_and_harms_no_other(store: tensorhold.FeatureStore) -> None:
+    with pytest.raises(tensorhold.PutsFailed) as failed, store.writer(in_flight=8) as writer:
         for n in range(6):
             # A sample needs at least one attempt per group.
             writer.put(f"s{n}", {"x": torch.arange(10)}, groups=["g"], max_attempts=0 if n in (1, 4) else 3)
     assert sorted(failed.value.failed) == ["s1", "s4"]
-    assert all(isinstance(error, holdfast.Invalid) for error in failed.value.failed.values())
+    assert all(isinstance(error, tensorhold.Invalid) for error in failed.value.failed.values())
     assert "s1" in str(failed.value) and "1 more" in str(failed.value)
     assert sorted(pickle.loads(pickle.dumps(failed.value)).failed) == ["s1", "s4"]
     assert [found is not None for found in store.find([f"s{n}" for n in range(6)])] == [True, False, True, True, False, True]
 
 
-def test_a_later_put_tells_of_an_earlier_failure_and_the_writer_goes_on(store: holdfast.FeatureStore) -> None:
+def test_a_later_put_tells_of_an_earlier_failure_and_the_writer_goes_on(store: tensorhold.FeatureStore) -> None:
     writer = store.writer(in_flight=1)
     writer.put("bad", {"x": torch.arange(10)}, max_attempts=0)
-    with pytest.raises(holdfast.PutsFailed, match="bad"):
+    with pytest.raises(tensorhold.PutsFailed, match="bad"):
         writer.put("next", {"x": torch.arange(10)})
     assert store.find(["next"]) == [None], "it was not begun"
     writer.put("next", {"x": torch.arange(10)})
     writer.flush()
     assert store.find(["next"]) != [None]
-    with pytest.raises(holdfast.Invalid, match="at least one"):
+    with pytest.raises(tensorhold.Invalid, match="at least one"):
         store.writer(in_flight=0)
 
 
-def test_a_block_that_raises_leaves_nothing_half_done(store: holdfast.FeatureStore) -> None:
+def test_a_block_that_raises_leaves_nothing_half_done(store: tensorhold.FeatureStore) -> None:
     with pytest.raises(ZeroDivisionError), store.writer(in_flight=4) as writer:
         for sample, tensor in samples(4):
             writer.put(sample, {"x": tensor})
@@ -82,6 +82,6 @@ async def test_asyncio(astore: aio.FeatureStore) -> None:
         for sample, tensor in samples(12):
             await writer.put(sample, {"x": tensor}, groups=["g"])
     assert all(await astore.find([f"s{n}" for n in range(12)]))
-    with pytest.raises(holdfast.PutsFailed):
+    with pytest.raises(tensorhold.PutsFailed):
         async with astore.writer() as writer:
             await writer.put("bad", {"x": torch.arange(3)}, max_attempts=0)

@@ -5,7 +5,7 @@ four places that build a store, each of which gets at the class in its own way.
 | place | gets the class | and the config |
 |---|---|---|
 | ``torchspec.training.trainer`` | by name, when it is imported | given, without segment and put buffers |
-| ``torchspec.inference.engine.hf_runner`` | by name, when it is imported | given |
+| ``torchspec.inference.engine.th_runner`` | by name, when it is imported | given |
 | ``torchspec.inference.engine.mooncake_hidden_states_connector`` (vLLM) | from the module, when it is needed | from the environment |
 | the patch of SGLang's scheduler | from the package ``torchspec.transfer.mooncake``, when it is needed | from the environment |
 """
@@ -96,7 +96,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     package.__getattr__ = lazily  # type: ignore[method-assign]
     module("torchspec.inference.engine")
     trainer = module("torchspec.training.trainer", EagleMooncakeStore=EagleMooncakeStore)
-    runner = module("torchspec.inference.engine.hf_runner", EagleMooncakeStore=EagleMooncakeStore)
+    runner = module("torchspec.inference.engine.th_runner", EagleMooncakeStore=EagleMooncakeStore)
     connector = module("torchspec.inference.engine.mooncake_hidden_states_connector")
 
     def of_trainer(config: MooncakeConfig) -> Any:

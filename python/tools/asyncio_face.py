@@ -1,6 +1,6 @@
 """Makes the asyncio face from the blocking one, so that each call is written once:
 
-    python tools/asyncio_face.py            # writes holdfast/_awaited.py from holdfast/_blocking.py
+    python tools/asyncio_face.py            # writes tensorhold/_awaited.py from tensorhold/_blocking.py
     python tools/asyncio_face.py --check    # says whether that is up to date
 """
 
@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parent.parent / "holdfast"
+PACKAGE = Path(__file__).resolve().parent.parent / "tensorhold"
 SOURCE, MADE = PACKAGE / "_blocking.py", PACKAGE / "_awaited.py"
 
 # What the two faces say differently, besides `async def` and `await`.

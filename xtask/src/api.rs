@@ -45,7 +45,7 @@ pub(crate) fn run(options: &Api) -> Result<()> {
     let described = describe()?;
     let mut changed = Vec::new();
     for &name in PUBLISHED {
-        let now = listed(&described.join(format!("holdfast_{}.json", name.replace('-', "_"))))?;
+        let now = listed(&described.join(format!("tensorhold_{}.json", name.replace('-', "_"))))?;
         let golden = crate::repository().join("crates").join(name).join("api.txt");
         if options.bless {
             std::fs::write(&golden, &now).with_context(|| format!("{} cannot be written", golden.display()))?;
@@ -81,7 +81,7 @@ fn describe() -> Result<PathBuf> {
         .args(
             PUBLISHED
                 .iter()
-                .flat_map(|name| ["--package".to_owned(), format!("holdfast-{name}")]),
+                .flat_map(|name| ["--package".to_owned(), format!("tensorhold-{name}")]),
         )
         .env("RUSTDOC", rustdoc()?)
         .env("RUSTDOCFLAGS", "-Zunstable-options --output-format=json")

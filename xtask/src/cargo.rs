@@ -45,9 +45,9 @@ pub(crate) fn test(options: &Test) -> Result<()> {
     let mut arguments = vec!["nextest", "run", "--locked", "--workspace", "--all-features"];
     let quick;
     if options.quick {
-        arguments.extend(["--exclude", "holdfast-testkit", "--exclude", "xtask"]);
-        let real = "((package(holdfast-engine-mooncake) or package(holdfast-index-etcd) or package(holdfast-load)) \
-                    and kind(test)) or (package(holdfast-features) and binary(/real$/))";
+        arguments.extend(["--exclude", "tensorhold-testkit", "--exclude", "xtask"]);
+        let real = "((package(tensorhold-engine-mooncake) or package(tensorhold-index-etcd) or package(tensorhold-load)) \
+                    and kind(test)) or (package(tensorhold-features) and binary(/real$/))";
         quick = format!("not ({real})");
         arguments.extend(["-E", &quick]);
     }
@@ -109,9 +109,9 @@ pub(crate) fn bench(options: &Bench) -> Result<()> {
 
 fn figures(options: &Bench) -> Result<Map<String, Value>> {
     let example = match options.subject {
-        Subject::Engine => ["holdfast-engine-mooncake", "--example", "engine_bench"],
-        Subject::Prefetch => ["holdfast-engine-mooncake", "--example", "prefetch_bench"],
-        Subject::Index => ["holdfast-index-etcd", "--example", "index_bench"],
+        Subject::Engine => ["tensorhold-engine-mooncake", "--example", "engine_bench"],
+        Subject::Prefetch => ["tensorhold-engine-mooncake", "--example", "prefetch_bench"],
+        Subject::Index => ["tensorhold-index-etcd", "--example", "index_bench"],
         Subject::Features => return crate::features::figures(options.quick, options.json),
         Subject::Kv => return crate::kv::figures(options.quick, options.json),
         Subject::Reclaim => return crate::features::reclaim(options.runs),
@@ -152,7 +152,7 @@ pub(crate) fn prove(options: &Prove) -> Result<()> {
     arguments.extend(options.quick.then_some("--quick"));
     arguments.extend(options.json.then_some("--json"));
     arguments.extend(options.rest.iter().map(String::as_str));
-    run_released("holdfast-features", arguments)
+    run_released("tensorhold-features", arguments)
 }
 
 #[derive(Args)]
@@ -165,7 +165,7 @@ pub(crate) struct Load {
 
 pub(crate) fn load(options: &Load) -> Result<()> {
     let rest = options.rest.iter().map(String::as_str);
-    run_released("holdfast-load", std::iter::once("--").chain(rest))
+    run_released("tensorhold-load", std::iter::once("--").chain(rest))
 }
 
 pub(crate) fn docs() -> Result<()> {

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
-use holdfast_testkit::{Cluster, ClusterBuilder, DetachedCluster};
+use tensorhold_testkit::{Cluster, ClusterBuilder, DetachedCluster};
 
 use report::{Report, Row, State};
 
@@ -97,7 +97,7 @@ pub(crate) struct Common {
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
-    /// Where the cluster's state, logs and data are; one folder, one cluster [default: target/holdfast-cluster]
+    /// Where the cluster's state, logs and data are; one folder, one cluster [default: target/tensorhold-cluster]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
 }
@@ -107,7 +107,7 @@ impl Common {
         let dir = self
             .state_dir
             .clone()
-            .unwrap_or_else(|| crate::target_dir().join("holdfast-cluster"));
+            .unwrap_or_else(|| crate::target_dir().join("tensorhold-cluster"));
         std::fs::create_dir_all(&dir).with_context(|| format!("cannot make the folder {}", dir.display()))?;
         dir.canonicalize()
             .with_context(|| format!("cannot find the folder {}", dir.display()))
@@ -175,5 +175,5 @@ fn down(common: &Common) -> Result<()> {
 }
 
 fn duration(text: &str) -> Result<Duration> {
-    holdfast_core::duration::parse(text).with_context(|| format!("`{text}` is no duration: write 500ms, 5s or 2m"))
+    tensorhold_core::duration::parse(text).with_context(|| format!("`{text}` is no duration: write 500ms, 5s or 2m"))
 }

@@ -26,7 +26,7 @@ use crate::features::last_line;
 use crate::privilege;
 
 /// Read by the benchmarks, which log nothing then, and by the library.
-const METRICS_OFF: (&str, &str) = ("HOLDFAST_METRICS", "off");
+const METRICS_OFF: (&str, &str) = ("TENSORHOLD_METRICS", "off");
 
 #[derive(Args)]
 pub(crate) struct Compare {
@@ -66,7 +66,7 @@ impl Subject {
                 "run",
                 "--quiet",
                 "--release",
-                "--package=holdfast-index-etcd",
+                "--package=tensorhold-index-etcd",
                 "--all-features",
                 "--example=index_bench",
                 "--",
@@ -170,8 +170,8 @@ fn bench(checkout: &Path, subject: Subject, setting: Option<(&str, &str)>) -> Re
     // The variables that cargo set for this program refer to this checkout.
     for name in [
         "CARGO_TARGET_DIR",
-        "HOLDFAST_VENV",
-        "HOLDFAST_ETCD_BIN",
+        "TENSORHOLD_VENV",
+        "TENSORHOLD_ETCD_BIN",
         "PYO3_PYTHON",
         "CARGO_MANIFEST_DIR",
     ] {

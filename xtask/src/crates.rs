@@ -188,10 +188,10 @@ mod tests {
     fn what_can_be_published_says_enough_and_the_rest_stays() {
         let packages = published().expect("cargo's answer");
         let names: Vec<&str> = packages.iter().map(|package| package.name.as_str()).collect();
-        for stays in ["holdfast-testkit", "holdfast-python", "holdfast-fuzz", "xtask"] {
+        for stays in ["tensorhold-testkit", "tensorhold-python", "tensorhold-fuzz", "xtask"] {
             assert!(!names.contains(&stays), "{stays} is for this repository alone");
         }
-        assert!(names.contains(&"holdfast-features") && names.contains(&"holdfast-cli"));
+        assert!(names.contains(&"tensorhold-features") && names.contains(&"tensorhold-cli"));
         for package in &packages {
             package.says_enough().expect("a whole manifest");
         }

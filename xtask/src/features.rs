@@ -14,8 +14,8 @@ use std::ffi::OsStr;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use holdfast_testkit::quantile;
 use serde_json::{Map, Value};
+use tensorhold_testkit::quantile;
 
 /// The figures that are taken from the proofs: the proof, its figure, and the name that it has here.
 const FROM_PROOFS: [(&str, &str, &str); 4] = [
@@ -92,7 +92,7 @@ pub(crate) fn python_bench(program: &str, quick: bool, json: bool) -> Result<Com
         .args(quick.then_some("--quick"))
         .args(json.then_some("--json"))
         .env("PYTHONPATH", path)
-        .env("HOLDFAST_XTASK", std::env::current_exe()?);
+        .env("TENSORHOLD_XTASK", std::env::current_exe()?);
     Ok(bench)
 }
 
@@ -113,7 +113,7 @@ fn proof_command(proof: &str) -> Command {
         "--quiet",
         "--release",
         "--package",
-        "holdfast-features",
+        "tensorhold-features",
         "--all-features",
     ];
     let program = ["--example", "feature_proofs", "--", proof, "--quick"];

@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn a_reader_has_the_wheel_and_the_example_and_types_what_is_printed() {
         let folder = tempfile::tempdir().expect("a folder");
-        let (reader, wheel) = (folder.path().join("reader"), folder.path().join("holdfast-0.whl"));
+        let (reader, wheel) = (folder.path().join("reader"), folder.path().join("tensorhold-0.whl"));
         std::fs::write(&wheel, "a wheel").expect("written");
         std::fs::create_dir_all(reader.join("home")).expect("made");
         std::fs::write(reader.join("home/left by an earlier run"), "").expect("written");
@@ -119,7 +119,7 @@ mod tests {
         let example = reader.join("home/examples/first.py");
         assert_eq!(
             files,
-            [example.clone(), reader.join("home/target/wheels/holdfast-0.whl")]
+            [example.clone(), reader.join("home/target/wheels/tensorhold-0.whl")]
         );
         let printed = std::fs::read_to_string(&example).expect("the example");
         let ours = std::fs::read_to_string(crate::repository().join("examples/first.py")).expect("an example");

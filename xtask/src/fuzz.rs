@@ -80,13 +80,13 @@ pub(crate) fn run(options: &Fuzz) -> Result<()> {
         "build",
         "--quiet",
         "--package",
-        "holdfast-fuzz",
+        "tensorhold-fuzz",
         "--bin",
-        "holdfast-fuzz",
+        "tensorhold-fuzz",
     ]);
     let status = cargo.args(["--profile", PROFILE]).status()?;
     ensure!(status.success(), "{cargo:?} ended with {status}");
-    let program = build.programs(PROFILE).join("holdfast-fuzz");
+    let program = build.programs(PROFILE).join("tensorhold-fuzz");
 
     let mut outcomes = Vec::new();
     for some in targets.chunks(options.jobs) {
@@ -121,7 +121,7 @@ pub(crate) fn run(options: &Fuzz) -> Result<()> {
         .collect();
     for (outcome, input) in &crashed {
         eprintln!(
-            "{name} crashed; see it again with HOLDFAST_FUZZ_TARGET={name} {} {}\n  then mend it, and copy the input to \
+            "{name} crashed; see it again with TENSORHOLD_FUZZ_TARGET={name} {} {}\n  then mend it, and copy the input to \
              fuzz/regressions/{name}",
             program.display(),
             input.display(),
@@ -164,7 +164,7 @@ fn start(build: &Instrumented, program: &Path, target: &str, seconds: u64) -> Re
     let in_repository = crate::repository().join("fuzz");
     let mut command = Command::new(program);
     command
-        .env("HOLDFAST_FUZZ_TARGET", target)
+        .env("TENSORHOLD_FUZZ_TARGET", target)
         .arg(format!("-max_total_time={seconds}"))
         .args([
             "-print_final_stats=1",
@@ -236,7 +236,7 @@ fn finish(build: &Instrumented, mut running: Running) -> Result<Outcome> {
 fn keep(build: &Instrumented, program: &Path, target: &str) -> Result<()> {
     let corpus = made(crate::repository().join("fuzz/corpus").join(target))?;
     let status = Command::new(program)
-        .env("HOLDFAST_FUZZ_TARGET", target)
+        .env("TENSORHOLD_FUZZ_TARGET", target)
         // By places reached, not by how often, so that the corpus stays small.
         .args(["-set_cover_merge=1", "-use_counters=0", "-max_len=1024"])
         .arg(corpus)

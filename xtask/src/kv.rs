@@ -3,7 +3,7 @@
 //! | program | what it gives |
 //! |---|---|
 //! | `python/bench/kv.py` | sets and gets of 64 pages, ours and SGLang's taking turns on one master |
-//! | `plan_bench` of `holdfast-kvcache` | matches in an index of 1 M and 10 M pages, memory per page, the time of a step |
+//! | `plan_bench` of `tensorhold-kvcache` | matches in an index of 1 M and 10 M pages, memory per page, the time of a step |
 //!
 //! The figures of both.
 
@@ -38,7 +38,7 @@ fn plan_bench() -> Command {
             "--quiet",
             "--release",
             "--package",
-            "holdfast-kvcache",
+            "tensorhold-kvcache",
             "--example",
             "plan_bench",
         ])

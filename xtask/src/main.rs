@@ -60,7 +60,7 @@ enum Task {
     Readme,
     /// The README's first five minutes, as printed, in a fresh virtual environment with the wheel; says how long they take
     Quickstart(quickstart::Quickstart),
-    /// A framework itself, on a CPU, with Holdfast in place
+    /// A framework itself, on a CPU, with Tensorhold in place
     Real(real::Real),
     /// Sets up, builds and quickly tests HEAD in a bare Debian root (needs root; half an hour, 20 GB); or tries the wheel in one
     Fresh(fresh::Fresh),

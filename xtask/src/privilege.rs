@@ -18,7 +18,7 @@ const CAP_SYS_NICE: u32 = 23;
 
 /// Says how to run when no `--privilege` is given: `cargo xtask compare` sets it for all revisions, and those that do not
 /// know it run once anyway.
-pub(crate) const VARIABLE: &str = "HOLDFAST_BENCH_PRIVILEGE";
+pub(crate) const VARIABLE: &str = "TENSORHOLD_BENCH_PRIVILEGE";
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 pub(crate) enum Privilege {

@@ -1,7 +1,7 @@
 //! The README's first five minutes, as they are printed: a fresh virtual environment, the wheel, a cluster, the first
 //! example, a look at it, and its end. Says how long each line took.
 //!
-//! The block is the one that has `holdfast up` in it. It runs in one shell, from the repository's root, with a folder of its
+//! The block is the one that has `tensorhold up` in it. It runs in one shell, from the repository's root, with a folder of its
 //! own for what `up` records, so that a cluster that is up already is left alone. Whatever fails, `down` is run.
 //! `cargo xtask fresh --wheel` types the same lines in a bare Debian root.
 
@@ -9,8 +9,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use holdfast_core::{Clock as _, SystemClock};
 use serde::{Deserialize, Serialize};
+use tensorhold_core::{Clock as _, SystemClock};
 
 use crate::readme::blocks;
 
@@ -21,7 +21,7 @@ const ENVIRONMENT: &str = "target/quickstart";
 /// What the shell does before the first line, and after each.
 const SHELL: &str = r#"set -euo pipefail
 took_file=$1 all_typed=false
-trap 'if ! $all_typed && command -v holdfast >/dev/null; then holdfast down; fi' EXIT
+trap 'if ! $all_typed && command -v tensorhold >/dev/null; then tensorhold down; fi' EXIT
 took() {
     local tenths=$(((${EPOCHREALTIME/[.,]/} - began) / 100000))
     local seconds=$((tenths / 10)).$((tenths % 10))
@@ -59,7 +59,7 @@ pub(crate) fn run(options: &Quickstart) -> Result<()> {
     if environment.exists() {
         std::fs::remove_dir_all(&environment).with_context(|| format!("{} is in the way", environment.display()))?;
     }
-    let state = tempfile::tempdir().context("no folder for what `holdfast up` records")?;
+    let state = tempfile::tempdir().context("no folder for what `tensorhold up` records")?;
     let took = state.path().join("took");
     std::fs::write(&took, "").with_context(|| format!("{} cannot be written", took.display()))?;
 
@@ -73,9 +73,9 @@ pub(crate) fn run(options: &Quickstart) -> Result<()> {
         .env("XDG_STATE_HOME", state.path())
         // Those of another cluster would be used instead.
         .envs([("MC_LOG_LEVEL", "ERROR"), ("PIP_DISABLE_PIP_VERSION_CHECK", "1")])
-        .env_remove("HOLDFAST_ETCD")
-        .env_remove("HOLDFAST_MASTER")
-        .env_remove("HOLDFAST_ADMIN")
+        .env_remove("TENSORHOLD_ETCD")
+        .env_remove("TENSORHOLD_MASTER")
+        .env_remove("TENSORHOLD_ADMIN")
         .env_remove("PYTHONPATH")
         .stdin(Stdio::null())
         .stdout(Stdio::from(std::io::stderr()))
@@ -133,8 +133,8 @@ fn quoted(text: &str) -> String {
 pub(crate) fn lines_of(readme: &str) -> Result<Vec<String>> {
     let block = blocks(readme, "sh")
         .into_iter()
-        .find(|block| block.contains("holdfast up"));
-    let block = block.context("the README has no block marked sh that has `holdfast up` in it")?;
+        .find(|block| block.contains("tensorhold up"));
+    let block = block.context("the README has no block marked sh that has `tensorhold up` in it")?;
     let lines = block.lines().map(str::to_owned).filter(|line| !line.trim().is_empty());
     Ok(lines.collect())
 }
@@ -148,10 +148,10 @@ mod tests {
         for part in [
             super::ENVIRONMENT,
             "pip install",
-            "holdfast up",
+            "tensorhold up",
             "first.py",
-            "holdfast why",
-            "holdfast down",
+            "tensorhold why",
+            "tensorhold down",
         ] {
             assert!(lines.contains(part), "{part} is missing in\n{lines}");
         }
@@ -172,7 +172,7 @@ mod tests {
         let shell = std::process::Command::new("bash")
             .args(["-c", &script, "bash"])
             .arg(&took)
-            // What fails is followed by `holdfast down`, which must find no cluster.
+            // What fails is followed by `tensorhold down`, which must find no cluster.
             .env("XDG_STATE_HOME", folder.path())
             .output()
             .expect("bash");

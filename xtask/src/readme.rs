@@ -42,7 +42,7 @@ pub(crate) fn run() -> Result<()> {
         check_example(&block, &shell)?;
     }
     for (number, block) in shell.iter().enumerate() {
-        if block.contains("holdfast up") {
+        if block.contains("tensorhold up") {
             // With a folder of its own for what `up` records.
             crate::quickstart::run(&crate::quickstart::Quickstart { json: false })?;
             continue;

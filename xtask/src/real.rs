@@ -1,4 +1,4 @@
-//! `cargo xtask real vllm`: the frameworks themselves, on a CPU, with Holdfast in place. The programs are in
+//! `cargo xtask real vllm`: the frameworks themselves, on a CPU, with Tensorhold in place. The programs are in
 //! `python/real`; the last line that they print is one JSON object.
 
 use std::process::Command;
@@ -17,7 +17,7 @@ enum Framework {
     Sglang,
     /// Training offline and online, against SpecForge's own store
     Specforge,
-    /// Time to the first token: computed, from Holdfast, and from SGLang's own back end
+    /// Time to the first token: computed, from Tensorhold, and from SGLang's own back end
     FirstToken,
 }
 

@@ -45,15 +45,15 @@ pub(crate) fn run(options: &Sanitize) -> Result<()> {
         .env("ASAN_OPTIONS", "detect_leaks=0:detect_stack_use_after_return=1")
         .args([
             "--package",
-            "holdfast-engine",
+            "tensorhold-engine",
             "--package",
-            "holdfast-features",
+            "tensorhold-features",
             "--package",
-            "holdfast-kvcache",
+            "tensorhold-kvcache",
         ])
         .args([
             "--features",
-            "holdfast-engine/testing,holdfast-kvcache/testing",
+            "tensorhold-engine/testing,tensorhold-kvcache/testing",
             "--no-fail-fast",
         ])
         .args(&options.rest);
@@ -67,25 +67,25 @@ fn storm(build: &Instrumented, rest: &[String]) -> Result<()> {
     let mut cargo = build.cargo(&["build"]);
     let status = cargo
         .env("RUSTC_BOOTSTRAP", "1")
-        .args(["--package", "holdfast-python"])
+        .args(["--package", "tensorhold-python"])
         .status()?;
     ensure!(status.success(), "{cargo:?} ended with {status}");
     // A separate package, so that other programs that import the repository's package do not load the sanitizer.
     let python = build.folder().join("python");
-    let package = python.join("holdfast");
+    let package = python.join("tensorhold");
     if package.exists() {
         std::fs::remove_dir_all(&package)?;
     }
     std::fs::create_dir_all(&package)?;
-    for file in std::fs::read_dir(crate::repository().join("python/holdfast"))? {
+    for file in std::fs::read_dir(crate::repository().join("python/tensorhold"))? {
         let file = file?;
         if file.path().extension().is_none_or(|extension| extension != "so") {
             std::os::unix::fs::symlink(file.path(), package.join(file.file_name()))?;
         }
     }
     std::fs::copy(
-        build.programs("debug").join("lib_holdfast.so"),
-        package.join("_holdfast.abi3.so"),
+        build.programs("debug").join("lib_tensorhold.so"),
+        package.join("_tensorhold.abi3.so"),
     )?;
     let repository = crate::repository().join("python");
     let path = [python, repository.join("tests"), repository.join("bench")];

@@ -28,7 +28,7 @@ const GLIBC: (u32, u32) = (2, 28);
 /// Written into `python/`, from where maturin takes them; the names are those of `python/pyproject.toml`.
 const NOTICES: &str = "THIRD-PARTY-NOTICES.txt";
 const STANDARD_LIBRARY: &str = "RUST-STANDARD-LIBRARY.html";
-const SBOM: &str = "holdfast.cdx.json";
+const SBOM: &str = "tensorhold.cdx.json";
 
 #[derive(Args)]
 pub(crate) struct Wheel {
@@ -178,7 +178,7 @@ fn hide_paths(
     };
     // The last one that fits is used: what lies in another comes after it.
     let hidden = [
-        (shown(root)?, "holdfast".to_owned()),
+        (shown(root)?, "tensorhold".to_owned()),
         (shown(target_dir)?, "target".to_owned()),
         (shown(&cargo_home()?.join("registry/src"))?, "registry".to_owned()),
         (
@@ -210,7 +210,7 @@ fn built_elsewhere(tools: &Tools, root: &Path, target: &str) -> Result<String> {
         "the files differ from git's index, which the second build takes them from: add or commit them first"
     );
     let elsewhere = tempfile::tempdir().context("no folder for the second build")?;
-    let copy = elsewhere.path().join("of/another/length/holdfast");
+    let copy = elsewhere.path().join("of/another/length/tensorhold");
     let copied = git(&["checkout-index", "--all", &format!("--prefix={}/", copy.display())])?;
     ensure!(copied.success(), "git could not write the files to {}", copy.display());
     look::sha256(&build(tools, &copy, &copy.join("target"), target)?)

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use holdfast_testkit::poll;
 use serde_json::Value;
+use tensorhold_testkit::poll;
 
 /// Runs the program as a script would, and gives its standard output.
 fn xtask(args: &[&str], state_dir: &Path) -> String {
@@ -64,7 +64,7 @@ fn a_cluster_outlives_the_command_and_goes_down_when_told() {
     assert_eq!((pids(&again), &again["endpoints"]), (pids(&up), &up["endpoints"]));
     let text = xtask(&["up"], dir);
     assert!(
-        text.contains("up already") && text.contains("export HOLDFAST_MASTER="),
+        text.contains("up already") && text.contains("export TENSORHOLD_MASTER="),
         "{text}"
     );
 

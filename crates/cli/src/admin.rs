@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::net::{TcpStream, ToSocketAddrs as _};
 use std::time::Duration;
 
-use holdfast_core::{Deadline, ErrorKind, SystemClock};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
+use tensorhold_core::{Deadline, ErrorKind, SystemClock};
 
 use crate::failure::Failure;
 use crate::http;
@@ -52,7 +52,7 @@ impl Cluster {
     pub(crate) fn ask(admin: &[String], within: Duration) -> Result<Self, String> {
         let clock = SystemClock::new();
         let deadline = Deadline::after(&clock, within);
-        let mut last = "no admin address is known; name it: --admin, or HOLDFAST_ADMIN".to_owned();
+        let mut last = "no admin address is known; name it: --admin, or TENSORHOLD_ADMIN".to_owned();
         for (turn, address) in admin.iter().enumerate() {
             // One that hangs must not use up the time of the others.
             let share = u32::try_from(admin.len() - turn).unwrap_or(1);
@@ -73,7 +73,7 @@ impl Cluster {
         let half = within / 2;
         let detail = body(address, "/get_segments_detail", half)?;
         let segments: Segments = serde_json::from_str(&detail)
-            .map_err(|_| format!("what answers at {address} is no master of a release that Holdfast knows"))?;
+            .map_err(|_| format!("what answers at {address} is no master of a release that Tensorhold knows"))?;
         let metrics = body(address, "/metrics", half)?;
         Ok(Self {
             address: address.to_owned(),
@@ -178,7 +178,7 @@ fn probe_some(admin: &[String], keys: &[String], query: &str, within: Duration) 
     struct Disk {
         object_size: u64,
     }
-    let mut last = "no admin address is known; name it: --admin, or HOLDFAST_ADMIN".to_owned();
+    let mut last = "no admin address is known; name it: --admin, or TENSORHOLD_ADMIN".to_owned();
     for address in admin {
         let text = match body(address, query, within / u32::try_from(admin.len()).unwrap_or(1)) {
             Ok(text) => text,
@@ -188,7 +188,9 @@ fn probe_some(admin: &[String], keys: &[String], query: &str, within: Duration) 
             }
         };
         let answer: Answer = serde_json::from_str(&text).map_err(|_| {
-            format!("what the master at {address} says of objects cannot be read; is it a release that Holdfast knows?")
+            format!(
+                "what the master at {address} says of objects cannot be read; is it a release that Tensorhold knows?"
+            )
         })?;
         let of = |key: &String| match answer.data.get(key) {
             Some(entry) if entry.ok => {
@@ -227,7 +229,7 @@ fn probe_some(admin: &[String], keys: &[String], query: &str, within: Duration) 
 /// Whether anything listens at an address, by a plain connection: the engine's own attempt at a dead master takes a
 /// minute and a half.
 pub(crate) fn connects(address: &str, within: Duration) -> Result<Duration, String> {
-    use holdfast_core::Clock as _;
+    use tensorhold_core::Clock as _;
     let clock = SystemClock::new();
     let begun = clock.now();
     let addresses = address.to_socket_addrs().map_err(|error| error.to_string())?;
@@ -269,7 +271,7 @@ pub(crate) async fn listens(settings: &Settings, within: Duration) -> Result<(),
             ErrorKind::Unavailable,
             format!("Mooncake's master does not answer at {}", shown(&settings.master)),
             why,
-            settings.advice_if_unreachable("--master, or HOLDFAST_MASTER"),
+            settings.advice_if_unreachable("--master, or TENSORHOLD_MASTER"),
         )
     })
 }

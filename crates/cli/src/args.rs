@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
-use holdfast_steward::Compact;
+use tensorhold_steward::Compact;
 
 use crate::text::{parse_bytes, parse_time};
 
@@ -13,7 +13,7 @@ use crate::text::{parse_bytes, parse_time};
 /// Exit codes: 0 done, 1 something is wrong or not there, 2 the command line or a setting is wrong, 3 a server cannot be
 /// reached, 4 refused, 5 a defect.
 #[derive(Debug, Parser)]
-#[command(name = "holdfast", version, disable_help_subcommand = false, max_term_width = 100)]
+#[command(name = "tensorhold", version, disable_help_subcommand = false, max_term_width = 100)]
 pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) place: Where,
@@ -25,22 +25,22 @@ pub(crate) struct Cli {
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "For every command")]
 pub(crate) struct Where {
-    /// The store; needed only if the index has several [env: HOLDFAST_STORE]
+    /// The store; needed only if the index has several [env: TENSORHOLD_STORE]
     #[arg(long, global = true, value_name = "NAME")]
     pub(crate) store: Option<String>,
-    /// The addresses of etcd's nodes, with commas between them [env: HOLDFAST_ETCD]
+    /// The addresses of etcd's nodes, with commas between them [env: TENSORHOLD_ETCD]
     #[arg(long, global = true, value_name = "URLS")]
     pub(crate) etcd: Option<String>,
-    /// Mooncake's master: host:port [env: HOLDFAST_MASTER]
+    /// Mooncake's master: host:port [env: TENSORHOLD_MASTER]
     #[arg(long, global = true, value_name = "ADDRESS")]
     pub(crate) master: Option<String>,
-    /// The masters' HTTP addresses; port 9003 of the master's host if not given [env: HOLDFAST_ADMIN]
+    /// The masters' HTTP addresses; port 9003 of the master's host if not given [env: TENSORHOLD_ADMIN]
     #[arg(long, global = true, value_name = "URLS")]
     pub(crate) admin: Option<String>,
-    /// A file of settings (docs/settings.md) [env: HOLDFAST_CONFIG]
+    /// A file of settings (docs/settings.md) [env: TENSORHOLD_CONFIG]
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// The folder of the cluster on this machine (`up`, `down`) [default: ~/.local/state/holdfast]
+    /// The folder of the cluster on this machine (`up`, `down`) [default: ~/.local/state/tensorhold]
     #[arg(long, global = true, value_name = "FOLDER")]
     pub(crate) dir: Option<PathBuf>,
     /// How long the command may take, such as 5s or 2m; each command has its own default
@@ -57,7 +57,7 @@ pub(crate) enum Command {
     Up(Up),
     /// End what `up` started, and remove its data
     Down,
-    /// Print the variables by which programs find what `up` started: eval "$(holdfast env)"
+    /// Print the variables by which programs find what `up` started: eval "$(tensorhold env)"
     Env,
     /// Every setting in force, and where it comes from
     Settings,
@@ -93,7 +93,7 @@ pub(crate) enum Command {
     },
     /// Move a store to another etcd cluster while it is in use
     Move {
-        /// The name of the cluster, as `holdfast clusters` says it
+        /// The name of the cluster, as `tensorhold clusters` says it
         #[arg(value_name = "CLUSTER")]
         to: String,
     },

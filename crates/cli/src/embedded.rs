@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Error, Result};
-use holdfast_engine::Engine;
-use holdfast_engine_mooncake::{MooncakeConfig, MooncakeEngine};
+use tensorhold_core::{Error, Result};
+use tensorhold_engine::Engine;
+use tensorhold_engine_mooncake::{MooncakeConfig, MooncakeEngine};
 
 /// Connects an engine. `settings` are those of [`MooncakeConfig`], as JSON.
 ///

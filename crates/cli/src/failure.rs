@@ -7,12 +7,12 @@
 //! | 2 | the command line or a setting is wrong |
 //! | 3 | a server cannot be reached, or did not answer in time |
 //! | 4 | refused: credentials, another release's data, a store in use, no room |
-//! | 5 | a defect: in Holdfast, in what a server answered, or in data |
+//! | 5 | a defect: in Tensorhold, in what a server answered, or in data |
 
 use std::error::Error as _;
 use std::fmt::Write as _;
 
-use holdfast_core::{Error, ErrorKind};
+use tensorhold_core::{Error, ErrorKind};
 
 use crate::output::object;
 use crate::text::shown;
@@ -153,22 +153,22 @@ pub(crate) fn reason(error: &Error) -> String {
 fn advice(error: &Error) -> &'static str {
     match error.kind() {
         ErrorKind::Unavailable | ErrorKind::Timeout => {
-            "is it running, and is the address right? `holdfast doctor` looks at each part; `holdfast up` starts a cluster \
+            "is it running, and is the address right? `tensorhold doctor` looks at each part; `tensorhold up` starts a cluster \
              on this machine"
         }
         ErrorKind::Denied => {
-            "check HOLDFAST_ETCD_USER and HOLDFAST_ETCD_PASSWORD, and what the role of that user may do (docs/security.md)"
+            "check TENSORHOLD_ETCD_USER and TENSORHOLD_ETCD_PASSWORD, and what the role of that user may do (docs/security.md)"
         }
-        ErrorKind::Fenced => "if etcd was restored or replaced: docs/etcd-restore.md, `holdfast restore-guard`",
+        ErrorKind::Fenced => "if etcd was restored or replaced: docs/etcd-restore.md, `tensorhold restore-guard`",
         ErrorKind::Capacity => "make room (docs/etcd-restore.md, for etcd), or set a larger budget",
-        ErrorKind::Unsupported => "use the release of Holdfast that wrote it, or a later one",
+        ErrorKind::Unsupported => "use the release of Tensorhold that wrote it, or a later one",
         ErrorKind::Conflict => "look again, and decide anew",
-        ErrorKind::Invalid => "docs/settings.md has every setting; `holdfast help` describes the commands",
-        ErrorKind::NotFound => "look at what there is: `holdfast status`, `holdfast ls`",
+        ErrorKind::Invalid => "docs/settings.md has every setting; `tensorhold help` describes the commands",
+        ErrorKind::NotFound => "look at what there is: `tensorhold status`, `tensorhold ls`",
         ErrorKind::Corrupt => {
-            "is this the right etcd, and the right root (HOLDFAST_ETCD_ROOT)? If so, it is damaged: docs/etcd-restore.md"
+            "is this the right etcd, and the right root (TENSORHOLD_ETCD_ROOT)? If so, it is damaged: docs/etcd-restore.md"
         }
-        _ => "this is a defect: please report it, with the output of `holdfast doctor --json`",
+        _ => "this is a defect: please report it, with the output of `tensorhold doctor --json`",
     }
 }
 

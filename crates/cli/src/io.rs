@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock as _, Result, SystemClock, Timestamp};
-use holdfast_engine::Engine;
+use tensorhold_core::{Clock as _, Result, SystemClock, Timestamp};
+use tensorhold_engine::Engine;
 
 /// Where a command writes, and what these places are.
 pub struct Io<'a> {

@@ -1,4 +1,4 @@
-//! The `holdfast` command, as a library: the Rust binary and the console script of the Python package both call
+//! The `tensorhold` command, as a library: the Rust binary and the console script of the Python package both call
 //! [`run`].
 //!
 //! ```text
@@ -108,7 +108,7 @@ pub fn run(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>, io:
     }
 }
 
-/// A reader that has left (`holdfast ls | head`) is no failure.
+/// A reader that has left (`tensorhold ls | head`) is no failure.
 fn told(written: std::io::Result<()>, code: u8) -> u8 {
     match written {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => DEFECT,
@@ -135,13 +135,13 @@ fn dispatch(
         command => {
             let runtime = tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(2)
-                .thread_name("holdfast")
+                .thread_name("tensorhold")
                 .enable_all()
                 .build()
                 .map_err(|error| {
                     let what = "the command's threads did not start";
                     Failure::new(
-                        holdfast_core::ErrorKind::Internal,
+                        tensorhold_core::ErrorKind::Internal,
                         what,
                         error.to_string(),
                         "is the machine out of threads?",

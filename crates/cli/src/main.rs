@@ -1,9 +1,9 @@
-//! The `holdfast` command as a program of its own. What it does is in the library.
+//! The `tensorhold` command as a program of its own. What it does is in the library.
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
-use holdfast_cli::{Host, Io};
+use tensorhold_cli::{Host, Io};
 use tracing_subscriber::filter::{FilterFn, LevelFilter};
 use tracing_subscriber::prelude::*;
 
@@ -19,12 +19,12 @@ fn main() -> ExitCode {
     let mut host = Host::of_this_process();
     host.show_events = Some(show_events);
     engine(&mut host);
-    ExitCode::from(holdfast_cli::run(std::env::args_os(), &mut io, &host))
+    ExitCode::from(tensorhold_cli::run(std::env::args_os(), &mut io, &host))
 }
 
-/// Those of Holdfast alone: a library below may log headers, and with them passwords.
+/// Those of Tensorhold alone: a library below may log headers, and with them passwords.
 fn show_events() {
-    let ours = FilterFn::new(|event| event.target().starts_with("holdfast"));
+    let ours = FilterFn::new(|event| event.target().starts_with("tensorhold"));
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(false);
@@ -35,7 +35,7 @@ fn show_events() {
 
 #[cfg(feature = "embed")]
 fn engine(host: &mut Host) {
-    host.connect = Some(std::sync::Arc::new(holdfast_cli::embedded::connect));
+    host.connect = Some(std::sync::Arc::new(tensorhold_cli::embedded::connect));
 }
 
 #[cfg(not(feature = "embed"))]

@@ -7,9 +7,9 @@ use crate::args::Cli;
 
 const HEAD: &str = "# Every command and flag
 
-Made from the definition in `crates/cli/src/args.rs`, by `cargo run -p holdfast-cli --example command_page`.
+Made from the definition in `crates/cli/src/args.rs`, by `cargo run -p tensorhold-cli --example command_page`.
 
-What `holdfast COMMAND --help` says, in one place. [The command](command.md) says what each command opens, which settings it
+What `tensorhold COMMAND --help` says, in one place. [The command](command.md) says what each command opens, which settings it
 goes by, and what its JSON holds.
 ";
 
@@ -22,7 +22,7 @@ pub fn page() -> String {
     page.push_str("\n## Flags of every command\n");
     push_table(&mut page, command.get_arguments().filter(|arg| arg.is_global_set()));
     for below in command.get_subcommands() {
-        push_command(&mut page, below, "holdfast", "##");
+        push_command(&mut page, below, "tensorhold", "##");
     }
     page
 }

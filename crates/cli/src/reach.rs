@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, ErrorKind, StoreId, SystemClock, SystemRng};
-use holdfast_index::store::TxnStore;
-use holdfast_index::{Identity, TxnIndex, has_clock, stores};
-use holdfast_index_etcd::{EtcdClusters, EtcdStore, NewStore, open_store};
+use tensorhold_core::{Clock, Deadline, ErrorKind, StoreId, SystemClock, SystemRng};
+use tensorhold_index::store::TxnStore;
+use tensorhold_index::{Identity, TxnIndex, has_clock, stores};
+use tensorhold_index_etcd::{EtcdClusters, EtcdStore, NewStore, open_store};
 
 use crate::failure::Failure;
 use crate::settings::Settings;
@@ -58,7 +58,7 @@ impl Reach {
         self.deadline.remaining(&*self.clock)
     }
 
-    pub(crate) fn failure(&self, error: &holdfast_core::Error) -> Failure {
+    pub(crate) fn failure(&self, error: &tensorhold_core::Error) -> Failure {
         unreadable(&self.settings, error)
     }
 
@@ -108,7 +108,7 @@ impl Reach {
                 ErrorKind::Invalid,
                 "which store?",
                 format!("the index in etcd at {at} has {}", names()),
-                "name one of these with --store, or in HOLDFAST_STORE",
+                "name one of these with --store, or in TENSORHOLD_STORE",
             )),
         }
     }
@@ -135,13 +135,13 @@ impl Reach {
             Arc::new(SystemRng),
         );
         Ok(index.with_identity(Identity {
-            program: "holdfast".to_owned(),
+            program: "tensorhold".to_owned(),
             ..Identity::of_this_process("command")
         }))
     }
 }
 
-fn unreadable(settings: &Settings, error: &holdfast_core::Error) -> Failure {
+fn unreadable(settings: &Settings, error: &tensorhold_core::Error) -> Failure {
     let at = settings.etcd_shown();
     let failure = match error.kind() {
         ErrorKind::Unavailable | ErrorKind::Timeout => Failure::of(format!("etcd does not answer at {at}"), error),
@@ -150,7 +150,7 @@ fn unreadable(settings: &Settings, error: &holdfast_core::Error) -> Failure {
     };
     match error.kind() {
         ErrorKind::Unavailable | ErrorKind::Timeout => {
-            failure.advise(settings.advice_if_unreachable("--etcd, or HOLDFAST_ETCD"))
+            failure.advise(settings.advice_if_unreachable("--etcd, or TENSORHOLD_ETCD"))
         }
         _ => failure,
     }

@@ -1,14 +1,14 @@
 //! Which store, and where it is: flags for a person at a shell, over the settings that the Python package reads, too
-//! (`holdfast_settings`).
+//! (`tensorhold_settings`).
 
 use std::path::{Path, PathBuf};
 
-use holdfast_core::{Error, ErrorKind, StoreId};
-use holdfast_index::IndexConfig;
-use holdfast_index_etcd::EtcdConfig;
-use holdfast_settings::Given;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
+use tensorhold_core::{Error, ErrorKind, StoreId};
+use tensorhold_index::IndexConfig;
+use tensorhold_index_etcd::EtcdConfig;
+use tensorhold_settings::Given;
 
 use crate::args::Where;
 use crate::failure::Failure;
@@ -28,7 +28,7 @@ const BIND: &str = "MC_TCP_BIND_ADDRESS";
 pub(crate) enum Source {
     /// Flags, variables or a file of settings.
     Given,
-    /// The cluster that `holdfast up` has started, recorded in this folder.
+    /// The cluster that `tensorhold up` has started, recorded in this folder.
     Up(PathBuf),
     /// Nothing names any: the usual ports on this host.
     Defaults,
@@ -50,7 +50,7 @@ pub(crate) struct Settings {
     pub(crate) residency: String,
     pub(crate) source: Source,
     /// All of them, as they were read.
-    pub(crate) all: holdfast_settings::Settings,
+    pub(crate) all: tensorhold_settings::Settings,
 }
 
 impl Settings {
@@ -104,17 +104,17 @@ impl Settings {
     pub(crate) fn advice_if_unreachable(&self, which: &str) -> String {
         match &self.source {
             Source::Up(folder) => format!(
-                "these are the addresses of the cluster that `holdfast up` started ({}): `holdfast up` starts again what has \
+                "these are the addresses of the cluster that `tensorhold up` started ({}): `tensorhold up` starts again what has \
                  ended",
                 folder.display()
             ),
             Source::Given => {
-                "is it running, and is the address right? `holdfast settings` says where it comes from, `holdfast \
+                "is it running, and is the address right? `tensorhold settings` says where it comes from, `tensorhold \
                               doctor` looks at each part"
                     .to_owned()
             }
             Source::Defaults => format!(
-                "no flag and no variable names one, so the usual address was tried: name yours ({which}), or let `holdfast up` \
+                "no flag and no variable names one, so the usual address was tried: name yours ({which}), or let `tensorhold up` \
                  start a cluster on this machine"
             ),
         }
@@ -122,7 +122,7 @@ impl Settings {
 }
 
 /// All settings, and where the addresses come from.
-pub(crate) fn all(place: &Where, host: &Host) -> Result<(holdfast_settings::Settings, Source), Failure> {
+pub(crate) fn all(place: &Where, host: &Host) -> Result<(tensorhold_settings::Settings, Source), Failure> {
     let flags = [
         ("store", &place.store),
         ("etcd", &place.etcd),
@@ -140,7 +140,7 @@ pub(crate) fn all(place: &Where, host: &Host) -> Result<(holdfast_settings::Sett
         ..Given::default()
     };
     let wrong = |error: Error| Failure::of("the settings cannot be read", &error);
-    let read = holdfast_settings::Settings::read(&given).map_err(wrong)?;
+    let read = tensorhold_settings::Settings::read(&given).map_err(wrong)?;
     let Some(up) = recorded(&given, &read, place.dir.as_deref(), host)? else {
         let is_given = ADDRESSES.iter().any(|path| read.given(path).is_some());
         return Ok((read, if is_given { Source::Given } else { Source::Defaults }));
@@ -149,29 +149,33 @@ pub(crate) fn all(place: &Where, host: &Host) -> Result<(holdfast_settings::Sett
         recorded: &addresses(&up, host),
         ..given
     };
-    let read = holdfast_settings::Settings::read(&given).map_err(wrong)?;
+    let read = tensorhold_settings::Settings::read(&given).map_err(wrong)?;
     Ok((read, Source::Up(up.folder().to_owned())))
 }
 
 /// The settings for a program in this process that has values of its own for those that are `named`: what variables and
-/// the file say, and with `up` also what `holdfast up` recorded.
+/// the file say, and with `up` also what `tensorhold up` recorded.
 ///
 /// # Errors
-/// `Invalid`, as [`holdfast_settings::Settings::read`], or if the record of `holdfast up` cannot be read.
-pub fn settings_beside(named: &[&str], up: bool, host: &Host) -> holdfast_core::Result<holdfast_settings::Settings> {
+/// `Invalid`, as [`tensorhold_settings::Settings::read`], or if the record of `tensorhold up` cannot be read.
+pub fn settings_beside(
+    named: &[&str],
+    up: bool,
+    host: &Host,
+) -> tensorhold_core::Result<tensorhold_settings::Settings> {
     let given = Given {
         named,
         variables: Some(&host.variables),
         ..Given::default()
     };
-    let read = holdfast_settings::Settings::read(&given)?;
+    let read = tensorhold_settings::Settings::read(&given)?;
     if !up {
         return Ok(read);
     }
     let up = recorded(&given, &read, None, host)
         .map_err(|failure| Error::invalid("settings.read", failure.what).with("why", failure.why))?;
     match up {
-        Some(up) => holdfast_settings::Settings::read(&Given {
+        Some(up) => tensorhold_settings::Settings::read(&Given {
             recorded: &addresses(&up, host),
             ..given
         }),
@@ -179,11 +183,11 @@ pub fn settings_beside(named: &[&str], up: bool, host: &Host) -> holdfast_core::
     }
 }
 
-/// The cluster of `holdfast up`, if there is one and nothing names another. The record is looked at only then: a damaged
+/// The cluster of `tensorhold up`, if there is one and nothing names another. The record is looked at only then: a damaged
 /// one must not keep a command from another cluster.
 fn recorded(
     given: &Given<'_>,
-    read: &holdfast_settings::Settings,
+    read: &tensorhold_settings::Settings,
     dir: Option<&Path>,
     host: &Host,
 ) -> Result<Option<State>, Failure> {
@@ -201,7 +205,7 @@ fn addresses(up: &State, host: &Host) -> Vec<(&'static str, String)> {
         ("admin", up.endpoints.admin.clone()),
         ("metadata", up.endpoints.metadata.clone()),
     ];
-    // As `holdfast env` prints it: what this process opens is for this machine, too.
+    // As `tensorhold env` prints it: what this process opens is for this machine, too.
     if host.variable(BIND).is_none() {
         addresses.push(("environment", format!("{BIND}=127.0.0.1")));
     }
@@ -238,7 +242,7 @@ pub(crate) fn typed<T: DeserializeOwned>(name: &str, section: Section) -> Result
 
 #[cfg(test)]
 mod tests {
-    use holdfast_settings::CONFIG;
+    use tensorhold_settings::CONFIG;
 
     use super::*;
     use crate::io::wall_clock_ms;
@@ -261,7 +265,7 @@ mod tests {
     /// A file of settings that the environment names.
     fn written(text: &str) -> (tempfile::TempDir, String) {
         let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("holdfast.toml");
+        let path = folder.path().join("tensorhold.toml");
         std::fs::write(&path, text).expect("written");
         (folder, path.display().to_string())
     }
@@ -297,9 +301,9 @@ mod tests {
 
         let variables = [
             (CONFIG, file.as_str()),
-            ("HOLDFAST_ETCD", "http://b:1, http://b:2/"),
-            ("HOLDFAST_MASTER", "b:3"),
-            ("HOLDFAST_ADMIN", "http://b:4"),
+            ("TENSORHOLD_ETCD", "http://b:1, http://b:2/"),
+            ("TENSORHOLD_MASTER", "b:3"),
+            ("TENSORHOLD_ADMIN", "http://b:4"),
         ];
         let settings = read(&Where::default(), &variables);
         assert_eq!(settings.etcd.endpoints, ["http://b:1", "http://b:2"]);
@@ -339,9 +343,9 @@ mod tests {
     #[test]
     fn a_program_with_values_of_its_own_reads_the_rest() {
         let host = host(&[
-            ("HOLDFAST_MASTER", "b:3"),
-            ("HOLDFAST_METADATA", "m"),
-            ("HOLDFAST_INDEX_TICK", "2s"),
+            ("TENSORHOLD_MASTER", "b:3"),
+            ("TENSORHOLD_METADATA", "m"),
+            ("TENSORHOLD_INDEX_TICK", "2s"),
         ]);
         let beside = settings_beside(&["master"], true, &host).expect("settings");
         assert_eq!(beside.given("metadata"), None, "another cluster's");

@@ -78,7 +78,7 @@ pub(crate) fn bytes(count: u64) -> String {
 
 /// A number of bytes that a person has written: `1073741824`, `512MiB`, `1.5 GiB`, `2G` (binary, too).
 pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
-    holdfast_settings::parse_bytes(text).ok_or_else(|| {
+    tensorhold_settings::parse_bytes(text).ok_or_else(|| {
         format!(
             "{:?} is no number of bytes: write 1073741824, 512MiB or 1.5GiB",
             shown(text)

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{Shell, golden};
-use holdfast_core::{ObjectKey, SystemClock};
-use holdfast_engine::{Engine, EngineExt as _, MemoryCluster, MemoryConfig, PutOptions, PutOutcome};
-use holdfast_testkit::EtcdCluster;
+use tensorhold_core::{ObjectKey, SystemClock};
+use tensorhold_engine::{Engine, EngineExt as _, MemoryCluster, MemoryConfig, PutOptions, PutOutcome};
+use tensorhold_testkit::EtcdCluster;
 
 const WITHIN: Duration = Duration::from_secs(10);
 
@@ -21,8 +21,11 @@ fn an_object_that_no_record_owns_is_shown_and_removed_when_forced() {
     // The command looks whether a master listens before it connects an engine.
     let master = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
     let mut shell = Shell::new();
-    shell.set("HOLDFAST_ETCD", &etcd.endpoints().join(","));
-    shell.set("HOLDFAST_MASTER", &master.local_addr().expect("an address").to_string());
+    shell.set("TENSORHOLD_ETCD", &etcd.endpoints().join(","));
+    shell.set(
+        "TENSORHOLD_MASTER",
+        &master.local_addr().expect("an address").to_string(),
+    );
     let connected = Arc::clone(&cluster);
     shell.host.connect = Some(Arc::new(move |_, _| Ok(connected.connect() as Arc<dyn Engine>)));
     assert_eq!(shell.run(&["budget", "set", "1GiB", "--store", "a"]).code, 0);

@@ -1,5 +1,5 @@
 //! Commands that look answer at once however much a store holds: the first page of `ls`, `why` and `status`, on a real
-//! master and etcd with as many live records as HOLDFAST_RECORDS says (100,000 if it says nothing; a million takes a minute
+//! master and etcd with as many live records as TENSORHOLD_RECORDS says (100,000 if it says nothing; a million takes a minute
 //! to write).
 #![allow(clippy::expect_used, clippy::panic, reason = "a test says what it expects")]
 #![allow(clippy::print_stdout, reason = "it says what it measured")]
@@ -11,13 +11,13 @@ use std::time::Duration;
 
 use common::Shell;
 use futures_util::stream::{self, TryStreamExt as _};
-use holdfast_core::{Clock, DType, SystemClock, SystemRng, TensorSpec};
-use holdfast_engine::{MemoryCluster, MemoryConfig};
-use holdfast_features::{FeatureConfig, FeatureStore, GroupName, Publication, PutItem, TensorIn};
-use holdfast_index::store::{Read, Transaction, TxnStore as _, Write};
-use holdfast_index::{IndexConfig, TxnIndex};
-use holdfast_index_etcd::{EtcdConfig, EtcdStore};
-use holdfast_testkit::Cluster;
+use tensorhold_core::{Clock, DType, SystemClock, SystemRng, TensorSpec};
+use tensorhold_engine::{MemoryCluster, MemoryConfig};
+use tensorhold_features::{FeatureConfig, FeatureStore, GroupName, Publication, PutItem, TensorIn};
+use tensorhold_index::store::{Read, Transaction, TxnStore as _, Write};
+use tensorhold_index::{IndexConfig, TxnIndex};
+use tensorhold_index_etcd::{EtcdConfig, EtcdStore};
+use tensorhold_testkit::Cluster;
 
 const WITHIN: Duration = Duration::from_secs(60);
 /// What each command may take.
@@ -28,7 +28,7 @@ const TRANSACTIONS_AT_ONCE: usize = 8;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_look_takes_less_than_a_second() {
-    let records = std::env::var("HOLDFAST_RECORDS").map_or(100_000, |count| count.parse().expect("a number"));
+    let records = std::env::var("TENSORHOLD_RECORDS").map_or(100_000, |count| count.parse().expect("a number"));
     let cluster = tokio::task::block_in_place(|| {
         let builder = Cluster::builder().p2p_metadata(true).holders(1).segment_mib(64);
         builder.etcd_nodes(1).start().expect("a cluster")

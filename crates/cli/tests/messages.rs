@@ -4,11 +4,11 @@
 mod common;
 
 use common::{Shell, golden};
-use holdfast_testkit::EtcdCluster;
+use tensorhold_testkit::EtcdCluster;
 
 fn shell(etcd: &EtcdCluster) -> Shell {
     let mut shell = Shell::new();
-    shell.set("HOLDFAST_ETCD", &etcd.endpoints().join(","));
+    shell.set("TENSORHOLD_ETCD", &etcd.endpoints().join(","));
     shell
 }
 
@@ -28,16 +28,16 @@ fn what_is_wrong_with_the_command_line_or_the_settings() {
         shell.run(&["sessions", "--config", &file("etcdd = 1")]),
         shell.run(&["sessions", "--config", &file("store = 'run'\netcd = ")]),
         shell.run(&["sessions", "--config", &file("[index]\ntick = 'often'")]),
-        shell.run(&["sessions", "--config", "/nowhere/holdfast.toml"]),
+        shell.run(&["sessions", "--config", "/nowhere/tensorhold.toml"]),
         shell.run(&["sessions", "--etcd", "127.0.0.1:2379"]),
         shell.run(&["sessions", "--store", ""]),
         shell.run(&["top", "--every", "often"]),
     ];
-    shell.set("HOLDFAST_CHECKSUM", "sometimes");
+    shell.set("TENSORHOLD_CHECKSUM", "sometimes");
     ran.push(shell.run(&["sessions"]));
-    shell.set("HOLDFAST_CHECKSUM", "");
-    shell.set("HOLDFAST_ETCD", "http://127.0.0.1:1");
-    shell.set("HOLDFAST_ETCD_USER", "me");
+    shell.set("TENSORHOLD_CHECKSUM", "");
+    shell.set("TENSORHOLD_ETCD", "http://127.0.0.1:1");
+    shell.set("TENSORHOLD_ETCD_USER", "me");
     ran.push(shell.run(&["sessions"]));
     assert!(ran.iter().all(|ran| ran.code == 2), "{ran:?}");
     golden("usage", &ran);
@@ -47,14 +47,14 @@ fn what_is_wrong_with_the_command_line_or_the_settings() {
 fn every_setting_is_shown_with_its_source() {
     let mut shell = Shell::new();
     let folder = tempfile::tempdir().expect("a folder");
-    let file = folder.path().join("holdfast.toml");
+    let file = folder.path().join("tensorhold.toml");
     let login = "[etcd_options]\nuser = 'u'\npassword = 'file:/password'\n";
     let text = format!("etcd = 'https://etcd:2379'\n{login}[[steward.stores]]\nstore = 's'\n");
     std::fs::write(&file, text).expect("written");
-    shell.set("HOLDFAST_CONFIG", &file.display().to_string());
-    shell.set("HOLDFAST_INDEX_TICK", "200ms");
-    shell.set("HOLDFAST_KEY", "hunter2");
-    shell.set("HOLDFAST_INDEX_TIK", "1s");
+    shell.set("TENSORHOLD_CONFIG", &file.display().to_string());
+    shell.set("TENSORHOLD_INDEX_TICK", "200ms");
+    shell.set("TENSORHOLD_KEY", "hunter2");
+    shell.set("TENSORHOLD_INDEX_TIK", "1s");
     let ran = shell.run(&["settings", "--master", "here:1"]);
     assert!(ran.code == 0 && !ran.out.contains("hunter2"), "{ran:?}");
     golden("settings", &[ran]);
@@ -66,16 +66,16 @@ fn every_setting_is_shown_with_its_source() {
     };
     assert_eq!(
         (&of("index.tick")["value"], &of("index.tick")["from"]),
-        (&0.2.into(), &"HOLDFAST_INDEX_TICK".into())
+        (&0.2.into(), &"TENSORHOLD_INDEX_TICK".into())
     );
     assert_eq!(of("etcd_options.password")["from"], "file:4");
-    assert_eq!(of("key")["value"], "env:HOLDFAST_KEY");
+    assert_eq!(of("key")["value"], "env:TENSORHOLD_KEY");
     assert_eq!(
         (&of("master")["from"], &of("pool_bytes")["from"]),
         (&"flag".into(), &"default".into())
     );
     assert_eq!(of("admin")["value"][0], "http://here:9003");
-    assert_eq!(value["unknown_variables"][0], "HOLDFAST_INDEX_TIK");
+    assert_eq!(value["unknown_variables"][0], "TENSORHOLD_INDEX_TIK");
 }
 
 #[test]
@@ -151,13 +151,16 @@ fn an_index_of_a_newer_release_and_one_that_is_none() {
     let mut shell = shell(&etcd);
     let mut ran = Vec::new();
     for root in ["newer", "other"] {
-        shell.set("HOLDFAST_ETCD_ROOT", root);
+        shell.set("TENSORHOLD_ETCD_ROOT", root);
         ran.push(shell.run(&["sessions"]));
     }
     assert_eq!(ran.iter().map(|ran| ran.code).collect::<Vec<_>>(), [4, 5]);
-    shell.set("HOLDFAST_ETCD_ROOT", "newer");
+    shell.set("TENSORHOLD_ETCD_ROOT", "newer");
     let doctor = shell.run(&["doctor"]);
-    assert!(doctor.code == 1 && doctor.out.contains("newer Holdfast"), "{doctor:?}");
+    assert!(
+        doctor.code == 1 && doctor.out.contains("newer Tensorhold"),
+        "{doctor:?}"
+    );
     golden("newer_release", &ran);
 }
 
@@ -177,7 +180,7 @@ fn wrong_credentials() {
     let folder = tempfile::tempdir().expect("a folder");
     let with = |login: Option<(&str, &str)>, arguments: &[&str]| {
         let mut shell = shell(&etcd);
-        shell.set("HOLDFAST_ETCD_ALLOW_PLAIN_PASSWORD", "1");
+        shell.set("TENSORHOLD_ETCD_ALLOW_PLAIN_PASSWORD", "1");
         if let Some((user, password)) = login {
             let reference = if password.starts_with("file:") {
                 password.to_owned()
@@ -186,8 +189,8 @@ fn wrong_credentials() {
                 std::fs::write(&file, password).expect("written");
                 format!("file:{}", file.display())
             };
-            shell.set("HOLDFAST_ETCD_USER", user);
-            shell.set("HOLDFAST_ETCD_PASSWORD", &reference);
+            shell.set("TENSORHOLD_ETCD_USER", user);
+            shell.set("TENSORHOLD_ETCD_PASSWORD", &reference);
         }
         shell.run(&[arguments, &["--timeout", "2s"]].concat())
     };
@@ -224,7 +227,7 @@ fn completions_and_manual_pages() {
     let folder = tempfile::tempdir().expect("a folder");
     let man = shell.run(&["man", &folder.path().display().to_string()]);
     assert_eq!(man.code, 0, "{man:?}");
-    let page = std::fs::read_to_string(folder.path().join("holdfast-dead-requeue.1")).expect("a page");
+    let page = std::fs::read_to_string(folder.path().join("tensorhold-dead-requeue.1")).expect("a page");
     assert!(page.contains("out of attempts"), "{page}");
     golden(
         "help",

@@ -8,7 +8,7 @@ fn the_page_is_up_to_date() {
     let page = std::fs::read_to_string(page).expect("docs/command-reference.md");
     assert_eq!(
         page,
-        holdfast_cli::page(),
-        "run: cargo run -p holdfast-cli --example command_page"
+        tensorhold_cli::page(),
+        "run: cargo run -p tensorhold-cli --example command_page"
     );
 }

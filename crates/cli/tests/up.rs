@@ -1,4 +1,4 @@
-//! `holdfast up` and `holdfast down`, from what is installed here.
+//! `tensorhold up` and `tensorhold down`, from what is installed here.
 #![allow(clippy::expect_used, clippy::panic, reason = "a test says what it expects")]
 
 mod common;
@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use common::{Shell, golden};
-use holdfast_core::{Clock as _, SystemClock};
-use holdfast_testkit::{ProcessIdentity, poll};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use tensorhold_core::{Clock as _, SystemClock};
+use tensorhold_testkit::{ProcessIdentity, poll};
 
 /// A folder with a cluster in it, which is ended whatever happens.
 struct Folder {

@@ -6,8 +6,8 @@
 //! algorithm's name, so another algorithm can be added without ambiguity about old records.
 //!
 //! ```
-//! use holdfast_core::Digest;
-//! use holdfast_core::digest::Hasher;
+//! use tensorhold_core::Digest;
+//! use tensorhold_core::digest::Hasher;
 //!
 //! let mut hasher = Hasher::new();
 //! hasher.update(b"hid");
@@ -15,7 +15,7 @@
 //! let digest = hasher.finish();
 //! assert_eq!(digest, Digest::of(b"hidden"));
 //! assert_eq!(digest.to_string().parse::<Digest>()?, digest);
-//! # Ok::<(), holdfast_core::Error>(())
+//! # Ok::<(), tensorhold_core::Error>(())
 //! ```
 
 use std::fmt;

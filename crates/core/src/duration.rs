@@ -1,7 +1,7 @@
 //! Durations in settings, as people write them: a whole number and `us`, `ms`, `s`, `m` or `h`. Read is also a number of
 //! seconds, which programs write.
 //!
-//! For `#[serde(with = "holdfast_core::duration")]`; [`option`] for a duration that may be absent.
+//! For `#[serde(with = "tensorhold_core::duration")]`; [`option`] for a duration that may be absent.
 
 use std::fmt;
 use std::time::Duration;

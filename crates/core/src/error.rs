@@ -4,7 +4,7 @@
 //! miss, a full pool or a refused read is *not* an error: each is a return value of the call that met it.
 //!
 //! ```
-//! use holdfast_core::{Error, ErrorKind, Retry};
+//! use tensorhold_core::{Error, ErrorKind, Retry};
 //!
 //! let error = Error::unavailable("engine.get", "the holder closed the connection")
 //!     .with("key", "s/a/g1-0000000000000001/hidden")
@@ -50,7 +50,7 @@ pub enum ErrorKind {
     Denied,
     /// This back end or this build cannot do it.
     Unsupported,
-    /// A bug in Holdfast or in the other side: an answer that the other side's own protocol rules out.
+    /// A bug in Tensorhold or in the other side: an answer that the other side's own protocol rules out.
     Internal,
 }
 

@@ -5,7 +5,7 @@
 //! code that can stop (a test, a model) and counts it for code that must go on (a server).
 //!
 //! ```
-//! use holdfast_core::{Invariant, Recorder};
+//! use tensorhold_core::{Invariant, Recorder};
 //!
 //! const LC9: Invariant = Invariant::new("LC9", "quota granted + free = budget");
 //!

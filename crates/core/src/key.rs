@@ -2,7 +2,7 @@
 //!
 //! An [`ObjectKey`] is the key that an engine sees: any text that every engine call can carry. That includes foreign
 //! keys: a sample that a serving engine wrote keeps the keys that the serving engine chose. A [`SampleKey`] holds the
-//! parts of Holdfast's own keys:
+//! parts of Tensorhold's own keys:
 //!
 //! ```text
 //! {store}/{sample}/g{generation}-{nonce}/{tensor}
@@ -12,7 +12,7 @@
 //! sample id cannot be read as a separator, and two different samples never share a key.
 //!
 //! ```
-//! use holdfast_core::{Generation, Nonce, SampleKey};
+//! use tensorhold_core::{Generation, Nonce, SampleKey};
 //!
 //! let key = SampleKey {
 //!     store: "eagle".parse()?,
@@ -110,7 +110,7 @@ impl From<ObjectKey> for String {
     }
 }
 
-/// The parts of one of Holdfast's own object keys.
+/// The parts of one of Tensorhold's own object keys.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SampleKey {
     /// The store that the sample belongs to.
@@ -147,7 +147,7 @@ impl SampleKey {
     /// that a serving engine chose.
     pub fn parse(key: &ObjectKey) -> Result<Self> {
         Self::parse_text(key.as_str())
-            .ok_or_else(|| Error::invalid("key.parse", "this is not a key of Holdfast's own form").with("key", key))
+            .ok_or_else(|| Error::invalid("key.parse", "this is not a key of Tensorhold's own form").with("key", key))
     }
 
     /// The parts of the key of an object that belongs to a sample: of a tensor (`…/{tensor}`), or of one chunk of a
@@ -176,14 +176,14 @@ impl SampleKey {
             nonce: Nonce::from_u64(u64::from_str_radix(nonce, 16).ok()?),
             tensor: TensorName::new(unescape(tensor)?).ok()?,
         };
-        // Each key has exactly one text: "g007", upper-case hex and needless escapes are not keys of Holdfast.
+        // Each key has exactly one text: "g007", upper-case hex and needless escapes are not keys of Tensorhold.
         (key.to_object_key().as_str() == text).then_some(key)
     }
 }
 
 /// Which writer's key space an object's key lies in, judged by the form of the key alone.
 ///
-/// A physical key belongs to one live generation of one store. For Holdfast's own keys that follows from their form: no
+/// A physical key belongs to one live generation of one store. For Tensorhold's own keys that follows from their form: no
 /// other writer may own, adopt or remove them. Any other key belongs to the writer that chose it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeySpace {
@@ -269,7 +269,7 @@ pub fn unescape(text: &str) -> Option<String> {
     }
     let name = String::from_utf8(bytes).ok()?;
     // Each name has exactly one escaped form: a segment that is escaped differently, or not at all, was not made by
-    // Holdfast.
+    // Tensorhold.
     (escape(&name) == text).then_some(name)
 }
 

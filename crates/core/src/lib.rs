@@ -1,4 +1,4 @@
-//! The vocabulary that every other crate of Holdfast shares: ids, object keys, tensor specs, digests, the one [`Error`]
+//! The vocabulary that every other crate of Tensorhold shares: ids, object keys, tensor specs, digests, the one [`Error`]
 //! type, injected time and randomness, and named invariants.
 //!
 //! Nothing in here does I/O, starts a thread or knows about an async runtime, so the same code runs in production,
@@ -8,7 +8,7 @@
 //! |---|---|
 //! | [`error`] | [`Error`]: a coarse kind, whether to try again, the operation, context pairs |
 //! | [`id`] | [`StoreId`], [`SampleId`], [`TensorName`], [`Generation`], [`Nonce`] |
-//! | [`key`] | [`ObjectKey`] (the key that an engine sees) and [`SampleKey`] (the parts of Holdfast's own keys) |
+//! | [`key`] | [`ObjectKey`] (the key that an engine sees) and [`SampleKey`] (the parts of Tensorhold's own keys) |
 //! | [`partition`] | [`Partition`]: the stores that a partitioned store consists of |
 //! | [`tensor`] | [`DType`], [`TensorSpec`] |
 //! | [`batch`] | [`BatchResults`]: one place for each item of a batch |

@@ -152,12 +152,12 @@ impl From<DType> for &'static str {
 /// One tensor of a sample: its name, element type and shape. Its bytes lie densely, in row-major order.
 ///
 /// ```
-/// use holdfast_core::{DType, TensorSpec};
+/// use tensorhold_core::{DType, TensorSpec};
 ///
 /// let spec = TensorSpec::new("hidden_state".parse()?, DType::Bfloat16, [1, 4096, 12288])?;
 /// assert_eq!(spec.bytes(), 96 << 20);
 /// assert_eq!(spec.to_string(), "hidden_state: bfloat16[1, 4096, 12288]");
-/// # Ok::<(), holdfast_core::Error>(())
+/// # Ok::<(), tensorhold_core::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "SpecFields", into = "SpecFields")]

@@ -2,7 +2,7 @@
 //!
 //! Code that needs the time takes a [`Clock`]; only [`SystemClock`] may ask the machine. A [`ManualClock`] moves only
 //! when it is advanced or when a caller sleeps on it, so a simulated hour takes no time and every run is the same. All
-//! time here is monotonic: the wall clock of another host decides nothing in Holdfast.
+//! time here is monotonic: the wall clock of another host decides nothing in Tensorhold.
 
 use std::fmt::Debug;
 use std::sync::Mutex;

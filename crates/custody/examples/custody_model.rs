@@ -1,6 +1,6 @@
 //! Explores the model of the custody code and says what it found.
 //!
-//! `cargo run --release -p holdfast-custody --example custody_model [-- NAME …] [--most STATES]`
+//! `cargo run --release -p tensorhold-custody --example custody_model [-- NAME …] [--most STATES]`
 //!
 //! Without names, every scenario is explored to its end, and the one that has none (`everything`) as far as `--most`
 //! generated states go. Ends with 1 if something is broken, or was never reached.
@@ -10,8 +10,8 @@
 #[path = "../tests/model/mod.rs"]
 mod model;
 
-use holdfast_core::{Clock, SystemClock};
 use model::runs;
+use tensorhold_core::{Clock, SystemClock};
 
 fn main() {
     let mut most = 10_000_000;

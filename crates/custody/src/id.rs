@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use holdfast_core::{Error, Result};
 use serde::de::Visitor;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use tensorhold_core::{Error, Result};
 
 macro_rules! numbers {
     ($($(#[$doc:meta])* $name:ident;)*) => {$(

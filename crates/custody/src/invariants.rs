@@ -1,6 +1,6 @@
 //! What must always hold, by name. The tests, the model and the running program use the same predicates.
 
-use holdfast_core::{Generation, Invariant};
+use tensorhold_core::{Generation, Invariant};
 
 use crate::id::Tick;
 use crate::lease::Lease;

@@ -2,7 +2,7 @@
 //!
 //! A sample is precious: it was expensive to make, it is used once (or once per epoch), and it must be gone the moment
 //! no group needs it. This crate decides what may happen to it. It does no I/O and knows no clock: an index (crate
-//! `holdfast-index`) stores what is decided here and passes in what it read. The same code runs in production, in the
+//! `tensorhold-index`) stores what is decided here and passes in what it read. The same code runs in production, in the
 //! property tests and in the model checker.
 //!
 //! # States
@@ -36,7 +36,7 @@
 //!
 //! # Fencing
 //! Every lease has a [`Token`]: the index's revision at which it was granted. A caller that presents another token than
-//! the one in the record is [`holdfast_core::ErrorKind::Fenced`] and changes nothing. Revisions only grow, so a token
+//! the one in the record is [`tensorhold_core::ErrorKind::Fenced`] and changes nothing. Revisions only grow, so a token
 //! is never given out twice.
 //!
 //! # Time
@@ -48,7 +48,7 @@
 //! # What must hold
 //! See [`invariants`]: LC1 … LC9, each with the predicates that state it for a state or for a step. `tests/model` puts
 //! this code into a world of crashes, pauses, late requests and sweepers that get in each other's way, and checks the
-//! predicates in every reachable state: `cargo run --release -p holdfast-custody --example custody_model`. Quota has a
+//! predicates in every reachable state: `cargo run --release -p tensorhold-custody --example custody_model`. Quota has a
 //! world of its own, `tests/quota_model`: `--example quota_model`.
 
 pub mod id;

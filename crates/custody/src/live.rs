@@ -1,7 +1,7 @@
 //! A committed sample.
 
-use holdfast_core::{Error, ErrorKind, Generation, Nonce, ObjectKey, Result};
 use serde::{Deserialize, Serialize};
+use tensorhold_core::{Error, ErrorKind, Generation, Nonce, ObjectKey, Result};
 
 use crate::id::{GroupName, SessionId, Stamp, Tick, Token, Version, WallTime};
 use crate::lease::Lease;
@@ -208,7 +208,7 @@ impl Live {
                 "the group already has a lease on this sample, has acknowledged it, or is out of attempts",
             )
             .with("group", group)
-            .with_retry(holdfast_core::Retry::Never));
+            .with_retry(tensorhold_core::Retry::Never));
         }
         state.attempts = state.attempts.saturating_add(1);
         state.progress = Progress::Leased(Lease::granted(session, until));

@@ -1,7 +1,7 @@
 //! A sample that is being written.
 
-use holdfast_core::{Error, ErrorKind, Generation, Nonce, ObjectKey, Result, SampleId};
 use serde::{Deserialize, Serialize};
+use tensorhold_core::{Error, ErrorKind, Generation, Nonce, ObjectKey, Result, SampleId};
 
 use crate::id::{SessionId, Tick, Version, WallTime};
 use crate::live::{GroupState, Live, Progress, Publication};

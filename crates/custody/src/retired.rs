@@ -1,8 +1,8 @@
 //! A sample that is to be removed.
 
-use holdfast_core::{Error, ErrorKind, Generation, Nonce, ObjectKey, Result};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use tensorhold_core::{Error, ErrorKind, Generation, Nonce, ObjectKey, Result};
 
 use crate::id::{SessionId, Stamp, Tick, Token, Version, WallTime};
 use crate::lease::Lease;

@@ -1,7 +1,7 @@
 //! The model of the custody code, in sizes that every run of the tests can afford.
 //!
 //! The whole of it, and the big one (two producers, two consumers, two samples, one crash each):
-//! `cargo run --release -p holdfast-custody --example custody_model`.
+//! `cargo run --release -p tensorhold-custody --example custody_model`.
 
 #![allow(clippy::panic, clippy::print_stdout, reason = "helpers of tests fail loudly")]
 
@@ -9,12 +9,12 @@ mod model;
 
 use std::collections::HashSet;
 
-use holdfast_custody::invariants::{LC3, LC4, LC5};
 use model::reach::Reach;
 use model::runs;
 use model::steps::Custody;
 use model::{Action, Left, Scenario, World};
 use stateright::Model;
+use tensorhold_custody::invariants::{LC3, LC4, LC5};
 
 /// Prints what was explored and asserts that nothing is broken and nothing was missed.
 fn assert_holds(scenario: Scenario, most: Option<usize>) {

@@ -4,13 +4,13 @@
 
 use std::collections::BTreeMap;
 
-use holdfast_core::{Error, ErrorKind, Generation, Nonce};
-use holdfast_custody::invariants as lc;
-use holdfast_custody::{
+use proptest::prelude::*;
+use tensorhold_core::{Error, ErrorKind, Generation, Nonce};
+use tensorhold_custody::invariants as lc;
+use tensorhold_custody::{
     Acknowledged, GroupName, Live, Progress, Publication, Reserved, Retired, SessionId, Sweep, Tick, Token, Verdict,
     Version,
 };
-use proptest::prelude::*;
 
 const GROUPS: [&str; 2] = ["a", "b"];
 
@@ -204,7 +204,7 @@ proptest! {
                 return Ok(());
             }
             prop_assert!(lc::attempts_are_exact(&life.live), "LC9 {:?}", life.live);
-            let granted = |state: &holdfast_custody::GroupState| life.granted.get(&state.group).copied().unwrap_or(0);
+            let granted = |state: &tensorhold_custody::GroupState| life.granted.get(&state.group).copied().unwrap_or(0);
             prop_assert!(lc::deliveries_are_counted(&life.live, granted), "LC9 {:?} {:?}", life.live, life.granted);
             if let Verdict::Become(Acknowledged::Live(next)) = life.sweep(|sweep| life.live.sweep(sweep)) {
                 prop_assert_eq!(life.sweep(|sweep| next.sweep(sweep)), Verdict::Leave, "twice is once");

@@ -2,8 +2,8 @@
 
 #![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests fail loudly")]
 
-use holdfast_core::{Error, ErrorKind, Generation, Nonce, Retry};
-use holdfast_custody::{
+use tensorhold_core::{Error, ErrorKind, Generation, Nonce, Retry};
+use tensorhold_custody::{
     Acknowledged, GroupName, Live, Progress, Publication, Reason, Reserved, Retired, SessionId, Sweep, Tick, Token,
     Verdict, Version,
 };
@@ -251,7 +251,8 @@ fn a_retained_sample_stays_until_it_is_opened_again_or_retired_by_hand() {
     let done = leased(still_live(done.expect("acknowledged")), "b", 12).nack(&group("b"), Token(12));
     let done = still_live(done.expect("handed back"));
     let opened = done.clone().reopen();
-    let all_waiting = |state: &holdfast_custody::GroupState| (state.attempts, state.progress) == (0, Progress::Waiting);
+    let all_waiting =
+        |state: &tensorhold_custody::GroupState| (state.attempts, state.progress) == (0, Progress::Waiting);
     assert!(opened.groups.iter().all(all_waiting));
     assert_eq!(done.retire(Reason::Aborted).reason, Reason::Aborted);
     let busy = leased(opened, "a", 13);

@@ -1,4 +1,4 @@
-"""The other side of the engine benchmark: the wheel's calls from Python, without Holdfast.
+"""The other side of the engine benchmark: the wheel's calls from Python, without Tensorhold.
 
 Started by the example `engine_bench`, which tells it over standard input what to do next, so that only one side works
 at a time. Arguments: the cluster's endpoints and the cases, both as JSON. Commands: `put|get|remove CASE ROUND`;

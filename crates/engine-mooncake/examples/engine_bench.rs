@@ -13,10 +13,10 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use holdfast_core::{Clock, ObjectKey, SystemClock};
-use holdfast_engine::{Engine, EngineExt, GetOutcome, PutOptions, PutOutcome, Region, RemoveOutcome, Transfer};
-use holdfast_engine_mooncake::{MooncakeConfig, MooncakeEngine};
-use holdfast_testkit::{Cluster, Endpoints, quantile};
+use tensorhold_core::{Clock, ObjectKey, SystemClock};
+use tensorhold_engine::{Engine, EngineExt, GetOutcome, PutOptions, PutOutcome, Region, RemoveOutcome, Transfer};
+use tensorhold_engine_mooncake::{MooncakeConfig, MooncakeEngine};
+use tensorhold_testkit::{Cluster, Endpoints, quantile};
 
 const WITHIN: Duration = Duration::from_secs(30);
 const KIB: usize = 1 << 10;
@@ -63,8 +63,8 @@ struct Bare {
 
 impl Bare {
     fn start(endpoints: &Endpoints, cases: &[Case]) -> Result<Self> {
-        let venv =
-            std::env::var("HOLDFAST_VENV").context("HOLDFAST_VENV is not set; start this by `cargo xtask bench`")?;
+        let venv = std::env::var("TENSORHOLD_VENV")
+            .context("TENSORHOLD_VENV is not set; start this by `cargo xtask bench`")?;
         let sizes: BTreeMap<_, _> = cases.iter().map(|case| (case.name, &case.sizes)).collect();
         let mut child = Command::new(format!("{venv}/bin/python"))
             .args([

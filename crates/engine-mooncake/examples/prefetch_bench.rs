@@ -20,11 +20,11 @@ mod ssd_cluster;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock, ObjectKey, SystemClock};
-use holdfast_engine::{Engine, EngineExt, GetOutcome};
-use holdfast_prefetch::{Outcome, PrefetchConfig, PrefetchEngine, Priority, Route};
-use holdfast_testkit::quantile;
 use serde_json::{Map, Value};
+use tensorhold_core::{Clock, ObjectKey, SystemClock};
+use tensorhold_engine::{Engine, EngineExt, GetOutcome};
+use tensorhold_prefetch::{Outcome, PrefetchConfig, PrefetchEngine, Priority, Route};
+use tensorhold_testkit::quantile;
 
 use bare::{Bare, MIB};
 use common::WITHIN;
@@ -85,7 +85,7 @@ impl Bench {
             if bare.put(
                 &format!(
                     "crowd/{}",
-                    self.clock.now().since(holdfast_core::Timestamp::ORIGIN).as_nanos()
+                    self.clock.now().since(tensorhold_core::Timestamp::ORIGIN).as_nanos()
                 ),
                 &bulk.whole(),
                 bare::Keep::Evictable,

@@ -5,14 +5,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use holdfast_core::{Generation, Nonce, SampleKey, SystemRng};
-use holdfast_engine::{Engine, EngineExt, PutOptions};
-use holdfast_engine_mooncake::{MooncakeConfig, MooncakeEngine};
-use holdfast_testkit::DetachedCluster;
+use tensorhold_core::{Generation, Nonce, SampleKey, SystemRng};
+use tensorhold_engine::{Engine, EngineExt, PutOptions};
+use tensorhold_engine_mooncake::{MooncakeConfig, MooncakeEngine};
+use tensorhold_testkit::DetachedCluster;
 
 fn main() -> Result<()> {
     let within = Duration::from_secs(10);
-    let state = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/holdfast-cluster"));
+    let state = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/tensorhold-cluster"));
     let cluster = DetachedCluster::load(&state)?.context("no cluster is up; run `cargo xtask cluster up` first")?;
     let endpoints = cluster
         .endpoints

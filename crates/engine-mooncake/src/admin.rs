@@ -4,7 +4,7 @@
 //! counts as a hit, which moves objects between tiers. The admin endpoint `batch_query_keys` does neither.
 //!
 //! The endpoint takes keys as one comma-separated list and splits it *after* unescaping, so a comma in a key cannot be
-//! sent at all; [`holdfast_core::ObjectKey`] refuses such keys from the start. Everything else is percent-escaped. The
+//! sent at all; [`tensorhold_core::ObjectKey`] refuses such keys from the start. Everything else is percent-escaped. The
 //! endpoint knows the default tenant only.
 //!
 //! Of several masters only the leader answers; the others say that they do not lead, and the next one is asked. The
@@ -14,11 +14,11 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Error, ObjectKey, Result, SystemClock};
-use holdfast_engine::{Holder, Listing, Presence, Usage};
 use parking_lot::Mutex;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
+use tensorhold_core::{Deadline, Error, ObjectKey, Result, SystemClock};
+use tensorhold_engine::{Holder, Listing, Presence, Usage};
 use ureq::Body;
 
 use crate::listing::{Part, read_keys};
@@ -28,7 +28,7 @@ use crate::listing::{Part, read_keys};
 const MAX_QUERY_BYTES: usize = 16 << 10;
 /// Bounds the answer that is read into memory: far above any answer to such a request.
 const MAX_ANSWER_BYTES: u64 = 64 << 20;
-/// Bounds a list of keys, which is not read into memory: some ten million of Holdfast's own keys.
+/// Bounds a list of keys, which is not read into memory: some ten million of Tensorhold's own keys.
 const MAX_LIST_BYTES: u64 = 1 << 30;
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
@@ -207,7 +207,7 @@ impl Admin {
         let count = self.addresses.len();
         let first = self.leader.load(Ordering::Relaxed);
         let mut last = Error::new(
-            holdfast_core::ErrorKind::Unsupported,
+            tensorhold_core::ErrorKind::Unsupported,
             operation,
             "this needs the masters' admin addresses; name them in the setting `admin`",
         );
@@ -354,7 +354,7 @@ fn parse<'a, T: Deserialize<'a>>(operation: &'static str, text: &'a str) -> Resu
     serde_json::from_str(text).map_err(|error| {
         Error::internal(
             operation,
-            "the master's answer cannot be read; is this a release of Mooncake that Holdfast knows?",
+            "the master's answer cannot be read; is this a release of Mooncake that Tensorhold knows?",
         )
         .caused_by(error)
     })

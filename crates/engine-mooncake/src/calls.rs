@@ -28,8 +28,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Error, ErrorKind, Result, Retry, SystemClock};
 use parking_lot::{Condvar, Mutex};
+use tensorhold_core::{Deadline, Error, ErrorKind, Result, Retry, SystemClock};
 
 use crate::exit;
 use crate::idle_wait::{CallThread, IdleWait, SchedWatch};
@@ -191,7 +191,7 @@ impl CallPool {
         } else if state.threads.len() < self.shared.most {
             let shared = Arc::clone(&self.shared);
             let started = thread::Builder::new()
-                .name("holdfast-engine".to_owned())
+                .name("tensorhold-engine".to_owned())
                 .spawn(move || shared.serve());
             match started {
                 Ok(thread) => {

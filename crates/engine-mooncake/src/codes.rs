@@ -1,12 +1,12 @@
 //! The engine's result codes, and what each means for the call that got it.
 //!
-//! Codes are grouped by what a caller can do about them. A code that this release of Holdfast does not know becomes an
+//! Codes are grouped by what a caller can do about them. A code that this release of Tensorhold does not know becomes an
 //! `Internal` error with the code in its context, so that nothing is guessed and nothing is lost.
 
 use std::fmt;
 
-use holdfast_core::{Error, ErrorKind, ObjectKey, Retry};
-use holdfast_engine::{GetOutcome, PutOutcome, RemoveOutcome};
+use tensorhold_core::{Error, ErrorKind, ObjectKey, Retry};
+use tensorhold_engine::{GetOutcome, PutOutcome, RemoveOutcome};
 
 /// DRAM is full at the moment.
 const NO_AVAILABLE_HANDLE: i64 = -200;
@@ -64,7 +64,7 @@ fn meaning(code: i64) -> (ErrorKind, &'static str) {
         -1106..=-1100 => (ErrorKind::Unavailable, "the holder could not read or write its SSD"),
         _ => (
             ErrorKind::Internal,
-            "the engine returned a code that Holdfast does not know",
+            "the engine returned a code that Tensorhold does not know",
         ),
     }
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use holdfast_core::{Error, Result};
 use serde::{Deserialize, Serialize};
+use tensorhold_core::{Error, Result};
 
 /// Every setting of a [`crate::MooncakeEngine`]. All have a default. The defaults reach a cluster on this host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,7 +31,7 @@ pub struct MooncakeConfig {
     /// not. So it is for objects that may be lost (KV pages), and for processes that do nothing else. Default: 0, a
     /// pure client.
     pub segment_bytes: u64,
-    /// The client's own staging buffer; Holdfast's transfers do not pass through it. Default: 16 MiB.
+    /// The client's own staging buffer; Tensorhold's transfers do not pass through it. Default: 16 MiB.
     pub buffer_bytes: u64,
     /// Where this process keeps SSD copies of the objects in its segment. Default: none.
     pub ssd_path: Option<PathBuf>,
@@ -43,8 +43,8 @@ pub struct MooncakeConfig {
     /// Environment variables that the engine reads when it is loaded (`MC_…`, `GLOG_…`, `MOONCAKE_…`). They are set for
     /// the whole process, before the first engine in it is made. Default: none.
     pub environment: BTreeMap<String, String>,
-    /// Also open the engine with a release of Mooncake that was never tested with this release of Holdfast. The
-    /// environment variable `HOLDFAST_UNTESTED_MOONCAKE=1` does the same. Default: no.
+    /// Also open the engine with a release of Mooncake that was never tested with this release of Tensorhold. The
+    /// environment variable `TENSORHOLD_UNTESTED_MOONCAKE=1` does the same. Default: no.
     pub untested_release: bool,
     /// Whether a thread that waits for a transfer does so at idle priority, behind the threads that move the bytes.
     /// Default: `auto`.
@@ -52,10 +52,10 @@ pub struct MooncakeConfig {
     /// The most calls in flight at once, including calls that hang. Default: 128.
     pub max_calls: usize,
     /// How long connecting may take. Default: 30 s.
-    #[serde(with = "holdfast_core::duration")]
+    #[serde(with = "tensorhold_core::duration")]
     pub connect_within: Duration,
     /// How long the drop of the engine value waits for calls in flight. Default: 10 s.
-    #[serde(with = "holdfast_core::duration")]
+    #[serde(with = "tensorhold_core::duration")]
     pub close_within: Duration,
 }
 
@@ -164,7 +164,7 @@ mod tests {
             ("ssd_path", ""),
             ("connect_within", ""),
         ];
-        let different = holdfast_settings::differences("engine", &config, &elsewhere);
+        let different = tensorhold_settings::differences("engine", &config, &elsewhere);
         assert!(different.is_empty(), "{different:?}");
     }
 

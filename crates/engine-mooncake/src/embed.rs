@@ -1,13 +1,13 @@
 //! CPython embedded in a Rust program (feature `embed`), with the packages of a virtual environment.
 //!
 //! The interpreter is linked at build time (`PYO3_PYTHON`). Its packages are found at run time: in the environment
-//! named by `HOLDFAST_VENV`, else by `VIRTUAL_ENV`, else on the interpreter's default path.
+//! named by `TENSORHOLD_VENV`, else by `VIRTUAL_ENV`, else on the interpreter's default path.
 
 use std::path::PathBuf;
 
-use holdfast_core::{Error, Result};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
+use tensorhold_core::{Error, Result};
 
 /// Adds the virtual environment's packages to the interpreter's path, once.
 pub(crate) fn prepare(py: Python<'_>) -> Result<()> {
@@ -18,7 +18,7 @@ pub(crate) fn prepare(py: Python<'_>) -> Result<()> {
 
 fn add_packages(py: Python<'_>) -> Result<()> {
     const OPERATION: &str = "mooncake.load";
-    let Some(venv) = ["HOLDFAST_VENV", "VIRTUAL_ENV"].iter().find_map(std::env::var_os) else {
+    let Some(venv) = ["TENSORHOLD_VENV", "VIRTUAL_ENV"].iter().find_map(std::env::var_os) else {
         return Ok(());
     };
     let version = py.version_info();

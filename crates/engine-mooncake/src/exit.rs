@@ -96,7 +96,7 @@ mod tests {
     use std::sync::atomic::AtomicBool;
     use std::thread;
 
-    use holdfast_core::{Clock, SystemClock, poll_until};
+    use tensorhold_core::{Clock, SystemClock, poll_until};
 
     use crate::calls::{CallPool, Effect};
     use crate::interpreter::Inside;
@@ -106,7 +106,7 @@ mod tests {
     const SHORT: Duration = Duration::from_millis(500);
     const OFTEN: Duration = Duration::from_millis(1);
     /// Tells a copy of this program that it is the process that ends, and how.
-    const MODE: &str = "HOLDFAST_TEST_EXIT";
+    const MODE: &str = "TENSORHOLD_TEST_EXIT";
     /// The status that the process ends with.
     const STATUS: i32 = 7;
     /// The status that the library's handler, when it may run, makes of that.

@@ -34,8 +34,8 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use holdfast_core::{Clock, SystemClock, Timestamp};
 use parking_lot::Mutex;
+use tensorhold_core::{Clock, SystemClock, Timestamp};
 
 use crate::priority::{self, Thread};
 
@@ -180,7 +180,7 @@ mod tests {
     use std::sync::{Arc, mpsc};
     use std::thread;
 
-    use holdfast_core::poll_until;
+    use tensorhold_core::poll_until;
 
     use crate::calls::{CallPool, Effect};
 

@@ -22,9 +22,9 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use holdfast_core::{Deadline, SystemClock};
 use parking_lot::{Condvar, Mutex};
 use pyo3::prelude::*;
+use tensorhold_core::{Deadline, SystemClock};
 
 static ENDING: AtomicBool = AtomicBool::new(false);
 static INSIDE: AtomicUsize = AtomicUsize::new(0);

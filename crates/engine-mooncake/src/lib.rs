@@ -33,8 +33,8 @@
 //! # Example
 //! ```no_run
 //! use std::time::Duration;
-//! use holdfast_engine::{Engine, EngineExt, PutOptions};
-//! use holdfast_engine_mooncake::{MooncakeConfig, MooncakeEngine};
+//! use tensorhold_engine::{Engine, EngineExt, PutOptions};
+//! use tensorhold_engine_mooncake::{MooncakeConfig, MooncakeEngine};
 //!
 //! let second = Duration::from_secs(1);
 //! let engine = MooncakeEngine::connect(MooncakeConfig::default())?;
@@ -43,7 +43,7 @@
 //! engine.put_one(&key, &memory.whole(), &PutOptions::default(), second)?;
 //! println!("{:?}", engine.probe_one(&key, second)?);
 //! engine.remove_one(&key, second)?;
-//! # Ok::<(), holdfast_core::Error>(())
+//! # Ok::<(), tensorhold_core::Error>(())
 //! ```
 
 mod admin;
@@ -64,13 +64,13 @@ mod store;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Error, ErrorKind, ObjectKey, Result, SystemClock};
-use holdfast_engine::batch::{check_count, check_limit, check_options, check_time, check_transfers};
-use holdfast_engine::{
+use pyo3::prelude::*;
+use tensorhold_core::{Deadline, Error, ErrorKind, ObjectKey, Result, SystemClock};
+use tensorhold_engine::batch::{check_count, check_limit, check_options, check_time, check_transfers};
+use tensorhold_engine::{
     Capabilities, Engine, EngineId, GetOutcome, Holder, HostMemory, Listing, Presence, PromoteOutcome, PutOptions,
     PutOutcome, Region, Registrar, Registrations, RemoveOutcome, Transfer, Usage,
 };
-use pyo3::prelude::*;
 
 use admin::Admin;
 use calls::{CallPool, Effect};

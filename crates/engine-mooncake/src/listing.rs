@@ -7,9 +7,9 @@
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Result};
 
-use holdfast_core::ObjectKey;
-use holdfast_core::key::MAX_KEY_BYTES;
-use holdfast_engine::Listing;
+use tensorhold_core::ObjectKey;
+use tensorhold_core::key::MAX_KEY_BYTES;
+use tensorhold_engine::Listing;
 
 /// Reads a list of keys and hands each to `each`. Lines that are too long for a key, or no text, are passed over.
 pub(crate) fn read_keys(list: impl Read, mut each: impl FnMut(&str)) -> Result<()> {

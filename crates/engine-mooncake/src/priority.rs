@@ -71,7 +71,7 @@ pub(crate) fn may_restore() -> bool {
     static MAY: OnceLock<bool> = OnceLock::new();
     *MAY.get_or_init(|| {
         let tried = thread::Builder::new()
-            .name("holdfast-step-up".to_owned())
+            .name("tensorhold-step-up".to_owned())
             .spawn(|| Thread::current().is_some_and(|me| me.demote() && me.restore()));
         tried.is_ok_and(|thread| thread.join().unwrap_or(false))
     })

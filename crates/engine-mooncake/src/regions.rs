@@ -13,16 +13,16 @@
 //! attempted before the server answers. Without a metadata server (`P2PHANDSHAKE`) an unregistration is local and
 //! always works.
 //!
-//! Invariants: R1 and R2 of [`holdfast_engine::region`], and
+//! Invariants: R1 and R2 of [`tensorhold_engine::region`], and
 //! - R3: memory that the module has not yet unregistered is in the table, so no overlapping registration is attempted.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Error, Result};
-use holdfast_engine::{HostMemory, Registrations};
 use parking_lot::Mutex;
+use tensorhold_core::{Error, Result};
+use tensorhold_engine::{HostMemory, Registrations};
 
 use crate::store::Store;
 
@@ -80,7 +80,7 @@ impl Regions {
                 "the engine refuses this memory; it overlaps memory that other code registered with the same client",
             )
             .with("code", code)),
-            Ok(code) => Err(crate::codes::error(OPERATION, code, holdfast_core::Retry::Safe)),
+            Ok(code) => Err(crate::codes::error(OPERATION, code, tensorhold_core::Retry::Safe)),
             Err(error) => Err(error),
         };
         self.table.lock().known.remove(&memory.address());

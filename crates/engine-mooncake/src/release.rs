@@ -7,14 +7,14 @@
 //! [`VARIABLE`] for programs that cannot change that setting). To support a new release: run `tests/truths` on it until
 //! it passes, add it to [`KNOWN`], and move the bounds in `python/pyproject.toml`.
 
-use holdfast_core::{Error, ErrorKind, Result};
 use pyo3::prelude::*;
+use tensorhold_core::{Error, ErrorKind, Result};
 
 /// The releases that `tests/truths` has been run on.
 pub const KNOWN: &[&str] = &["0.3.13.post1"];
 
 /// Set to `1`, this environment variable allows other releases, like the setting.
-pub(crate) const VARIABLE: &str = "HOLDFAST_UNTESTED_MOONCAKE";
+pub(crate) const VARIABLE: &str = "TENSORHOLD_UNTESTED_MOONCAKE";
 
 /// The distributions that contain `mooncake.store`, each built for another kind of machine.
 const DISTRIBUTIONS: &[&str] = &[
@@ -64,7 +64,7 @@ fn judge(found: &[(&'static str, String)]) -> Result<()> {
     let unknown = |(_, version): &&(&str, String)| !KNOWN.contains(&release(version).as_str());
     let refuse = |what: &str| {
         let message = format!(
-            "{what}, and Holdfast relies on behaviour that differs between releases. Install a release known to \
+            "{what}, and Tensorhold relies on behaviour that differs between releases. Install a release known to \
              work, or set untested_release (or {VARIABLE}=1) to try this one at your own risk"
         );
         Error::new(ErrorKind::Unsupported, "mooncake.load", message).with("known", KNOWN.join(" "))
@@ -73,7 +73,7 @@ fn judge(found: &[(&'static str, String)]) -> Result<()> {
         None if found.is_empty() => Err(refuse("no installed package says which release of Mooncake this is")),
         None => Ok(()),
         Some((name, version)) => {
-            let error = refuse("this release of Mooncake was never tested with this release of Holdfast");
+            let error = refuse("this release of Mooncake was never tested with this release of Tensorhold");
             Err(error.with("package", name).with("release", version))
         }
     }

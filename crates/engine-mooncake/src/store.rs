@@ -4,11 +4,11 @@
 //! is held while arguments are built and results are read. The module itself releases the lock while it waits for the
 //! network and while bytes move (a test pins this).
 
-use holdfast_core::{Error, ObjectKey, Result};
-use holdfast_engine::{Pin, PutOptions, Transfer};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
+use tensorhold_core::{Error, ObjectKey, Result};
+use tensorhold_engine::{Pin, PutOptions, Transfer};
 
 use crate::config::MooncakeConfig;
 use crate::{exit, interpreter};
@@ -23,7 +23,7 @@ pub(crate) struct Store {
     soft_pin: Py<PyAny>,
 }
 
-/// Turns a Python exception into a Holdfast error.
+/// Turns a Python exception into a Tensorhold error.
 fn raised(operation: &'static str, message: &'static str) -> impl Fn(PyErr) -> Error {
     move |exception| Error::internal(operation, message).with("exception", exception)
 }
@@ -32,7 +32,7 @@ fn raised(operation: &'static str, message: &'static str) -> impl Fn(PyErr) -> E
 fn attached<R>(operation: &'static str, work: impl for<'py> FnOnce(Python<'py>) -> Result<R>) -> Result<R> {
     interpreter::attach(work).unwrap_or_else(|| {
         let message = "the Python interpreter is ending; close stores before the program ends";
-        Err(Error::unavailable(operation, message).with_retry(holdfast_core::Retry::Never))
+        Err(Error::unavailable(operation, message).with_retry(tensorhold_core::Retry::Never))
     })
 }
 
@@ -42,7 +42,7 @@ fn module(py: Python<'_>, untested_release: bool) -> Result<Bound<'_, PyModule>>
     crate::release::check(py, untested_release)?;
     py.import(MODULE).map_err(|exception| {
         Error::new(
-            holdfast_core::ErrorKind::Unsupported,
+            tensorhold_core::ErrorKind::Unsupported,
             "mooncake.load",
             "the engine's Python module cannot be loaded; install mooncake-transfer-engine-non-cuda (or its CUDA \
              build) into the Python environment that this program uses",
@@ -71,7 +71,7 @@ impl Store {
             exit::register();
             let code = code.map_err(&odd)?;
             if code != 0 {
-                return Err(crate::codes::error(OPERATION, code, holdfast_core::Retry::Safe)
+                return Err(crate::codes::error(OPERATION, code, tensorhold_core::Retry::Safe)
                     .with("master", &config.master)
                     .with("metadata", &config.metadata)
                     .with("protocol", &config.protocol));
@@ -104,7 +104,11 @@ impl Store {
         if code == 0 {
             Ok(())
         } else {
-            Err(crate::codes::error("mooncake.close", code, holdfast_core::Retry::Never))
+            Err(crate::codes::error(
+                "mooncake.close",
+                code,
+                tensorhold_core::Retry::Never,
+            ))
         }
     }
 
@@ -252,7 +256,7 @@ impl<'py> Buffers<'py> {
     }
 }
 
-fn each(batch: &[Transfer], figure: impl Fn(&holdfast_engine::Span) -> usize) -> Vec<Vec<usize>> {
+fn each(batch: &[Transfer], figure: impl Fn(&tensorhold_engine::Span) -> usize) -> Vec<Vec<usize>> {
     batch
         .iter()
         .map(|transfer| transfer.parts.iter().map(&figure).collect())

@@ -3,5 +3,5 @@
 mod common;
 
 fn main() {
-    holdfast_engine::testing::main(common::RealBackend);
+    tensorhold_engine::testing::main(common::RealBackend);
 }

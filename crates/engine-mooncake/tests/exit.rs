@@ -11,10 +11,10 @@ use std::time::Duration;
 use std::{env, fs, thread};
 
 use common::*;
-use holdfast_core::{Retry, SystemClock, poll_until};
-use holdfast_engine::{EngineExt, GetOutcome};
-use holdfast_engine_mooncake::MooncakeEngine;
-use holdfast_testkit::{Cluster, Endpoints, Process, ProcessSpec};
+use tensorhold_core::{Retry, SystemClock, poll_until};
+use tensorhold_engine::{EngineExt, GetOutcome};
+use tensorhold_engine_mooncake::MooncakeEngine;
+use tensorhold_testkit::{Cluster, Endpoints, Process, ProcessSpec};
 
 /// How many clients end side by side.
 const CLIENTS: usize = 6;
@@ -26,9 +26,9 @@ const PATIENCE: Duration = Duration::from_millis(300);
 const SOON: Duration = Duration::from_secs(90);
 const EVERY: Duration = Duration::from_millis(20);
 
-const ENDPOINTS: &str = "HOLDFAST_TEST_EXIT_ENDPOINTS";
-const GO: &str = "HOLDFAST_TEST_EXIT_GO";
-const CALLS: &str = "HOLDFAST_TEST_EXIT_CALLS";
+const ENDPOINTS: &str = "TENSORHOLD_TEST_EXIT_ENDPOINTS";
+const GO: &str = "TENSORHOLD_TEST_EXIT_GO";
+const CALLS: &str = "TENSORHOLD_TEST_EXIT_CALLS";
 
 /// Its callers have left, and so has the engine: calls go on behind them.
 const LEFT_BEHIND: &str = "left behind";

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::*;
-use holdfast_core::{Clock, ErrorKind, Retry, SystemClock, poll_until};
-use holdfast_engine::{Engine, EngineExt, GetOutcome, PutOptions, PutOutcome, Registrations};
-use holdfast_testkit::Cluster;
+use tensorhold_core::{Clock, ErrorKind, Retry, SystemClock, poll_until};
+use tensorhold_engine::{Engine, EngineExt, GetOutcome, PutOptions, PutOutcome, Registrations};
+use tensorhold_testkit::Cluster;
 
 const BIG: usize = 256 << 20;
 /// What the scheduler of a busy machine may add to a deadline.
@@ -38,7 +38,7 @@ fn a_holder_killed_in_the_middle_of_a_get() {
         move || engine.get_one(&key("big"), &into, WITHIN)
     });
     // The transfer fills memory from the front: kill when the first bytes are there, and see that the last are not.
-    let byte_at = |at: usize, span: &holdfast_engine::Span| {
+    let byte_at = |at: usize, span: &tensorhold_engine::Span| {
         let mut byte = [0];
         span.read(at, &mut byte).expect("inside");
         byte[0]
@@ -224,7 +224,7 @@ fn an_engine_dropped_with_a_call_that_hangs_does_not_hang_with_it() {
     let cluster = plain().segment_mib(64).start().expect("a cluster");
     let mut settings = config(&cluster.endpoints());
     settings.close_within = Duration::from_millis(500);
-    let engine = holdfast_engine_mooncake::MooncakeEngine::connect(settings).expect("a client");
+    let engine = tensorhold_engine_mooncake::MooncakeEngine::connect(settings).expect("a client");
     let clock = SystemClock::new();
     let from = filled(&engine, 4096, 7);
     cluster.master(0).stop().expect("stopped");
@@ -255,7 +255,7 @@ fn connecting_to_nobody_is_unavailable_in_time() {
     cluster.master(0).kill().expect("killed");
     let clock = SystemClock::new();
     let begin = clock.now();
-    let error = holdfast_engine_mooncake::MooncakeEngine::connect(settings).expect_err("nobody there");
+    let error = tensorhold_engine_mooncake::MooncakeEngine::connect(settings).expect_err("nobody there");
     assert!(clock.now().since(begin) < Duration::from_secs(3) + GRACE);
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
 }

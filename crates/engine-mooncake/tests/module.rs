@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::*;
-use holdfast_core::{Clock, ErrorKind, SystemClock};
-use holdfast_engine::{Engine, EngineExt, GetOutcome, Presence, PutOptions, PutOutcome, RemoveOutcome};
-use holdfast_engine_mooncake::{MooncakeConfig, MooncakeEngine};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use tensorhold_core::{Clock, ErrorKind, SystemClock};
+use tensorhold_engine::{Engine, EngineExt, GetOutcome, Presence, PutOptions, PutOutcome, RemoveOutcome};
+use tensorhold_engine_mooncake::{MooncakeConfig, MooncakeEngine};
 
 const BIG: usize = 256 << 20;
 
@@ -246,7 +246,7 @@ fn a_release_that_was_never_tried_is_refused_unless_the_user_says_so() {
     assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
     assert_eq!(refused.fact("release"), Some("9.9"));
     assert!(
-        refused.to_string().contains("HOLDFAST_UNTESTED_MOONCAKE=1"),
+        refused.to_string().contains("TENSORHOLD_UNTESTED_MOONCAKE=1"),
         "{refused}"
     );
     let nothing = Python::attach(|py| py.None());

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use holdfast_core::{Error, ObjectKey, Result};
+use tensorhold_core::{Error, ObjectKey, Result};
 
 use crate::region::EngineId;
 use crate::types::{Capabilities, PutOptions, Transfer};

@@ -26,7 +26,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use holdfast_core::Result;
+use tensorhold_core::Result;
 
 use crate::region::{EngineId, HostMemory, Region, Registrar, Span};
 
@@ -81,7 +81,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Duration;
 
-    use holdfast_core::{ObjectKey, SystemClock};
+    use tensorhold_core::{ObjectKey, SystemClock};
 
     use crate::{Engine, EngineExt, MemoryCluster, MemoryConfig, MemoryEngine, PutOptions, PutOutcome};
 

@@ -1,8 +1,8 @@
-//! The storage engine as Holdfast sees it.
+//! The storage engine as Tensorhold sees it.
 //!
 //! [`Engine`] is the small trait that a back end implements. Its `# Contract` is written once, here, and the contract
 //! suite (`testing`, behind the feature of that name) checks it on every back end. [`EngineExt`] adds convenience
-//! methods for callers. The back ends are Mooncake Store (crate `holdfast-engine-mooncake`) and, in this crate,
+//! methods for callers. The back ends are Mooncake Store (crate `tensorhold-engine-mooncake`) and, in this crate,
 //! [`memory`], an engine that behaves like Mooncake where it matters and needs no server. `fault`, behind the feature
 //! `testing` too, wraps any engine and injects faults by a seeded plan.
 //!
@@ -25,7 +25,7 @@ pub mod types;
 use std::fmt::Debug;
 use std::time::Duration;
 
-use holdfast_core::{Error, ErrorKind, ObjectKey, Result};
+use tensorhold_core::{Error, ErrorKind, ObjectKey, Result};
 
 pub use busy::{Access, Busy, Claim};
 #[cfg(feature = "testing")]
@@ -50,7 +50,7 @@ pub use types::{
 /// **Deadlines.** Every call takes the time it may last, `within`, and returns by then (plus the delay of the
 /// scheduler), whatever the engine does. With no time at all it does nothing and returns `Unavailable`, whatever else
 /// is wrong with the call. A put or a remove that ran out of time may still take effect later; its error says
-/// [`holdfast_core::Retry::Ambiguous`]. Its memory stays registered until the engine lets go of it.
+/// [`tensorhold_core::Retry::Ambiguous`]. Its memory stays registered until the engine lets go of it.
 ///
 /// **Memory in flight.** A call that ran out of time may still read the memory of a put, and write to that of a get.
 /// The call keeps the spans of its transfers until it has returned. So the caller first claims its memory (module

@@ -6,8 +6,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock, ObjectKey, Result, Timestamp};
-use holdfast_metrics::{EngineCall, EngineMetrics, Outcome, StoreMetrics, registry};
+use tensorhold_core::{Clock, ObjectKey, Result, Timestamp};
+use tensorhold_metrics::{EngineCall, EngineMetrics, Outcome, StoreMetrics, registry};
 
 use crate::Engine;
 use crate::region::{HostMemory, Region};
@@ -170,7 +170,7 @@ impl Engine for MeteredEngine {
 mod tests {
     use super::*;
     use crate::{EngineExt, MemoryCluster, MemoryConfig};
-    use holdfast_core::ManualClock;
+    use tensorhold_core::ManualClock;
 
     #[test]
     fn calls_objects_and_bytes_are_counted() {
@@ -190,14 +190,14 @@ mod tests {
         engine.remove_one(&key("metered/a"), second).expect("remove");
         let text = registry().text();
         for line in [
-            r#"holdfast_engine_call_seconds_count{store="metered",call="put",outcome="ok"} 1"#,
-            r#"holdfast_engine_call_seconds_count{store="metered",call="get",outcome="ok"} 1"#,
-            r#"holdfast_engine_call_seconds_count{store="metered",call="get",outcome="unavailable"} 1"#,
-            r#"holdfast_engine_objects_total{store="metered",call="get",outcome="loaded"} 1"#,
-            r#"holdfast_engine_objects_total{store="metered",call="get",outcome="miss"} 1"#,
-            r#"holdfast_engine_objects_total{store="metered",call="remove",outcome="removed"} 1"#,
-            r#"holdfast_engine_bytes_total{store="metered",direction="out"} 64"#,
-            r#"holdfast_engine_bytes_total{store="metered",direction="in"} 64"#,
+            r#"tensorhold_engine_call_seconds_count{store="metered",call="put",outcome="ok"} 1"#,
+            r#"tensorhold_engine_call_seconds_count{store="metered",call="get",outcome="ok"} 1"#,
+            r#"tensorhold_engine_call_seconds_count{store="metered",call="get",outcome="unavailable"} 1"#,
+            r#"tensorhold_engine_objects_total{store="metered",call="get",outcome="loaded"} 1"#,
+            r#"tensorhold_engine_objects_total{store="metered",call="get",outcome="miss"} 1"#,
+            r#"tensorhold_engine_objects_total{store="metered",call="remove",outcome="removed"} 1"#,
+            r#"tensorhold_engine_bytes_total{store="metered",direction="out"} 64"#,
+            r#"tensorhold_engine_bytes_total{store="metered",direction="in"} 64"#,
         ] {
             assert!(text.lines().any(|told| told == line), "{line}\n{text}");
         }

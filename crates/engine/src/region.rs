@@ -31,9 +31,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use holdfast_core::{Error, Result};
+use tensorhold_core::{Error, Result};
 
-/// The alignment of memory that Holdfast allocates.
+/// The alignment of memory that Tensorhold allocates.
 const PAGE: usize = 4096;
 /// The alignment, and the least size, of memory for which the kernel is asked for huge pages. Huge pages mean fewer
 /// page faults and fewer TLB misses while bytes move.
@@ -101,7 +101,7 @@ impl fmt::Debug for HostMemory {
     }
 }
 
-/// The allocation under a [`HostMemory`] that Holdfast allocated.
+/// The allocation under a [`HostMemory`] that Tensorhold allocated.
 struct Pages {
     base: NonNull<u8>,
     layout: std::alloc::Layout,
@@ -125,7 +125,7 @@ impl Pages {
         let base = unsafe { std::alloc::alloc(layout) };
         let base = NonNull::new(base).ok_or_else(|| {
             Error::new(
-                holdfast_core::ErrorKind::Capacity,
+                tensorhold_core::ErrorKind::Capacity,
                 "region.allocate",
                 "this host does not have that much memory left; ask for less, or free some",
             )

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use holdfast_core::{Error, ObjectKey};
+use tensorhold_core::{Error, ObjectKey};
 
 use crate::region::Span;
 
@@ -39,7 +39,7 @@ impl Transfer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PutOptions {
     /// Whether the engine may evict them. Default: [`Pin::Hard`], because the engine must never drop objects in
-    /// Holdfast's custody.
+    /// Tensorhold's custody.
     pub pin: Pin,
     /// How many copies in DRAM, at most one per holder. An engine with fewer holders makes fewer copies. Default: 1.
     pub replicas: u32,

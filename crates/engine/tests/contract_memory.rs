@@ -1,5 +1,5 @@
 //! The contract suite on the memory engine.
 
 fn main() {
-    holdfast_engine::testing::main(holdfast_engine::testing::MemoryBackend);
+    tensorhold_engine::testing::main(tensorhold_engine::testing::MemoryBackend);
 }

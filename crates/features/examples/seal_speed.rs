@@ -1,7 +1,7 @@
 //! How fast sealing and opening are on this machine, beside a plain copy of the same bytes.
 //!
 //! ```text
-//! cargo run --release -p holdfast-features --example seal_speed [MiB, 128 unless told]
+//! cargo run --release -p tensorhold-features --example seal_speed [MiB, 128 unless told]
 //! ```
 //! Medians of 15 rounds with the fastest and the slowest; the ways take turns, so that a busy moment hits all of them.
 
@@ -9,8 +9,8 @@
 
 use std::hint::black_box;
 
-use holdfast_core::{Clock, Error, Generation, Nonce, Result, SystemClock, SystemRng, TensorName};
-use holdfast_features::seal::{
+use tensorhold_core::{Clock, Error, Generation, Nonce, Result, SystemClock, SystemRng, TensorName};
+use tensorhold_features::seal::{
     DEFAULT_CHUNK_BYTES, Incarnation, Keyring, OpenJob, SealJob, StoreKey, TensorOpener, TensorSealer,
 };
 

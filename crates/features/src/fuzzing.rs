@@ -11,8 +11,8 @@
 
 use std::sync::OnceLock;
 
-use holdfast_core::{Generation, Nonce, SeededRng, StoreId};
-use holdfast_index::SampleRef;
+use tensorhold_core::{Generation, Nonce, SeededRng, StoreId};
+use tensorhold_index::SampleRef;
 
 use crate::record::description::Description;
 use crate::record::plan::{Plan, SampleObjects};

@@ -1,7 +1,7 @@
 //! The feature store: samples of tensors, in custody from the put until no consumer needs them.
 //!
-//! [`FeatureStore`] joins an engine, which moves and keeps bytes (crate `holdfast-engine`), and an index, which records
-//! which session holds which sample (crate `holdfast-index`). A producer puts a sample. Each group of consumers takes
+//! [`FeatureStore`] joins an engine, which moves and keeps bytes (crate `tensorhold-engine`), and an index, which records
+//! which session holds which sample (crate `tensorhold-index`). A producer puts a sample. Each group of consumers takes
 //! it, gets its tensors and acknowledges it. When the last group has acknowledged, its bytes are gone within
 //! milliseconds. If a process dies in between, the next sweep of any process clears up after it.
 //!
@@ -26,7 +26,7 @@
 //!   after a dead writer knows every key that the writer may have written.
 //! - FS4: objects are removed only when no reader is left and no commit can follow (FR1 in `reclaim::queue`). They stay
 //!   recorded as "to be removed" until every one of them is seen to be gone.
-//! - FS5: memory is not reused while the engine may touch it, whatever the caller has been told ([`holdfast_engine::guarded`]).
+//! - FS5: memory is not reused while the engine may touch it, whatever the caller has been told ([`tensorhold_engine::guarded`]).
 //! - FS6: in a store that was opened with keys, all bytes that leave this process are sealed, and only bytes that were
 //!   sealed for this place are accepted (module `sealed`).
 //!
@@ -57,14 +57,14 @@
 //! ```
 //! # use std::sync::Arc;
 //! # use std::time::Duration;
-//! # use holdfast_core::{DType, SystemClock, SystemRng, TensorSpec};
-//! # use holdfast_engine::{MemoryCluster, MemoryConfig};
-//! # use holdfast_index::store::memory::MemoryStore;
-//! # use holdfast_index::{IndexConfig, TxnIndex};
-//! use holdfast_features::{FeatureConfig, FeatureStore, GroupName, Publication, PutItem, TensorIn, Wanted};
+//! # use tensorhold_core::{DType, SystemClock, SystemRng, TensorSpec};
+//! # use tensorhold_engine::{MemoryCluster, MemoryConfig};
+//! # use tensorhold_index::store::memory::MemoryStore;
+//! # use tensorhold_index::{IndexConfig, TxnIndex};
+//! use tensorhold_features::{FeatureConfig, FeatureStore, GroupName, Publication, PutItem, TensorIn, Wanted};
 //!
 //! # #[tokio::main]
-//! # async fn main() -> holdfast_core::Result<()> {
+//! # async fn main() -> tensorhold_core::Result<()> {
 //! # let clock = Arc::new(SystemClock::new());
 //! # let engine = MemoryCluster::new(MemoryConfig::default(), clock.clone()).connect();
 //! # let txn_store = Arc::new(MemoryStore::new(clock.clone()));
@@ -148,8 +148,8 @@ pub use store::FeatureStore;
 pub use store::health::Health;
 pub use store::lease::{Found, Lease};
 
-pub use holdfast_custody::{GroupName, Publication, Reason, Token};
-pub use holdfast_index::{
+pub use tensorhold_custody::{GroupName, Publication, Reason, Token};
+pub use tensorhold_index::{
     AckOutcome, BudgetUse, Identity, Leader, Leaders, ListPlace, LiveSession, LostSample, Office, PassedOver,
     Quarantined, Record, RecordList, RecordQuery, SampleRecord, SampleRef, Stage, SweepReport,
 };

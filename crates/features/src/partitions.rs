@@ -26,8 +26,8 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use holdfast_core::{Error, ErrorKind, Partition, Result, Retry, SampleId};
-use holdfast_custody::GroupName;
+use tensorhold_core::{Error, ErrorKind, Partition, Result, Retry, SampleId};
+use tensorhold_custody::GroupName;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 

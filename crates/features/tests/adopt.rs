@@ -4,9 +4,9 @@
 mod common;
 
 use common::*;
-use holdfast_core::{Digest, ErrorKind, ObjectKey};
-use holdfast_engine::{EngineExt, PutOptions};
-use holdfast_features::{AdoptedTensor, Announcement};
+use tensorhold_core::{Digest, ErrorKind, ObjectKey};
+use tensorhold_engine::{EngineExt, PutOptions};
+use tensorhold_features::{AdoptedTensor, Announcement};
 
 fn key(text: &str) -> ObjectKey {
     ObjectKey::new(text).expect("a key")

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use common::unclear::{Mode, Unclear};
 use common::*;
-use holdfast_core::{Clock, ErrorKind, SystemRng};
-use holdfast_features::{FeatureStore, Stored};
-use holdfast_index::store::{Transaction, TxnStore, Write};
+use tensorhold_core::{Clock, ErrorKind, SystemRng};
+use tensorhold_features::{FeatureStore, Stored};
+use tensorhold_index::store::{Transaction, TxnStore, Write};
 
 const LENS: [usize; 2] = [1000, 10_000];
 

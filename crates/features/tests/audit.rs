@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use common::held_up::{HeldUp, Mode};
 use common::*;
-use holdfast_core::{Clock, ErrorKind, ObjectKey, StoreId};
-use holdfast_engine::{EngineExt, MemoryConfig, PutOptions, PutOutcome, SsdConfig};
-use holdfast_features::{
+use tensorhold_core::{Clock, ErrorKind, ObjectKey, StoreId};
+use tensorhold_engine::{EngineExt, MemoryConfig, PutOptions, PutOutcome, SsdConfig};
+use tensorhold_features::{
     FeatureConfig, FeatureStore, LossAudit, LossScope, LostSample, OrphanAudit, OrphanReason, OrphanReport, Stored,
 };
 use tokio::sync::mpsc::Receiver;
@@ -455,7 +455,7 @@ async fn a_store_whose_name_begins_alike_is_another_store() {
         index,
         config,
         world.clock.clone(),
-        Arc::new(holdfast_core::SystemRng),
+        Arc::new(tensorhold_core::SystemRng),
     )
     .await
     .expect("a store");

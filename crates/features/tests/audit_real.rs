@@ -16,13 +16,13 @@ use std::time::Duration;
 
 use common::servers::*;
 use common::*;
-use holdfast_core::{Clock, ErrorKind, ObjectKey, Result, SystemClock};
-use holdfast_engine::{
+use tensorhold_core::{Clock, ErrorKind, ObjectKey, Result, SystemClock};
+use tensorhold_engine::{
     Capabilities, Engine, EngineExt, GetOutcome, HostMemory, Listing, Presence, PromoteOutcome, PutOptions, PutOutcome,
     Region, Registrations, RemoveOutcome, Transfer, Usage,
 };
-use holdfast_features::{FeatureConfig, FeatureStore, LossAudit, LossScope, OrphanAudit, Stored};
-use holdfast_testkit::{Cluster, Endpoints, Process, ProcessSpec};
+use tensorhold_features::{FeatureConfig, FeatureStore, LossAudit, LossScope, OrphanAudit, Stored};
+use tensorhold_testkit::{Cluster, Endpoints, Process, ProcessSpec};
 use tokio::task::block_in_place;
 
 const LEN: usize = 64 << 10;
@@ -256,8 +256,8 @@ async fn a_master_that_forgets_everything_leaves_nobody_waiting() {
 }
 
 /// The variable that makes the test below the writer, and names the file that lets it go on.
-const WRITER: &str = "HOLDFAST_TEST_LATE_WRITER";
-const CLUSTER: &str = "HOLDFAST_TEST_CLUSTER";
+const WRITER: &str = "TENSORHOLD_TEST_LATE_WRITER";
+const CLUSTER: &str = "TENSORHOLD_TEST_CLUSTER";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_writer_left_that_was_stopped_for_too_long_is_found() {

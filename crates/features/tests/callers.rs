@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use common::held_up::{HeldUp, Mode};
 use common::*;
-use holdfast_core::{ErrorKind, Nonce, ObjectKey, SystemRng};
-use holdfast_custody::{Publication, Reason};
-use holdfast_engine::{EngineExt, PutOptions};
-use holdfast_features::{AdoptedTensor, Announcement, FeatureStore, GroupName, SampleRef, Wanted};
-use holdfast_index::store::memory::Fate;
-use holdfast_index::{Commit, Reserve};
+use tensorhold_core::{ErrorKind, Nonce, ObjectKey, SystemRng};
+use tensorhold_custody::{Publication, Reason};
+use tensorhold_engine::{EngineExt, PutOptions};
+use tensorhold_features::{AdoptedTensor, Announcement, FeatureStore, GroupName, SampleRef, Wanted};
+use tensorhold_index::store::memory::Fate;
+use tensorhold_index::{Commit, Reserve};
 use tokio::time::Instant;
 
 /// Far below the deadlines of what is waited for.
@@ -275,7 +275,7 @@ async fn leasing_or_reading_what_a_newer_release_put_is_unsupported_and_leaves_i
     ] {
         assert_eq!(one(taken).expect_err("refused").kind(), ErrorKind::Unsupported);
     }
-    let records = |entries: Vec<holdfast_index::store::Entry>| -> Vec<_> {
+    let records = |entries: Vec<tensorhold_index::store::Entry>| -> Vec<_> {
         entries.into_iter().filter(|entry| entry.key.contains("run")).collect()
     };
     assert_eq!(records(world.txn_store.dump()), records(before));
@@ -428,7 +428,7 @@ async fn a_get_whose_caller_left_while_it_waited_for_memory_ends() {
     let why = one(store.retire(&[stored.reference], WITHIN).await).expect("retired");
     assert!(matches!(
         why,
-        holdfast_features::AckOutcome::Retired {
+        tensorhold_features::AckOutcome::Retired {
             reason: Reason::Aborted,
             ..
         }

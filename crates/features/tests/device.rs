@@ -10,8 +10,8 @@ use common::device::{FakeBytes, FakeDevice};
 use common::held_up::{HeldUp, Mode};
 use common::raw::keys;
 use common::*;
-use holdfast_core::{Clock, ErrorKind, SystemClock};
-use holdfast_features::{
+use tensorhold_core::{Clock, ErrorKind, SystemClock};
+use tensorhold_features::{
     Destination, DeviceBytes, Direction, FeatureConfig, FeatureStore, Lease, PutItem, Source, TensorIn, Wanted,
 };
 
@@ -36,7 +36,7 @@ async fn get_to_device(
     store: &FeatureStore,
     lease: &Lease,
     within: Duration,
-) -> holdfast_core::Result<Vec<Arc<FakeBytes>>> {
+) -> tensorhold_core::Result<Vec<Arc<FakeBytes>>> {
     let memory: Vec<Arc<FakeBytes>> = LENS.iter().map(|len| device.bytes(vec![0; *len])).collect();
     let into = memory.iter().enumerate().map(|(n, bytes)| {
         let bytes: Arc<dyn DeviceBytes> = Arc::<FakeBytes>::clone(bytes);
@@ -117,7 +117,7 @@ async fn a_sample_on_a_device_is_read_like_any_other() {
             .all(|tensor| !tensor.digests.is_empty())
     );
     let host = put(&producer, item("run/2", &LENS, 1)).await;
-    let digests = |stored: &holdfast_features::Stored| -> Vec<_> {
+    let digests = |stored: &tensorhold_features::Stored| -> Vec<_> {
         let tensors = stored.description.tensors().iter();
         tensors.flat_map(|tensor| tensor.digests.clone()).collect()
     };
@@ -320,7 +320,7 @@ async fn copies_and_transfers_overlap() {
     let stored = put(&store, on_device(&device, "run/1", &lens, 1)).await;
     let took = clock.now().since(begun);
     assert_eq!(device.log().len(), 10);
-    let overlapping = |direction: Direction, calls: &[(holdfast_core::Timestamp, holdfast_core::Timestamp)]| {
+    let overlapping = |direction: Direction, calls: &[(tensorhold_core::Timestamp, tensorhold_core::Timestamp)]| {
         let copies = device
             .log()
             .into_iter()

@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use common::*;
-use holdfast_core::{Clock, Error, Result, SystemRng};
-use holdfast_custody::Version;
-use holdfast_features::{FeatureConfig, FeatureStore, Office};
-use holdfast_index::store::memory::MemoryStore;
-use holdfast_index::store::{Limits, Read, Snapshot, StoreSession, Transaction, TxnOutcome, TxnStore, Watch};
-use holdfast_index::{Index, TxnIndex};
+use tensorhold_core::{Clock, Error, Result, SystemRng};
+use tensorhold_custody::Version;
+use tensorhold_features::{FeatureConfig, FeatureStore, Office};
+use tensorhold_index::store::memory::MemoryStore;
+use tensorhold_index::store::{Limits, Read, Snapshot, StoreSession, Transaction, TxnOutcome, TxnStore, Watch};
+use tensorhold_index::{Index, TxnIndex};
 
 const EVERY: Duration = Duration::from_millis(40);
 
@@ -122,7 +122,7 @@ impl Member {
         self.store.sweeping().borrow().on_duty
     }
 
-    async fn is(&self, what: &str, so: impl FnMut(&holdfast_features::Sweeping) -> bool) {
+    async fn is(&self, what: &str, so: impl FnMut(&tensorhold_features::Sweeping) -> bool) {
         let mut told = self.store.sweeping();
         let waited = tokio::time::timeout(WITHIN, told.wait_for(so)).await;
         drop(
@@ -181,7 +181,7 @@ async fn two_of_many_sweep_and_others_follow_them() {
         assert!(world.txn_store.expire(session), "it dies");
         gone.store.close(Duration::from_millis(200)).await.ok();
         let last = &members[left - 1];
-        let taken = |told: &holdfast_features::Sweeping| {
+        let taken = |told: &tensorhold_features::Sweeping| {
             let held = |office| told.leaders.of(office).map(|leader| leader.session);
             let holders = [held(Office::Sweeper), held(Office::Deputy)];
             let count = holders.iter().flatten().filter(|holder| **holder != session).count();
@@ -309,7 +309,7 @@ async fn a_store_does_not_end_under_a_process_that_opens_it_meanwhile() {
     let user = world.open().await;
     ender.kv.holds.send_replace(false);
     let error = ending.await.expect("no panic").expect_err("a process uses it");
-    assert_eq!(error.kind(), holdfast_core::ErrorKind::Conflict, "{error}");
+    assert_eq!(error.kind(), tensorhold_core::ErrorKind::Conflict, "{error}");
     assert_eq!(error.fact("ended"), Some("256"), "{error}");
     let ids: Vec<_> = (0..300).map(|n| id(&format!("run/{n}"))).collect();
     let left = user.find(&ids, WITHIN).await.expect("an answer");
@@ -319,9 +319,9 @@ async fn a_store_does_not_end_under_a_process_that_opens_it_meanwhile() {
 #[tokio::test]
 async fn a_store_ends_beside_its_steward() {
     let world = World::new();
-    let identity = holdfast_features::Identity {
+    let identity = tensorhold_features::Identity {
         steward: true,
-        ..holdfast_features::Identity::of_this_process("steward")
+        ..tensorhold_features::Identity::of_this_process("steward")
     };
     let config = world.config();
     let index = TxnIndex::new(
@@ -344,7 +344,7 @@ async fn a_store_ends_beside_its_steward() {
     put(&user, item("a", &[10], 1)).await;
     assert_eq!(user.end(false, WITHIN).await.expect("nobody else uses it"), 1);
     let error = steward.end(false, WITHIN).await.expect_err("a process uses it");
-    assert_eq!(error.kind(), holdfast_core::ErrorKind::Conflict);
+    assert_eq!(error.kind(), tensorhold_core::ErrorKind::Conflict);
 }
 
 /// With pauses at random, a tick of one sweeper would last half as long again: 13 instead of 20.

@@ -9,12 +9,12 @@ use std::time::Duration;
 use common::held_up::{HeldUp, Mode};
 use common::raw::{keys, shows};
 use common::*;
-use holdfast_core::{ErrorKind, ObjectKey, Result};
-use holdfast_engine::{EngineExt, PutOptions};
-use holdfast_features::seal::Keyring;
-use holdfast_features::{DescribedRef, Destination, FeatureConfig, FeatureStore, Lease, Stored, TensorOut, Wanted};
-use holdfast_index::store::memory::MemoryStore;
 use serde_json::Value;
+use tensorhold_core::{ErrorKind, ObjectKey, Result};
+use tensorhold_engine::{EngineExt, PutOptions};
+use tensorhold_features::seal::Keyring;
+use tensorhold_features::{DescribedRef, Destination, FeatureConfig, FeatureStore, Lease, Stored, TensorOut, Wanted};
+use tensorhold_index::store::memory::MemoryStore;
 
 const LENS: [usize; 3] = [10_000, 0, 300];
 /// No call of the index is answered.

@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use common::*;
-use holdfast_core::{ErrorKind, Result, Retry, Rng, SeededRng};
-use holdfast_engine::{FaultEngine, FaultPlan, MemoryConfig, MemoryEngine};
-use holdfast_features::{FeatureConfig, FeatureStore, Lease, PutItem, TensorIn, TensorOut, Wanted};
-use holdfast_index::store::memory::{Fate, MemoryStore};
+use tensorhold_core::{ErrorKind, Result, Retry, Rng, SeededRng};
+use tensorhold_engine::{FaultEngine, FaultPlan, MemoryConfig, MemoryEngine};
+use tensorhold_features::{FeatureConfig, FeatureStore, Lease, PutItem, TensorIn, TensorOut, Wanted};
+use tensorhold_index::store::memory::{Fate, MemoryStore};
 
 const SAMPLES: u64 = 6;
 const CALL: Duration = Duration::from_secs(2);

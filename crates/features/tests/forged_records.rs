@@ -5,10 +5,10 @@ mod common;
 
 use common::raw::{earlier_seal, keys, keys_of, replace_raw};
 use common::*;
-use holdfast_core::ErrorKind;
-use holdfast_features::{FeatureConfig, FeatureStore, SampleRef, Stored};
-use holdfast_index::store::{Transaction, TxnOutcome, TxnStore, Write};
 use serde_json::Value;
+use tensorhold_core::ErrorKind;
+use tensorhold_features::{FeatureConfig, FeatureStore, SampleRef, Stored};
+use tensorhold_index::store::{Transaction, TxnOutcome, TxnStore, Write};
 
 const LENS: [usize; 3] = [30_000, 5000, 0];
 
@@ -63,7 +63,7 @@ async fn refused(store: &FeatureStore, reference: &SampleRef, what: &str) -> Err
         .await
         .expect("a glimpse");
     let glimpsed = store
-        .get_unleased(glimpse, holdfast_features::Wanted::All, WITHIN)
+        .get_unleased(glimpse, tensorhold_features::Wanted::All, WITHIN)
         .await;
     let glimpsed = glimpsed.expect_err(what);
     assert_eq!(taken.kind(), glimpsed.kind(), "{what}: {taken} and {glimpsed}");

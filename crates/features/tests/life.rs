@@ -6,9 +6,9 @@ mod common;
 use std::time::Duration;
 
 use common::*;
-use holdfast_core::ErrorKind;
-use holdfast_engine::{Engine, EngineExt, MemoryConfig};
-use holdfast_features::{
+use tensorhold_core::ErrorKind;
+use tensorhold_engine::{Engine, EngineExt, MemoryConfig};
+use tensorhold_features::{
     AckOutcome, Destination, FeatureConfig, Publication, PutItem, Reason, RecordQuery, Source, Stage, TensorIn, Wanted,
 };
 
@@ -229,7 +229,7 @@ async fn any_process_may_abort() {
 
     let stored = put(&producer, item("run/2", &[9000], 1)).await;
     let mut other = stored.reference.clone();
-    other.generation = holdfast_core::Generation::new(other.generation.get() + 1).expect("not zero");
+    other.generation = tensorhold_core::Generation::new(other.generation.get() + 1).expect("not zero");
     assert!(
         one(operator.retire(&[other], WITHIN).await).is_err(),
         "exactly this generation"
@@ -359,7 +359,7 @@ async fn registered_memory_in_pieces_goes_in_as_one_tensor() {
         region.span(10..5000).expect("inside"),
         region.span(6000..20_000).expect("inside"),
     ];
-    let bytes: Vec<u8> = parts.iter().flat_map(holdfast_engine::Span::to_vec).collect();
+    let bytes: Vec<u8> = parts.iter().flat_map(tensorhold_engine::Span::to_vec).collect();
     let item = PutItem {
         sample: id("run/1"),
         tensors: vec![TensorIn {

@@ -6,9 +6,9 @@ mod common;
 use std::time::Duration;
 
 use common::*;
-use holdfast_core::{Clock, ErrorKind};
-use holdfast_engine::{MemoryConfig, SsdConfig};
-use holdfast_features::{FeatureConfig, FeatureStore, Lease, Stored};
+use tensorhold_core::{Clock, ErrorKind};
+use tensorhold_engine::{MemoryConfig, SsdConfig};
+use tensorhold_features::{FeatureConfig, FeatureStore, Lease, Stored};
 
 const LENS: [usize; 2] = [100, 10_000];
 
@@ -187,7 +187,7 @@ async fn a_get_by_reference_is_told_of_the_loss() {
             .await
         {
             Ok(glimpse) => store
-                .get_unleased(glimpse, holdfast_features::Wanted::All, WITHIN)
+                .get_unleased(glimpse, tensorhold_features::Wanted::All, WITHIN)
                 .await
                 .expect_err("gone"),
             Err(error) => error,

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use common::held_up::{HeldUp, Mode};
 use common::*;
-use holdfast_core::{Clock, ErrorKind, Result};
-use holdfast_engine::{FaultEngine, FaultPlan, MemoryConfig, Region};
-use holdfast_features::{
+use tensorhold_core::{Clock, ErrorKind, Result};
+use tensorhold_engine::{FaultEngine, FaultPlan, MemoryConfig, Region};
+use tensorhold_features::{
     Destination, FeatureConfig, FeatureStore, PutItem, SampleRef, Source, Stored, TensorIn, TensorOut, Wanted,
 };
 
@@ -240,7 +240,7 @@ async fn gets_that_fit_one_by_one_never_wait_for_each_other() {
                     let glimpse = store.find_live(&reference.sample, None, within).await?;
                     let got = store.get_unleased(glimpse, Wanted::All, within).await?;
                     check_tensors(&got, &lens, n as u64);
-                    Ok::<(), holdfast_core::Error>(())
+                    Ok::<(), tensorhold_core::Error>(())
                 })
             })
             .collect();

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{SOON, WITHIN, World, ack, get_all, item, put, take, trainers};
-use holdfast_core::{StoreId, SystemRng};
-use holdfast_features::{FeatureConfig, FeatureStore};
-use holdfast_metrics::registry;
+use tensorhold_core::{StoreId, SystemRng};
+use tensorhold_features::{FeatureConfig, FeatureStore};
+use tensorhold_metrics::registry;
 
 /// Tests of one process share its registry, so each has a store of its own.
 async fn open(world: &World, name: &str) -> FeatureStore {
@@ -45,7 +45,7 @@ async fn every_step_of_a_sample_is_counted_once_and_timed() {
     let store = open(&world, "life").await;
     let stored = put(&store, item("run/1", &[5000, 10], 1)).await;
     let lease = take(&store, &stored).await;
-    assert_eq!(value(r#"holdfast_leases_held{store="life"}"#), Some(1.0));
+    assert_eq!(value(r#"tensorhold_leases_held{store="life"}"#), Some(1.0));
     get_all(&store, &lease).await.expect("tensors");
     ack(&store, &lease).await.expect("acknowledged");
     store.drain(WITHIN).await.expect("freed");
@@ -57,7 +57,7 @@ async fn every_step_of_a_sample_is_counted_once_and_timed() {
             .is_empty()
     );
     store
-        .get(&lease, holdfast_features::Wanted::All, WITHIN)
+        .get(&lease, tensorhold_features::Wanted::All, WITHIN)
         .await
         .expect_err("it is gone");
     store.sweep(WITHIN).await.expect("swept");
@@ -104,28 +104,32 @@ async fn every_step_of_a_sample_is_counted_once_and_timed() {
         (r#"loaded_objects_total{store="life",tier="unknown"}"#, 3.0),
     ] {
         assert_eq!(
-            value(&format!("holdfast_{series}")),
+            value(&format!("tensorhold_{series}")),
             Some(count),
             "{series}\n{}",
             registry().text()
         );
     }
-    let swept = value(r#"holdfast_index_reads_total{store="life",kind="range",cause="sweep"}"#);
+    let swept = value(r#"tensorhold_index_reads_total{store="life",kind="range",cause="sweep"}"#);
     assert!(swept.is_some_and(|reads| reads > 0.0), "{}", registry().text());
     assert!(!registry().text().contains("run/1"), "no label names a sample");
 
     store.close(WITHIN).await.expect("closed");
     drop(store);
     assert_eq!(
-        value(r#"holdfast_samples_put_total{store="life"}"#),
+        value(r#"tensorhold_samples_put_total{store="life"}"#),
         Some(1.0),
         "it outlives the store"
     );
-    assert_eq!(value(r#"holdfast_leases_held{store="life"}"#), None, "a gauge does not");
+    assert_eq!(
+        value(r#"tensorhold_leases_held{store="life"}"#),
+        None,
+        "a gauge does not"
+    );
     let again = open(&world, "life").await;
     put(&again, item("run/2", &[10], 1)).await;
-    assert_eq!(value(r#"holdfast_samples_put_total{store="life"}"#), Some(2.0));
-    assert_eq!(value(r#"holdfast_sessions_opened_total{store="life"}"#), Some(2.0));
+    assert_eq!(value(r#"tensorhold_samples_put_total{store="life"}"#), Some(2.0));
+    assert_eq!(value(r#"tensorhold_sessions_opened_total{store="life"}"#), Some(2.0));
 }
 
 #[tokio::test]
@@ -139,7 +143,7 @@ async fn an_operation_whose_caller_leaves_is_timed_all_the_same() {
         "there is nothing to take"
     );
     store.close(WITHIN).await.expect("closed");
-    let ended = value(r#"holdfast_operation_seconds_count{store="left",operation="lease_next",outcome="ok"}"#);
+    let ended = value(r#"tensorhold_operation_seconds_count{store="left",operation="lease_next",outcome="ok"}"#);
     assert_eq!(ended, Some(1.0), "{}", registry().text());
 }
 
@@ -163,12 +167,12 @@ async fn health_tells_free_budget_oldest_lease_and_clock() {
     let second = put(&store, item("run/2", &[1000], 1)).await;
     let older = take(&store, &first).await;
     let from = world.clock.as_ref();
-    let taken = holdfast_core::Clock::now(from);
+    let taken = tensorhold_core::Clock::now(from);
     tokio::time::sleep(Duration::from_millis(30)).await;
     let younger = take(&store, &second).await;
     store.sweep(WITHIN).await.expect("swept");
     let health = store.health(WITHIN).await;
-    let since = holdfast_core::Clock::now(from).since(taken);
+    let since = tensorhold_core::Clock::now(from).since(taken);
     assert_eq!((health.free_budget, health.leases), (Some(5000), 2));
     let oldest = health.oldest_lease.expect("a lease");
     assert!(

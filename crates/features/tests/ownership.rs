@@ -4,10 +4,10 @@
 mod common;
 
 use common::*;
-use holdfast_core::{Digest, Error, ErrorKind, ObjectKey, Result, StoreId};
-use holdfast_engine::{EngineExt, PutOptions};
-use holdfast_features::{AdoptedTensor, Announcement, FeatureConfig, FeatureStore, Lease, Publication, Stored};
-use holdfast_index::store::{Condition, Transaction, TxnOutcome, TxnStore, Write};
+use tensorhold_core::{Digest, Error, ErrorKind, ObjectKey, Result, StoreId};
+use tensorhold_engine::{EngineExt, PutOptions};
+use tensorhold_features::{AdoptedTensor, Announcement, FeatureConfig, FeatureStore, Lease, Publication, Stored};
+use tensorhold_index::store::{Condition, Transaction, TxnOutcome, TxnStore, Write};
 
 const LEN: usize = 5000;
 
@@ -62,7 +62,7 @@ async fn open_other(world: &World, name: &str) -> FeatureStore {
         index,
         config,
         world.clock.clone(),
-        std::sync::Arc::new(holdfast_core::SystemRng),
+        std::sync::Arc::new(tensorhold_core::SystemRng),
     )
     .await
     .expect("a store")

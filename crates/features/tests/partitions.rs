@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::*;
-use holdfast_core::{Clock, ErrorKind, Partition, StoreId, SystemClock, SystemRng};
-use holdfast_features::{FeatureConfig, FeatureStore, Lease, Partitions};
-use holdfast_index::store::memory::MemoryStore;
+use tensorhold_core::{Clock, ErrorKind, Partition, StoreId, SystemClock, SystemRng};
+use tensorhold_features::{FeatureConfig, FeatureStore, Lease, Partitions};
+use tensorhold_index::store::memory::MemoryStore;
 
 const LENS: [usize; 1] = [100];
 

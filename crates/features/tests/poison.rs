@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use common::held_up::{HeldUp, Mode};
 use common::*;
-use holdfast_core::ErrorKind;
-use holdfast_features::{FeatureConfig, FeatureStore, Publication, Quarantined, TensorIn};
-use holdfast_index::store::{Transaction, TxnStore, Write};
+use tensorhold_core::ErrorKind;
+use tensorhold_features::{FeatureConfig, FeatureStore, Publication, Quarantined, TensorIn};
+use tensorhold_index::store::{Transaction, TxnStore, Write};
 
 /// What any process with access to the index can write.
 async fn write(world: &World, key: &str, value: impl Into<Vec<u8>>) {

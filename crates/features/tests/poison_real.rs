@@ -13,13 +13,13 @@ use std::time::Duration;
 
 use common::servers::*;
 use common::*;
-use holdfast_core::{Clock, Nonce, StoreId, SystemClock, SystemRng};
-use holdfast_engine::{Engine, MemoryCluster, MemoryConfig};
-use holdfast_features::{FeatureConfig, FeatureStore, Reason, SampleRef};
-use holdfast_index::store::{Entry, Read, Transaction, TxnStore, Write};
-use holdfast_index::{Index, IndexConfig, Reserve, TxnIndex};
-use holdfast_index_etcd::{EtcdConfig, EtcdStore};
-use holdfast_testkit::Endpoints;
+use tensorhold_core::{Clock, Nonce, StoreId, SystemClock, SystemRng};
+use tensorhold_engine::{Engine, MemoryCluster, MemoryConfig};
+use tensorhold_features::{FeatureConfig, FeatureStore, Reason, SampleRef};
+use tensorhold_index::store::{Entry, Read, Transaction, TxnStore, Write};
+use tensorhold_index::{Index, IndexConfig, Reserve, TxnIndex};
+use tensorhold_index_etcd::{EtcdConfig, EtcdStore};
+use tensorhold_testkit::Endpoints;
 use tokio::task::block_in_place;
 
 async fn etcd(endpoints: &Endpoints) -> EtcdStore {

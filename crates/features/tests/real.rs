@@ -13,10 +13,10 @@ use std::time::Duration;
 use common::held_up::{HeldUp, Mode};
 use common::servers::*;
 use common::*;
-use holdfast_core::{Clock, Digest, ErrorKind, ObjectKey, SystemClock};
-use holdfast_engine::{EngineExt, HostMemory, PutOptions, PutOutcome};
-use holdfast_features::{AdoptedTensor, Announcement, FeatureConfig, FeatureStore, PutItem, TensorIn, Wanted};
-use holdfast_testkit::Cluster;
+use tensorhold_core::{Clock, Digest, ErrorKind, ObjectKey, SystemClock};
+use tensorhold_engine::{EngineExt, HostMemory, PutOptions, PutOutcome};
+use tensorhold_features::{AdoptedTensor, Announcement, FeatureConfig, FeatureStore, PutItem, TensorIn, Wanted};
+use tensorhold_testkit::Cluster;
 use tokio::task::block_in_place;
 
 /// Gigabytes on a machine that does other things too.

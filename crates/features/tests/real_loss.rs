@@ -13,10 +13,10 @@ use std::time::Duration;
 
 use common::servers::*;
 use common::*;
-use holdfast_core::{Clock, ErrorKind, SystemClock};
-use holdfast_engine::{Engine, Presence};
-use holdfast_features::{FeatureStore, Lease, Stored};
-use holdfast_testkit::Cluster;
+use tensorhold_core::{Clock, ErrorKind, SystemClock};
+use tensorhold_engine::{Engine, Presence};
+use tensorhold_features::{FeatureStore, Lease, Stored};
+use tensorhold_testkit::Cluster;
 use tokio::task::block_in_place;
 
 const SAMPLES: usize = 6;

@@ -14,12 +14,12 @@ use std::time::Duration;
 
 use common::servers::*;
 use common::*;
-use holdfast_core::{Clock, ErrorKind, SystemClock};
-use holdfast_engine::{Engine, Presence};
-use holdfast_features::{
+use tensorhold_core::{Clock, ErrorKind, SystemClock};
+use tensorhold_engine::{Engine, Presence};
+use tensorhold_features::{
     FeatureConfig, FeatureStore, Lease, Publication, Residency, SampleRef, Stored, TensorOut, Tier,
 };
-use holdfast_testkit::Cluster;
+use tensorhold_testkit::Cluster;
 use tokio::task::block_in_place;
 
 const LEN: usize = MIB;

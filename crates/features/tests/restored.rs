@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use common::servers::*;
 use common::*;
-use holdfast_core::{ErrorKind, SystemClock};
-use holdfast_index_etcd::{EtcdConfig, restore_guard};
-use holdfast_testkit::Revisions;
+use tensorhold_core::{ErrorKind, SystemClock};
+use tensorhold_index_etcd::{EtcdConfig, restore_guard};
+use tensorhold_testkit::Revisions;
 use tokio::task::block_in_place;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

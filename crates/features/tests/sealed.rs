@@ -6,10 +6,10 @@ mod common;
 use common::held_up::{HeldUp, Mode};
 use common::raw::{keys, keys_of, read_raw, replace_raw, shows};
 use common::*;
-use holdfast_core::{ErrorKind, ObjectKey};
-use holdfast_engine::{Engine, MemoryConfig};
-use holdfast_features::seal::Keyring;
-use holdfast_features::{
+use tensorhold_core::{ErrorKind, ObjectKey};
+use tensorhold_engine::{Engine, MemoryConfig};
+use tensorhold_features::seal::Keyring;
+use tensorhold_features::{
     AdoptedTensor, Announcement, Destination, FeatureConfig, FeatureStore, PutItem, Source, Stored, TensorIn, Wanted,
 };
 
@@ -141,7 +141,7 @@ async fn plaintext_is_never_registered_and_failed_gets_leave_zeros() {
         .await
         .expect("a region");
     let mut sample = item("run/1", &[30_000, 8192], 1);
-    sample.tensors[0].bytes = holdfast_features::Source::Spans(vec![
+    sample.tensors[0].bytes = tensorhold_features::Source::Spans(vec![
         own.span(0..7).expect("inside"),
         own.span(7..30_000).expect("inside"),
     ]);
@@ -207,7 +207,7 @@ async fn keys_that_are_missing_wrong_or_new() {
         (ErrorKind::Denied, Some("k1"))
     );
     let bytes = *b"another key under the same old id";
-    let wrong = holdfast_features::seal::StoreKey::from_bytes("k1".parse().expect("an id"), &bytes[..32]);
+    let wrong = tensorhold_features::seal::StoreKey::from_bytes("k1".parse().expect("an id"), &bytes[..32]);
     let wrong = refused(
         open_with(&world, Some(Keyring::of(wrong.expect("a key")))).await,
         &sealed,

@@ -6,7 +6,7 @@ mod common;
 use common::raw::{keys, read_raw, replace_raw, shows};
 use common::servers::*;
 use common::*;
-use holdfast_core::ErrorKind;
+use tensorhold_core::ErrorKind;
 use tokio::task::block_in_place;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -5,9 +5,9 @@ mod common;
 
 use common::raw::{keys, keys_of, read_raw, replace_raw};
 use common::*;
-use holdfast_core::{ErrorKind, ObjectKey};
-use holdfast_engine::Engine;
-use holdfast_features::{FeatureConfig, FeatureStore};
+use tensorhold_core::{ErrorKind, ObjectKey};
+use tensorhold_engine::Engine;
+use tensorhold_features::{FeatureConfig, FeatureStore};
 
 /// How many objects a tensor of 30,000 bytes is in.
 const FIRST_OBJECTS: usize = 8;

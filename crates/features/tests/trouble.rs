@@ -9,10 +9,10 @@ use std::time::Duration;
 use common::held_up::{HeldUp, Mode};
 use common::raw::keys_of;
 use common::*;
-use holdfast_core::{Clock, ErrorKind, Retry, SystemClock};
-use holdfast_engine::{EngineExt, PutOptions};
-use holdfast_features::{FeatureConfig, FeatureStore, Residency, Stored, Wanted};
-use holdfast_index::store::memory::Fate;
+use tensorhold_core::{Clock, ErrorKind, Retry, SystemClock};
+use tensorhold_engine::{EngineExt, PutOptions};
+use tensorhold_features::{FeatureConfig, FeatureStore, Residency, Stored, Wanted};
+use tensorhold_index::store::memory::Fate;
 
 async fn until(what: &str, mut ready: impl FnMut() -> bool) {
     let clock = SystemClock::new();

@@ -9,9 +9,9 @@ use std::time::Duration;
 use common::raw::keys_of;
 use common::unclear::{Mode, Unclear};
 use common::*;
-use holdfast_core::{Clock, Digest, ErrorKind, Retry, SystemRng};
-use holdfast_engine::{EngineExt, PutOptions};
-use holdfast_features::{AdoptedTensor, FeatureConfig, FeatureStore};
+use tensorhold_core::{Clock, Digest, ErrorKind, Retry, SystemRng};
+use tensorhold_engine::{EngineExt, PutOptions};
+use tensorhold_features::{AdoptedTensor, FeatureConfig, FeatureStore};
 
 async fn open(world: &World) -> (Arc<Unclear>, FeatureStore) {
     open_with(world, world.config()).await
@@ -143,7 +143,7 @@ async fn an_adoption_is_found_out_in_the_same_way() {
     for (mode, live) in [(Mode::MadeUntold, true), (Mode::LostUntold, false)] {
         let region = engine.allocate(10_000, WITHIN).expect("memory");
         region.whole().write(0, &pattern(10_000, 1)).expect("fits");
-        let key = holdfast_core::ObjectKey::new(format!("x:{live}")).expect("a key");
+        let key = tensorhold_core::ObjectKey::new(format!("x:{live}")).expect("a key");
         engine
             .put_one(&key, &region.whole(), &PutOptions::default(), WITHIN)
             .expect("put");

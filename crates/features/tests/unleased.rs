@@ -6,8 +6,8 @@ mod common;
 use common::held_up::{HeldUp, Mode};
 use common::raw::{keys, keys_of, read_raw, replace_raw};
 use common::*;
-use holdfast_core::{ErrorKind, Result};
-use holdfast_features::{FeatureConfig, FeatureStore, SampleRef, TensorOut, Wanted};
+use tensorhold_core::{ErrorKind, Result};
+use tensorhold_features::{FeatureConfig, FeatureStore, SampleRef, TensorOut, Wanted};
 
 const LENS: [usize; 3] = [10_000, 0, 300];
 

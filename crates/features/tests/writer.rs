@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use common::held_up::{HeldUp, Mode};
 use common::*;
-use holdfast_core::{Clock, ErrorKind, Result};
-use holdfast_features::{FeatureStore, Stored, Writer};
+use tensorhold_core::{Clock, ErrorKind, Result};
+use tensorhold_features::{FeatureStore, Stored, Writer};
 
 const LENS: [usize; 2] = [1000, 10_000];
 
@@ -44,7 +44,7 @@ async fn until_held_up(world: &World, engine: &HeldUp) {
     }
 }
 
-async fn live(store: &FeatureStore, sample: &str) -> Option<holdfast_index::SampleRef> {
+async fn live(store: &FeatureStore, sample: &str) -> Option<tensorhold_index::SampleRef> {
     let found = one(store.find(&[id(sample)], WITHIN).await.expect("an answer"));
     found.map(|found| found.reference)
 }

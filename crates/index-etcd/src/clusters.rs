@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result, Rng, StoreId};
-use holdfast_index::placement::{ClusterMap, ClusterName, Clusters, FollowingStore, place, read_map};
-use holdfast_index::schema;
-use holdfast_index::store::{MovableStore, TxnStore};
+use tensorhold_core::{Clock, Deadline, Error, ErrorKind, Result, Rng, StoreId};
+use tensorhold_index::placement::{ClusterMap, ClusterName, Clusters, FollowingStore, place, read_map};
+use tensorhold_index::schema;
+use tensorhold_index::store::{MovableStore, TxnStore};
 
 use crate::config::EtcdConfig;
 use crate::store::EtcdStore;
@@ -76,7 +76,7 @@ impl Clusters for EtcdClusters {
             .await?
             .unwrap_or_default();
         let address = map.clusters.get(cluster).ok_or_else(|| {
-            let message = "the map of this index has no cluster of this name: add it with `holdfast clusters add`";
+            let message = "the map of this index has no cluster of this name: add it with `tensorhold clusters add`";
             Error::new(ErrorKind::NotFound, OPERATION, message).with("cluster", cluster)
         })?;
         let left = deadline.remaining(&*self.clock);

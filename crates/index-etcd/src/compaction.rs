@@ -3,7 +3,7 @@
 //! etcd keeps every revision until it is compacted, by itself (`--auto-compaction-mode`, off unless it is asked for) or by a
 //! client. Until then its file grows, and every list costs what was deleted from it.
 //!
-//! # What Holdfast needs of the history
+//! # What Tensorhold needs of the history
 //! Nothing is read at a past revision. A watch that lost its node resumes at the revision after the last one that it knows
 //! of: at most two `watch_probe` and one `watch_patience` ago, 40 s with the usual settings. One that comes too late ends
 //! with `NotFound`, and whoever watches reads again. So a minute of history suffices, and less costs reads.
@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use etcd_client::{GetOptions, Txn, TxnOpResponse};
-use holdfast_core::{Error, ErrorKind, Result};
+use tensorhold_core::{Error, ErrorKind, Result};
 
 use crate::config::EtcdConfig;
 use crate::convert::{Names, strange};

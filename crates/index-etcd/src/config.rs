@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use holdfast_core::{Error, Result};
 use serde::{Deserialize, Serialize};
+use tensorhold_core::{Error, Result};
 
 use crate::secret::{Pem, Secret};
 
@@ -19,7 +19,7 @@ pub struct EtcdConfig {
     /// The nodes' client addresses, `http://host:port` or `https://host:port`. Name all of them: when one node fails,
     /// only the named ones are tried. Default: none, this must be given.
     pub endpoints: Vec<String>,
-    /// The first part of all keys, which are `/{root}/…`: one root is one index. Default: `holdfast`.
+    /// The first part of all keys, which are `/{root}/…`: one root is one index. Default: `tensorhold`.
     #[serde(default = "default_root")]
     pub root: String,
     /// The user name, if etcd has authentication enabled. Default: none.
@@ -35,26 +35,26 @@ pub struct EtcdConfig {
     #[serde(default)]
     pub tls: Option<TlsConfig>,
     /// How long to wait for a connection to one node. Default: `1s`.
-    #[serde(default = "default_connect_timeout", with = "holdfast_core::duration")]
+    #[serde(default = "default_connect_timeout", with = "tensorhold_core::duration")]
     pub connect_timeout: Duration,
     /// How long to wait for one node's answer to a request that may be retried on another node: reads, keep-alives,
     /// watches. It doubles with every round over the nodes, within the caller's deadline. Default: `1s`.
-    #[serde(default = "default_try_timeout", with = "holdfast_core::duration")]
+    #[serde(default = "default_try_timeout", with = "tensorhold_core::duration")]
     pub try_timeout: Duration,
     /// How long to wait for the answer to a transaction before its outcome is reported as ambiguous, within the
     /// caller's deadline. Default: `3s`, longer than an election.
-    #[serde(default = "default_write_timeout", with = "holdfast_core::duration")]
+    #[serde(default = "default_write_timeout", with = "tensorhold_core::duration")]
     pub write_timeout: Duration,
     /// How often a silent connection is probed. etcd refuses clients that probe more often than every 5 s. Default:
     /// `10s`.
-    #[serde(default = "default_keep_alive", with = "holdfast_core::duration")]
+    #[serde(default = "default_keep_alive", with = "tensorhold_core::duration")]
     pub keep_alive: Duration,
     /// How often a silent watch asks its node for a sign of life. If none comes for the same time again, the watch
     /// moves to another node. Default: `5s`.
-    #[serde(default = "default_watch_probe", with = "holdfast_core::duration")]
+    #[serde(default = "default_watch_probe", with = "tensorhold_core::duration")]
     pub watch_probe: Duration,
     /// How long a watch that lost its node looks for another one before it ends with an error. Default: `30s`.
-    #[serde(default = "default_watch_patience", with = "holdfast_core::duration")]
+    #[serde(default = "default_watch_patience", with = "tensorhold_core::duration")]
     pub watch_patience: Duration,
     /// Whether to begin with a random endpoint instead of the first one, so that many processes spread over the nodes.
     /// Default: true.
@@ -63,7 +63,7 @@ pub struct EtcdConfig {
 }
 
 fn default_root() -> String {
-    "holdfast".to_owned()
+    "tensorhold".to_owned()
 }
 
 const fn default_connect_timeout() -> Duration {

@@ -7,7 +7,7 @@
 
 use std::collections::HashSet;
 
-use holdfast_index::store::{Condition, Limits, Transaction, Write};
+use tensorhold_index::store::{Condition, Limits, Transaction, Write};
 
 /// The most transactions and reads in one request, and the most conditions and writes: etcd does nothing else while it
 /// applies them.
@@ -83,8 +83,8 @@ impl<'a> Group<'a> {
 mod tests {
     use std::collections::BTreeMap;
 
-    use holdfast_custody::Version;
     use proptest::prelude::*;
+    use tensorhold_custody::Version;
 
     use super::*;
 

@@ -6,9 +6,9 @@ use etcd_client::{
     Compare, CompareOp, GetOptions, GetResponse, KeyValue, PutOptions, ResponseHeader, SortOrder, SortTarget, Txn,
     TxnOp, TxnOpResponse, TxnResponse,
 };
-use holdfast_core::{Error, ErrorKind, Result};
-use holdfast_custody::{SessionId, Version};
-use holdfast_index::store::{Change, Condition, Entry, Read, Snapshot, Transaction, TxnOutcome, Write};
+use tensorhold_core::{Error, ErrorKind, Result};
+use tensorhold_custody::{SessionId, Version};
+use tensorhold_index::store::{Change, Condition, Entry, Read, Snapshot, Transaction, TxnOutcome, Write};
 
 use crate::epoch::{self, Epoch};
 use crate::group_commit::Answer;
@@ -33,7 +33,7 @@ impl Names {
 
     fn relative(&self, mut key: Vec<u8>) -> Result<String> {
         let foreign = |key: &[u8]| {
-            let message = "Holdfast cannot have written this key under its root; does another program use the root?";
+            let message = "Tensorhold cannot have written this key under its root; does another program use the root?";
             let error = Error::new(ErrorKind::Corrupt, "etcd.read", message);
             error.with("key", String::from_utf8_lossy(key).escape_debug())
         };

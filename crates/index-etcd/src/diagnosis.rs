@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use etcd_client::{AlarmAction, AlarmType};
 use futures_util::future::join_all;
-use holdfast_core::{Clock, Error, Result};
+use tensorhold_core::{Clock, Error, Result};
 
 use crate::config::EtcdConfig;
 use crate::convert::Names;
@@ -16,7 +16,7 @@ use crate::dial;
 use crate::outcome::judge;
 
 const OPERATION: &str = "etcd.diagnose";
-/// The key that says which layout the index has; [`holdfast_index::schema`].
+/// The key that says which layout the index has; [`tensorhold_index::schema`].
 const SCHEMA: &str = "schema";
 
 /// One node, and what it says.

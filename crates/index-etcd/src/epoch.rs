@@ -27,9 +27,9 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use etcd_client::KeyValue;
-use holdfast_core::{Error, ErrorKind, Result, Rng};
-use holdfast_custody::Version;
 use serde::{Deserialize, Serialize};
+use tensorhold_core::{Error, ErrorKind, Result, Rng};
+use tensorhold_custody::Version;
 
 /// The key that holds the epoch, relative to the index's root.
 pub(crate) const KEY: &str = "epoch";

@@ -11,9 +11,9 @@ use std::sync::Arc;
 
 use etcd_client::TxnResponse;
 use futures_util::future::join_all;
-use holdfast_core::{Clock, Deadline, Error, Result, Retry};
-use holdfast_index::store::{Limits, Read, Snapshot, Transaction, TxnOutcome};
-use holdfast_metrics::{Histogram, registry};
+use tensorhold_core::{Clock, Deadline, Error, Result, Retry};
+use tensorhold_index::store::{Limits, Read, Snapshot, Transaction, TxnOutcome};
+use tensorhold_metrics::{Histogram, registry};
 
 use crate::conflicts::Group;
 use crate::convert::Names;

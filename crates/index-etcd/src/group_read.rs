@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use etcd_client::TxnOp;
 use futures_util::future::join_all;
-use holdfast_core::{Clock, Deadline, Error, Result};
-use holdfast_index::store::{Limits, Read, Snapshot};
+use tensorhold_core::{Clock, Deadline, Error, Result};
+use tensorhold_index::store::{Limits, Read, Snapshot};
 
 use crate::convert::{self, Names};
 use crate::dial::Link;

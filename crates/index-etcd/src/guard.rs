@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, Result};
+use tensorhold_core::{Clock, Deadline, Result};
 
 use crate::config::EtcdConfig;
 use crate::store::EtcdStore;

@@ -22,13 +22,13 @@
 //!   does not show it; the epoch does, once the guard was run.
 
 use etcd_client::{GetResponse, LeaseGrantResponse, LeaseRevokeResponse, ResponseHeader, TxnResponse};
-use holdfast_core::{Error, ErrorKind};
-use holdfast_index::History as Told;
 use parking_lot::Mutex;
+use tensorhold_core::{Error, ErrorKind};
+use tensorhold_index::History as Told;
 
 use crate::epoch::Epoch;
 
-const WHAT_TO_DO: &str = "nothing is read or changed until its operator has run Holdfast's restore guard; then this \
+const WHAT_TO_DO: &str = "nothing is read or changed until its operator has run Tensorhold's restore guard; then this \
                           process goes on by itself, in new sessions";
 
 /// An answer of etcd with its header.

@@ -1,20 +1,20 @@
-//! The etcd back end of the index: [`EtcdStore`] implements [`TxnStore`](holdfast_index::store::TxnStore) on a real etcd.
+//! The etcd back end of the index: [`EtcdStore`] implements [`TxnStore`](tensorhold_index::store::TxnStore) on a real etcd.
 //!
 //! ```no_run
 //! # use std::sync::Arc;
 //! # use std::time::Duration;
-//! # use holdfast_core::{Result, SystemClock};
-//! use holdfast_index_etcd::{EtcdConfig, EtcdStore};
+//! # use tensorhold_core::{Result, SystemClock};
+//! use tensorhold_index_etcd::{EtcdConfig, EtcdStore};
 //!
 //! # async fn example() -> Result<()> {
 //! let mut config = EtcdConfig::new(["http://10.0.0.1:2379", "http://10.0.0.2:2379", "http://10.0.0.3:2379"]);
-//! config.root = "holdfast".to_owned();
+//! config.root = "tensorhold".to_owned();
 //! let txn_store = EtcdStore::open(config, Arc::new(SystemClock::new()), Duration::from_secs(10)).await?;
 //! # Ok(()) }
 //! ```
 //!
 //! # The story
-//! `etcd-client` makes calls; recovery is Holdfast's own. The balancing of `etcd-client` keeps picking a dead node, its
+//! `etcd-client` makes calls; recovery is Tensorhold's own. The balancing of `etcd-client` keeps picking a dead node, its
 //! watches do not resume and its keep-alives do not move to another node. So each endpoint gets its own connection
 //! here, and one `Pool` decides which one is used:
 //!

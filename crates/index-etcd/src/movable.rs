@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use etcd_client::LeaseGrantOptions;
-use holdfast_core::{ErrorKind, Result};
-use holdfast_custody::SessionId;
-use holdfast_index::store::{Entry, MovableStore, Read, StoreSession};
+use tensorhold_core::{ErrorKind, Result};
+use tensorhold_custody::SessionId;
+use tensorhold_index::store::{Entry, MovableStore, Read, StoreSession};
 
 use crate::convert;
 use crate::dial::Link;

@@ -7,7 +7,7 @@
 
 use std::error::Error as StdError;
 
-use holdfast_core::{Error, ErrorKind};
+use tensorhold_core::{Error, ErrorKind};
 use tonic::{Code, Status};
 
 /// Why a try failed.

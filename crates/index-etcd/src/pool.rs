@@ -34,8 +34,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use etcd_client::GetOptions;
-use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result, Retry, Rng, SystemRng};
 use parking_lot::Mutex;
+use tensorhold_core::{Clock, Deadline, Error, ErrorKind, Result, Retry, Rng, SystemRng};
 
 use crate::config::EtcdConfig;
 use crate::dial::{self, Link};

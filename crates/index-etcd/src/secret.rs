@@ -18,9 +18,9 @@
 use std::fmt;
 use std::path::Path;
 
-use holdfast_core::{Error, ErrorKind, Result};
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use tensorhold_core::{Error, ErrorKind, Result};
 use zeroize::Zeroizing;
 
 const OPERATION: &str = "etcd.config";
@@ -226,7 +226,7 @@ mod tests {
             Secret::new("env:PATH").read().ok().map(|text| text.to_string()),
             std::env::var("PATH").ok()
         );
-        for missing in ["env:HOLDFAST_NO_SUCH_VARIABLE", "file:/no/such/file"] {
+        for missing in ["env:TENSORHOLD_NO_SUCH_VARIABLE", "file:/no/such/file"] {
             let error = Secret::new(missing).read().expect_err("missing");
             assert_eq!(
                 (error.kind(), error.fact("secret")),

@@ -28,10 +28,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::{Clock, Deadline, ErrorKind, Result, Timestamp};
-use holdfast_custody::SessionId;
-use holdfast_index::store::StoreSession;
 use parking_lot::Mutex;
+use tensorhold_core::{Clock, Deadline, ErrorKind, Result, Timestamp};
+use tensorhold_custody::SessionId;
+use tensorhold_index::store::StoreSession;
 use tokio::task::JoinHandle;
 
 use crate::convert;

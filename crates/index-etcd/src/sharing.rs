@@ -29,8 +29,8 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
-use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result, Retry};
 use parking_lot::Mutex;
+use tensorhold_core::{Clock, Deadline, Error, ErrorKind, Result, Retry};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 

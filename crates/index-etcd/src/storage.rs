@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use etcd_client::{AlarmAction, AlarmType};
-use holdfast_core::{Error, ErrorKind, Result};
+use tensorhold_core::{Error, ErrorKind, Result};
 
 use crate::config::EtcdConfig;
 use crate::dial::{Link, dial};

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use etcd_client::GetResponse;
-use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result, Retry, SystemRng};
-use holdfast_custody::Version;
-use holdfast_index::schema;
-use holdfast_index::store::{
+use tensorhold_core::{Clock, Deadline, Error, ErrorKind, Result, Retry, SystemRng};
+use tensorhold_custody::Version;
+use tensorhold_index::schema;
+use tensorhold_index::store::{
     Condition, History, Limits, Read, Snapshot, StoreSession, Transaction, TxnOutcome, TxnStore, Watch, Write, check,
 };
 
@@ -43,7 +43,7 @@ pub struct EtcdStore {
 
 impl EtcdStore {
     /// Connects, and makes sure that the keys under the root are an index that this release knows (see
-    /// [`holdfast_index::schema`]).
+    /// [`tensorhold_index::schema`]).
     ///
     /// # Errors
     /// `Invalid` for settings that cannot work, `Denied` if etcd refuses our credentials, `Unavailable` if no node

@@ -24,9 +24,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use etcd_client::{WatchOptions, WatchResponse, WatchStream};
 use futures_util::future::BoxFuture;
-use holdfast_core::{Deadline, Error, Result, Timestamp};
-use holdfast_custody::Version;
-use holdfast_index::store::{Change, Watch};
+use tensorhold_core::{Deadline, Error, Result, Timestamp};
+use tensorhold_custody::Version;
+use tensorhold_index::store::{Change, Watch};
 
 use crate::convert::Names;
 use crate::dial::Link;

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use common::{CALL, commit, config, index, put_now, raw, wish};
 use etcd_client::GetOptions;
-use holdfast_core::ErrorKind;
-use holdfast_custody::GroupName;
-use holdfast_index::store::TxnStore as _;
-use holdfast_index::{Index as _, SampleRef, TxnIndex};
-use holdfast_index_etcd::{Compacted, compact, has_other_keys, head};
-use holdfast_testkit::EtcdCluster;
+use tensorhold_core::ErrorKind;
+use tensorhold_custody::GroupName;
+use tensorhold_index::store::TxnStore as _;
+use tensorhold_index::{Index as _, SampleRef, TxnIndex};
+use tensorhold_index_etcd::{Compacted, compact, has_other_keys, head};
+use tensorhold_testkit::EtcdCluster;
 use tokio::task::{JoinSet, block_in_place};
 
 /// How long a take waits: for all that is written meanwhile, on a busy machine.
@@ -31,7 +31,7 @@ async fn write_many(endpoint: &str) {
         let mut client = raw(endpoint).await;
         writers.spawn(async move {
             for number in 0..EACH {
-                let key = format!("/holdfast/loud/{writer}");
+                let key = format!("/tensorhold/loud/{writer}");
                 client.put(key, number.to_string(), None).await.expect("a put");
             }
         });
@@ -44,10 +44,14 @@ async fn write_many(endpoint: &str) {
 /// Reads a key as it was at a revision.
 async fn read_at(endpoint: &str, revision: u64) -> Result<(), etcd_client::Error> {
     let then = GetOptions::new().with_revision(i64::try_from(revision).expect("a revision"));
-    raw(endpoint).await.get("/holdfast/loud/0", Some(then)).await.map(drop)
+    raw(endpoint)
+        .await
+        .get("/tensorhold/loud/0", Some(then))
+        .await
+        .map(drop)
 }
 
-async fn put(index: &TxnIndex, session: &holdfast_index::Session, group: &GroupName) {
+async fn put(index: &TxnIndex, session: &tensorhold_index::Session, group: &GroupName) {
     let wish = wish("late", 10);
     let sample = wish.sample.clone();
     let reserved = index.reserve(session, &[wish], CALL).await.remove(0);
@@ -106,10 +110,10 @@ async fn keys_of_others_are_seen_wherever_they_are() {
     for key in [
         "\0",
         "/a",
-        "/holdfast",
-        "/holdfast-2/x",
-        "/holdfast0",
-        "/holdfast2/x",
+        "/tensorhold",
+        "/tensorhold-2/x",
+        "/tensorhold0",
+        "/tensorhold2/x",
         "z",
     ] {
         operator.put(key, "1", None).await.expect("a put");

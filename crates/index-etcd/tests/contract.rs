@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::{Clock, Error, Result, StoreId, SystemClock};
-use holdfast_index::store::TxnStore;
-use holdfast_index::testing::{Backend, Harness};
-use holdfast_index::{IndexConfig, Session};
-use holdfast_index_etcd::{EtcdConfig, EtcdStore, restore_guard};
-use holdfast_testkit::{EtcdCluster, Revisions};
 use parking_lot::Mutex;
+use tensorhold_core::{Clock, Error, Result, StoreId, SystemClock};
+use tensorhold_index::store::TxnStore;
+use tensorhold_index::testing::{Backend, Harness};
+use tensorhold_index::{IndexConfig, Session};
+use tensorhold_index_etcd::{EtcdConfig, EtcdStore, restore_guard};
+use tensorhold_testkit::{EtcdCluster, Revisions};
 
 /// How long a start may take on a machine that compiles beside it.
 const START: Duration = Duration::from_secs(30);
@@ -108,5 +108,5 @@ impl Harness for OnEtcd {
 }
 
 fn main() {
-    holdfast_index::testing::main(EtcdBackend);
+    tensorhold_index::testing::main(EtcdBackend);
 }

@@ -14,11 +14,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use common::{CALL, clock, config, get, open, put, put_now, raw};
-use holdfast_core::{Clock, ErrorKind, Retry, SystemClock, Timestamp};
-use holdfast_custody::Version;
-use holdfast_index::store::{Change, Read, TxnOutcome, TxnStore, Watch, prefix};
-use holdfast_index_etcd::EtcdStore;
-use holdfast_testkit::EtcdCluster;
+use tensorhold_core::{Clock, ErrorKind, Retry, SystemClock, Timestamp};
+use tensorhold_custody::Version;
+use tensorhold_index::store::{Change, Read, TxnOutcome, TxnStore, Watch, prefix};
+use tensorhold_index_etcd::EtcdStore;
+use tensorhold_testkit::EtcdCluster;
 use tokio::task::block_in_place;
 
 fn start(nodes: usize) -> EtcdCluster {

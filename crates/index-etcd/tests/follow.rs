@@ -12,10 +12,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{CALL, clock, commit, open, wish};
-use holdfast_core::{Clock, StoreId, SystemClock, SystemRng};
-use holdfast_custody::GroupName;
-use holdfast_index::{Identity, Index, IndexConfig, SampleRef, TxnIndex};
-use holdfast_testkit::EtcdCluster;
+use tensorhold_core::{Clock, StoreId, SystemClock, SystemRng};
+use tensorhold_custody::GroupName;
+use tensorhold_index::{Identity, Index, IndexConfig, SampleRef, TxnIndex};
+use tensorhold_testkit::EtcdCluster;
 use tokio::task::block_in_place;
 
 const TICK: Duration = Duration::from_secs(2);

@@ -14,10 +14,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{CALL, commit, index, wish};
-use holdfast_core::{Error, ErrorKind, Retry, SampleId};
-use holdfast_custody::GroupName;
-use holdfast_index::{Index, LeaseGrant, SampleRef, Session, TxnIndex};
-use holdfast_testkit::EtcdCluster;
+use tensorhold_core::{Error, ErrorKind, Retry, SampleId};
+use tensorhold_custody::GroupName;
+use tensorhold_index::{Index, LeaseGrant, SampleRef, Session, TxnIndex};
+use tensorhold_testkit::EtcdCluster;
 use tokio::task::block_in_place;
 
 /// Small enough to be used up in a second.
@@ -60,7 +60,7 @@ async fn reserve_until_full(process: &Process, name: &str) -> (Vec<SampleId>, Sa
     panic!("the quota of {QUOTA} bytes was never used up");
 }
 
-const RESERVED: &str = "/holdfast/full/p/";
+const RESERVED: &str = "/tensorhold/full/p/";
 
 /// All that is reserved.
 fn reserved(etcd: &EtcdCluster) -> BTreeSet<String> {
@@ -166,7 +166,7 @@ async fn under_the_alarm_reads_work_changes_are_refused_and_nothing_is_lost() {
     reserve_until_full(&producer, "full").await;
     // The alarm is in force from the entry of etcd's log that raises it on: a moment later.
     let alarm = block_in_place(|| {
-        holdfast_testkit::poll(CALL, Duration::from_millis(50), || {
+        tensorhold_testkit::poll(CALL, Duration::from_millis(50), || {
             etcd.etcdctl(&["alarm", "list"])
                 .ok()
                 .filter(|alarms| alarms.contains("NOSPACE"))

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use common::{CALL, get, open, put, put_now};
 use futures_util::future::join_all;
-use holdfast_core::{ErrorKind, Retry};
-use holdfast_index::store::{Condition, Transaction, TxnOutcome, TxnStore, Write};
-use holdfast_testkit::EtcdCluster;
+use tensorhold_core::{ErrorKind, Retry};
+use tensorhold_index::store::{Condition, Transaction, TxnOutcome, TxnStore, Write};
+use tensorhold_testkit::EtcdCluster;
 use tokio::task::block_in_place;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

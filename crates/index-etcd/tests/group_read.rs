@@ -5,8 +5,8 @@ mod common;
 
 use common::{CALL, open, put_now};
 use futures_util::future::join_all;
-use holdfast_index::store::{Read, TxnStore as _};
-use holdfast_testkit::EtcdCluster;
+use tensorhold_index::store::{Read, TxnStore as _};
+use tensorhold_testkit::EtcdCluster;
 use tokio::task::block_in_place;
 
 /// How many reads and transactions etcd was asked for.

@@ -13,15 +13,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use holdfast_core::{ErrorKind, StoreId, SystemRng};
-use holdfast_custody::GroupName;
-use holdfast_index::placement::{ClusterAddress, ClusterName, Clusters as _, Move, MoveReport, move_store, write_map};
-use holdfast_index::store::{MovableStore, TxnStore, Write, prefix};
-use holdfast_index::testing::Client;
-use holdfast_index::{Index, IndexConfig, TxnIndex};
-use holdfast_index_etcd::{EtcdClusters, EtcdStore, NewStore, open_store};
-use holdfast_testkit::EtcdCluster;
 use parking_lot::Mutex;
+use tensorhold_core::{ErrorKind, StoreId, SystemRng};
+use tensorhold_custody::GroupName;
+use tensorhold_index::placement::{
+    ClusterAddress, ClusterName, Clusters as _, Move, MoveReport, move_store, write_map,
+};
+use tensorhold_index::store::{MovableStore, TxnStore, Write, prefix};
+use tensorhold_index::testing::Client;
+use tensorhold_index::{Index, IndexConfig, TxnIndex};
+use tensorhold_index_etcd::{EtcdClusters, EtcdStore, NewStore, open_store};
+use tensorhold_testkit::EtcdCluster;
 
 use crate::common::{CALL, START, clock, config, open};
 
@@ -222,7 +224,7 @@ async fn a_session_is_known_elsewhere_under_its_own_id() {
         value: b"v".to_vec(),
         session: Some(id),
     };
-    let put = holdfast_index::store::Transaction {
+    let put = tensorhold_index::store::Transaction {
         writes: vec![with, Write::put("l", "w")],
         ..Default::default()
     };

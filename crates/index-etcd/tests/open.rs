@@ -7,11 +7,11 @@ mod secured;
 use std::time::Duration;
 
 use common::{CALL, START, clock, config, get, open, put_now, raw};
-use holdfast_core::{ErrorKind, Result};
-use holdfast_index::store::{TxnStore, prefix};
-use holdfast_index_etcd::{EtcdConfig, EtcdStore, Pem, Secret, TlsConfig};
-use holdfast_testkit::EtcdCluster;
 use secured::{PASSWORD, SecuredEtcd, USER};
+use tensorhold_core::{ErrorKind, Result};
+use tensorhold_index::store::{TxnStore, prefix};
+use tensorhold_index_etcd::{EtcdConfig, EtcdStore, Pem, Secret, TlsConfig};
+use tensorhold_testkit::EtcdCluster;
 use tokio::task::block_in_place;
 
 async fn kind_of_failure(config: EtcdConfig, within: Duration) -> ErrorKind {
@@ -110,9 +110,9 @@ async fn an_index_from_the_future_is_left_alone() {
     drop(open(&etcd.endpoints(), 0).await);
     drop(open(&etcd.endpoints(), 0).await); // an equal one is fine
     let mut operator = raw(&etcd.endpoints()[0]).await;
-    let written = operator.get("/holdfast/schema", None).await.expect("a get");
+    let written = operator.get("/tensorhold/schema", None).await.expect("a get");
     assert_eq!(written.kvs()[0].value(), b"1");
-    operator.put("/holdfast/schema", "3", None).await.expect("a put");
+    operator.put("/tensorhold/schema", "3", None).await.expect("a put");
     let error = EtcdStore::open(config(&etcd.endpoints(), 0), clock(), CALL)
         .await
         .expect_err("newer");

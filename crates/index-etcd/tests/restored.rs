@@ -13,12 +13,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{CALL, START, clock, commit, config, get, index, open, put_now, wish};
-use holdfast_core::{Error, ErrorKind, SampleId};
-use holdfast_custody::{GroupName, Reason};
-use holdfast_index::store::{Condition, Transaction, TxnOutcome, TxnStore, Write};
-use holdfast_index::{Index, LeaseGrant, SampleRef, Session, TxnIndex};
-use holdfast_index_etcd::restore_guard;
-use holdfast_testkit::{EtcdCluster, Revisions};
+use tensorhold_core::{Error, ErrorKind, SampleId};
+use tensorhold_custody::{GroupName, Reason};
+use tensorhold_index::store::{Condition, Transaction, TxnOutcome, TxnStore, Write};
+use tensorhold_index::{Index, LeaseGrant, SampleRef, Session, TxnIndex};
+use tensorhold_index_etcd::restore_guard;
+use tensorhold_testkit::{EtcdCluster, Revisions};
 use tokio::task::block_in_place;
 
 fn start() -> EtcdCluster {
@@ -325,7 +325,7 @@ async fn an_index_from_before_there_were_epochs_gets_its_first_one() {
     let process = Process::start(&etcd).await;
     let kept = process.publish("kept").await;
     drop(process);
-    block_in_place(|| etcd.etcdctl(&["del", "/holdfast/epoch"])).expect("as before");
+    block_in_place(|| etcd.etcdctl(&["del", "/tensorhold/epoch"])).expect("as before");
     let process = Process::start(&etcd).await;
     assert_eq!(process.is_live("kept").await, Some(kept));
     assert!(process.index.history().epoch.starts_with("0-"));

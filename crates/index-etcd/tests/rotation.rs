@@ -7,10 +7,10 @@ mod secured;
 use std::time::Duration;
 
 use common::{CALL, START, clock, get, put, put_now};
-use holdfast_core::ErrorKind;
-use holdfast_index::store::{TxnStore, prefix};
-use holdfast_index_etcd::EtcdStore;
 use secured::{SecuredEtcd, USER};
+use tensorhold_core::ErrorKind;
+use tensorhold_index::store::{TxnStore, prefix};
+use tensorhold_index_etcd::EtcdStore;
 use tokio::task::block_in_place;
 
 /// Longer than etcd takes to start again on a busy machine.

@@ -11,10 +11,10 @@ mod common;
 use std::time::Duration;
 
 use common::{CALL, get, open};
-use holdfast_core::{Clock, ErrorKind, SystemClock};
-use holdfast_custody::SessionId;
-use holdfast_index::store::{Transaction, TxnStore, Write};
-use holdfast_testkit::EtcdCluster;
+use tensorhold_core::{Clock, ErrorKind, SystemClock};
+use tensorhold_custody::SessionId;
+use tensorhold_index::store::{Transaction, TxnStore, Write};
+use tensorhold_testkit::EtcdCluster;
 use tokio::task::block_in_place;
 
 fn put_with(key: &str, session: SessionId) -> Transaction {

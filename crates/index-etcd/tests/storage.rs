@@ -4,10 +4,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{ErrorKind, SystemClock};
-use holdfast_index::store::{Transaction, TxnStore, Write};
-use holdfast_index_etcd::{EtcdConfig, EtcdStore, defragment, storage};
-use holdfast_testkit::EtcdCluster;
+use tensorhold_core::{ErrorKind, SystemClock};
+use tensorhold_index::store::{Transaction, TxnStore, Write};
+use tensorhold_index_etcd::{EtcdConfig, EtcdStore, defragment, storage};
+use tensorhold_testkit::EtcdCluster;
 
 const WITHIN: Duration = Duration::from_secs(20);
 const QUOTA: u64 = 4 << 20;

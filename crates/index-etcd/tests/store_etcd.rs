@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use etcd_client::{Client, CompactionOptions};
-use holdfast_core::{Error, Result, SystemClock};
-use holdfast_custody::{SessionId, Version};
-use holdfast_index::store::TxnStore;
-use holdfast_index::store::testing::{Backend, Harness};
-use holdfast_index_etcd::{EtcdConfig, EtcdStore, restore_guard};
-use holdfast_testkit::{EtcdCluster, Revisions};
 use parking_lot::Mutex;
+use tensorhold_core::{Error, Result, SystemClock};
+use tensorhold_custody::{SessionId, Version};
+use tensorhold_index::store::TxnStore;
+use tensorhold_index::store::testing::{Backend, Harness};
+use tensorhold_index_etcd::{EtcdConfig, EtcdStore, restore_guard};
+use tensorhold_testkit::{EtcdCluster, Revisions};
 
 struct EtcdBackend;
 
@@ -104,5 +104,5 @@ impl Harness for OnEtcd {
 }
 
 fn main() {
-    holdfast_index::store::testing::main(EtcdBackend);
+    tensorhold_index::store::testing::main(EtcdBackend);
 }

@@ -11,12 +11,12 @@ use std::time::Duration;
 use common::{CALL, START, clock};
 use etcd_client::PutOptions;
 use futures_util::future::join_all;
-use holdfast_core::{ErrorKind, Nonce, ObjectKey, SampleId, StoreId, SystemRng};
-use holdfast_custody::{GroupName, Publication};
-use holdfast_index::store::{Read, Transaction, TxnStore, Write, prefix};
-use holdfast_index::{Commit, Index, IndexConfig, Reserve, SampleRef, TxnIndex};
-use holdfast_index_etcd::{EtcdConfig, EtcdStore, has_other_keys, head};
 use secured::{SecuredEtcd, TENANTS};
+use tensorhold_core::{ErrorKind, Nonce, ObjectKey, SampleId, StoreId, SystemRng};
+use tensorhold_custody::{GroupName, Publication};
+use tensorhold_index::store::{Read, Transaction, TxnStore, Write, prefix};
+use tensorhold_index::{Commit, Index, IndexConfig, Reserve, SampleRef, TxnIndex};
+use tensorhold_index_etcd::{EtcdConfig, EtcdStore, has_other_keys, head};
 use tokio::task::block_in_place;
 
 const DOCS: &str = include_str!("../../../docs/security.md");
@@ -55,7 +55,7 @@ fn index(txn_store: &EtcdStore, store: &str) -> TxnIndex {
     )
 }
 
-fn only<T>(mut all: Vec<holdfast_core::Result<T>>) -> holdfast_core::Result<T> {
+fn only<T>(mut all: Vec<tensorhold_core::Result<T>>) -> tensorhold_core::Result<T> {
     assert_eq!(all.len(), 1);
     all.pop().expect("one")
 }
@@ -119,7 +119,7 @@ async fn tenants_have_a_whole_store_each_and_nothing_of_the_others() {
     live(&index(&kv_a, a)).await;
     live(&index(&kv_b, b)).await;
 
-    // Through Holdfast, with a's identity, at b's store.
+    // Through Tensorhold, with a's identity, at b's store.
     let theirs = index(&kv_a, b);
     let error = theirs.open_session(CALL).await.expect_err("another's store");
     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
@@ -155,15 +155,15 @@ async fn tenants_have_a_whole_store_each_and_nothing_of_the_others() {
     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
     head(&own, CALL).await.expect("the key of the epoch is enough");
 
-    // Around Holdfast, with a's identity.
+    // Around Tensorhold, with a's identity.
     let session = index(&kv_b, b).open_session(CALL).await.expect("a session of b");
     let lease = i64::try_from(session.id().0).expect("an id");
     let mut raw = etcd.raw(a, Some((a, PASSWORD))).await;
-    denied("read", raw.get("/holdfast/b/t", None).await);
-    denied("write", raw.put("/holdfast/b/t", "9", None).await);
-    denied("delete", raw.delete("/holdfast/b/t", None).await);
+    denied("read", raw.get("/tensorhold/b/t", None).await);
+    denied("write", raw.put("/tensorhold/b/t", "9", None).await);
+    denied("delete", raw.delete("/tensorhold/b/t", None).await);
     let attached = PutOptions::new().with_lease(lease);
-    denied("attach", raw.put("/holdfast/a/x", "", Some(attached)).await);
+    denied("attach", raw.put("/tensorhold/a/x", "", Some(attached)).await);
     denied("revoke", raw.lease_revoke(lease).await);
     // What etcd requires no permission for, as the page says.
     let listed = raw.leases().await.expect("etcd lists leases to every client");

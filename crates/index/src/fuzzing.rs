@@ -11,10 +11,10 @@
 
 use std::fmt::Debug;
 
-use holdfast_core::SampleId;
-use holdfast_custody::{GroupName, Live, Reason, Reserved, Retired, SessionId, Sweep, Tick, Token, Version};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tensorhold_core::SampleId;
+use tensorhold_custody::{GroupName, Live, Reason, Reserved, Retired, SessionId, Sweep, Tick, Token, Version};
 
 use crate::record::codec::{Settle, decode, decode_versioned, encode, encode_described};
 use crate::record::grants::GrantList;

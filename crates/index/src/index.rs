@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result, Retry, Rng, StoreId};
-use holdfast_custody::SessionId;
 use parking_lot::Mutex;
+use tensorhold_core::{Clock, Deadline, Error, ErrorKind, Result, Retry, Rng, StoreId};
+use tensorhold_custody::SessionId;
 
 use crate::quota::Quota;
 use crate::ready::ReadyLists;

@@ -3,7 +3,7 @@
 //!
 //! [`Index`] speaks in intents (reserve, commit, lease, ack…), not in keys, so that any strongly consistent store can
 //! be used under it. [`TxnIndex`] is the index over a transactional store ([`store::TxnStore`]): over etcd (crate
-//! `holdfast-index-etcd`), or in memory for tests and simulation ([`store::memory`]). `holdfast-custody` decides what an
+//! `tensorhold-index-etcd`), or in memory for tests and simulation ([`store::memory`]). `tensorhold-custody` decides what an
 //! intent may do. This crate reads, asks it, and writes on condition that nothing has changed in between.
 //!
 //! The rooms, from the top. Each calls only those below it:
@@ -37,8 +37,8 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::{Generation, ObjectKey, Result, SampleId};
-use holdfast_custody::{GroupName, Reason, Tick, Version};
+use tensorhold_core::{Generation, ObjectKey, Result, SampleId};
+use tensorhold_custody::{GroupName, Reason, Tick, Version};
 use tokio_util::sync::CancellationToken;
 
 pub use index::TxnIndex;
@@ -67,7 +67,7 @@ pub use txn::session::{Session, SessionEnded};
 /// Several items of one batch may concern the same sample; they are applied one after the other.
 ///
 /// **Deadlines.** Every call returns within its time; a take returns within that plus the time that its terms allow to
-/// [`settle`](Terms::settle). An error with [`holdfast_core::Retry::Ambiguous`] means that the deadline passed before
+/// [`settle`](Terms::settle). An error with [`tensorhold_core::Retry::Ambiguous`] means that the deadline passed before
 /// it was known whether the change was made: read back. Every other error means that it was not made.
 ///
 /// **Full.** A full index refuses reservations and every other write with `Capacity`. Reads, checks and existing leases

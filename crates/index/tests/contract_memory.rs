@@ -1,5 +1,5 @@
 //! The contract suite of `Index` on the index in memory.
 
 fn main() {
-    holdfast_index::testing::main(holdfast_index::testing::MemoryBackend);
+    tensorhold_index::testing::main(tensorhold_index::testing::MemoryBackend);
 }

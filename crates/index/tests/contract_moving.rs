@@ -8,12 +8,12 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::{Clock, Result, StoreId};
-use holdfast_index::placement::FollowingStore;
-use holdfast_index::store::TxnStore;
-use holdfast_index::testing::{Backend, Harness, MemoryHarness};
-use holdfast_index::{IndexConfig, Session};
 use parking_lot::Mutex;
+use tensorhold_core::{Clock, Result, StoreId};
+use tensorhold_index::placement::FollowingStore;
+use tensorhold_index::store::TxnStore;
+use tensorhold_index::testing::{Backend, Harness, MemoryHarness};
+use tensorhold_index::{IndexConfig, Session};
 use tokio::task::JoinHandle;
 
 use crate::clusters::MemoryClusters;
@@ -25,7 +25,7 @@ const MOVES: usize = 20;
 const BETWEEN_MOVES: Duration = Duration::from_millis(2);
 
 fn main() {
-    holdfast_index::testing::main(MovingBackend);
+    tensorhold_index::testing::main(MovingBackend);
 }
 
 struct MovingBackend;

@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::{Nonce, Result, SampleId, SeededRng, StoreId, SystemClock};
-use holdfast_custody::{GroupName, Publication, Version};
-use holdfast_index::store::memory::MemoryStore;
-use holdfast_index::store::{Limits, Read, Snapshot, StoreSession, Transaction, TxnOutcome, TxnStore, Watch};
-use holdfast_index::{Commit, Index, IndexConfig, Reserve, SampleRef, TxnIndex};
+use tensorhold_core::{Nonce, Result, SampleId, SeededRng, StoreId, SystemClock};
+use tensorhold_custody::{GroupName, Publication, Version};
+use tensorhold_index::store::memory::MemoryStore;
+use tensorhold_index::store::{Limits, Read, Snapshot, StoreSession, Transaction, TxnOutcome, TxnStore, Watch};
+use tensorhold_index::{Commit, Index, IndexConfig, Reserve, SampleRef, TxnIndex};
 
 const WITHIN: Duration = Duration::from_secs(10);
 
@@ -270,7 +270,7 @@ async fn with_quota_that_a_process_frees_for_its_own_a_sample_costs_a_transactio
     assert!(per_sample < 4.75, "{per_sample} transactions for a sample");
 }
 
-async fn first_wish((index, session): &(TxnIndex, holdfast_index::Session), round: usize) -> SampleRef {
+async fn first_wish((index, session): &(TxnIndex, tensorhold_index::Session), round: usize) -> SampleRef {
     one_wish(index, session, round).await
 }
 
@@ -284,7 +284,7 @@ fn wish(number: usize) -> Reserve {
     }
 }
 
-async fn one_wish(index: &TxnIndex, session: &holdfast_index::Session, number: usize) -> SampleRef {
+async fn one_wish(index: &TxnIndex, session: &tensorhold_index::Session, number: usize) -> SampleRef {
     let wish = wish(number);
     let reserved = index
         .reserve(session, std::slice::from_ref(&wish), WITHIN)
@@ -296,7 +296,7 @@ async fn one_wish(index: &TxnIndex, session: &holdfast_index::Session, number: u
     }
 }
 
-async fn use_up(index: &TxnIndex, session: &holdfast_index::Session, sample: &SampleRef) {
+async fn use_up(index: &TxnIndex, session: &tensorhold_index::Session, sample: &SampleRef) {
     let group = GroupName::new("g").expect("a name");
     let samples = std::slice::from_ref(sample);
     let commit = Commit {

@@ -4,10 +4,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{ManualClock, SeededRng, StoreId};
-use holdfast_index::store::memory::MemoryStore;
-use holdfast_index::store::{Transaction, TxnStore, Write};
-use holdfast_index::{Identity, Index, IndexConfig, Session, TxnIndex};
+use tensorhold_core::{ManualClock, SeededRng, StoreId};
+use tensorhold_index::store::memory::MemoryStore;
+use tensorhold_index::store::{Transaction, TxnStore, Write};
+use tensorhold_index::{Identity, Index, IndexConfig, Session, TxnIndex};
 
 const WITHIN: Duration = Duration::from_secs(60);
 /// The steward's own tick.

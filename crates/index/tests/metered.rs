@@ -4,10 +4,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Nonce, SampleId, SeededRng, StoreId, SystemClock};
-use holdfast_index::store::memory::MemoryStore;
-use holdfast_index::{Index, IndexConfig, Reserve, TxnIndex};
-use holdfast_metrics::registry;
+use tensorhold_core::{Nonce, SampleId, SeededRng, StoreId, SystemClock};
+use tensorhold_index::store::memory::MemoryStore;
+use tensorhold_index::{Index, IndexConfig, Reserve, TxnIndex};
+use tensorhold_metrics::registry;
 
 const WITHIN: Duration = Duration::from_secs(10);
 
@@ -21,7 +21,7 @@ fn value(series: &str) -> u64 {
 
 fn reads(cause: &str) -> u64 {
     value(&format!(
-        r#"holdfast_index_reads_total{{store="metered",kind="range",cause="{cause}"}}"#
+        r#"tensorhold_index_reads_total{{store="metered",kind="range",cause="{cause}"}}"#
     ))
 }
 
@@ -47,7 +47,7 @@ async fn reads_are_counted_by_what_they_are_for_and_transactions_by_outcome() {
 
     let transactions = |outcome: &str| {
         value(&format!(
-            r#"holdfast_index_call_seconds_count{{store="metered",call="transact",outcome="{outcome}"}}"#
+            r#"tensorhold_index_call_seconds_count{{store="metered",call="transact",outcome="{outcome}"}}"#
         ))
     };
     let (applied, rejected) = (transactions("ok"), transactions("rejected"));

@@ -5,11 +5,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{ErrorKind, Generation, Nonce, Result, SampleId, StoreId, SystemClock, SystemRng};
-use holdfast_custody::{GroupName, Publication, Reason};
-use holdfast_index::store::memory::MemoryStore;
-use holdfast_index::store::{Transaction, TxnStore, Write};
-use holdfast_index::{Commit, Index, IndexConfig, Quarantined, Reserve, SampleRef, Session, TxnIndex, Unreadable};
+use tensorhold_core::{ErrorKind, Generation, Nonce, Result, SampleId, StoreId, SystemClock, SystemRng};
+use tensorhold_custody::{GroupName, Publication, Reason};
+use tensorhold_index::store::memory::MemoryStore;
+use tensorhold_index::store::{Transaction, TxnStore, Write};
+use tensorhold_index::{Commit, Index, IndexConfig, Quarantined, Reserve, SampleRef, Session, TxnIndex, Unreadable};
 
 const CALL: Duration = Duration::from_secs(5);
 /// Enough for one whole look at the ready list, on a machine that others use too.

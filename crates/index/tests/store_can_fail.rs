@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::{ManualClock, Result};
-use holdfast_custody::{SessionId, Version};
-use holdfast_index::store::memory::{MemoryStore, Saved};
-use holdfast_index::store::testing::{Backend, Harness, cases, run};
-use holdfast_index::store::{
+use tensorhold_core::{ManualClock, Result};
+use tensorhold_custody::{SessionId, Version};
+use tensorhold_index::store::memory::{MemoryStore, Saved};
+use tensorhold_index::store::testing::{Backend, Harness, cases, run};
+use tensorhold_index::store::{
     Change, Condition, Limits, Read, Snapshot, StoreSession, Transaction, TxnOutcome, TxnStore, Watch, Write,
 };
 

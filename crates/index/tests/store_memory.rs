@@ -1,5 +1,5 @@
 //! The contract suite of `TxnStore` on the memory store.
 
 fn main() {
-    holdfast_index::store::testing::main(holdfast_index::store::testing::MemoryBackend);
+    tensorhold_index::store::testing::main(tensorhold_index::store::testing::MemoryBackend);
 }

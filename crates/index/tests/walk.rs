@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::{ManualClock, Result, SeededRng, StoreId};
-use holdfast_custody::Version;
-use holdfast_index::store::memory::MemoryStore;
-use holdfast_index::store::{Limits, Read, Snapshot, StoreSession, Transaction, TxnOutcome, TxnStore, Watch, Write};
-use holdfast_index::{Index, IndexConfig, Session, SweepReport, TxnIndex};
+use tensorhold_core::{ManualClock, Result, SeededRng, StoreId};
+use tensorhold_custody::Version;
+use tensorhold_index::store::memory::MemoryStore;
+use tensorhold_index::store::{Limits, Read, Snapshot, StoreSession, Transaction, TxnOutcome, TxnStore, Watch, Write};
+use tensorhold_index::{Index, IndexConfig, Session, SweepReport, TxnIndex};
 
 const WITHIN: Duration = Duration::from_secs(60);
 /// The most ranges and keys that a sweep with nothing to do may read, whatever the store holds.

@@ -13,11 +13,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_core::{Clock, ObjectKey, SystemClock};
-use holdfast_engine::{Engine, EngineExt, GetOutcome, Pin, PutOptions, PutOutcome, Region, Transfer};
-use holdfast_engine_mooncake::{MooncakeConfig, MooncakeEngine};
-use holdfast_kvcache::tier::{CallOptions, Page, PageStore, StoreConfig};
-use holdfast_testkit::{Cluster, Endpoints};
+use tensorhold_core::{Clock, ObjectKey, SystemClock};
+use tensorhold_engine::{Engine, EngineExt, GetOutcome, Pin, PutOptions, PutOutcome, Region, Transfer};
+use tensorhold_engine_mooncake::{MooncakeConfig, MooncakeEngine};
+use tensorhold_kvcache::tier::{CallOptions, Page, PageStore, StoreConfig};
+use tensorhold_testkit::{Cluster, Endpoints};
 
 const WITHIN: Duration = Duration::from_secs(30);
 const PAGES: usize = 64;

@@ -15,14 +15,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::*;
-use holdfast_core::{Clock, SystemClock};
-use holdfast_engine::{Engine, EngineExt, FaultEngine, FaultPlan, PutOptions};
-use holdfast_engine_mooncake::{MooncakeConfig, MooncakeEngine};
-use holdfast_kvcache::plan::{Completion, Failure, HostPage, KeyAt, Operation, OperationId, Work};
-use holdfast_kvcache::tier::{
+use tensorhold_core::{Clock, SystemClock};
+use tensorhold_engine::{Engine, EngineExt, FaultEngine, FaultPlan, PutOptions};
+use tensorhold_engine_mooncake::{MooncakeConfig, MooncakeEngine};
+use tensorhold_kvcache::plan::{Completion, Failure, HostPage, KeyAt, Operation, OperationId, Work};
+use tensorhold_kvcache::tier::{
     HostMemoryMap, MemoryCopier, PageGot, PageStore, PartLayout, StoreConfig, Submitted, Tier, TierConfig, TierEvent,
 };
-use holdfast_testkit::Cluster;
+use tensorhold_testkit::Cluster;
 
 /// Llama-3-70B in bf16 on eight ranks: 80 layers, keys and values, one head of 128 per rank, pages of 64 tokens.
 const PAGE_BYTES: usize = 80 * 2 * 64 * 128 * 2;

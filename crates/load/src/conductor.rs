@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use holdfast_core::{Clock, Deadline, SystemClock};
-use holdfast_custody::GroupName;
-use holdfast_index::placement::MoveReport;
-use holdfast_index::store::{Read, prefix};
-use holdfast_index::{BudgetUse, Counts, Index, Session, Stage};
-use holdfast_testkit::{EtcdCluster, Process, ProcessSpec, cpu_us};
+use tensorhold_core::{Clock, Deadline, SystemClock};
+use tensorhold_custody::GroupName;
+use tensorhold_index::placement::MoveReport;
+use tensorhold_index::store::{Read, prefix};
+use tensorhold_index::{BudgetUse, Counts, Index, Session, Stage};
+use tensorhold_testkit::{EtcdCluster, Process, ProcessSpec, cpu_us};
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 

@@ -3,7 +3,7 @@
 use std::ops::Add;
 
 use anyhow::{Context, Result};
-use holdfast_testkit::{EtcdCluster, cpu_us};
+use tensorhold_testkit::{EtcdCluster, cpu_us};
 
 /// Some of etcd's figures at one moment.
 #[derive(Clone, Copy, Debug, Default)]

@@ -2,7 +2,7 @@
 //! `cargo xtask load` runs it.
 //!
 //! It starts a real etcd, and producers and consumers that are processes of their own: this program, started again with a
-//! task in its environment (module `worker`). They use the index ([`holdfast_index::Index`]) as the feature store does, with
+//! task in its environment (module `worker`). They use the index ([`tensorhold_index::Index`]) as the feature store does, with
 //! reserve, commit, lease, acknowledge and freed, and move no bytes: the memory engine belongs to one process, so that what a
 //! producer put there no consumer could get, and the real engine would be measured instead of the index. Reservations are not
 //! made ahead. With `--clusters` there are several etcds, each with a part of the samples, as for a store in partitions.
@@ -45,11 +45,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use holdfast_core::partition::MOST_PARTITIONS;
-use holdfast_core::{Partition, SampleId, StoreId, SystemClock, SystemRng};
-use holdfast_index::store::TxnStore;
-use holdfast_index::{Index, IndexConfig, Session, TxnIndex};
-use holdfast_index_etcd::{EtcdClusters, EtcdConfig, EtcdStore, NewStore, open_store};
+use tensorhold_core::partition::MOST_PARTITIONS;
+use tensorhold_core::{Partition, SampleId, StoreId, SystemClock, SystemRng};
+use tensorhold_index::store::TxnStore;
+use tensorhold_index::{Index, IndexConfig, Session, TxnIndex};
+use tensorhold_index_etcd::{EtcdClusters, EtcdConfig, EtcdStore, NewStore, open_store};
 
 /// Enough for any one call on a machine that does other things too.
 pub(crate) const WITHIN: Duration = Duration::from_secs(60);
@@ -225,7 +225,7 @@ fn main() -> Result<ExitCode> {
     })
 }
 
-/// The machine's monotonic clock in microseconds. Unlike [`holdfast_core::SystemClock`], whose time begins with its process, it
+/// The machine's monotonic clock in microseconds. Unlike [`tensorhold_core::SystemClock`], whose time begins with its process, it
 /// is the same in all processes: due times are compared across them.
 pub(crate) fn now_us() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);

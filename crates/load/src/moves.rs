@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use holdfast_core::{StoreId, SystemClock, SystemRng};
-use holdfast_index::placement::{ClusterAddress, ClusterName, Move, MoveReport, move_store, write_map};
-use holdfast_testkit::EtcdCluster;
+use tensorhold_core::{StoreId, SystemClock, SystemRng};
+use tensorhold_index::placement::{ClusterAddress, ClusterName, Move, MoveReport, move_store, write_map};
+use tensorhold_testkit::EtcdCluster;
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;

@@ -12,11 +12,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use futures_util::future::try_join_all;
-use holdfast_core::{Nonce, Rng, SampleId, SystemRng};
-use holdfast_custody::{GroupName, Publication};
-use holdfast_index::{AckOutcome, Commit, Index, LeaseGrant, Reserve, SampleRef, Terms};
-use holdfast_testkit::own_cpu_us;
 use serde::{Deserialize, Serialize};
+use tensorhold_core::{Nonce, Rng, SampleId, SystemRng};
+use tensorhold_custody::{GroupName, Publication};
+use tensorhold_index::{AckOutcome, Commit, Index, LeaseGrant, Reserve, SampleRef, Terms};
+use tensorhold_testkit::own_cpu_us;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -26,7 +26,7 @@ use crate::latency::{Recorder, Step, Summary};
 use crate::{Described, Part, WITHIN, cluster_of, divide, now_us};
 
 /// The variable that makes this program a worker.
-pub(crate) const TASK: &str = "HOLDFAST_LOAD_TASK";
+pub(crate) const TASK: &str = "TENSORHOLD_LOAD_TASK";
 /// Longer than a run of some minutes: leases end by an answer or with their session.
 const LEASE_TICKS: u64 = 600;
 /// What a sample's description looks like: the size of a real one.

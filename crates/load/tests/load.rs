@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// Runs it and returns its last line.
 fn load(arguments: &[&str]) -> Value {
-    let output = Command::new(env!("CARGO_BIN_EXE_holdfast-load"))
+    let output = Command::new(env!("CARGO_BIN_EXE_tensorhold-load"))
         .args(arguments)
         .arg("--json")
         .output()

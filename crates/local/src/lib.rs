@@ -1,6 +1,6 @@
 //! Processes on this machine that may outlive the program that started them: which they are, and how they are ended.
 //!
-//! Used by the test kit for its clusters, and by `holdfast up` and `holdfast down`.
+//! Used by the test kit for its clusters, and by `tensorhold up` and `tensorhold down`.
 
 mod identity;
 

@@ -3,8 +3,8 @@
 use std::hint::black_box;
 use std::io::Write;
 
-use holdfast_core::{Clock, SystemClock};
-use holdfast_metrics::{EngineCall, Outcome, Registry};
+use tensorhold_core::{Clock, SystemClock};
+use tensorhold_metrics::{EngineCall, Outcome, Registry};
 
 /// Many short rounds: on a busy machine some of them are not interrupted.
 const ROUNDS: usize = 1000;

@@ -206,7 +206,7 @@ impl Counts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use holdfast_core::{Error, ErrorKind};
+    use tensorhold_core::{Error, ErrorKind};
 
     #[test]
     fn a_value_counts_in_the_first_bucket_whose_limit_it_does_not_exceed() {

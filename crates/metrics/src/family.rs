@@ -1,4 +1,4 @@
-//! Every metric of Holdfast: name, type, labels, meaning. `docs/metrics.md` is made from this.
+//! Every metric of Tensorhold: name, type, labels, meaning. `docs/metrics.md` is made from this.
 
 /// The type of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,124 +50,124 @@ macro_rules! families {
 }
 
 families! {
-    BUILD = Gauge "holdfast_build_info" ["version"],
-        "1, with the release of Holdfast that this process runs.";
-    OPERATION = Histogram "holdfast_operation_seconds" ["store", "operation", "outcome"],
+    BUILD = Gauge "tensorhold_build_info" ["version"],
+        "1, with the release of Tensorhold that this process runs.";
+    OPERATION = Histogram "tensorhold_operation_seconds" ["store", "operation", "outcome"],
         "How long calls of the feature store took, their waits included; of a batch, the outcome is that of its first error.";
-    OPERATIONS_IN_FLIGHT = Gauge "holdfast_operations_in_flight" ["store"],
+    OPERATIONS_IN_FLIGHT = Gauge "tensorhold_operations_in_flight" ["store"],
         "Operations of the feature store that run now.";
-    CALLS_IN_FLIGHT = Gauge "holdfast_blocking_calls_in_flight" ["store"],
+    CALLS_IN_FLIGHT = Gauge "tensorhold_blocking_calls_in_flight" ["store"],
         "Engine calls and checksum computations of the feature store that run now.";
-    PUT = Counter "holdfast_samples_put_total" ["store"],
+    PUT = Counter "tensorhold_samples_put_total" ["store"],
         "Samples put.";
-    PUT_BYTES = Counter "holdfast_put_bytes_total" ["store"],
+    PUT_BYTES = Counter "tensorhold_put_bytes_total" ["store"],
         "Bytes of samples put.";
-    PUT_FAILURES = Counter "holdfast_put_failures_total" ["store"],
+    PUT_FAILURES = Counter "tensorhold_put_failures_total" ["store"],
         "Samples whose put failed.";
-    PUT_WAITS = Counter "holdfast_put_waits_for_room_total" ["store"],
+    PUT_WAITS = Counter "tensorhold_put_waits_for_room_total" ["store"],
         "Times that a put met a full engine and waited.";
-    TAKEN = Counter "holdfast_samples_taken_total" ["store"],
+    TAKEN = Counter "tensorhold_samples_taken_total" ["store"],
         "Samples taken for a group, or leased for reading.";
-    EMPTY_TAKES = Counter "holdfast_empty_takes_total" ["store"],
+    EMPTY_TAKES = Counter "tensorhold_empty_takes_total" ["store"],
         "Takes that waited until their deadline and got no sample.";
-    GOT = Counter "holdfast_samples_got_total" ["store"],
+    GOT = Counter "tensorhold_samples_got_total" ["store"],
         "Samples got, whole or in part.";
-    GOT_BYTES = Counter "holdfast_got_bytes_total" ["store"],
+    GOT_BYTES = Counter "tensorhold_got_bytes_total" ["store"],
         "Bytes of samples got.";
-    CORRUPT = Counter "holdfast_gets_corrupt_total" ["store"],
+    CORRUPT = Counter "tensorhold_gets_corrupt_total" ["store"],
         "Gets that were refused because the bytes that arrived were not the committed ones.";
-    FENCED = Counter "holdfast_gets_fenced_total" ["store"],
+    FENCED = Counter "tensorhold_gets_fenced_total" ["store"],
         "Gets that were refused because the lease did not hold any more.";
-    UNREADABLE = Counter "holdfast_samples_unreadable_total" ["store"],
+    UNREADABLE = Counter "tensorhold_samples_unreadable_total" ["store"],
         "Samples that could not be read here and were left to other processes, because a later release has put them.";
-    ACKED = Counter "holdfast_samples_acked_total" ["store"],
+    ACKED = Counter "tensorhold_samples_acked_total" ["store"],
         "Samples acknowledged.";
-    NACKED = Counter "holdfast_samples_nacked_total" ["store"],
+    NACKED = Counter "tensorhold_samples_nacked_total" ["store"],
         "Samples handed back.";
-    LOST = Counter "holdfast_samples_lost_total" ["store"],
+    LOST = Counter "tensorhold_samples_lost_total" ["store"],
         "Samples that this process found lost.";
-    SUSPECTED = Gauge "holdfast_suspected_losses" ["store"],
+    SUSPECTED = Gauge "tensorhold_suspected_losses" ["store"],
         "Samples that the engine does not have now and that may be lost.";
-    LEASES = Gauge "holdfast_leases_held" ["store"],
+    LEASES = Gauge "tensorhold_leases_held" ["store"],
         "Leases that this process holds and has not answered for.";
-    OLDEST_LEASE = Greatest "holdfast_oldest_lease_seconds" ["store"],
+    OLDEST_LEASE = Greatest "tensorhold_oldest_lease_seconds" ["store"],
         "The age of the oldest lease that this process holds; 0 without one.";
-    RECLAIM = Histogram "holdfast_reclaim_seconds" ["store"],
+    RECLAIM = Histogram "tensorhold_reclaim_seconds" ["store"],
         "From the moment at which this process retired a sample until its objects were removed and the index knew it.";
-    FREED = Counter "holdfast_samples_freed_total" ["store"],
+    FREED = Counter "tensorhold_samples_freed_total" ["store"],
         "Samples whose objects this process removed.";
-    FREE_FAILURES = Counter "holdfast_free_failures_total" ["store"],
+    FREE_FAILURES = Counter "tensorhold_free_failures_total" ["store"],
         "Times that removing a sample's objects failed.";
-    LEFT_TO_SWEEPS = Counter "holdfast_frees_left_to_sweeps_total" ["store"],
+    LEFT_TO_SWEEPS = Counter "tensorhold_frees_left_to_sweeps_total" ["store"],
         "Removals and releases that found their queue full and were left to a sweep.";
-    PENDING_FREES = Gauge "holdfast_pending_frees" ["store"],
+    PENDING_FREES = Gauge "tensorhold_pending_frees" ["store"],
         "Samples whose objects are still to be removed by this process.";
-    SWEEPS = Counter "holdfast_sweeps_total" ["store"],
+    SWEEPS = Counter "tensorhold_sweeps_total" ["store"],
         "Sweeps that this process made.";
-    POOL = Gauge "holdfast_pool_bytes" ["store", "state"],
+    POOL = Gauge "tensorhold_pool_bytes" ["store", "state"],
         "The pool that gets receive into: `budget`, what it may allocate; `taken`, what it has; `lent`, what of that is in use.";
-    REGISTERED = Gauge "holdfast_registered_bytes" ["store"],
+    REGISTERED = Gauge "tensorhold_registered_bytes" ["store"],
         "Memory of this process that is registered with the engine.";
-    STUCK = Gauge "holdfast_registered_regions_stuck" ["store"],
+    STUCK = Gauge "tensorhold_registered_regions_stuck" ["store"],
         "Regions that the engine refused to unregister.";
-    SESSIONS = Counter "holdfast_sessions_opened_total" ["store"],
+    SESSIONS = Counter "tensorhold_sessions_opened_total" ["store"],
         "Sessions that this process opened; more than one for a store that was opened once means that the process was cut off.";
-    TICK = Greatest "holdfast_clock_tick" ["store"],
+    TICK = Greatest "tensorhold_clock_tick" ["store"],
         "The store's shared clock, as this process last saw it.";
-    CLOCK_STOOD = Greatest "holdfast_clock_stood_still_seconds" ["store"],
+    CLOCK_STOOD = Greatest "tensorhold_clock_stood_still_seconds" ["store"],
         "For how long this process has seen the store's shared clock stand at that tick.";
-    ENGINE_CALL = Histogram "holdfast_engine_call_seconds" ["store", "call", "outcome"],
+    ENGINE_CALL = Histogram "tensorhold_engine_call_seconds" ["store", "call", "outcome"],
         "How long calls to the engine took, prefetches included.";
-    ENGINE_OBJECTS = Counter "holdfast_engine_objects_total" ["store", "call", "outcome"],
+    ENGINE_OBJECTS = Counter "tensorhold_engine_objects_total" ["store", "call", "outcome"],
         "Objects in calls to the engine, by what became of each.";
-    ENGINE_BYTES = Counter "holdfast_engine_bytes_total" ["store", "direction"],
+    ENGINE_BYTES = Counter "tensorhold_engine_bytes_total" ["store", "direction"],
         "Bytes that moved to the engine (`out`) and from it (`in`).";
-    INDEX_CALL = Histogram "holdfast_index_call_seconds" ["store", "call", "outcome"],
+    INDEX_CALL = Histogram "tensorhold_index_call_seconds" ["store", "call", "outcome"],
         "How long calls to the index's store took; `rejected` is a transaction whose conditions did not hold, which is decided anew.";
-    INDEX_READS = Counter "holdfast_index_reads_total" ["store", "kind", "cause"],
+    INDEX_READS = Counter "tensorhold_index_reads_total" ["store", "kind", "cause"],
         "Reads of keys and of ranges in the index, by what they were for: a sweep, a collect of samples to be freed, or anything else.";
-    INDEX_AMBIGUOUS = Counter "holdfast_index_ambiguous_total" ["store"],
+    INDEX_AMBIGUOUS = Counter "tensorhold_index_ambiguous_total" ["store"],
         "Transactions whose answer was lost, so that their outcome had to be found out.";
-    GROUP_COMMIT = Histogram "holdfast_index_request_transactions" [],
+    GROUP_COMMIT = Histogram "tensorhold_index_request_transactions" [],
         "How many transactions the requests to etcd had.";
-    PASSED_OVER = Counter "holdfast_records_passed_over_total" ["store", "why"],
+    PASSED_OVER = Counter "tensorhold_records_passed_over_total" ["store", "why"],
         "Records that this process could not read: broken ones (`quarantined`), and those of a later release (`later`).";
-    CUTS = Counter "holdfast_index_cuts_total" ["store"],
+    CUTS = Counter "tensorhold_index_cuts_total" ["store"],
         "How often this process found that the index was restored to an earlier state or replaced.";
-    REFUSES = Greatest "holdfast_index_refuses" ["store"],
+    REFUSES = Greatest "tensorhold_index_refuses" ["store"],
         "1 while the index refuses every call because it was restored; else 0.";
-    PREFETCH_ASKED = Counter "holdfast_prefetch_asked_total" ["store"],
+    PREFETCH_ASKED = Counter "tensorhold_prefetch_asked_total" ["store"],
         "Objects that a prefetch was asked for.";
-    PREFETCH_BEGUN = Counter "holdfast_prefetch_begun_total" ["store"],
+    PREFETCH_BEGUN = Counter "tensorhold_prefetch_begun_total" ["store"],
         "Prefetches of an object that were begun.";
-    PREFETCH_ENDED = Counter "holdfast_prefetch_ended_total" ["store", "outcome"],
+    PREFETCH_ENDED = Counter "tensorhold_prefetch_ended_total" ["store", "outcome"],
         "Prefetches of an object, by how they ended.";
-    LOADED = Counter "holdfast_loaded_objects_total" ["store", "tier"],
+    LOADED = Counter "tensorhold_loaded_objects_total" ["store", "tier"],
         "Objects that gets have loaded, by where they were: `local` (read ahead), `dram`, `ssd`, `unknown`.";
-    LOADED_BYTES = Counter "holdfast_loaded_bytes_total" ["store", "tier"],
+    LOADED_BYTES = Counter "tensorhold_loaded_bytes_total" ["store", "tier"],
         "Bytes of those objects whose tier is known.";
-    PREFETCH_BUFFERED = Gauge "holdfast_prefetch_buffered_objects" ["store"],
+    PREFETCH_BUFFERED = Gauge "tensorhold_prefetch_buffered_objects" ["store"],
         "Objects that were read ahead and not read yet.";
-    PREFETCH_BUFFER = Gauge "holdfast_prefetch_buffer_bytes" ["store"],
+    PREFETCH_BUFFER = Gauge "tensorhold_prefetch_buffer_bytes" ["store"],
         "Bytes of the read-ahead buffer in use.";
-    PROBE_REQUESTS = Counter "holdfast_probe_requests_total" ["store"],
+    PROBE_REQUESTS = Counter "tensorhold_probe_requests_total" ["store"],
         "Requests that asked where objects are.";
-    PROBE_KEYS = Counter "holdfast_probe_keys_total" ["store"],
+    PROBE_KEYS = Counter "tensorhold_probe_keys_total" ["store"],
         "Keys in those requests.";
-    PAGES_PUT = Counter "holdfast_pages_put_total" ["outcome"],
+    PAGES_PUT = Counter "tensorhold_pages_put_total" ["outcome"],
         "KV pages put, by outcome.";
-    PAGES_GOT = Counter "holdfast_pages_got_total" ["outcome"],
+    PAGES_GOT = Counter "tensorhold_pages_got_total" ["outcome"],
         "KV pages asked for, by outcome.";
-    PAGE_BYTES = Counter "holdfast_page_bytes_total" ["direction"],
+    PAGE_BYTES = Counter "tensorhold_page_bytes_total" ["direction"],
         "Bytes of KV pages stored (`out`) and loaded (`in`).";
-    PAGE_KEYS = Counter "holdfast_page_keys_probed_total" ["found"],
+    PAGE_KEYS = Counter "tensorhold_page_keys_probed_total" ["found"],
         "KV pages that were looked for, by whether they were there.";
-    BAD_PAGES = Counter "holdfast_bad_pages_removed_total" [],
+    BAD_PAGES = Counter "tensorhold_bad_pages_removed_total" [],
         "Wrong KV pages that were removed from the engine.";
-    BAD_PAGES_WAITING = Gauge "holdfast_bad_pages_waiting" [],
+    BAD_PAGES_WAITING = Gauge "tensorhold_bad_pages_waiting" [],
         "Wrong KV pages that could not be removed yet.";
-    TIER_OPERATIONS = Counter "holdfast_tier_operations_total" ["outcome"],
+    TIER_OPERATIONS = Counter "tensorhold_tier_operations_total" ["outcome"],
         "Operations of the KV tier, by what happened to them: `accepted` or `refused`, and later `done_whole`, `done_in_part`, `missed`, `corrupt`, `timed_out`, `cancelled`; `advised` counts requests that were told to go on meanwhile.";
-    TIER_OPEN = Gauge "holdfast_tier_operations_open" [],
+    TIER_OPEN = Gauge "tensorhold_tier_operations_open" [],
         "Operations of the KV tier that are open.";
 }

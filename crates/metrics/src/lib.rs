@@ -6,11 +6,11 @@
 //!  a source that ends ──its last counts──▶ what has ended                ─┘
 //! ```
 //!
-//! - A **family** ([`Family`]) is a metric with its name, type, labels and meaning. All of Holdfast's are in [`family`]; the
+//! - A **family** ([`Family`]) is a metric with its name, type, labels and meaning. All of Tensorhold's are in [`family`]; the
 //!   page `docs/metrics.md` is made from them ([`page()`]).
 //! - **Cells** ([`Counter`], [`Histogram`], [`Calls`]) are what hot paths write to: two relaxed additions to atomics, no lock,
 //!   no lookup, no allocation but for the first observation of a series.
-//! - A **source** ([`Source`]) is read when a process is scraped. So what a part of Holdfast counts anyway is counted once.
+//! - A **source** ([`Source`]) is read when a process is scraped. So what a part of Tensorhold counts anyway is counted once.
 //! - The **registry** ([`registry`]) belongs to the process.
 //!
 //! # What holds
@@ -23,7 +23,7 @@
 //! - M4: a forked child begins with an empty registry. It touches nothing of the parent's, whose locks may be held for ever
 //!   on its side of the fork.
 //!
-//! With `HOLDFAST_METRICS=off` in the environment of a process, its registry hands out no cells and knows no source:
+//! With `TENSORHOLD_METRICS=off` in the environment of a process, its registry hands out no cells and knows no source:
 //! nothing is timed, and the text is empty.
 
 pub mod cells;

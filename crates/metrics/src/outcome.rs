@@ -1,6 +1,6 @@
 //! How a call ended, as the value of a label.
 
-use holdfast_core::{ErrorKind, Result};
+use tensorhold_core::{ErrorKind, Result};
 
 /// The values of the label `outcome`. The first two are no errors; the others are the kinds of errors.
 const NAMES: [&str; OUTCOMES] = [

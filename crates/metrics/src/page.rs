@@ -7,20 +7,20 @@ use crate::store::{CAUSES, ENGINE_CALLS, INDEX_CALLS, OBJECT_OUTCOMES, OPERATION
 
 const HEAD: &str = "# Metrics
 
-Made from the descriptions in `crates/metrics/src/family.rs`, by `cargo run -p holdfast-metrics --example metrics_page`.
+Made from the descriptions in `crates/metrics/src/family.rs`, by `cargo run -p tensorhold-metrics --example metrics_page`.
 
-Every process that uses Holdfast has them. In Python:
+Every process that uses Tensorhold has them. In Python:
 
 ```python
-import holdfast.metrics
+import tensorhold.metrics
 import prometheus_client
 
-print(holdfast.metrics.text())                          # the text format of Prometheus
-server = holdfast.metrics.start_http(port=9401)         # GET /metrics, on 127.0.0.1 unless told otherwise
-prometheus_client.REGISTRY.register(holdfast.metrics.collector())   # beside the program's own
+print(tensorhold.metrics.text())                          # the text format of Prometheus
+server = tensorhold.metrics.start_http(port=9401)         # GET /metrics, on 127.0.0.1 unless told otherwise
+prometheus_client.REGISTRY.register(tensorhold.metrics.collector())   # beside the program's own
 ```
 
-In Rust: `holdfast_metrics::registry().text()`.
+In Rust: `tensorhold_metrics::registry().text()`.
 
 - A scrape does no I/O: it asks neither the engine nor the index.
 - Counters begin at zero with the process, and a forked child begins at zero too. A child has no server until it starts one.
@@ -28,7 +28,7 @@ In Rust: `holdfast_metrics::registry().text()`.
 - Counts and sums of a store that is open twice in one process are added up.
 - No label holds the name of a sample, a session or a host. A process has labels for its first 64 stores; later ones
   share the label `other`.
-- `HOLDFAST_METRICS=off` in the environment of a process switches them off: nothing is timed, and the text is empty.
+- `TENSORHOLD_METRICS=off` in the environment of a process switches them off: nothing is timed, and the text is empty.
 ";
 
 /// The page, as Markdown.

@@ -14,7 +14,7 @@ use crate::text;
 /// How many stores have a label of their own. Further ones share one.
 pub const MOST_STORES: usize = 64;
 const OTHER: &str = "other";
-const SETTING: &str = "HOLDFAST_METRICS";
+const SETTING: &str = "TENSORHOLD_METRICS";
 
 /// The metrics of a process.
 #[derive(Debug)]
@@ -194,18 +194,24 @@ mod tests {
         one.0.add(3);
         two.0.add(4);
         assert!(
-            has(registry, r#"holdfast_samples_put_total{store="a \"store\"\\"} 7"#),
+            has(registry, r#"tensorhold_samples_put_total{store="a \"store\"\\"} 7"#),
             "{}",
             registry.text()
         );
-        assert!(has(registry, r#"holdfast_pending_frees{store="a"} 5"#));
-        assert!(has(registry, r#"holdfast_oldest_lease_seconds{store="a"} 3"#));
+        assert!(has(registry, r#"tensorhold_pending_frees{store="a"} 5"#));
+        assert!(has(registry, r#"tensorhold_oldest_lease_seconds{store="a"} 3"#));
         drop(first);
         one.0.add(100);
-        assert!(has(registry, r#"holdfast_samples_put_total{store="a \"store\"\\"} 7"#));
-        assert!(has(registry, r#"holdfast_pending_frees{store="a"} 2.5"#));
+        assert!(has(
+            registry,
+            r#"tensorhold_samples_put_total{store="a \"store\"\\"} 7"#
+        ));
+        assert!(has(registry, r#"tensorhold_pending_frees{store="a"} 2.5"#));
         drop(second);
-        assert!(has(registry, r#"holdfast_samples_put_total{store="a \"store\"\\"} 7"#));
+        assert!(has(
+            registry,
+            r#"tensorhold_samples_put_total{store="a \"store\"\\"} 7"#
+        ));
         assert!(
             !registry.text().contains("pending_frees"),
             "the gauge went with the last source"
@@ -222,7 +228,7 @@ mod tests {
         store
             .operations
             .ended_by_name("put", Outcome::OK, Duration::from_secs(100));
-        let of = |rest: &str| format!(r#"holdfast_operation_seconds{rest}"#);
+        let of = |rest: &str| format!(r#"tensorhold_operation_seconds{rest}"#);
         for line in [
             r#"_bucket{store="s",operation="put",outcome="ok",le="0.001"} 0"#,
             r#"_bucket{store="s",operation="put",outcome="ok",le="0.0025"} 1"#,

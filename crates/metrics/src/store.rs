@@ -1,6 +1,6 @@
 //! The cells of one store: its operations, its engine, its index.
 
-use holdfast_core::Error;
+use tensorhold_core::Error;
 
 use crate::cells::{Calls, Counter, Counts, Histogram, LATENCY};
 use crate::family;
@@ -194,7 +194,7 @@ impl EngineMetrics {
     /// The name of an object's failure in [`OBJECT_OUTCOMES`].
     pub fn failure(error: &Error) -> &'static str {
         match error.kind() {
-            holdfast_core::ErrorKind::Unavailable => "unavailable",
+            tensorhold_core::ErrorKind::Unavailable => "unavailable",
             _ => "failed",
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use holdfast_metrics::{Kind, family};
+use tensorhold_metrics::{Kind, family};
 
 #[test]
 fn the_page_is_up_to_date() {
@@ -11,8 +11,8 @@ fn the_page_is_up_to_date() {
     let page = std::fs::read_to_string(page).expect("docs/metrics.md");
     assert_eq!(
         page,
-        holdfast_metrics::page(),
-        "run: cargo run -p holdfast-metrics --example metrics_page"
+        tensorhold_metrics::page(),
+        "run: cargo run -p tensorhold-metrics --example metrics_page"
     );
 }
 
@@ -22,7 +22,7 @@ fn names_follow_the_rules_of_prometheus() {
     for family in family::ALL {
         let name = family.name;
         assert!(names.insert(name), "{name} twice");
-        assert!(name.starts_with("holdfast_"), "{name}");
+        assert!(name.starts_with("tensorhold_"), "{name}");
         assert!(
             name.bytes()
                 .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_'),

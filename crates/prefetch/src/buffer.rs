@@ -13,10 +13,10 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use holdfast_core::{ObjectKey, Result, Timestamp};
-use holdfast_engine::{Engine, EngineExt, EngineId, Region, Span};
 use parking_lot::Mutex;
 use range_alloc::RangeAllocator;
+use tensorhold_core::{ObjectKey, Result, Timestamp};
+use tensorhold_engine::{Engine, EngineExt, EngineId, Region, Span};
 
 /// Spans begin on pages, so that copies are aligned.
 const ALIGN: usize = 4096;
@@ -208,8 +208,8 @@ impl Buffer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use holdfast_core::{Clock, ManualClock};
-    use holdfast_engine::{MemoryCluster, MemoryConfig};
+    use tensorhold_core::{Clock, ManualClock};
+    use tensorhold_engine::{MemoryCluster, MemoryConfig};
 
     const SECOND: Duration = Duration::from_secs(1);
 

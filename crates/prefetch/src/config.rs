@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use holdfast_core::{Error, Result};
 use serde::{Deserialize, Serialize};
+use tensorhold_core::{Error, Result};
 
 /// The way by which objects on SSD come to memory. `docs/adr/0010-prefetch.md` has both measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,7 +28,7 @@ pub struct PrefetchConfig {
     pub buffer_bytes: usize,
     /// How long an object that was read ahead is kept for its reader; after that it may give way to another one.
     /// Default: 10 s.
-    #[serde(with = "holdfast_core::duration")]
+    #[serde(with = "tensorhold_core::duration")]
     pub keep: Duration,
     /// Threads that read ahead. They are started when the first object is asked for. Default: 2.
     pub workers: usize,
@@ -39,31 +39,31 @@ pub struct PrefetchConfig {
     /// The most bytes of one read, if it has several objects. Default: 32 MiB.
     pub batch_bytes: u64,
     /// How long an object may wait before it is begun. Default: 2 s.
-    #[serde(with = "holdfast_core::duration")]
+    #[serde(with = "tensorhold_core::duration")]
     pub begin_within: Duration,
     /// How long an attempt may take once it is begun. Default: 5 s.
-    #[serde(with = "holdfast_core::duration")]
+    #[serde(with = "tensorhold_core::duration")]
     pub within: Duration,
     /// How long an outcome is remembered, so that the same question does not cause the same work again. Default: 1 s.
-    #[serde(with = "holdfast_core::duration")]
+    #[serde(with = "tensorhold_core::duration")]
     pub remember: Duration,
     /// How long nothing is begun after memory was short. Default: 500 ms.
-    #[serde(with = "holdfast_core::duration")]
+    #[serde(with = "tensorhold_core::duration")]
     pub cool_down: Duration,
     /// For [`Route::Promote`]: how often the progress of all promotions is looked up. Default: 25 ms.
-    #[serde(with = "holdfast_core::duration")]
+    #[serde(with = "tensorhold_core::duration")]
     pub look_every: Duration,
     /// For [`Route::Promote`]: the share of DRAM in use above which nothing is promoted. Default: 0.85, below the engine's
     /// own high watermark (0.90), above which it evicts.
     pub dram_below: f64,
     /// How long the answer of a probe may be used again. Default: none, every question is asked.
-    #[serde(with = "holdfast_core::duration")]
+    #[serde(with = "tensorhold_core::duration")]
     pub cache_for: Duration,
     /// Whether to find out which tier served each get, also where no probe has told: one more key in a later request.
     /// Default: no.
     pub count_sources: bool,
     /// How long a get waits for objects that are on their way. Default: not at all.
-    #[serde(with = "holdfast_core::duration")]
+    #[serde(with = "tensorhold_core::duration")]
     pub wait_for_prefetch: Duration,
 }
 

@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use holdfast_core::{Clock, ObjectKey, Result};
-use holdfast_engine::batch::check_time;
-use holdfast_engine::{
+use parking_lot::Mutex;
+use tensorhold_core::{Clock, ObjectKey, Result};
+use tensorhold_engine::batch::check_time;
+use tensorhold_engine::{
     Capabilities, Engine, GetOutcome, Holder, HostMemory, Listing, Presence, PromoteOutcome, PutOptions, PutOutcome,
     Region, Registrations, RemoveOutcome, Transfer, Usage,
 };
-use holdfast_metrics::{Readings, family};
-use parking_lot::Mutex;
+use tensorhold_metrics::{Readings, family};
 
 use crate::buffer::Buffer;
 use crate::config::{PrefetchConfig, Route};
@@ -234,7 +234,7 @@ impl PrefetchEngine {
         workers.retain(|worker| !worker.is_finished());
         while workers.len() < self.work.config.workers && !self.work.shared.with(|throttle| throttle.is_closed()) {
             let work = Arc::clone(&self.work);
-            let name = format!("holdfast-prefetch-{}", workers.len());
+            let name = format!("tensorhold-prefetch-{}", workers.len());
             match std::thread::Builder::new().name(name).spawn(move || work.run()) {
                 Ok(worker) => workers.push(worker),
                 Err(error) => {

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline};
+use tensorhold_core::{Clock, Deadline};
 
 use crate::shared::Shared;
 use crate::throttle::{Outcome, TicketId};

@@ -1,6 +1,6 @@
 //! Prefetch on exist: what lies on SSD only is on its way to memory when its reader asks for it.
 //!
-//! [`PrefetchEngine`] is an [`Engine`](holdfast_engine::Engine) over another one. Both planes use it the same way: they
+//! [`PrefetchEngine`] is an [`Engine`](tensorhold_engine::Engine) over another one. Both planes use it the same way: they
 //! put and get through it as through any engine, and ask it where objects are.
 //!
 //! ```text

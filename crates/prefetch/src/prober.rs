@@ -21,9 +21,9 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, Error, ObjectKey, Result, Timestamp};
-use holdfast_engine::{Engine, Presence};
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use tensorhold_core::{Clock, Deadline, Error, ObjectKey, Result, Timestamp};
+use tensorhold_engine::{Engine, Presence};
 
 const OPERATION: &str = "prefetch.exists";
 

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use holdfast_core::{Deadline, ObjectKey, Result};
-use holdfast_engine::{Presence, PromoteOutcome};
+use tensorhold_core::{Deadline, ObjectKey, Result};
+use tensorhold_engine::{Presence, PromoteOutcome};
 
 use crate::flaw::Flaw;
 use crate::throttle::{Attempt, Outcome};

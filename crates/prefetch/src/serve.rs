@@ -3,9 +3,9 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Result};
-use holdfast_engine::batch::{check_count, check_time, check_transfers};
-use holdfast_engine::{GetOutcome, Span, Transfer};
+use tensorhold_core::{Deadline, Result};
+use tensorhold_engine::batch::{check_count, check_time, check_transfers};
+use tensorhold_engine::{GetOutcome, Span, Transfer};
 
 use crate::workers::Work;
 

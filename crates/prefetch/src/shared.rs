@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline};
+use tensorhold_core::{Clock, Deadline};
 
 use crate::throttle::{Limits, Outcome, Throttle, TicketId};
 use sync::{Condvar, Mutex};
@@ -126,8 +126,8 @@ mod sync {
 mod tests {
     use super::*;
     use crate::throttle::{Priority, Want};
-    use holdfast_core::{ManualClock, ObjectKey, Timestamp};
     use std::sync::Arc;
+    use tensorhold_core::{ManualClock, ObjectKey, Timestamp};
 
     const LONG: Duration = Duration::from_secs(3600);
 

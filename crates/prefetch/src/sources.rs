@@ -7,9 +7,9 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use holdfast_core::ObjectKey;
-use holdfast_engine::Presence;
 use parking_lot::Mutex;
+use tensorhold_core::ObjectKey;
+use tensorhold_engine::Presence;
 
 /// The most objects whose tier is still to be looked up.
 const MOST_OPEN: usize = 4096;

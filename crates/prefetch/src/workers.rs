@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, Error, ObjectKey, Result, Timestamp};
-use holdfast_engine::{Engine, GetOutcome, Presence, Transfer, Usage};
 use parking_lot::Mutex;
+use tensorhold_core::{Clock, Deadline, Error, ObjectKey, Result, Timestamp};
+use tensorhold_engine::{Engine, GetOutcome, Presence, Transfer, Usage};
 
 use crate::buffer::Buffer;
 use crate::config::{PrefetchConfig, Route};

@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use holdfast_core::{Clock, ObjectKey, Result};
-use holdfast_engine::Engine;
-use holdfast_engine::testing::{Backend, Harness, MemoryBackend, Setup};
-use holdfast_prefetch::{PrefetchConfig, PrefetchEngine, Priority};
+use tensorhold_core::{Clock, ObjectKey, Result};
+use tensorhold_engine::Engine;
+use tensorhold_engine::testing::{Backend, Harness, MemoryBackend, Setup};
+use tensorhold_prefetch::{PrefetchConfig, PrefetchEngine, Priority};
 
 struct Prefetching(MemoryBackend);
 
@@ -52,5 +52,5 @@ impl Harness for Over {
 }
 
 fn main() {
-    holdfast_engine::testing::main(Prefetching(MemoryBackend));
+    tensorhold_engine::testing::main(Prefetching(MemoryBackend));
 }

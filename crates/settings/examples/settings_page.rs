@@ -4,5 +4,5 @@ use std::path::Path;
 
 fn main() -> std::io::Result<()> {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/settings.md");
-    std::fs::write(page, holdfast_settings::page())
+    std::fs::write(page, tensorhold_settings::page())
 }

@@ -4,8 +4,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
-use holdfast_core::{Error, Result};
 use serde_json::{Map, Value};
+use tensorhold_core::{Error, Result};
 use toml_edit::{Document, Item, TableLike, Value as Toml};
 
 use crate::Kind;

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use holdfast_core::duration;
 use serde_json::{Map, Value};
+use tensorhold_core::duration;
 
 /// The kind of a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

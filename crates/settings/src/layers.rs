@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use holdfast_core::{Error, Result};
 use serde_json::{Map, Value};
+use tensorhold_core::{Error, Result};
 
 use crate::table::{ALL, Setting, setting};
 use crate::{CONFIG, Kind, file};
@@ -30,9 +30,9 @@ pub struct Given<'a> {
     pub named: &'a [&'a str],
     /// The variables of the process.
     pub variables: Option<&'a BTreeMap<String, String>>,
-    /// The file, if a flag names one; otherwise `HOLDFAST_CONFIG` may.
+    /// The file, if a flag names one; otherwise `TENSORHOLD_CONFIG` may.
     pub config: Option<&'a Path>,
-    /// The addresses that `holdfast up` recorded.
+    /// The addresses that `tensorhold up` recorded.
     pub recorded: &'a [(&'static str, String)],
 }
 
@@ -45,7 +45,7 @@ pub enum Source {
     Variable(String),
     /// The file, at this line.
     File(usize),
-    /// What `holdfast up` recorded.
+    /// What `tensorhold up` recorded.
     Up,
     /// Nothing says anything.
     Default,
@@ -57,7 +57,7 @@ impl fmt::Display for Source {
             Self::Flag => f.write_str("flag"),
             Self::Variable(name) => f.write_str(name),
             Self::File(line) => write!(f, "file:{line}"),
-            Self::Up => f.write_str("holdfast up"),
+            Self::Up => f.write_str("tensorhold up"),
             Self::Default => f.write_str("default"),
         }
     }

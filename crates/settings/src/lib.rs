@@ -2,14 +2,14 @@
 //! read through it, so one file means the same to both.
 //!
 //! ```text
-//! flags, arguments ▷ variables (HOLDFAST_…) ▷ the file (--config, HOLDFAST_CONFIG) ▷ what `holdfast up` recorded ▷ defaults
+//! flags, arguments ▷ variables (TENSORHOLD_…) ▷ the file (--config, TENSORHOLD_CONFIG) ▷ what `tensorhold up` recorded ▷ defaults
 //! ```
 //! What stands further left counts more. `docs/adr/0014-settings.md` says why it is so.
 //!
 //! # What must hold
 //! - Clusters are not mixed. A place that names a master closes the places below for the other addresses of masters;
 //!   one that names an etcd closes them for the login at etcd, because a password is for the etcd that it was given
-//!   with. What `holdfast up` recorded counts only if nothing names an address, and then no login counts.
+//!   with. What `tensorhold up` recorded counts only if nothing names an address, and then no login counts.
 //! - No error repeats a value: it may be a password in the wrong place.
 //! - A secret that stands in a variable is passed on as a reference to it. One that stands in a file is refused if
 //!   others may read the file.
@@ -35,7 +35,7 @@ pub use page::page;
 pub use table::{ALL, Setting, differences, setting};
 
 /// The variable that names the file.
-pub const CONFIG: &str = "HOLDFAST_CONFIG";
+pub const CONFIG: &str = "TENSORHOLD_CONFIG";
 
 /// The README's example is a documentation test.
 #[cfg(doctest)]

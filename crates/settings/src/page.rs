@@ -5,20 +5,20 @@ use crate::table::ALL;
 
 const HEAD: &str = "# Settings
 
-Made from the table in `crates/settings/src/table.rs`, by `cargo run -p holdfast-settings --example settings_page`.
+Made from the table in `crates/settings/src/table.rs`, by `cargo run -p tensorhold-settings --example settings_page`.
 
-Every setting has a name, a place in a file, and a variable. `holdfast.open`, the `holdfast` command and the steward read them
+Every setting has a name, a place in a file, and a variable. `tensorhold.open`, the `tensorhold` command and the steward read them
 alike, and what stands first counts most:
 
-1. arguments of `holdfast.open`, flags of the command
-2. variables: `HOLDFAST_` and the name in capitals, with `_` for each dot. `HOLDFAST_ETCD_…` are those of `etcd_options` and its
-   `tls`; the private key is `HOLDFAST_ETCD_PRIVATE_KEY`. An empty variable counts as none
-3. a file: `--config`, or else `HOLDFAST_CONFIG`. There is no other place that is looked at
-4. the addresses that `holdfast up` recorded, if nothing above names an etcd, a master or an admin address; then no login counts
+1. arguments of `tensorhold.open`, flags of the command
+2. variables: `TENSORHOLD_` and the name in capitals, with `_` for each dot. `TENSORHOLD_ETCD_…` are those of `etcd_options` and its
+   `tls`; the private key is `TENSORHOLD_ETCD_PRIVATE_KEY`. An empty variable counts as none
+3. a file: `--config`, or else `TENSORHOLD_CONFIG`. There is no other place that is looked at
+4. the addresses that `tensorhold up` recorded, if nothing above names an etcd, a master or an admin address; then no login counts
 5. the default
 
 ```toml
-# holdfast.toml
+# tensorhold.toml
 store = \"run-7\"
 etcd = [\"https://etcd-1:2379\", \"https://etcd-2:2379\"]
 master = \"mooncake:50051\"
@@ -27,7 +27,7 @@ budget = \"512GiB\"
 [etcd_options]
 user = \"trainer\"
 password = \"file:/run/secrets/etcd\"
-tls.ca = \"/etc/holdfast/ca.pem\"
+tls.ca = \"/etc/tensorhold/ca.pem\"
 
 [index]
 tick = \"500ms\"
@@ -37,7 +37,7 @@ store = \"run-7\"
 audit_every = \"1h\"
 ```
 
-- `holdfast settings` shows every setting in force and where it comes from. A setting that does not exist is refused, with the
+- `tensorhold settings` shows every setting in force and where it comes from. A setting that does not exist is refused, with the
   nearest one that does; a value of another kind is refused. No error repeats a value.
 - Clusters are not mixed: a place that names `master` closes the places below it for `admin` and `metadata`, and one that names
   `etcd` closes them for `user`, `password` and `tls` of `etcd_options`. So a password goes only to the etcd that it was given with,
@@ -110,8 +110,8 @@ const TAIL: &str = "
 
 | variable | what |
 |---|---|
-| `HOLDFAST_CONFIG` | the path of the file |
-| `HOLDFAST_METRICS` | `off`: no metrics ([metrics.md](metrics.md)) |
-| `HOLDFAST_OTLP_ENDPOINT` | where traces go ([traces.md](traces.md)) |
-| `HOLDFAST_UNTESTED_MOONCAKE` | `1`: as `engine.untested_release` |
+| `TENSORHOLD_CONFIG` | the path of the file |
+| `TENSORHOLD_METRICS` | `off`: no metrics ([metrics.md](metrics.md)) |
+| `TENSORHOLD_OTLP_ENDPOINT` | where traces go ([traces.md](traces.md)) |
+| `TENSORHOLD_UNTESTED_MOONCAKE` | `1`: as `engine.untested_release` |
 ";

@@ -1,7 +1,7 @@
 //! The settings.
 
-use holdfast_core::Error;
 use serde_json::Value;
+use tensorhold_core::Error;
 
 use crate::kind::Kind::{self, *};
 use crate::layers::{Source, refused};
@@ -70,7 +70,7 @@ pub const ALL: &[Setting] = &[
         "SpecForge: the share of the budget that is reserved for a sample of a serving engine."),
     of("key", Secrets, "", "The key of a sealed store; or several by their ids, in a file."),
     of("key_id", Text, "", "The id of the key that seals."),
-    of("etcd_options.root", Text, "holdfast", "The first part of all keys in etcd: one root is one index."),
+    of("etcd_options.root", Text, "tensorhold", "The first part of all keys in etcd: one root is one index."),
     of("etcd_options.user", Text, "", "The user at etcd, if it asks for a login."),
     of("etcd_options.password", Secret, "", "That user's password."),
     of("etcd_options.allow_plain_password", Switch, "false",
@@ -183,7 +183,7 @@ pub const ALL: &[Setting] = &[
     of("steward.http.tls.client_ca", Text, "",
         "The path of the CA whose clients are let in; by default clients need no certificate."),
     of("steward.http.tokens", Tables, "",
-        "Who may use the interface, each as `[[steward.http.tokens]]`; `holdfast token` makes one."),
+        "Who may use the interface, each as `[[steward.http.tokens]]`; `tensorhold token` makes one."),
     of("steward.http.tokens[].name", Text, "", "Who this is, for the log."),
     of("steward.http.tokens[].sha256", Text, "", "The SHA-256 of the token, as 64 hex digits."),
     of("steward.http.tokens[].stores", List, "", "The stores that it is for; by default all."),
@@ -193,7 +193,7 @@ pub const ALL: &[Setting] = &[
 
 /// Sections whose variables have a shorter name than the rule gives.
 const SHORT: [(&str, &str); 3] = [
-    // A variable HOLDFAST_ETCD_KEY would be taken for a store's key.
+    // A variable TENSORHOLD_ETCD_KEY would be taken for a store's key.
     ("etcd_options.tls.key", "etcd.private_key"),
     ("etcd_options.tls.", "etcd."),
     ("etcd_options.", "etcd."),
@@ -205,7 +205,7 @@ pub fn setting(path: &str) -> Option<&'static Setting> {
 }
 
 impl Setting {
-    /// The variable that sets it: `HOLDFAST_` and its path. None for what only a file can say.
+    /// The variable that sets it: `TENSORHOLD_` and its path. None for what only a file can say.
     pub fn variable(&self) -> Option<String> {
         if self.kind == Tables || self.path.contains("[]") {
             return None;
@@ -214,7 +214,7 @@ impl Setting {
             .iter()
             .find_map(|(long, short)| Some(format!("{short}{}", self.path.strip_prefix(long)?)));
         let path = short.unwrap_or_else(|| self.path.to_owned());
-        Some(format!("HOLDFAST_{}", path.replace('.', "_").to_ascii_uppercase()))
+        Some(format!("TENSORHOLD_{}", path.replace('.', "_").to_ascii_uppercase()))
     }
 
     /// The default in JSON; null if there is none.

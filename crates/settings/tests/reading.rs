@@ -10,10 +10,10 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 
-use holdfast_core::Result;
-use holdfast_settings::{CONFIG, Given, Settings, Source};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tensorhold_core::Result;
+use tensorhold_settings::{CONFIG, Given, Settings, Source};
 
 /// A folder with a file of settings.
 struct File {
@@ -24,7 +24,7 @@ struct File {
 impl File {
     fn new(text: &str, mode: u32) -> Self {
         let folder = TempDir::new().expect("a folder");
-        let path = folder.path().join("holdfast.toml");
+        let path = folder.path().join("tensorhold.toml");
         fs::write(&path, text).expect("written");
         fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("permissions");
         Self { _folder: folder, path }
@@ -106,10 +106,10 @@ fn a_flag_counts_more_than_a_variable_and_that_more_than_the_file() {
     let file = File::new(FILE, 0o644);
     let given = variables(&[
         (CONFIG, &file.path.display().to_string()),
-        ("HOLDFAST_STORE", "by-variable"),
-        ("HOLDFAST_INDEX_TICK", "0.25"),
-        ("HOLDFAST_ENVIRONMENT", "MC_A=variable"),
-        ("HOLDFAST_ROLE", ""),
+        ("TENSORHOLD_STORE", "by-variable"),
+        ("TENSORHOLD_INDEX_TICK", "0.25"),
+        ("TENSORHOLD_ENVIRONMENT", "MC_A=variable"),
+        ("TENSORHOLD_ROLE", ""),
     ]);
     let read = |flags: &[(&'static str, String)]| {
         let given = Given {
@@ -139,7 +139,7 @@ fn a_flag_counts_more_than_a_variable_and_that_more_than_the_file() {
 
 #[test]
 fn the_addresses_of_two_clusters_are_not_mixed() {
-    let settings = read_file(FILE, &[("HOLDFAST_MASTER", "b:1")]).expect("settings");
+    let settings = read_file(FILE, &[("TENSORHOLD_MASTER", "b:1")]).expect("settings");
     assert_eq!(
         (settings.text("master").as_str(), settings.given("admin")),
         ("b:1", None),
@@ -151,7 +151,7 @@ fn the_addresses_of_two_clusters_are_not_mixed() {
         "the file's etcd has the file's login"
     );
 
-    let settings = read_file(FILE, &[("HOLDFAST_ETCD", "http://b:1")]).expect("settings");
+    let settings = read_file(FILE, &[("TENSORHOLD_ETCD", "http://b:1")]).expect("settings");
     let options = settings.section("etcd_options");
     assert_eq!(
         options.keys().collect::<Vec<_>>(),
@@ -161,14 +161,14 @@ fn the_addresses_of_two_clusters_are_not_mixed() {
     assert_eq!(settings.text("master"), "c:2");
 
     // A login above an address is for that address.
-    let settings = read_file("etcd = \"http://c:1\"", &[("HOLDFAST_ETCD_USER", "u")]).expect("settings");
+    let settings = read_file("etcd = \"http://c:1\"", &[("TENSORHOLD_ETCD_USER", "u")]).expect("settings");
     assert_eq!(settings.text("etcd_options.user"), "u");
 
     // The caller's own addresses close as flags do.
     let given = variables(&[
-        ("HOLDFAST_MASTER", "b:1"),
-        ("HOLDFAST_ADMIN", "http://b:2"),
-        ("HOLDFAST_ETCD_USER", "u"),
+        ("TENSORHOLD_MASTER", "b:1"),
+        ("TENSORHOLD_ADMIN", "http://b:2"),
+        ("TENSORHOLD_ETCD_USER", "u"),
     ]);
     let given = Given {
         named: &["master", "etcd"],
@@ -192,10 +192,10 @@ fn what_up_recorded_counts_only_if_nothing_names_an_address() {
         };
         Settings::read(&given).expect("settings")
     };
-    let settings = read(&[("HOLDFAST_ETCD_USER", "u"), ("HOLDFAST_ETCD_PASSWORD", "hunter2")]);
+    let settings = read(&[("TENSORHOLD_ETCD_USER", "u"), ("TENSORHOLD_ETCD_PASSWORD", "hunter2")]);
     assert_eq!(settings.given("etcd").map(|one| &one.source), Some(&Source::Up));
     assert!(settings.section("etcd_options").is_empty(), "its etcd has no login");
-    for name in ["HOLDFAST_ETCD", "HOLDFAST_MASTER", "HOLDFAST_ADMIN"] {
+    for name in ["TENSORHOLD_ETCD", "TENSORHOLD_MASTER", "TENSORHOLD_ADMIN"] {
         let settings = read(&[(name, "http://b:1")]);
         let is_up = settings.all().iter().any(|one| one.source == Source::Up);
         assert!(!is_up, "{name} names another cluster");
@@ -242,12 +242,12 @@ fn no_error_repeats_a_value() {
         let error = read_file(text, &[]).expect_err(text);
         let said = format!("{error} {error:?} {:?}", error.context());
         assert!(!said.contains("hunter2"), "{said}");
-        assert!(!said.contains("/holdfast.toml"), "{said}");
+        assert!(!said.contains("/tensorhold.toml"), "{said}");
     }
     for (name, text) in [
-        ("HOLDFAST_INDEX_TICK", "hunter2"),
+        ("TENSORHOLD_INDEX_TICK", "hunter2"),
         (CONFIG, "hunter2"),
-        ("HOLDFAST_CHECKSUM", "hunter2"),
+        ("TENSORHOLD_CHECKSUM", "hunter2"),
     ] {
         let given = variables(&[(name, text)]);
         let given = Given {
@@ -289,10 +289,10 @@ fn a_secret_stands_in_no_file_that_others_may_read() {
 #[test]
 fn a_secret_in_a_variable_is_passed_on_as_a_reference() {
     let given = variables(&[
-        ("HOLDFAST_ETCD_PASSWORD", "hunter2"),
-        ("HOLDFAST_KEY", "file:/key"),
-        ("HOLDFAST_ETCD_CA", "/ca.pem"),
-        ("HOLDFAST_ETCD_PRIVATE_KEY", "-----BEGIN hunter2\n"),
+        ("TENSORHOLD_ETCD_PASSWORD", "hunter2"),
+        ("TENSORHOLD_KEY", "file:/key"),
+        ("TENSORHOLD_ETCD_CA", "/ca.pem"),
+        ("TENSORHOLD_ETCD_PRIVATE_KEY", "-----BEGIN hunter2\n"),
     ]);
     let given = Given {
         variables: Some(&given),
@@ -304,8 +304,8 @@ fn a_secret_in_a_variable_is_passed_on_as_a_reference() {
         json!({
             "key": "file:/key",
             "etcd_options": {
-                "password": "env:HOLDFAST_ETCD_PASSWORD",
-                "tls": {"ca": "/ca.pem", "key": "env:HOLDFAST_ETCD_PRIVATE_KEY"},
+                "password": "env:TENSORHOLD_ETCD_PASSWORD",
+                "tls": {"ca": "/ca.pem", "key": "env:TENSORHOLD_ETCD_PRIVATE_KEY"},
             },
         })
     );

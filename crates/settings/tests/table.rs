@@ -8,14 +8,14 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use holdfast_core::StoreId;
-use holdfast_features::FeatureConfig;
-use holdfast_index::IndexConfig;
-use holdfast_index_etcd::{EtcdConfig, TlsConfig};
-use holdfast_prefetch::PrefetchConfig;
-use holdfast_settings::{ALL, differences};
-use holdfast_steward::{EtcdOptions, HttpOptions, Options, OtherStores, StoreOptions, TlsFiles};
 use serde_json::{Value, json};
+use tensorhold_core::StoreId;
+use tensorhold_features::FeatureConfig;
+use tensorhold_index::IndexConfig;
+use tensorhold_index_etcd::{EtcdConfig, TlsConfig};
+use tensorhold_prefetch::PrefetchConfig;
+use tensorhold_settings::{ALL, differences};
+use tensorhold_steward::{EtcdOptions, HttpOptions, Options, OtherStores, StoreOptions, TlsFiles};
 
 fn value(config: impl serde::Serialize) -> Value {
     serde_json::to_value(config).expect("JSON")
@@ -107,10 +107,10 @@ fn no_two_settings_share_a_path_or_a_variable() {
         );
     }
     for other in [
-        "HOLDFAST_CONFIG",
-        "HOLDFAST_METRICS",
-        "HOLDFAST_OTLP_ENDPOINT",
-        "HOLDFAST_UNTESTED_MOONCAKE",
+        "TENSORHOLD_CONFIG",
+        "TENSORHOLD_METRICS",
+        "TENSORHOLD_OTLP_ENDPOINT",
+        "TENSORHOLD_UNTESTED_MOONCAKE",
     ] {
         assert_eq!(seen.get(other), None, "{other} is no setting");
     }
@@ -119,31 +119,31 @@ fn no_two_settings_share_a_path_or_a_variable() {
 #[test]
 fn variables_have_the_names_that_programs_use() {
     for (path, name) in [
-        ("store", "HOLDFAST_STORE"),
-        ("etcd", "HOLDFAST_ETCD"),
-        ("master", "HOLDFAST_MASTER"),
-        ("admin", "HOLDFAST_ADMIN"),
-        ("metadata", "HOLDFAST_METADATA"),
-        ("key", "HOLDFAST_KEY"),
-        ("key_id", "HOLDFAST_KEY_ID"),
-        ("etcd_options.user", "HOLDFAST_ETCD_USER"),
-        ("etcd_options.password", "HOLDFAST_ETCD_PASSWORD"),
-        ("etcd_options.root", "HOLDFAST_ETCD_ROOT"),
+        ("store", "TENSORHOLD_STORE"),
+        ("etcd", "TENSORHOLD_ETCD"),
+        ("master", "TENSORHOLD_MASTER"),
+        ("admin", "TENSORHOLD_ADMIN"),
+        ("metadata", "TENSORHOLD_METADATA"),
+        ("key", "TENSORHOLD_KEY"),
+        ("key_id", "TENSORHOLD_KEY_ID"),
+        ("etcd_options.user", "TENSORHOLD_ETCD_USER"),
+        ("etcd_options.password", "TENSORHOLD_ETCD_PASSWORD"),
+        ("etcd_options.root", "TENSORHOLD_ETCD_ROOT"),
         (
             "etcd_options.allow_plain_password",
-            "HOLDFAST_ETCD_ALLOW_PLAIN_PASSWORD",
+            "TENSORHOLD_ETCD_ALLOW_PLAIN_PASSWORD",
         ),
-        ("etcd_options.tls.ca", "HOLDFAST_ETCD_CA"),
-        ("etcd_options.tls.certificate", "HOLDFAST_ETCD_CERTIFICATE"),
-        ("etcd_options.tls.key", "HOLDFAST_ETCD_PRIVATE_KEY"),
-        ("index.tick", "HOLDFAST_INDEX_TICK"),
-        ("steward.http.tls.key", "HOLDFAST_STEWARD_HTTP_TLS_KEY"),
+        ("etcd_options.tls.ca", "TENSORHOLD_ETCD_CA"),
+        ("etcd_options.tls.certificate", "TENSORHOLD_ETCD_CERTIFICATE"),
+        ("etcd_options.tls.key", "TENSORHOLD_ETCD_PRIVATE_KEY"),
+        ("index.tick", "TENSORHOLD_INDEX_TICK"),
+        ("steward.http.tls.key", "TENSORHOLD_STEWARD_HTTP_TLS_KEY"),
     ] {
-        let variable = holdfast_settings::setting(path).and_then(|one| one.variable());
+        let variable = tensorhold_settings::setting(path).and_then(|one| one.variable());
         assert_eq!(variable.as_deref(), Some(name));
     }
     assert_eq!(
-        holdfast_settings::setting("steward.stores").and_then(|one| one.variable()),
+        tensorhold_settings::setting("steward.stores").and_then(|one| one.variable()),
         None
     );
 }
@@ -154,7 +154,7 @@ fn the_page_is_up_to_date() {
     let page = std::fs::read_to_string(page).expect("docs/settings.md");
     assert_eq!(
         page,
-        holdfast_settings::page(),
-        "run: cargo run -p holdfast-settings --example settings_page"
+        tensorhold_settings::page(),
+        "run: cargo run -p tensorhold-settings --example settings_page"
     );
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use holdfast_steward::http::{openapi, reference};
+use tensorhold_steward::http::{openapi, reference};
 
 fn main() -> std::io::Result<()> {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");

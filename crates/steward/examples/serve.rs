@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use async_trait::async_trait;
-use holdfast_core::{Clock, Error, Result, StoreId, SystemClock, SystemRng};
-use holdfast_engine::Engine;
-use holdfast_engine_mooncake::{MooncakeConfig, MooncakeEngine};
-use holdfast_features::Identity;
-use holdfast_index::{Index, IndexConfig, TxnIndex};
-use holdfast_index_etcd::{EtcdConfig, EtcdStore};
-use holdfast_steward::{Connect, Options, Steward};
 use serde::Deserialize;
+use tensorhold_core::{Clock, Error, Result, StoreId, SystemClock, SystemRng};
+use tensorhold_engine::Engine;
+use tensorhold_engine_mooncake::{MooncakeConfig, MooncakeEngine};
+use tensorhold_features::Identity;
+use tensorhold_index::{Index, IndexConfig, TxnIndex};
+use tensorhold_index_etcd::{EtcdConfig, EtcdStore};
+use tensorhold_steward::{Connect, Options, Steward};
 
 const WITHIN: Duration = Duration::from_secs(30);
 

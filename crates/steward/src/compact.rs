@@ -3,8 +3,8 @@
 //! ```text
 //!   look ──▶ its revision is noted ── an interval ──▶ look: what was before the noted one is forgotten ──▶ …
 //! ```
-//! So etcd keeps the history of about one to two intervals; its own mode `periodic` does the same. Holdfast
-//! needs a minute of it: see the module `compaction` of [`holdfast_index_etcd`].
+//! So etcd keeps the history of about one to two intervals; its own mode `periodic` does the same. Tensorhold
+//! needs a minute of it: see the module `compaction` of [`tensorhold_index_etcd`].
 //!
 //! # Which etcd
 //! Whoever else uses an etcd may need its history. So with `auto` it is compacted only if two looks in a row found no key
@@ -20,8 +20,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{ErrorKind, Result};
-use holdfast_index_etcd::{Compacted, Head, compact, has_other_keys, head};
+use tensorhold_core::{ErrorKind, Result};
+use tensorhold_index_etcd::{Compacted, Head, compact, has_other_keys, head};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tokio_util::sync::CancellationToken;
 
@@ -131,7 +131,7 @@ impl CompactionReport {
 
 #[cfg(test)]
 mod tests {
-    use holdfast_core::Error;
+    use tensorhold_core::Error;
 
     use super::*;
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_index_etcd::{Storage, defragment, storage};
+use tensorhold_index_etcd::{Storage, defragment, storage};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tokio_util::sync::CancellationToken;
 

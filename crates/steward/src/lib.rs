@@ -53,10 +53,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::{Error, ErrorKind, Result, StoreId};
-use holdfast_engine::Engine;
-use holdfast_features::{FeatureStore, Identity, LossAudit, OrphanAudit};
-use holdfast_index::Index;
+use tensorhold_core::{Error, ErrorKind, Result, StoreId};
+use tensorhold_engine::Engine;
+use tensorhold_features::{FeatureStore, Identity, LossAudit, OrphanAudit};
+use tensorhold_index::Index;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;

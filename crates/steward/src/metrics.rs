@@ -10,142 +10,142 @@ type Value = fn(&StoreReport) -> Option<u64>;
 /// Name, type, meaning, value.
 const OF_A_STORE: &[(&str, &str, &str, Value)] = &[
     (
-        "holdfast_steward_store_open",
+        "tensorhold_steward_store_open",
         "gauge",
         "Whether the steward has the store open.",
         |s| Some(s.open.into()),
     ),
     (
-        "holdfast_steward_on_duty",
+        "tensorhold_steward_on_duty",
         "gauge",
         "Whether this steward sweeps the store.",
         |s| Some(s.on_duty.into()),
     ),
     (
-        "holdfast_steward_elected",
+        "tensorhold_steward_elected",
         "gauge",
         "Whether any steward holds the store's office.",
         |s| Some(s.steward.is_some().into()),
     ),
     (
-        "holdfast_steward_sweeps_total",
+        "tensorhold_steward_sweeps_total",
         "counter",
         "Sweeps of this steward.",
         |s| Some(s.sweeps),
     ),
     (
-        "holdfast_steward_failed_sweeps_total",
+        "tensorhold_steward_failed_sweeps_total",
         "counter",
         "Sweeps of this steward that failed.",
         |s| Some(s.failed_sweeps),
     ),
     (
-        "holdfast_steward_leases_taken_back_total",
+        "tensorhold_steward_leases_taken_back_total",
         "counter",
         "Leases that this steward took back.",
         |s| Some(s.taken_back.leases),
     ),
     (
-        "holdfast_steward_reservations_taken_back_total",
+        "tensorhold_steward_reservations_taken_back_total",
         "counter",
         "Reservations that this steward gave up.",
         |s| Some(s.taken_back.reservations),
     ),
     (
-        "holdfast_steward_sessions_cleared_total",
+        "tensorhold_steward_sessions_cleared_total",
         "counter",
         "Ended sessions that this steward cleared.",
         |s| Some(s.taken_back.sessions),
     ),
     (
-        "holdfast_steward_freed_total",
+        "tensorhold_steward_freed_total",
         "counter",
         "Samples that this steward freed.",
         |s| Some(s.freed),
     ),
     (
-        "holdfast_steward_failed_frees_total",
+        "tensorhold_steward_failed_frees_total",
         "counter",
         "Frees of this steward that failed.",
         |s| Some(s.failed_frees),
     ),
     (
-        "holdfast_steward_users",
+        "tensorhold_steward_users",
         "gauge",
         "Processes that have the store open, stewards aside.",
         |s| s.users,
     ),
-    ("holdfast_steward_budget_bytes", "gauge", "The store's budget.", |s| {
+    ("tensorhold_steward_budget_bytes", "gauge", "The store's budget.", |s| {
         s.budget.as_ref().map(|b| b.bytes)
     }),
     (
-        "holdfast_steward_budget_free_bytes",
+        "tensorhold_steward_budget_free_bytes",
         "gauge",
         "What no sample was paid with.",
         |s| s.budget.as_ref().map(|b| b.free),
     ),
     (
-        "holdfast_steward_budget_waiting",
+        "tensorhold_steward_budget_waiting",
         "gauge",
         "Processes that wait for quota.",
         |s| s.budget.as_ref().map(|b| b.waiting),
     ),
     (
-        "holdfast_steward_dead_letters",
+        "tensorhold_steward_dead_letters",
         "gauge",
         "Samples that ran out of attempts.",
         |s| s.dead_letters,
     ),
     (
-        "holdfast_steward_quarantined_records",
+        "tensorhold_steward_quarantined_records",
         "gauge",
         "Records in quarantine; at most 1000 are counted.",
         |s| s.quarantined,
     ),
     (
-        "holdfast_steward_audits_total",
+        "tensorhold_steward_audits_total",
         "counter",
         "Audits by this steward that have ended.",
         |s| Some(s.audits.ended),
     ),
     (
-        "holdfast_steward_failed_audits_total",
+        "tensorhold_steward_failed_audits_total",
         "counter",
         "Audits by this steward that failed.",
         |s| Some(s.audits.failed),
     ),
     (
-        "holdfast_steward_refused_audits_total",
+        "tensorhold_steward_refused_audits_total",
         "counter",
         "Audits that left orphans alone because the index may be the wrong one.",
         |s| Some(s.audits.refused),
     ),
     (
-        "holdfast_steward_audit_trouble",
+        "tensorhold_steward_audit_trouble",
         "gauge",
         "Whether the last audit failed, was refused, or did not get through everything.",
         |s| Some(s.audits.trouble.is_some().into()),
     ),
     (
-        "holdfast_steward_last_audit_end_seconds",
+        "tensorhold_steward_last_audit_end_seconds",
         "gauge",
         "When the last audit by this steward ended, in seconds since 1970.",
         |s| s.audits.last_ended_ms.map(|at| at / 1000),
     ),
     (
-        "holdfast_steward_orphans_found_total",
+        "tensorhold_steward_orphans_found_total",
         "counter",
         "Objects without a record that audits found; one that is left is found again.",
         |s| Some(s.audits.orphans),
     ),
     (
-        "holdfast_steward_orphans_removed_total",
+        "tensorhold_steward_orphans_removed_total",
         "counter",
         "Those of them that were removed.",
         |s| Some(s.audits.removed),
     ),
     (
-        "holdfast_steward_losses_found_total",
+        "tensorhold_steward_losses_found_total",
         "counter",
         "Live samples without their objects that audits found; one that is not settled is found again.",
         |s| Some(s.audits.lost),
@@ -163,7 +163,7 @@ pub(crate) fn text(report: &Report) -> String {
             }
         }
     }
-    let name = "holdfast_etcd_up";
+    let name = "tensorhold_etcd_up";
     head(
         &mut text,
         name,
@@ -182,11 +182,11 @@ pub(crate) fn text(report: &Report) -> String {
     // A node in trouble has no figures.
     let nodes = report.etcd.iter().filter(|node| node.trouble.is_none());
     for (name, help, value) in [
-        ("holdfast_etcd_file_bytes", "The size of an etcd node's file.", 0),
-        ("holdfast_etcd_used_bytes", "How much of that is used.", 1),
-        ("holdfast_etcd_quota_bytes", "Its quota.", 2),
+        ("tensorhold_etcd_file_bytes", "The size of an etcd node's file.", 0),
+        ("tensorhold_etcd_used_bytes", "How much of that is used.", 1),
+        ("tensorhold_etcd_quota_bytes", "Its quota.", 2),
         (
-            "holdfast_etcd_full",
+            "tensorhold_etcd_full",
             "Whether etcd refuses writes because it is full.",
             3,
         ),
@@ -207,25 +207,25 @@ pub(crate) fn text(report: &Report) -> String {
 fn compactions(text: &mut String, told: &CompactionReport) {
     for (name, kind, help, value) in [
         (
-            "holdfast_etcd_compactions_total",
+            "tensorhold_etcd_compactions_total",
             "counter",
             "Times that this steward saw to it that etcd is compacted.",
             Some(told.done),
         ),
         (
-            "holdfast_etcd_failed_compactions_total",
+            "tensorhold_etcd_failed_compactions_total",
             "counter",
             "Times that this steward could not see to it, or could not tell whether it may.",
             Some(told.failed),
         ),
         (
-            "holdfast_etcd_compacted_revision",
+            "tensorhold_etcd_compacted_revision",
             "gauge",
             "The revision before which etcd has forgotten everything.",
             told.revision,
         ),
         (
-            "holdfast_etcd_last_compaction_seconds",
+            "tensorhold_etcd_last_compaction_seconds",
             "gauge",
             "When this steward last saw to that, in seconds since 1970.",
             told.last_ms.map(|at| at / 1000),
@@ -277,39 +277,39 @@ mod tests {
             ..CompactionReport::default()
         });
         let text = text(&report);
-        assert!(text.contains("\nholdfast_etcd_compactions_total 3\n"), "{text}");
+        assert!(text.contains("\ntensorhold_etcd_compactions_total 3\n"), "{text}");
         assert!(
-            !text.contains("\nholdfast_etcd_compacted_revision "),
+            !text.contains("\ntensorhold_etcd_compacted_revision "),
             "none is known: {text}"
         );
         assert!(
-            text.contains("holdfast_steward_on_duty{store=\"run/\\\"7\\\"\"} 1\n"),
+            text.contains("tensorhold_steward_on_duty{store=\"run/\\\"7\\\"\"} 1\n"),
             "{text}"
         );
         assert!(
-            text.contains("holdfast_steward_users{store=\"run/\\\"7\\\"\"} 3\n"),
+            text.contains("tensorhold_steward_users{store=\"run/\\\"7\\\"\"} 3\n"),
             "{text}"
         );
         assert!(
-            text.contains("holdfast_etcd_file_bytes{endpoint=\"http://a\"} 7\n"),
+            text.contains("tensorhold_etcd_file_bytes{endpoint=\"http://a\"} 7\n"),
             "{text}"
         );
-        assert!(text.contains("holdfast_etcd_up{endpoint=\"http://a\"} 1\n"), "{text}");
-        assert!(text.contains("holdfast_etcd_up{endpoint=\"http://b\"} 0\n"), "{text}");
+        assert!(text.contains("tensorhold_etcd_up{endpoint=\"http://a\"} 1\n"), "{text}");
+        assert!(text.contains("tensorhold_etcd_up{endpoint=\"http://b\"} 0\n"), "{text}");
         assert!(
-            !text.contains("holdfast_etcd_file_bytes{endpoint=\"http://b\"}"),
+            !text.contains("tensorhold_etcd_file_bytes{endpoint=\"http://b\"}"),
             "nothing is known of a silent node: {text}"
         );
         assert!(
-            text.contains("holdfast_steward_failed_audits_total{store=\"run/\\\"7\\\"\"} 0\n"),
+            text.contains("tensorhold_steward_failed_audits_total{store=\"run/\\\"7\\\"\"} 0\n"),
             "a counter is there before it counts: {text}"
         );
         assert!(
-            !text.contains("holdfast_steward_dead_letters{") && !text.contains("last_audit_end_seconds{"),
+            !text.contains("tensorhold_steward_dead_letters{") && !text.contains("last_audit_end_seconds{"),
             "what was not looked at is not told: {text}"
         );
         assert!(
-            !text.contains("holdfast_steward_budget_bytes{"),
+            !text.contains("tensorhold_steward_budget_bytes{"),
             "a store without a budget has none: {text}"
         );
     }

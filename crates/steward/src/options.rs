@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use holdfast_core::{Error, Result, StoreId};
-use holdfast_features::FeatureConfig;
-use holdfast_index_etcd::EtcdConfig;
 use serde::{Deserialize, Serialize};
+use tensorhold_core::{Error, Result, StoreId};
+use tensorhold_features::FeatureConfig;
+use tensorhold_index_etcd::EtcdConfig;
 
 use crate::http::auth::TokenEntry;
 
@@ -27,7 +27,7 @@ pub struct Options {
     #[serde(default)]
     pub read_only: bool,
     /// How often sessions, budgets and etcd are looked at. Default: 15 s.
-    #[serde(default = "default_look_every", with = "holdfast_core::duration")]
+    #[serde(default = "default_look_every", with = "tensorhold_core::duration")]
     pub look_every: Duration,
     /// The etcd whose storage is watched; none for no watch. Default: none.
     #[serde(default)]
@@ -44,7 +44,7 @@ pub struct StoreOptions {
     /// Its name. Default: none, it must be given.
     pub store: StoreId,
     /// How often it is swept. Default: 1 s.
-    #[serde(default = "default_sweep_every", with = "holdfast_core::duration")]
+    #[serde(default = "default_sweep_every", with = "tensorhold_core::duration")]
     pub sweep_every: Duration,
     /// How many due records one part of a sweep examines. Default: 1,000.
     #[serde(default = "default_sweep_limit")]
@@ -57,14 +57,14 @@ pub struct StoreOptions {
     pub adopt_prefixes: Vec<String>,
     /// As in the settings of the store's processes: for how long objects must be missing before a sample is lost; none for
     /// the usual time. Default: none.
-    #[serde(default, with = "holdfast_core::duration::option")]
+    #[serde(default, with = "tensorhold_core::duration::option")]
     pub loss_grace: Option<Duration>,
     /// How often the engine's objects and the records are compared; none for never. Default: none.
-    #[serde(default, with = "holdfast_core::duration::option")]
+    #[serde(default, with = "tensorhold_core::duration::option")]
     pub audit_every: Option<Duration>,
     /// End the store when no process has had it open for so long; none for never. At least 10 s, and three times
     /// `look_every`. Default: none.
-    #[serde(default, with = "holdfast_core::duration::option")]
+    #[serde(default, with = "tensorhold_core::duration::option")]
     pub end_when_unused: Option<Duration>,
     /// Warn when less than this part of the budget is free. Default: 0.1.
     #[serde(default = "default_warn_free")]
@@ -83,13 +83,13 @@ pub struct OtherStores {
     pub adopt_prefixes: Vec<String>,
     /// As in the settings of the stores' processes: for how long objects must be missing before a sample is lost; none for
     /// the usual time. Default: none.
-    #[serde(default, with = "holdfast_core::duration::option")]
+    #[serde(default, with = "tensorhold_core::duration::option")]
     pub loss_grace: Option<Duration>,
     /// How often the engine's objects and the records are compared; none for never. Default: none.
-    #[serde(default, with = "holdfast_core::duration::option")]
+    #[serde(default, with = "tensorhold_core::duration::option")]
     pub audit_every: Option<Duration>,
     /// End a store when no process has had it open for so long; none for never. Default: none.
-    #[serde(default, with = "holdfast_core::duration::option")]
+    #[serde(default, with = "tensorhold_core::duration::option")]
     pub end_when_unused: Option<Duration>,
 }
 
@@ -128,7 +128,7 @@ pub struct EtcdOptions {
     pub compact: Compact,
     /// How often, and how much history is kept at least: at each interval, etcd forgets what was before the last one. At
     /// least 10 s. Default: 5 min.
-    #[serde(default = "default_compact_every", with = "holdfast_core::duration")]
+    #[serde(default = "default_compact_every", with = "tensorhold_core::duration")]
     pub compact_every: Duration,
 }
 
@@ -195,7 +195,7 @@ pub struct HttpOptions {
     #[serde(default)]
     pub tls: Option<TlsFiles>,
     /// How long a request may take. Default: 30 s.
-    #[serde(default = "default_within", with = "holdfast_core::duration")]
+    #[serde(default = "default_within", with = "tensorhold_core::duration")]
     pub within: Duration,
     /// The most requests at a time, and the most connections. Default: 64.
     #[serde(default = "default_most")]

@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Bytes;
-use holdfast_core::{Error, Result, StoreId};
 use parking_lot::{Mutex, RwLock};
 use serde::Serialize;
+use tensorhold_core::{Error, Result, StoreId};
 use tokio::sync::watch;
 use tokio::time::Instant;
 

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use holdfast_core::Result;
-use holdfast_features::{LiveSession, Sweeping};
-use holdfast_index::{Leader, SweepReport};
-use holdfast_index_etcd::Storage;
 use serde::Serialize;
+use tensorhold_core::Result;
+use tensorhold_features::{LiveSession, Sweeping};
+use tensorhold_index::{Leader, SweepReport};
+use tensorhold_index_etcd::Storage;
 
 use crate::Audited;
 
@@ -251,7 +251,7 @@ impl StoreReport {
 
     /// Takes in who sweeps.
     pub(crate) fn sweeping(&mut self, sweeping: &Sweeping) {
-        use holdfast_features::Office;
+        use tensorhold_features::Office;
         let of = |office| sweeping.leaders.of(office).map(LeaderReport::from);
         self.on_duty = sweeping.on_duty;
         self.steward = of(Office::Steward);
@@ -273,7 +273,7 @@ pub struct SessionReport {
     pub pid: u32,
     /// What is running.
     pub program: String,
-    /// The release of Holdfast.
+    /// The release of Tensorhold.
     pub version: String,
     /// What it is in the run.
     pub role: String,
@@ -311,7 +311,7 @@ pub(crate) fn now_ms() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use holdfast_core::{Error, ErrorKind};
+    use tensorhold_core::{Error, ErrorKind};
 
     use super::*;
 

@@ -5,10 +5,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use holdfast_core::{Result, StoreId};
-use holdfast_features::{FeatureStore, Stage};
-use holdfast_index::Counts;
 use parking_lot::{Mutex, RwLock};
+use tensorhold_core::{Result, StoreId};
+use tensorhold_features::{FeatureStore, Stage};
+use tensorhold_index::Counts;
 
 use crate::options::Options;
 use crate::overview::Shown;

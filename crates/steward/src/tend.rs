@@ -3,7 +3,7 @@
 //! ```text
 //!            open                          told to stop
 //!  Closed ──────────▶ Open ─────────────────────────────▶ closed for good
-//!    ▲ │ fails: later  │ sweeps and collects while elected (the workers of the store do: `holdfast_features`)
+//!    ▲ │ fails: later  │ sweeps and collects while elected (the workers of the store do: `tensorhold_features`)
 //!    └─┘               │ looks at sessions and budget
 //!                      │ beside that: audits, ends the store if it is unused
 //! ```
@@ -24,8 +24,8 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, OptionFuture};
-use holdfast_core::{Clock, ErrorKind, Result, SystemClock, SystemRng};
-use holdfast_features::{FeatureStore, LiveSession, Office, SweepReport, Sweeping};
+use tensorhold_core::{Clock, ErrorKind, Result, SystemClock, SystemRng};
+use tensorhold_features::{FeatureStore, LiveSession, Office, SweepReport, Sweeping};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tokio_util::sync::CancellationToken;
 

@@ -17,16 +17,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{Answered, Sent, is_for_any_store, request_of, store, until};
-use holdfast_core::{SystemClock, SystemRng};
-use holdfast_features::{FeatureConfig, FeatureStore, GroupName, Identity};
-use holdfast_index::IndexConfig;
-use holdfast_index::store::{Transaction, TxnOutcome, TxnStore, Write};
-use holdfast_steward::http::auth::{TokenEntry, fingerprint};
-use holdfast_steward::http::openapi;
-use holdfast_steward::{HttpOptions, Options, Steward};
-use holdfast_testkit::Cluster;
 use real::{Reach, item};
 use serde_json::Value;
+use tensorhold_core::{SystemClock, SystemRng};
+use tensorhold_features::{FeatureConfig, FeatureStore, GroupName, Identity};
+use tensorhold_index::IndexConfig;
+use tensorhold_index::store::{Transaction, TxnOutcome, TxnStore, Write};
+use tensorhold_steward::http::auth::{TokenEntry, fingerprint};
+use tensorhold_steward::http::openapi;
+use tensorhold_steward::{HttpOptions, Options, Steward};
+use tensorhold_testkit::Cluster;
 use tokio::task::block_in_place;
 
 const WITHIN: Duration = Duration::from_secs(60);

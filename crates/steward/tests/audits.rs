@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use common::*;
-use holdfast_core::{DType, Error, ErrorKind, Result, StoreId, TensorSpec};
-use holdfast_engine::Engine;
-use holdfast_features::{FeatureConfig, FeatureStore, GroupName, Identity, Publication, PutItem, TensorIn};
-use holdfast_index::Index;
-use holdfast_steward::{Audited, Connect, Options, Steward};
+use tensorhold_core::{DType, Error, ErrorKind, Result, StoreId, TensorSpec};
+use tensorhold_engine::Engine;
+use tensorhold_features::{FeatureConfig, FeatureStore, GroupName, Identity, Publication, PutItem, TensorIn};
+use tensorhold_index::Index;
+use tensorhold_steward::{Audited, Connect, Options, Steward};
 
 /// Its first audit fails, its second one is refused, and all later ones are what they are.
 struct Flaky {

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::*;
-use holdfast_core::SystemClock;
-use holdfast_index_etcd::{Compacted, EtcdConfig, EtcdStore, compact, head};
-use holdfast_steward::report::CompactionReport;
-use holdfast_steward::{Compact, EtcdOptions, Options, Steward};
-use holdfast_testkit::EtcdCluster;
+use tensorhold_core::SystemClock;
+use tensorhold_index_etcd::{Compacted, EtcdConfig, EtcdStore, compact, head};
+use tensorhold_steward::report::CompactionReport;
+use tensorhold_steward::{Compact, EtcdOptions, Options, Steward};
+use tensorhold_testkit::EtcdCluster;
 
 /// The shortest that there may be.
 const EVERY: Duration = Duration::from_secs(10);

@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use common::*;
-use holdfast_core::{Error, Result, StoreId};
-use holdfast_engine::Engine;
-use holdfast_features::Identity;
-use holdfast_index::Index;
-use holdfast_steward::{Connect, Options, OtherStores, Steward};
+use tensorhold_core::{Error, Result, StoreId};
+use tensorhold_engine::Engine;
+use tensorhold_features::Identity;
+use tensorhold_index::Index;
+use tensorhold_steward::{Connect, Options, OtherStores, Steward};
 
 /// An index that lists the stores that it was told to. Those that begin with `broken` cannot be opened.
 struct Listed {

@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use common::*;
-use holdfast_core::{Error, ErrorKind, Result, StoreId};
-use holdfast_engine::Engine;
-use holdfast_features::{FeatureConfig, FeatureStore, Identity};
-use holdfast_index::Index;
-use holdfast_steward::http::auth::{TokenEntry, fingerprint};
-use holdfast_steward::http::openapi;
-use holdfast_steward::{Audited, Connect, HttpOptions, Options, Steward};
 use serde_json::Value;
+use tensorhold_core::{Error, ErrorKind, Result, StoreId};
+use tensorhold_engine::Engine;
+use tensorhold_features::{FeatureConfig, FeatureStore, Identity};
+use tensorhold_index::Index;
+use tensorhold_steward::http::auth::{TokenEntry, fingerprint};
+use tensorhold_steward::http::openapi;
+use tensorhold_steward::{Audited, Connect, HttpOptions, Options, Steward};
 use tokio_util::sync::CancellationToken;
 
 fn token(name: &str, stores: Option<&str>, write: bool, expires: Option<u64>) -> TokenEntry {
@@ -294,15 +294,15 @@ async fn it_tells_what_it_sees() {
     );
     let metrics = ask(address, "GET", "/metrics", &[]).await.body;
     assert!(
-        metrics.contains("holdfast_registered_bytes{store=\"run/7\"}"),
+        metrics.contains("tensorhold_registered_bytes{store=\"run/7\"}"),
         "what every process says: {metrics}"
     );
     assert!(
-        metrics.contains("holdfast_steward_on_duty{store=\"run/7\"} 1"),
+        metrics.contains("tensorhold_steward_on_duty{store=\"run/7\"} 1"),
         "{metrics}"
     );
     assert!(
-        metrics.contains("holdfast_steward_budget_bytes{store=\"run/7\"} 1048576"),
+        metrics.contains("tensorhold_steward_budget_bytes{store=\"run/7\"} 1048576"),
         "{metrics}"
     );
     steward.stop(WITHIN).await.expect("stopped");
@@ -457,7 +457,7 @@ async fn a_task_that_dies_is_noticed() {
         answer.body
     );
     steward.stop(WITHIN).await.expect("stopped");
-    let ran = holdfast_steward::run(options, unlucky, CancellationToken::new());
+    let ran = tensorhold_steward::run(options, unlucky, CancellationToken::new());
     let error = tokio::time::timeout(WITHIN, ran)
         .await
         .expect("in time")
@@ -575,7 +575,7 @@ async fn over_tls_it_says_who_it_is() {
 
     let own = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).expect("a certificate");
     let folder = tempfile::tempdir().expect("a folder");
-    let files = holdfast_steward::TlsFiles {
+    let files = tensorhold_steward::TlsFiles {
         certificate: folder.path().join("certificate.pem"),
         key: folder.path().join("key.pem"),
         client_ca: None,

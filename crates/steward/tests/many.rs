@@ -20,13 +20,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use common::*;
-use holdfast_core::{Clock, Result, SystemClock};
-use holdfast_custody::Version;
-use holdfast_features::{FeatureConfig, FeatureStore};
-use holdfast_index::store::{Limits, Read, Snapshot, StoreSession, Transaction, TxnOutcome, TxnStore, Watch};
-use holdfast_index_etcd::{EtcdConfig, EtcdStore};
-use holdfast_steward::{Options, Steward};
-use holdfast_testkit::{EtcdCluster, quantile};
+use tensorhold_core::{Clock, Result, SystemClock};
+use tensorhold_custody::Version;
+use tensorhold_features::{FeatureConfig, FeatureStore};
+use tensorhold_index::store::{Limits, Read, Snapshot, StoreSession, Transaction, TxnOutcome, TxnStore, Watch};
+use tensorhold_index_etcd::{EtcdConfig, EtcdStore};
+use tensorhold_steward::{Options, Steward};
+use tensorhold_testkit::{EtcdCluster, quantile};
 
 const SESSIONS: usize = 1000;
 /// What is allowed of sweeping, in ranges per second.

@@ -13,14 +13,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::*;
-use holdfast_core::{Clock, DType, SystemClock, TensorSpec};
-use holdfast_engine::HostMemory;
-use holdfast_features::{FeatureConfig, FeatureStore, GroupName, Identity, Publication, PutItem, TensorIn};
-use holdfast_index_etcd::{EtcdConfig, EtcdStore};
-use holdfast_steward::http::auth::{TokenEntry, fingerprint};
-use holdfast_steward::{HttpOptions, Options, Steward};
-use holdfast_testkit::EtcdCluster;
 use serde_json::Value;
+use tensorhold_core::{Clock, DType, SystemClock, TensorSpec};
+use tensorhold_engine::HostMemory;
+use tensorhold_features::{FeatureConfig, FeatureStore, GroupName, Identity, Publication, PutItem, TensorIn};
+use tensorhold_index_etcd::{EtcdConfig, EtcdStore};
+use tensorhold_steward::http::auth::{TokenEntry, fingerprint};
+use tensorhold_steward::{HttpOptions, Options, Steward};
+use tensorhold_testkit::EtcdCluster;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -259,7 +259,7 @@ async fn the_overview_says_what_a_store_holds_and_who_waits() {
     let (steward, address) = start(&world, |options| {
         options.look_every = Duration::from_millis(500);
         let reach = EtcdConfig::new(cluster.endpoints());
-        options.etcd = Some(holdfast_steward::EtcdOptions::new(reach));
+        options.etcd = Some(tensorhold_steward::EtcdOptions::new(reach));
     })
     .await;
     let index = world.index_of(&store("run/7"), Arc::clone(&world.txn_store));
@@ -272,7 +272,7 @@ async fn the_overview_says_what_a_store_holds_and_who_waits() {
         Arc::new(index),
         FeatureConfig::new(store("run/7")),
         clock.clone(),
-        Arc::new(holdfast_core::SystemRng),
+        Arc::new(tensorhold_core::SystemRng),
     );
     let worker = worker.await.expect("a store");
     for n in 0..8 {

@@ -3,9 +3,9 @@
 
 use std::path::Path;
 
-use holdfast_steward::http::{openapi, reference};
+use tensorhold_steward::http::{openapi, reference};
 
-const HOW: &str = "run: cargo run -p holdfast-steward --example http_page";
+const HOW: &str = "run: cargo run -p tensorhold-steward --example http_page";
 
 fn in_the_book(file: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(file);

@@ -7,10 +7,10 @@ use std::fmt::{Debug, Write};
 use std::sync::Arc;
 
 use common::*;
-use holdfast_steward::http::auth::{TokenEntry, fingerprint};
-use holdfast_steward::http::openapi;
-use holdfast_steward::{Options, Steward};
 use parking_lot::Mutex;
+use tensorhold_steward::http::auth::{TokenEntry, fingerprint};
+use tensorhold_steward::http::openapi;
+use tensorhold_steward::{Options, Steward};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
@@ -57,7 +57,7 @@ async fn the_log_has_names_and_no_secrets() {
     let kept = Kept::default();
     tracing::subscriber::set_global_default(kept.clone()).expect("the first");
     let mut options = Options::new([store("eagle")]);
-    let mut http: holdfast_steward::HttpOptions =
+    let mut http: tensorhold_steward::HttpOptions =
         serde_json::from_str(r#"{"listen":"127.0.0.1:0"}"#).expect("settings");
     let entry = |name: &str, secret: &str| TokenEntry {
         name: name.to_owned(),
@@ -66,18 +66,18 @@ async fn the_log_has_names_and_no_secrets() {
         write: false,
         expires: None,
     };
-    http.tokens.push(entry("anna", "hf_sesame"));
+    http.tokens.push(entry("anna", "th_sesame"));
     http.tokens.push(TokenEntry {
         write: true,
-        ..entry("olga", "hf_writes")
+        ..entry("olga", "th_writes")
     });
     http.tokens.push(TokenEntry {
         expires: Some(1),
-        ..entry("igor", "hf_expired")
+        ..entry("igor", "th_expired")
     });
     http.tokens.push(TokenEntry {
         stores: Some(vec![store("another")]),
-        ..entry("otto", "hf_another")
+        ..entry("otto", "th_another")
     });
     options.http = Some(http);
     let steward = Steward::start(options, World::in_memory()).await.expect("a steward");
@@ -90,21 +90,21 @@ async fn the_log_has_names_and_no_secrets() {
             request.call().map(|answer| answer.status().as_u16())
         })
     };
-    assert_eq!(ask("hf_sesame").await.expect("asked").expect("let in"), 200);
-    assert!(ask("hf_guess").await.expect("asked").is_err());
+    assert_eq!(ask("th_sesame").await.expect("asked").expect("let in"), 200);
+    assert!(ask("th_guess").await.expect("asked").is_err());
     // Every path, by everybody, with values in the query and in headers that nobody is to read.
     let mut asked = 2;
     for (method, path, _, _, _, parameters) in openapi::PATHS {
         for secret in [
             None,
-            Some("hf_sesame"),
-            Some("hf_writes"),
-            Some("hf_expired"),
-            Some("hf_another"),
-            Some("hf_guess"),
+            Some("th_sesame"),
+            Some("th_writes"),
+            Some("th_expired"),
+            Some("th_another"),
+            Some("th_guess"),
         ] {
             // It lasts if it is let in.
-            if *path == "/v1/events" && !matches!(secret, None | Some("hf_expired" | "hf_guess")) {
+            if *path == "/v1/events" && !matches!(secret, None | Some("th_expired" | "th_guess")) {
                 continue;
             }
             let mut request = request_of(method, path, "eagle", "dog").with(secret);
@@ -117,15 +117,15 @@ async fn the_log_has_names_and_no_secrets() {
         }
     }
     // What a change says is in its own line, a token that is put elsewhere is not.
-    let sent = Sent::new("put", "/v1/stores/eagle/budget?token=hf_sesame").with(Some("hf_writes"));
+    let sent = Sent::new("put", "/v1/stores/eagle/budget?token=th_sesame").with(Some("th_writes"));
     assert_eq!(sent.json(r#"{"budget_bytes": 5000}"#).to(address).await.status, 200);
     let basic = tokio::task::spawn_blocking(move || {
         let request = ureq::get(format!("http://{address}/v1/stores"));
         let request = request
             .header("authorization", "Basic aGZfc2VzYW1l")
-            .header("x-token", "hf_sesame");
+            .header("x-token", "th_sesame");
         let request = request
-            .header("cookie", "session=hf_sesame")
+            .header("cookie", "session=th_sesame")
             .header("referer", "http://private");
         request.call().is_err()
     });
@@ -146,8 +146,8 @@ async fn the_log_has_names_and_no_secrets() {
         budget.contains("token=\"olga\"") && budget.contains("it was asked for over HTTP"),
         "{budget}"
     );
-    let secrets = ["hf_", "sesame", "aGZf", "private", "hidden", "note="];
-    for secret in secrets.into_iter().chain([fingerprint("hf_sesame").as_str()]) {
+    let secrets = ["th_", "sesame", "aGZf", "private", "hidden", "note="];
+    for secret in secrets.into_iter().chain([fingerprint("th_sesame").as_str()]) {
         assert!(!log.contains(secret), "{secret} is in the log: {log}");
     }
 }

@@ -13,20 +13,20 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock, StoreId, SystemClock, SystemRng};
-use holdfast_custody::Reason;
-use holdfast_features::{FeatureConfig, FeatureStore, Identity, PutItem, SampleRef};
-use holdfast_index::{Index, Office};
-use holdfast_steward::{Options, Steward};
-use holdfast_testkit::Cluster;
 use real::{Reach, item};
 use rustix::process::{Pid, Signal, kill_process};
+use tensorhold_core::{Clock, StoreId, SystemClock, SystemRng};
+use tensorhold_custody::Reason;
+use tensorhold_features::{FeatureConfig, FeatureStore, Identity, PutItem, SampleRef};
+use tensorhold_index::{Index, Office};
+use tensorhold_steward::{Options, Steward};
+use tensorhold_testkit::Cluster;
 use tokio::task::block_in_place;
 
 const WITHIN: Duration = Duration::from_secs(60);
 const SAMPLES: usize = 1000;
 /// Tells a copy of this program that it is a steward, and of what.
-const CHILD: &str = "HOLDFAST_TEST_STEWARD";
+const CHILD: &str = "TENSORHOLD_TEST_STEWARD";
 
 fn store() -> StoreId {
     StoreId::new("real").expect("a name")

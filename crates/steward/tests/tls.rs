@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::*;
-use holdfast_steward::http::auth::{TokenEntry, fingerprint};
-use holdfast_steward::{HttpOptions, Options, Steward, TlsFiles};
 use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+use tensorhold_steward::http::auth::{TokenEntry, fingerprint};
+use tensorhold_steward::{HttpOptions, Options, Steward, TlsFiles};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::Instant;

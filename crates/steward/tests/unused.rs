@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use common::*;
-use holdfast_core::{Clock, DType, Result, StoreId, TensorSpec};
-use holdfast_engine::{Engine, FaultEngine, FaultPlan, MemoryEngine};
-use holdfast_features::{FeatureConfig, FeatureStore, GroupName, Identity, Publication, PutItem, Stage, TensorIn};
-use holdfast_index::Index;
-use holdfast_steward::{Connect, Options, Steward};
+use tensorhold_core::{Clock, DType, Result, StoreId, TensorSpec};
+use tensorhold_engine::{Engine, FaultEngine, FaultPlan, MemoryEngine};
+use tensorhold_features::{FeatureConfig, FeatureStore, GroupName, Identity, Publication, PutItem, Stage, TensorIn};
+use tensorhold_index::Index;
+use tensorhold_steward::{Connect, Options, Steward};
 
 const UNUSED: Duration = Duration::from_secs(10);
 

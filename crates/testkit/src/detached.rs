@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use holdfast_local::ProcessIdentity;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use tensorhold_local::ProcessIdentity;
 
 use crate::builder::ClusterBuilder;
 use crate::cluster::Endpoints;

@@ -1,4 +1,4 @@
-"""Lends a segment to a Mooncake cluster until standard input closes. Started by holdfast_testkit, settings as JSON."""
+"""Lends a segment to a Mooncake cluster until standard input closes. Started by tensorhold_testkit, settings as JSON."""
 
 import json
 import sys

@@ -10,7 +10,7 @@ use crate::node::{Node, Ready};
 use crate::site::Site;
 
 const SCRIPT: &str = include_str!("holder.py");
-const READY_LINE: &str = "holdfast holder ready";
+const READY_LINE: &str = "tensorhold holder ready";
 
 /// What all holders of a cluster have in common.
 #[derive(Debug, Clone)]

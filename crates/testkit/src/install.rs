@@ -14,14 +14,14 @@ pub struct Install {
 }
 
 impl Install {
-    /// Reads `HOLDFAST_VENV` and `HOLDFAST_ETCD_BIN`.
+    /// Reads `TENSORHOLD_VENV` and `TENSORHOLD_ETCD_BIN`.
     ///
     /// # Errors
     /// When one is not set.
     pub fn from_env() -> Result<Self> {
         Ok(Self {
-            venv: folder("HOLDFAST_VENV")?,
-            etcd_bin: folder("HOLDFAST_ETCD_BIN")?,
+            venv: folder("TENSORHOLD_VENV")?,
+            etcd_bin: folder("TENSORHOLD_ETCD_BIN")?,
         })
     }
 

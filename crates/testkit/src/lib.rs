@@ -2,7 +2,7 @@
 //!
 //! ```no_run
 //! # fn main() -> anyhow::Result<()> {
-//! use holdfast_testkit::Cluster;
+//! use tensorhold_testkit::Cluster;
 //!
 //! let cluster = Cluster::builder().holders(2).etcd_nodes(3).start()?;
 //! let endpoints = cluster.endpoints(); // what a client needs to know
@@ -22,7 +22,7 @@
 //! * **Tests run side by side.** Each cluster has its own ports, held by file locks that other processes respect
 //!   (module `ports`), and its own folder.
 //! * **A failed test shows why.** When a test panics or a start fails, the tail of each process's log goes to
-//!   standard error. With `HOLDFAST_KEEP=1` in the environment the folder with the full logs stays.
+//!   standard error. With `TENSORHOLD_KEEP=1` in the environment the folder with the full logs stays.
 //!   A test that *returns* an error does not panic: print [`Cluster::logs`] there, or use `expect`.
 //!
 //! There is one intended exception: [`DetachedCluster`] outlives the process that started it, until
@@ -66,11 +66,11 @@ pub use detached::{DetachedCluster, RecordedProcess};
 pub use disaster::Revisions;
 pub use etcd::EtcdCluster;
 pub use figures::{cpu_us, master_figure, own_cpu_us, quantile};
-pub use holdfast_local::ProcessIdentity;
 pub use install::Install;
 pub use node::Node;
 pub use paired::Paired;
 pub use process::{Process, ProcessSpec};
+pub use tensorhold_local::ProcessIdentity;
 pub use wait::poll;
 
 /// The README's example is a documentation test.

@@ -8,7 +8,7 @@ use crate::node::{Node, Ready};
 use crate::site::Site;
 
 /// The name under which masters with high availability and their clients find each other in etcd.
-pub(crate) const CLUSTER_ID: &str = "holdfast";
+pub(crate) const CLUSTER_ID: &str = "tensorhold";
 
 /// The settings that all masters of a cluster share.
 #[derive(Debug, Clone)]

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use holdfast_local::ProcessIdentity;
 use parking_lot::Mutex;
+use tensorhold_local::ProcessIdentity;
 
 use crate::http;
 use crate::ports::{AddressInUse, is_taken};

@@ -5,7 +5,7 @@
 //! medians over the whole run. The interval is the bootstrap's: the rounds are drawn anew many times, with replacement, and
 //! 95 % of the medians of these draws lie in it. `python/bench/paired.py` does the same.
 
-use holdfast_core::{Rng, SeededRng};
+use tensorhold_core::{Rng, SeededRng};
 
 use crate::figures::quantile;
 

@@ -27,7 +27,7 @@ pub(crate) struct Port {
 impl Port {
     /// Takes a free port.
     pub(crate) fn reserve() -> Result<Self> {
-        Self::reserve_in(&std::env::temp_dir().join("holdfast-ports"))
+        Self::reserve_in(&std::env::temp_dir().join("tensorhold-ports"))
     }
 
     fn reserve_in(folder: &Path) -> Result<Self> {

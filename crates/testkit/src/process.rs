@@ -8,9 +8,9 @@ use std::process::{Child, ExitStatus, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use holdfast_local::{ProcessIdentity, is_stopped};
 use parking_lot::Mutex;
 use rustix::process::Signal;
+use tensorhold_local::{ProcessIdentity, is_stopped};
 
 use crate::spawner::{self, Lifetime};
 use crate::wait::{EVERY, poll};
@@ -188,7 +188,7 @@ impl Process {
                     self.tail()
                 );
             }
-            holdfast_local::signal(self.pid(), signal)?;
+            tensorhold_local::signal(self.pid(), signal)?;
         }
         poll(SIGNAL_WITHIN, EVERY, || {
             is_stopped(self.pid()).is_none_or(|now| now == stopped).then_some(())

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use tempfile::TempDir;
 
-const PREFIX: &str = "holdfast-cluster-";
+const PREFIX: &str = "tensorhold-cluster-";
 const LOCK: &str = "owner.lock";
 
 #[derive(Debug)]
@@ -53,7 +53,7 @@ impl Drop for Scratch {
         {
             fs::remove_file(folder.path().join(LOCK)).ok(); // without a lock file no later cluster removes it
             tell(&format!(
-                "HOLDFAST_KEEP is set: logs and data stay in {}\n",
+                "TENSORHOLD_KEEP is set: logs and data stay in {}\n",
                 folder.keep().display()
             ));
         }
@@ -61,7 +61,7 @@ impl Drop for Scratch {
 }
 
 fn keep_is_wanted() -> bool {
-    std::env::var_os("HOLDFAST_KEEP").is_some_and(|value| !value.is_empty() && value != "0")
+    std::env::var_os("TENSORHOLD_KEEP").is_some_and(|value| !value.is_empty() && value != "0")
 }
 
 /// Best effort: a folder that cannot be removed now is left for the next time.

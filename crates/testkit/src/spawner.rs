@@ -72,7 +72,7 @@ static SPAWNER: LazyLock<Sender<Job>> = LazyLock::new(|| {
     let (jobs, inbox) = channel();
     // If the thread does not start, the inbox is dropped with it and each spawn reports that.
     let _detached = thread::Builder::new()
-        .name("holdfast-spawner".into())
+        .name("tensorhold-spawner".into())
         .spawn(move || serve(&inbox));
     jobs
 });

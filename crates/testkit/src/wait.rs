@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use holdfast_core::{SystemClock, poll_until};
+use tensorhold_core::{SystemClock, poll_until};
 
 /// The default interval between two checks of a condition.
 pub(crate) const EVERY: Duration = Duration::from_millis(20);

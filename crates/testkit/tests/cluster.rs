@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use common::{client, get};
-use holdfast_testkit::{Cluster, ClusterBuilder, poll};
+use tensorhold_testkit::{Cluster, ClusterBuilder, poll};
 
 const SOON: Duration = Duration::from_secs(30);
 const EVERY: Duration = Duration::from_millis(50);

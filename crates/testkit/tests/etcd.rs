@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use holdfast_testkit::{EtcdCluster, poll};
+use tensorhold_testkit::{EtcdCluster, poll};
 
 const SOON: Duration = Duration::from_secs(30);
 const EVERY: Duration = Duration::from_millis(50);

@@ -6,7 +6,7 @@ mod common;
 use std::time::Duration;
 
 use common::{client, get};
-use holdfast_testkit::{Cluster, poll};
+use tensorhold_testkit::{Cluster, poll};
 
 #[test]
 fn the_standby_takes_over_from_a_killed_leader() {

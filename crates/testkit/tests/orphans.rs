@@ -8,19 +8,19 @@ use std::time::Duration;
 use std::{env, fs, process};
 
 use anyhow::{Context, Result};
-use holdfast_testkit::{Cluster, Process, ProcessIdentity, ProcessSpec, poll};
+use tensorhold_testkit::{Cluster, Process, ProcessIdentity, ProcessSpec, poll};
 
 const SOON: Duration = Duration::from_secs(60);
 const EVERY: Duration = Duration::from_millis(50);
-const MODE: &str = "HOLDFAST_ORPHAN_TEST_MODE";
-const REPORT: &str = "HOLDFAST_ORPHAN_TEST_REPORT";
+const MODE: &str = "TENSORHOLD_ORPHAN_TEST_MODE";
+const REPORT: &str = "TENSORHOLD_ORPHAN_TEST_REPORT";
 
 /// Runs in the process that ends badly.
 fn hold_a_cluster_and_end(mode: &str) -> Result<()> {
     let cluster = Cluster::builder().segment_mib(16).etcd_nodes(1).start()?;
     let all = cluster
         .nodes()
-        .map(holdfast_testkit::Node::identity)
+        .map(tensorhold_testkit::Node::identity)
         .collect::<Vec<_>>();
     let report = env::var(REPORT)?;
     fs::write(format!("{report}.new"), serde_json::to_string(&all)?)?;

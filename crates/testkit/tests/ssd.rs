@@ -6,7 +6,7 @@ mod common;
 use std::time::Duration;
 
 use common::{client, get};
-use holdfast_testkit::{Cluster, poll};
+use tensorhold_testkit::{Cluster, poll};
 
 #[test]
 fn small_and_large_objects_get_an_ssd_replica() {

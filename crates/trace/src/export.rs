@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, Error, Result};
 use serde::Serialize;
+use tensorhold_core::{Clock, Deadline, Error, Result};
 
 use crate::Span;
 
@@ -174,14 +174,14 @@ fn request(batch: &[Span]) -> Request<'_> {
         resource_spans: [ResourceSpans {
             resource: Resource {
                 attributes: [
-                    text("service.name", "holdfast"),
+                    text("service.name", "tensorhold"),
                     text("service.version", VERSION),
                     number("process.pid", u64::from(std::process::id())),
                 ],
             },
             scope_spans: [ScopeSpans {
                 scope: Scope {
-                    name: "holdfast",
+                    name: "tensorhold",
                     version: VERSION,
                 },
                 spans: batch.iter().map(told).collect(),
@@ -201,13 +201,13 @@ fn told(span: &Span) -> ToldSpan<'_> {
         start_time_unix_nano: span.started.as_nanos().to_string(),
         end_time_unix_nano: span.ended.as_nanos().to_string(),
         attributes: [
-            text("holdfast.store", &span.store),
-            text("holdfast.sample", &span.sample),
-            number("holdfast.generation", span.generation),
+            text("tensorhold.store", &span.store),
+            text("tensorhold.sample", &span.sample),
+            number("tensorhold.generation", span.generation),
         ],
         status: Status {
             code: span.error.map_or(STATUS_OK, |_| STATUS_ERROR),
-            message: span.error.map(holdfast_core::ErrorKind::as_str),
+            message: span.error.map(tensorhold_core::ErrorKind::as_str),
         },
     }
 }

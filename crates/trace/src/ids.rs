@@ -1,6 +1,6 @@
 //! Ids that every process derives alike.
 
-use holdfast_core::Digest;
+use tensorhold_core::Digest;
 
 use crate::Incarnation;
 

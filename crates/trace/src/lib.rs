@@ -1,5 +1,5 @@
 //! Traces: what happened to a sample, step by step, in whichever process, sent to an OTLP collector. Off unless
-//! `HOLDFAST_OTLP_ENDPOINT` names one, such as `http://127.0.0.1:4318`.
+//! `TENSORHOLD_OTLP_ENDPOINT` names one, such as `http://127.0.0.1:4318`.
 //!
 //! One trace is one incarnation of a sample, from its put until its objects are removed. The id of the trace is derived from
 //! store, sample, generation and nonce ([`TraceId::of`]), so every process that touches the sample knows it, and no context
@@ -26,12 +26,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use holdfast_core::{Clock, Error, ErrorKind, Generation, Nonce, Result, Rng, SampleId, StoreId, SystemRng, Timestamp};
 use parking_lot::Mutex;
+use tensorhold_core::{
+    Clock, Error, ErrorKind, Generation, Nonce, Result, Rng, SampleId, StoreId, SystemRng, Timestamp,
+};
 
 pub use ids::TraceId;
 
-const SETTING: &str = "HOLDFAST_OTLP_ENDPOINT";
+const SETTING: &str = "TENSORHOLD_OTLP_ENDPOINT";
 /// The most spans that wait. Further ones are dropped.
 const QUEUE: usize = 4096;
 
@@ -195,7 +197,7 @@ impl Tracer {
             done,
         );
         std::thread::Builder::new()
-            .name("holdfast-traces".to_owned())
+            .name("tensorhold-traces".to_owned())
             .spawn(move || exporter.run(&spans))?;
         Ok(State::Sends(queue, ended))
     }

@@ -6,9 +6,9 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock, ErrorKind, Generation, Nonce, SampleId, StoreId, SystemClock};
-use holdfast_trace::{Incarnation, Step, TraceId, Tracer};
 use serde_json::Value;
+use tensorhold_core::{Clock, ErrorKind, Generation, Nonce, SampleId, StoreId, SystemClock};
+use tensorhold_trace::{Incarnation, Step, TraceId, Tracer};
 
 const WITHIN: Duration = Duration::from_secs(20);
 

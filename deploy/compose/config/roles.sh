@@ -18,21 +18,21 @@ has role root || etcdctl role add root
 user root root
 
 # What all stores share: these two keys, and the map of clusters if there is one. A tenant may only read it.
-is_there /holdfast/schema || etcdctl put /holdfast/schema 1
+is_there /tensorhold/schema || etcdctl put /tensorhold/schema 1
 nonce=$(od -An -N8 -tx1 /dev/urandom | tr -d ' \n')
-is_there /holdfast/epoch || etcdctl put /holdfast/epoch "{\"number\":0,\"nonce\":\"$nonce\"}"
+is_there /tensorhold/epoch || etcdctl put /tensorhold/epoch "{\"number\":0,\"nonce\":\"$nonce\"}"
 
 # Stewards look after all stores.
 has role steward || etcdctl role add steward
-etcdctl role grant-permission steward --prefix=true readwrite /holdfast/
+etcdctl role grant-permission steward --prefix=true readwrite /tensorhold/
 user steward steward
 
 for tenant in $TENANTS; do
     has role "$tenant" || etcdctl role add "$tenant"
-    etcdctl role grant-permission "$tenant" --prefix=true readwrite "/holdfast/$tenant/"
-    etcdctl role grant-permission "$tenant" read /holdfast/schema
-    etcdctl role grant-permission "$tenant" read /holdfast/epoch
-    etcdctl role grant-permission "$tenant" read /holdfast/clusters
+    etcdctl role grant-permission "$tenant" --prefix=true readwrite "/tensorhold/$tenant/"
+    etcdctl role grant-permission "$tenant" read /tensorhold/schema
+    etcdctl role grant-permission "$tenant" read /tensorhold/epoch
+    etcdctl role grant-permission "$tenant" read /tensorhold/clusters
     user "$tenant" "$tenant"
 done
 

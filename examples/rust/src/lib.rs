@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
-use holdfast_core::{Clock, DType, Error, ErrorKind, Rng, SystemClock, SystemRng, TensorSpec};
-use holdfast_engine_mooncake::{MooncakeConfig, MooncakeEngine};
-use holdfast_features::{FeatureConfig, FeatureStore, GroupName};
-use holdfast_index::{Identity, IndexConfig, TxnIndex};
-use holdfast_index_etcd::{EtcdConfig, EtcdStore};
+use tensorhold_core::{Clock, DType, Error, ErrorKind, Rng, SystemClock, SystemRng, TensorSpec};
+use tensorhold_engine_mooncake::{MooncakeConfig, MooncakeEngine};
+use tensorhold_features::{FeatureConfig, FeatureStore, GroupName};
+use tensorhold_index::{Identity, IndexConfig, TxnIndex};
+use tensorhold_index_etcd::{EtcdConfig, EtcdStore};
 
 /// The store that both programs use.
 pub const STORE: &str = "rust-example";
@@ -29,14 +29,14 @@ pub fn hidden() -> Result<TensorSpec> {
     Ok(TensorSpec::new("hidden".parse()?, DType::Float32, [4, 1024])?)
 }
 
-/// Opens the store where the environment says that the cluster is: what `eval "$(holdfast env)"` has set, or this host.
+/// Opens the store where the environment says that the cluster is: what `eval "$(tensorhold env)"` has set, or this host.
 pub async fn open(role: &str) -> Result<FeatureStore> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let rng: Arc<dyn Rng> = Arc::new(SystemRng);
     let config = FeatureConfig::new(STORE.parse()?);
 
     // The index says who has which sample. All processes of a store use the same settings.
-    let etcd = EtcdConfig::new(addresses("HOLDFAST_ETCD").unwrap_or(vec!["http://127.0.0.1:2379".to_owned()]));
+    let etcd = EtcdConfig::new(addresses("TENSORHOLD_ETCD").unwrap_or(vec!["http://127.0.0.1:2379".to_owned()]));
     let txn_store = EtcdStore::open(etcd, Arc::clone(&clock), WITHIN).await?;
     let settings = IndexConfig::default();
     let index = TxnIndex::new(
@@ -50,9 +50,9 @@ pub async fn open(role: &str) -> Result<FeatureStore> {
 
     // The engine moves the bytes. Connecting blocks, so it has a thread of its own.
     let mut cluster = MooncakeConfig::default();
-    cluster.master = std::env::var("HOLDFAST_MASTER").unwrap_or(cluster.master);
-    cluster.metadata = std::env::var("HOLDFAST_METADATA").unwrap_or(cluster.metadata);
-    cluster.admin = addresses("HOLDFAST_ADMIN").unwrap_or(cluster.admin);
+    cluster.master = std::env::var("TENSORHOLD_MASTER").unwrap_or(cluster.master);
+    cluster.metadata = std::env::var("TENSORHOLD_METADATA").unwrap_or(cluster.metadata);
+    cluster.admin = addresses("TENSORHOLD_ADMIN").unwrap_or(cluster.admin);
     cluster
         .environment
         .insert("MC_LOG_LEVEL".to_owned(), "ERROR".to_owned());
@@ -75,7 +75,7 @@ pub fn ended(result: Result<()>) -> ExitCode {
     eprintln!("{error:#}");
     if error.downcast_ref::<Error>().map(Error::kind) == Some(ErrorKind::Unavailable) {
         eprintln!("No cluster answers. Start one on this machine, and tell this shell where it is:\n");
-        eprintln!("    holdfast up\n    eval \"$(holdfast env)\"");
+        eprintln!("    tensorhold up\n    eval \"$(tensorhold env)\"");
     }
     ExitCode::FAILURE
 }

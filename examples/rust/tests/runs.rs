@@ -3,7 +3,7 @@
 
 use std::process::{Child, Command, Stdio};
 
-use holdfast_testkit::Cluster;
+use tensorhold_testkit::Cluster;
 
 const README: &str = include_str!("../README.md");
 
@@ -28,10 +28,10 @@ fn a_consumer_gets_what_a_producer_put_and_frees_it() {
     let cluster = cluster.start().expect("a cluster");
     let endpoints = cluster.endpoints();
     let mut variables = vec![
-        ("HOLDFAST_MASTER", endpoints.master.clone()),
-        ("HOLDFAST_METADATA", endpoints.metadata.clone()),
-        ("HOLDFAST_ADMIN", endpoints.admin.join(",")),
-        ("HOLDFAST_ETCD", endpoints.etcd.join(",")),
+        ("TENSORHOLD_MASTER", endpoints.master.clone()),
+        ("TENSORHOLD_METADATA", endpoints.metadata.clone()),
+        ("TENSORHOLD_ADMIN", endpoints.admin.join(",")),
+        ("TENSORHOLD_ETCD", endpoints.etcd.join(",")),
     ];
     variables.extend(
         endpoints
@@ -51,12 +51,12 @@ fn a_consumer_gets_what_a_producer_put_and_frees_it() {
 
 #[test]
 fn without_a_cluster_they_say_what_to_do() {
-    let nowhere = [("HOLDFAST_ETCD", "http://127.0.0.1:1".to_owned())];
+    let nowhere = [("TENSORHOLD_ETCD", "http://127.0.0.1:1".to_owned())];
     // Both at once: each waits for etcd until its deadline.
     let programs = [env!("CARGO_BIN_EXE_producer"), env!("CARGO_BIN_EXE_consumer")].map(|it| start(it, &nowhere));
     for program in programs {
         let ran = program.wait_with_output().expect("it ends");
         let said = String::from_utf8_lossy(&ran.stderr).into_owned();
-        assert!(!ran.status.success() && said.contains("holdfast up"), "{said}");
+        assert!(!ran.status.success() && said.contains("tensorhold up"), "{said}");
     }
 }

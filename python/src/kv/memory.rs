@@ -14,10 +14,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Error, ErrorKind, Result};
-use holdfast_engine::{Engine, EngineId, HostMemory, Region, Registrar, Span};
 use parking_lot::RwLock;
 use pyo3::prelude::*;
+use tensorhold_core::{Error, ErrorKind, Result};
+use tensorhold_engine::{Engine, EngineId, HostMemory, Region, Registrar, Span};
 
 use crate::owner::Owner;
 

@@ -1,4 +1,4 @@
-//! The KV tier, as Python sees it: `holdfast.kv` is built on these.
+//! The KV tier, as Python sees it: `tensorhold.kv` is built on these.
 //!
 //! | module | its job |
 //! |---|---|

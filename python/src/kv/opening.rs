@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, Error, Result, SystemClock};
-use holdfast_engine::{Engine, Pin, PutOptions};
-use holdfast_engine_mooncake::{MooncakeConfig, MooncakeEngine};
-use holdfast_kvcache::tier::{PageSeal, PageStore, StoreConfig};
-use holdfast_prefetch::PrefetchConfig;
 use pyo3::prelude::*;
 use serde::Deserialize;
+use tensorhold_core::{Clock, Deadline, Error, Result, SystemClock};
+use tensorhold_engine::{Engine, Pin, PutOptions};
+use tensorhold_engine_mooncake::{MooncakeConfig, MooncakeEngine};
+use tensorhold_kvcache::tier::{PageSeal, PageStore, StoreConfig};
+use tensorhold_prefetch::PrefetchConfig;
 
 use super::memory::Ranges;
 use crate::loan_table::EngineReaper;

@@ -11,14 +11,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Error, ObjectKey, Result, Retry, SystemClock};
-use holdfast_engine::RemoveOutcome;
-use holdfast_kvcache::tier::{self, CallOptions, Hint, Page, PageGot, PagePut};
-use holdfast_prefetch::{Outcome, PrefetchStats, Priority};
 use parking_lot::Mutex;
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::IntoPyDict;
+use tensorhold_core::{Error, ObjectKey, Result, Retry, SystemClock};
+use tensorhold_engine::RemoveOutcome;
+use tensorhold_kvcache::tier::{self, CallOptions, Hint, Page, PageGot, PagePut};
+use tensorhold_prefetch::{Outcome, PrefetchStats, Priority};
 
 use super::opening::{Opened, Settings, open};
 use crate::convert::seconds;
@@ -30,7 +30,7 @@ use crate::process::ProcessBound;
 const CLOSED: &str = "this page store is closed; open another";
 
 /// An open page store.
-#[pyclass(frozen, module = "holdfast._holdfast")]
+#[pyclass(frozen, module = "tensorhold._tensorhold")]
 pub(crate) struct Pages(ProcessBound<Mutex<Option<Arc<Opened>>>>);
 
 /// Starts to open a page store; the operation's result is a `Pages`.
@@ -54,7 +54,7 @@ pub(crate) fn open_pages(
 }
 
 /// Whether the engine has released the memory of one call.
-#[pyclass(frozen, module = "holdfast._holdfast")]
+#[pyclass(frozen, module = "tensorhold._tensorhold")]
 pub(crate) struct Settling(ProcessBound<tier::Settling>);
 
 #[pymethods]
@@ -74,11 +74,11 @@ impl Settling {
 }
 
 /// A prefetch that was begun.
-#[pyclass(frozen, module = "holdfast._holdfast")]
-pub(crate) struct Prefetch(ProcessBound<holdfast_prefetch::Prefetch>);
+#[pyclass(frozen, module = "tensorhold._tensorhold")]
+pub(crate) struct Prefetch(ProcessBound<tensorhold_prefetch::Prefetch>);
 
 impl Prefetch {
-    pub(crate) fn new(prefetch: holdfast_prefetch::Prefetch) -> Self {
+    pub(crate) fn new(prefetch: tensorhold_prefetch::Prefetch) -> Self {
         Self(ProcessBound::new(prefetch))
     }
 }

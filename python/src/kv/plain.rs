@@ -1,11 +1,11 @@
 //! The values that planner and tier exchange with Python, as tuples: namespaces, operations, completions.
 
-use holdfast_core::{Error, Result};
-use holdfast_kvcache::plan::{
+use pyo3::prelude::*;
+use tensorhold_core::{Error, Result};
+use tensorhold_kvcache::plan::{
     Completion, CopyAt, DevicePage, Failure, HostPage, HostPageAt, KeyAt, Namespace, Operation, OperationId, PageKey,
     Rank, Work,
 };
-use pyo3::prelude::*;
 
 const OPERATION: &str = "kv.plain";
 

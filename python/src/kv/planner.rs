@@ -2,11 +2,11 @@
 
 use std::borrow::Cow;
 
-use holdfast_kvcache::plan::{self, Applied, Ending, PlanEvent, PlannerConfig, RequestId, Ticket};
 use parking_lot::Mutex;
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::IntoPyDict;
+use tensorhold_kvcache::plan::{self, Applied, Ending, PlanEvent, PlannerConfig, RequestId, Ticket};
 
 use super::plain::{PlainCompletion, PlainNamespace, TellOperation, key, tell_operation};
 use crate::errors::OrRaise;
@@ -27,7 +27,7 @@ pub(crate) fn object_name(py: Python<'_>, namespace: PlainNamespace, page: &[u8]
 }
 
 /// The chain of keys of one prompt.
-#[pyclass(frozen, module = "holdfast._holdfast")]
+#[pyclass(frozen, module = "tensorhold._tensorhold")]
 pub(crate) struct PageKeys(Mutex<plan::PageKeys>);
 
 #[pymethods]
@@ -95,7 +95,7 @@ type TellPlan = (
 );
 
 /// Turns events into plans.
-#[pyclass(frozen, module = "holdfast._holdfast")]
+#[pyclass(frozen, module = "tensorhold._tensorhold")]
 pub(crate) struct Planner(Mutex<plan::Planner>);
 
 impl Planner {
@@ -142,7 +142,7 @@ impl Planner {
     }
 
     fn completed(&self, py: Python<'_>, ranks: Vec<PlainCompletion>) -> PyResult<bool> {
-        let ranks: holdfast_core::Result<Vec<_>> = ranks.into_iter().map(PlainCompletion::read).collect();
+        let ranks: tensorhold_core::Result<Vec<_>> = ranks.into_iter().map(PlainCompletion::read).collect();
         self.apply(py, PlanEvent::Completed(ranks.or_raise(py)?))
     }
 

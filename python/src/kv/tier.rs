@@ -6,15 +6,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Error, ErrorKind};
-use holdfast_engine_mooncake::interpreter;
-use holdfast_kvcache::plan::{CopyAt, OperationId, Work};
-use holdfast_kvcache::tier::{
-    self, Cancelled, Copied, DeviceCopier, HostMemoryMap, LaneConfig, PartLayout, Submitted, TierConfig, TierEvent,
-};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::IntoPyDict;
+use tensorhold_core::{Error, ErrorKind};
+use tensorhold_engine_mooncake::interpreter;
+use tensorhold_kvcache::plan::{CopyAt, OperationId, Work};
+use tensorhold_kvcache::tier::{
+    self, Cancelled, Copied, DeviceCopier, HostMemoryMap, LaneConfig, PartLayout, Submitted, TierConfig, TierEvent,
+};
 
 use super::opening::Opened;
 use super::pages::Pages;
@@ -61,7 +61,7 @@ struct Started {
 }
 
 /// Carries out a planner's operations.
-#[pyclass(frozen, module = "holdfast._holdfast")]
+#[pyclass(frozen, module = "tensorhold._tensorhold")]
 pub(crate) struct Tier(ProcessBound<Detached>);
 
 /// Dropping a tier waits for its threads, and these may need the interpreter's lock: so the lock is released first.
@@ -112,7 +112,7 @@ impl Tier {
                 len,
             })
         };
-        let parts: holdfast_core::Result<Vec<PartLayout>> = parts.into_iter().map(part).collect();
+        let parts: tensorhold_core::Result<Vec<PartLayout>> = parts.into_iter().map(part).collect();
         let host = HostMemoryMap::new(host_pages, parts.or_raise(py)?).or_raise(py)?;
         let lane = |threads| LaneConfig { threads, most };
         let config = TierConfig {

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use comfy_table::{Table, presets};
-use holdfast_testkit::{Cluster, DetachedCluster, Endpoints, Node, RecordedProcess};
 use serde::Serialize;
+use tensorhold_testkit::{Cluster, DetachedCluster, Endpoints, Node, RecordedProcess};
 
 #[derive(Serialize, Clone, Copy, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
@@ -150,12 +150,12 @@ impl Report {
             return Vec::new();
         };
         let mut variables = vec![
-            ("HOLDFAST_MASTER".to_owned(), endpoints.master.clone()),
-            ("HOLDFAST_METADATA".to_owned(), endpoints.metadata.clone()),
-            ("HOLDFAST_ADMIN".to_owned(), endpoints.admin.join(",")),
+            ("TENSORHOLD_MASTER".to_owned(), endpoints.master.clone()),
+            ("TENSORHOLD_METADATA".to_owned(), endpoints.metadata.clone()),
+            ("TENSORHOLD_ADMIN".to_owned(), endpoints.admin.join(",")),
         ];
         if !endpoints.etcd.is_empty() {
-            variables.push(("HOLDFAST_ETCD".to_owned(), endpoints.etcd.join(",")));
+            variables.push(("TENSORHOLD_ETCD".to_owned(), endpoints.etcd.join(",")));
         }
         variables.extend(endpoints.client_env.iter().cloned());
         variables

@@ -251,7 +251,7 @@ mod tests {
             command: Vec::new(),
             environment: BTreeMap::new(),
             healthcheck: Vec::new(),
-            mounts: vec![("/run/holdfast".to_owned(), "/tmp/etcd-0".to_owned())],
+            mounts: vec![("/run/tensorhold".to_owned(), "/tmp/etcd-0".to_owned())],
             address: Ipv4Addr::new(127, 1, 1, 9),
         };
         let reads = |text: &str| place.text(text, &of);
@@ -265,6 +265,6 @@ mod tests {
         );
         assert_eq!(reads("/data/etcd-0"), "/data/etcd-0");
         assert_eq!(reads("--listen=0.0.0.0:9464"), "--listen=127.1.1.9:9464");
-        assert_eq!(reads("file:/run/holdfast/ca.pem"), "file:/tmp/etcd-0/ca.pem");
+        assert_eq!(reads("file:/run/tensorhold/ca.pem"), "file:/tmp/etcd-0/ca.pem");
     }
 }

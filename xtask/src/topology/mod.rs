@@ -23,10 +23,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use holdfast_core::{Clock as _, SystemClock, Timestamp};
-use holdfast_testkit::poll;
 use serde::Serialize;
 use serde_json::Value;
+use tensorhold_core::{Clock as _, SystemClock, Timestamp};
+use tensorhold_testkit::poll;
 
 use services::Services;
 
@@ -45,7 +45,7 @@ pub(crate) struct Topology {
     /// Only the figures, as one line of JSON
     #[arg(long)]
     json: bool,
-    /// Use the compiled module that is in python/holdfast, whatever it was built from
+    /// Use the compiled module that is in python/tensorhold, whatever it was built from
     #[arg(long)]
     no_build: bool,
 }
@@ -205,8 +205,8 @@ fn used_since(services: &Services, before: usize) -> usize {
 /// Whether the tenant b can neither look into the store of a nor end it, while a can look.
 fn refuses_others(services: &Services) -> Result<bool> {
     const REFUSED: i32 = 4;
-    let list = ["holdfast", "--store", STORE, "ls"].map(str::to_owned);
-    let end = ["holdfast", "--store", STORE, "end", "--others"].map(str::to_owned);
+    let list = ["tensorhold", "--store", STORE, "ls"].map(str::to_owned);
+    let end = ["tensorhold", "--store", STORE, "end", "--others"].map(str::to_owned);
     let own = services.run("producer", &list)?;
     ensure!(
         own.status.success(),
@@ -250,7 +250,7 @@ fn leading_master(services: &Services) -> Option<String> {
 /// The steward that is in office for the store, as Prometheus knows it.
 fn steward_in_office(services: &Services) -> Result<Option<String>> {
     let url = format!("http://{}:9090/api/v1/query", services.address("prometheus")?);
-    let query = format!("holdfast_steward_on_duty{{store=\"{STORE}\"}} == 1");
+    let query = format!("tensorhold_steward_on_duty{{store=\"{STORE}\"}} == 1");
     let answer: Value = serde_json::from_str(&get(&url, &[("query", &query)])?)?;
     let instance = answer["data"]["result"][0]["metric"]["instance"].as_str();
     let address = instance.and_then(|instance| instance.split(':').next());
@@ -259,10 +259,10 @@ fn steward_in_office(services: &Services) -> Result<Option<String>> {
 
 /// Samples in the index, and objects in the engine.
 fn left(services: &Services) -> Result<u64> {
-    let command = ["holdfast", "--store", STORE, "status", "--json"].map(str::to_owned);
+    let command = ["tensorhold", "--store", STORE, "status", "--json"].map(str::to_owned);
     let output = services.run("steward-0", &command)?;
     let status: Value = serde_json::from_slice(&output.stdout)
-        .with_context(|| format!("holdfast status: {}", String::from_utf8_lossy(&output.stderr)))?;
+        .with_context(|| format!("tensorhold status: {}", String::from_utf8_lossy(&output.stderr)))?;
     let samples = status["items"][0]["samples"]
         .as_object()
         .context("no samples in the status")?;

@@ -8,8 +8,8 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use holdfast_testkit::{Process, ProcessIdentity, ProcessSpec, poll};
 use tempfile::TempDir;
+use tensorhold_testkit::{Process, ProcessIdentity, ProcessSpec, poll};
 
 use super::compose::{Compose, Condition, Place, Translated};
 
@@ -44,7 +44,7 @@ impl Services {
         for name in LEFT_OUT {
             compose.services.remove(name);
         }
-        let scratch = tempfile::Builder::new().prefix("holdfast-topology-").tempdir()?;
+        let scratch = tempfile::Builder::new().prefix("tensorhold-topology-").tempdir()?;
         let place = Place {
             compose: folder,
             scratch: scratch.path().to_owned(),
@@ -66,7 +66,7 @@ impl Services {
         let bin = scratch.path().join("bin");
         std::fs::create_dir(&bin)?;
         let python = venv.join("python");
-        for (name, arguments) in [("python", ""), ("holdfast", "-m holdfast ")] {
+        for (name, arguments) in [("python", ""), ("tensorhold", "-m tensorhold ")] {
             let script = format!("#!/bin/sh\nexec '{}' {arguments}\"$@\"\n", python.display());
             std::fs::write(bin.join(name), script)?;
             std::fs::set_permissions(bin.join(name), std::fs::Permissions::from_mode(0o700))?;

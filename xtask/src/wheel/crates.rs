@@ -100,7 +100,7 @@ fn cargo(root: &Path, arguments: &[&str]) -> Result<String> {
 }
 
 fn tree(root: &Path, target: &str, edges: &str) -> Result<(Id, BTreeMap<Id, BTreeSet<Id>>)> {
-    let package = ["tree", "--package", "holdfast-python", "--target", target];
+    let package = ["tree", "--package", "tensorhold-python", "--target", target];
     let form = ["--edges", edges, "--prefix", "depth", "--format", " {p}"];
     parse_tree(&cargo(root, &[&package[..], &form[..]].concat())?)
 }
@@ -176,10 +176,16 @@ mod tests {
     fn this_workspace_is_found_without_what_only_its_tests_need() {
         let found = Linked::find(&crate::repository(), super::super::HOST).expect("cargo's answer");
         let linked: BTreeSet<&str> = found.linked().map(|(id, _)| id.0.as_str()).collect();
-        for one in ["holdfast-python", "holdfast-features", "tokio", "aws-lc-sys", "ring"] {
+        for one in [
+            "tensorhold-python",
+            "tensorhold-features",
+            "tokio",
+            "aws-lc-sys",
+            "ring",
+        ] {
             assert!(linked.contains(one), "{one} is linked");
         }
-        for one in ["holdfast-testkit", "libtest-mimic", "proptest", "syn", "async-trait"] {
+        for one in ["tensorhold-testkit", "libtest-mimic", "proptest", "syn", "async-trait"] {
             assert!(!linked.contains(one), "{one} is not linked");
         }
         let macros = found.crates.iter().find(|(id, _)| id.0 == "async-trait");

@@ -92,7 +92,7 @@ pub(super) fn look(tools: &Tools, wheel: &Path, linked: &Linked) -> Result<Repor
     let version = &linked.module.1;
     let sbom = unpacked
         .path()
-        .join(format!("holdfast-{version}.dist-info/sboms/{SBOM}"));
+        .join(format!("tensorhold-{version}.dist-info/sboms/{SBOM}"));
     let sbom = std::fs::read(&sbom).context("the wheel has no SBOM")?;
     let document: Value = serde_json::from_slice(&sbom).context("the SBOM is no JSON")?;
     let named = sbom::components(&document);

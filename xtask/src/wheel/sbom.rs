@@ -13,7 +13,7 @@ use super::crates::{Crate, Id, Linked};
 
 pub(super) fn text(linked: &Linked) -> Result<String> {
     let version = &linked.module.1;
-    let wheel = format!("pkg:pypi/holdfast@{version}");
+    let wheel = format!("pkg:pypi/tensorhold@{version}");
     let mut dependencies = vec![json!({"ref": wheel, "dependsOn": [reference(&linked.module)]})];
     dependencies.extend(linked.crates.iter().map(|(id, one)| {
         let on: Vec<String> = one.depends_on.iter().map(reference).collect();
@@ -28,7 +28,7 @@ pub(super) fn text(linked: &Linked) -> Result<String> {
             "component": {
                 "type": "library",
                 "bom-ref": wheel,
-                "name": "holdfast",
+                "name": "tensorhold",
                 "version": version,
                 "purl": wheel,
                 "licenses": [{"expression": "Apache-2.0"}],
@@ -105,6 +105,6 @@ mod tests {
             (&json!("required"), &json!("excluded"))
         );
         assert_eq!(of("tokio")["hashes"][0]["content"].as_str().map(str::len), Some(64));
-        assert!(of("holdfast-core").get("hashes").is_none());
+        assert!(of("tensorhold-core").get("hashes").is_none());
     }
 }

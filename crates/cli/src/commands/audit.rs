@@ -2,8 +2,8 @@
 //!
 //! Without `--repair` it only reports. What it was told to repair and could not is left to the next audit.
 
-use holdfast_features::{LossAudit, LossReport, OrphanAudit, OrphanReport};
 use serde_json::Value;
+use tensorhold_features::{LossAudit, LossReport, OrphanAudit, OrphanReport};
 
 use super::Context;
 use super::reclaim::{close, open};
@@ -42,7 +42,7 @@ pub(crate) async fn run(
         let orphans = store.audit_orphans(orphans, reach.left()).await?;
         Ok((orphans, store.audit_losses(losses, reach.left()).await?))
     };
-    let audited: holdfast_core::Result<_> = progress.wait("auditing", audited).await;
+    let audited: tensorhold_core::Result<_> = progress.wait("auditing", audited).await;
     close(reach, store, progress).await;
     let (orphans, losses) = audited.map_err(|error| {
         let what = format!("the audit of store {} ended early", shown(name.as_str()));
@@ -91,20 +91,20 @@ fn text(orphans: &OrphanReport, losses: &LossReport, wanted: &Wanted, context: &
         line("not everything was looked at and settled in time; run it again, with a longer --timeout".to_owned());
     }
     if !wanted.repair && orphans.refused.is_none() && orphans.orphans + losses.missing > 0 {
-        line("repair it: holdfast audit --repair".to_owned());
+        line("repair it: tensorhold audit --repair".to_owned());
     }
     text
 }
 
 fn value(store: &str, orphans: &OrphanReport, losses: &LossReport) -> Value {
     let of_orphan =
-        |one: &holdfast_features::OrphanExample| object!("key": one.key.as_str(), "why": one.reason.as_str());
+        |one: &tensorhold_features::OrphanExample| object!("key": one.key.as_str(), "why": one.reason.as_str());
     let examples: Vec<Value> = orphans.examples.iter().map(of_orphan).collect();
     let orphans = object!("objects": orphans.objects, "other_keys": orphans.other_keys, "found": orphans.orphans,
         "ahead": orphans.ahead, "bytes": orphans.bytes, "removed": orphans.removed, "unfinished": orphans.unfinished,
         "failed": orphans.failed, "refused": orphans.refused, "complete": orphans.complete, "examples": examples,
         "stopped": orphans.stopped.as_ref().map(|error| error.message().to_owned()),);
-    let of_loss = |(sample, key): &(holdfast_index::SampleRef, holdfast_core::ObjectKey)| object!("sample": sample.sample.as_str(), "key": key.as_str());
+    let of_loss = |(sample, key): &(tensorhold_index::SampleRef, tensorhold_core::ObjectKey)| object!("sample": sample.sample.as_str(), "key": key.as_str());
     let examples: Vec<Value> = losses.examples.iter().map(of_loss).collect();
     let losses = object!("samples": losses.samples, "objects": losses.objects, "missing": losses.missing,
         "lost": losses.lost, "unreadable": losses.unreadable, "complete": losses.complete, "examples": examples,);

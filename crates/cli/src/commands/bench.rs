@@ -2,20 +2,20 @@
 //! after the other, in turns with the same bytes on the bare engine, so that both meet the same machine.
 //!
 //! The scratch store is ended and forgotten at the end, also if something fails. What a killed command leaves is freed by
-//! `holdfast end --store bench-…`; a bare object that it leaves has a key of that store, so `holdfast audit --repair` removes
+//! `tensorhold end --store bench-…`; a bare object that it leaves has a key of that store, so `tensorhold audit --repair` removes
 //! it.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{
+use serde_json::Value;
+use tensorhold_core::{
     Clock as _, DType, Error, ObjectKey, Result, Rng as _, StoreId, SystemClock, SystemRng, TensorSpec,
 };
-use holdfast_custody::{GroupName, Publication};
-use holdfast_engine::{Engine, EngineExt as _, GetOutcome, PutOptions, PutOutcome, RemoveOutcome, Span};
-use holdfast_features::{FeatureStore, PutItem, TensorIn, Wanted};
-use holdfast_index::store::{Read, Transaction, TxnStore, Write};
-use serde_json::Value;
+use tensorhold_custody::{GroupName, Publication};
+use tensorhold_engine::{Engine, EngineExt as _, GetOutcome, PutOptions, PutOutcome, RemoveOutcome, Span};
+use tensorhold_features::{FeatureStore, PutItem, TensorIn, Wanted};
+use tensorhold_index::store::{Read, Transaction, TxnStore, Write};
 
 use super::Context;
 use super::reclaim::{close, engine, open_on};
@@ -194,7 +194,7 @@ fn ms(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e3
 }
 
-/// How long the bare engine takes, as a part of what Holdfast takes.
+/// How long the bare engine takes, as a part of what Tensorhold takes.
 fn ratio(bare: &[Duration], ours: &[Duration]) -> f64 {
     let (bare, ours) = (quantile(bare, 0.5), quantile(ours, 0.5));
     (bare.as_secs_f64() / ours.as_secs_f64().max(f64::MIN_POSITIVE) * 100.0).round() / 100.0

@@ -1,8 +1,8 @@
 //! `budget`: how many bytes a store may hold, and setting it.
 
-use holdfast_core::StoreId;
-use holdfast_index::{BudgetUse, Index as _};
 use serde_json::Value;
+use tensorhold_core::StoreId;
+use tensorhold_index::{BudgetUse, Index as _};
 
 use super::Context;
 use super::people::People;
@@ -62,7 +62,7 @@ fn show(store: &StoreId, used: Option<&BudgetUse>, people: &People, context: &Co
     let name = shown(store.as_str());
     let Some(used) = used else {
         let text =
-            format!("store {name} has no budget: only the engine's memory limits it (`holdfast budget set BYTES`)\n");
+            format!("store {name} has no budget: only the engine's memory limits it (`tensorhold budget set BYTES`)\n");
         return Answer::new(object!("store": store.as_str(), "budget_bytes": Value::Null), text);
     };
     let held = used.bytes.saturating_sub(used.free);

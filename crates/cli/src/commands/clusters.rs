@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use holdfast_core::{Error, ErrorKind, StoreId, SystemRng};
-use holdfast_index::placement::{
+use tensorhold_core::{Error, ErrorKind, StoreId, SystemRng};
+use tensorhold_index::placement::{
     ClusterAddress, ClusterMap, ClusterName, Clusters as _, FollowingStore, Move, MoveStep, move_store, prepare,
     write_map,
 };
@@ -70,7 +70,7 @@ async fn list(reach: &Reach, context: &Context<'_>) -> Result<Answer, Failure> {
     }
     let mut text = draw(&rows);
     if several.is_none() {
-        text.push_str("\nThis index has one cluster: `holdfast clusters add` adds another.\n");
+        text.push_str("\nThis index has one cluster: `tensorhold clusters add` adds another.\n");
     }
     Ok(Answer::new(object!("clusters": values), text))
 }
@@ -109,7 +109,7 @@ async fn add(reach: &Reach, name: String, endpoints: Vec<String>) -> Result<Answ
     });
     added.await.map_err(|error| not_added(&error))?;
     let text = format!(
-        "cluster {name} is part of the index now; new stores may begin on it, and `holdfast move {name} --store STORE` moves \
+        "cluster {name} is part of the index now; new stores may begin on it, and `tensorhold move {name} --store STORE` moves \
          one there\nProcesses that have a store open since before the index had several clusters must open it again before it \
          can be moved. Releases that know nothing of clusters can no longer use this index.\n"
     );

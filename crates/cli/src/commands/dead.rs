@@ -1,8 +1,8 @@
 //! `dead`: samples that ran out of attempts.
 
-use holdfast_core::ErrorKind;
-use holdfast_index::{Index as _, SampleRecord, SampleRef, Session, Stage, TxnIndex};
 use serde_json::Value;
+use tensorhold_core::ErrorKind;
+use tensorhold_index::{Index as _, SampleRecord, SampleRef, Session, Stage, TxnIndex};
 
 use super::people::People;
 use super::reclaim::parse;
@@ -55,7 +55,7 @@ fn none(sample: &str) -> Failure {
     Failure::not_found(
         format!("{} is no dead letter", shown(sample)),
         "no record of it has run out of attempts",
-        "`holdfast dead ls` shows the dead letters, `holdfast why SAMPLE` what became of a sample",
+        "`tensorhold dead ls` shows the dead letters, `tensorhold why SAMPLE` what became of a sample",
     )
 }
 
@@ -131,7 +131,7 @@ async fn carry_out(
     letters: &[SampleRef],
     change: Change,
 ) -> Vec<Outcome> {
-    let answers: Vec<holdfast_core::Result<&'static str>> = match change {
+    let answers: Vec<tensorhold_core::Result<&'static str>> = match change {
         Change::Requeue => {
             let answers = index.requeue(session, letters, reach.left()).await;
             answers.into_iter().map(|answer| answer.map(|_| "requeued")).collect()
@@ -142,7 +142,7 @@ async fn carry_out(
             answers.into_iter().map(|answer| answer.map(done)).collect()
         }
     };
-    let outcome = |(letter, answer): (&SampleRef, holdfast_core::Result<&'static str>)| match answer {
+    let outcome = |(letter, answer): (&SampleRef, tensorhold_core::Result<&'static str>)| match answer {
         Ok(done) => Outcome {
             letter: letter.clone(),
             done,

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use clap::CommandFactory as _;
-use holdfast_core::ErrorKind;
+use tensorhold_core::ErrorKind;
 
 use crate::args::Cli;
 use crate::failure::Failure;
@@ -12,7 +12,7 @@ use crate::output::{Answer, object};
 
 pub(crate) fn completions(shell: clap_complete::Shell) -> Answer {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "holdfast", &mut script);
+    clap_complete::generate(shell, &mut Cli::command(), "tensorhold", &mut script);
     let script = String::from_utf8_lossy(&script).into_owned();
     Answer::new(object!("shell": shell.to_string(), "script": script), script)
 }
@@ -32,7 +32,7 @@ pub(crate) fn manual(folder: &Path) -> Result<Answer, Failure> {
     // Every page then has the flags of every command.
     command.build();
     let mut files = Vec::new();
-    write(&command, "holdfast", folder, &mut files).map_err(cannot)?;
+    write(&command, "tensorhold", folder, &mut files).map_err(cannot)?;
     let text = format!("{} pages are in {}\n", files.len(), folder.display());
     Ok(Answer::new(object!("folder": folder, "files": files), text))
 }

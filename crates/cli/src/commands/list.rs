@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use holdfast_custody::{GroupName, WallTime};
-use holdfast_index::{Index as _, ListPlace, RecordQuery, SampleRecord, Stage, TxnIndex};
 use serde_json::Value;
+use tensorhold_custody::{GroupName, WallTime};
+use tensorhold_index::{Index as _, ListPlace, RecordQuery, SampleRecord, Stage, TxnIndex};
 
 use super::Context;
 use super::people::{self, People};
@@ -50,7 +50,7 @@ impl Wanted {
             },
             limit: usize::try_from(options.limit).unwrap_or(LOOK_AT),
             after: options.after.map(ListPlace::from_text),
-            next: "holdfast ls",
+            next: "tensorhold ls",
         })
     }
 
@@ -62,7 +62,7 @@ impl Wanted {
             },
             limit: usize::try_from(limit).unwrap_or(LOOK_AT),
             after: after.map(ListPlace::from_text),
-            next: "holdfast dead ls",
+            next: "tensorhold dead ls",
         }
     }
 
@@ -186,7 +186,7 @@ async fn read(reach: &Reach, index: &TxnIndex, wanted: &Wanted, progress: &mut P
 }
 
 impl Found {
-    fn take(&mut self, part: holdfast_index::RecordList) {
+    fn take(&mut self, part: tensorhold_index::RecordList) {
         self.records.extend(part.records);
         self.next = part.next;
         self.looked_at += part.looked_at;

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
-use holdfast_custody::SessionId;
-use holdfast_index::{Identity, Index as _, TxnIndex};
 use serde_json::Value;
+use tensorhold_custody::SessionId;
+use tensorhold_index::{Identity, Index as _, TxnIndex};
 
 use crate::failure::Failure;
 use crate::output::object;
@@ -78,7 +78,7 @@ pub(crate) fn parse_id(text: &str) -> Result<SessionId, Failure> {
         Failure::usage(
             format!("{:?} is no session", shown(text)),
             "a session is a hexadecimal number",
-            "`holdfast sessions` shows them",
+            "`tensorhold sessions` shows them",
         )
     })
 }

@@ -1,8 +1,8 @@
 //! `quarantine`: records that could not be decoded and were set aside.
 
-use holdfast_core::StoreId;
-use holdfast_index::{Index as _, Quarantined, TxnIndex};
 use serde_json::Value;
+use tensorhold_core::StoreId;
+use tensorhold_index::{Index as _, Quarantined, TxnIndex};
 
 use super::Context;
 use crate::args::Quarantine;
@@ -49,7 +49,7 @@ pub(crate) async fn run(
                 Failure::not_found(
                     format!("no record in quarantine had the key {}", shown(&key)),
                     format!("the quarantine of store {} does not have it", shown(store.as_str())),
-                    "`holdfast quarantine ls` shows the keys",
+                    "`tensorhold quarantine ls` shows the keys",
                 )
             })?;
             let record = index.quarantined_bytes(found, reach.left()).await;
@@ -106,14 +106,14 @@ fn list(store: &StoreId, found: &[Quarantined], next: Option<String>, context: &
     let mut text = match found.len() {
         0 => format!("no record of store {name} is in quarantine\n"),
         many => format!(
-            "{}\n{} in quarantine; `holdfast quarantine show KEY` shows the bytes of one\n",
+            "{}\n{} in quarantine; `tensorhold quarantine show KEY` shows the bytes of one\n",
             draw(&rows),
             count(u64::try_from(many).unwrap_or(u64::MAX), "record is", "records are")
         ),
     };
     if let Some(next) = &next {
         text.push_str(&format!(
-            "there is more: holdfast quarantine ls … --after '{}'\n",
+            "there is more: tensorhold quarantine ls … --after '{}'\n",
             shown(next)
         ));
     }

@@ -4,11 +4,11 @@
 
 use std::sync::Arc;
 
-use holdfast_core::{ErrorKind, SampleId, StoreId, SystemRng};
-use holdfast_engine::Engine;
-use holdfast_features::{FeatureConfig, FeatureStore};
-use holdfast_index::{AckOutcome, Index as _, SampleRef};
 use serde_json::Value;
+use tensorhold_core::{ErrorKind, SampleId, StoreId, SystemRng};
+use tensorhold_engine::Engine;
+use tensorhold_features::{FeatureConfig, FeatureStore};
+use tensorhold_index::{AckOutcome, Index as _, SampleRef};
 
 use super::Context;
 use crate::failure::{Failure, WRONG};
@@ -45,7 +45,7 @@ pub(crate) async fn engine(
     let engine = progress.wait("connecting to the cluster", connecting).await;
     let engine = engine.map_err(|failure| {
         let error =
-            holdfast_core::Error::internal("command.engine", "the task that connects panicked or was cancelled");
+            tensorhold_core::Error::internal("command.engine", "the task that connects panicked or was cancelled");
         Failure::of(what.clone(), &error.caused_by(failure))
     })?;
     engine.map_err(|error| Failure::of(what, &error))
@@ -79,8 +79,8 @@ pub(crate) fn engine_of(host: &Host, what: &str) -> Result<Arc<ConnectEngine>, F
             ErrorKind::Unsupported,
             what,
             "objects are removed through Mooncake's Python module, and this program was built without it",
-            "use the `holdfast` command of the Python package, in an environment that has Mooncake: pip install \
-             'holdfast[mooncake]'",
+            "use the `tensorhold` command of the Python package, in an environment that has Mooncake: pip install \
+             'tensorhold[mooncake]'",
         )
     })
 }
@@ -141,7 +141,7 @@ pub(crate) async fn sweep(
     ];
     if swept.quarantined + back.quarantined > 0 {
         lines.push(format!(
-            "quarantined      {} (`holdfast quarantine ls`)",
+            "quarantined      {} (`tensorhold quarantine ls`)",
             swept.quarantined + back.quarantined
         ));
     }
@@ -173,7 +173,7 @@ pub(crate) async fn end(
         let failure = Failure::of(format!("store {} has not ended", shown(name.as_str())), &error);
         match error.kind() {
             ErrorKind::Conflict => failure.advise(
-                "`holdfast sessions` shows who has it open; stop them, or end it under them: holdfast end --others",
+                "`tensorhold sessions` shows who has it open; stop them, or end it under them: tensorhold end --others",
             ),
             _ => failure,
         }

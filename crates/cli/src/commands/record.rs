@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use holdfast_core::Generation;
-use holdfast_custody::{GroupState, Lease, Progress, Reason, Stamp, Tick, WallTime};
-use holdfast_index::{Record, SampleRecord, Stage};
 use serde_json::Value;
+use tensorhold_core::Generation;
+use tensorhold_custody::{GroupState, Lease, Progress, Reason, Stamp, Tick, WallTime};
+use tensorhold_index::{Record, SampleRecord, Stage};
 
 use super::people::{People, id};
 use crate::output::object;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{ErrorKind, SystemClock};
-use holdfast_index_etcd::restore_guard;
+use tensorhold_core::{ErrorKind, SystemClock};
+use tensorhold_index_etcd::restore_guard;
 
 use crate::failure::Failure;
 use crate::io::Progress;
@@ -28,7 +28,7 @@ pub(crate) async fn run(
                 "every process that uses the index {root} in etcd at {at} would lose its sessions, leases and reservations, \
                  whether etcd was restored or not"
             ),
-            "run it once after a restore, before new processes are started: holdfast restore-guard --yes",
+            "run it once after a restore, before new processes are started: tensorhold restore-guard --yes",
         ));
     }
     let guarding = restore_guard(settings.etcd.clone(), Arc::new(SystemClock::new()), within);

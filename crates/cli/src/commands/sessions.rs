@@ -1,6 +1,6 @@
 //! `sessions`: the processes that have a store open, and what they say of themselves.
 
-use holdfast_index::Index as _;
+use tensorhold_index::Index as _;
 
 use super::Context;
 use crate::failure::Failure;

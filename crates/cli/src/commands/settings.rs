@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use holdfast_settings::{ALL, CONFIG, Found, Kind, Source};
 use serde_json::Value;
+use tensorhold_settings::{ALL, CONFIG, Found, Kind, Source};
 
 use crate::args::Where;
 use crate::failure::Failure;
@@ -15,9 +15,9 @@ use crate::text::{bytes, count, shown};
 /// Variables of processes that are no settings.
 const OTHERS: [&str; 4] = [
     CONFIG,
-    "HOLDFAST_METRICS",
-    "HOLDFAST_OTLP_ENDPOINT",
-    "HOLDFAST_UNTESTED_MOONCAKE",
+    "TENSORHOLD_METRICS",
+    "TENSORHOLD_OTLP_ENDPOINT",
+    "TENSORHOLD_UNTESTED_MOONCAKE",
 ];
 
 pub(crate) fn run(place: &Where, host: &Host, output: Output) -> Result<Answer, Failure> {
@@ -81,7 +81,7 @@ fn time(seconds: f64) -> String {
     let time = Duration::try_from_secs_f64(seconds).unwrap_or_default();
     match time.subsec_nanos() {
         0 => format!("{}s", time.as_secs()),
-        _ => holdfast_core::duration::text(time),
+        _ => tensorhold_core::duration::text(time),
     }
 }
 
@@ -90,6 +90,6 @@ fn unknown(host: &Host) -> Vec<&str> {
     let known: Vec<String> = ALL.iter().filter_map(|one| one.variable()).collect();
     let is_known = |name: &str| OTHERS.contains(&name) || known.iter().any(|known| known == name);
     let ours = host.variables.keys().map(String::as_str);
-    ours.filter(|name| name.starts_with("HOLDFAST_") && !is_known(name))
+    ours.filter(|name| name.starts_with("TENSORHOLD_") && !is_known(name))
         .collect()
 }

@@ -1,9 +1,9 @@
 //! `status`: what the stores hold, and what the engine has.
 
 use futures_util::future::join_all;
-use holdfast_core::StoreId;
-use holdfast_index::{BudgetUse, Counts, Index as _, Stage};
 use serde_json::Value;
+use tensorhold_core::StoreId;
+use tensorhold_index::{BudgetUse, Counts, Index as _, Stage};
 
 use super::Context;
 use super::record::stage_name;
@@ -117,7 +117,7 @@ fn text(stores: &[StoreStatus], context: &Context<'_>) -> String {
     let ended: u64 = stores.iter().map(|one| one.counts.ended_sessions).sum();
     if ended > 0 {
         text.push_str(&format!(
-            "\n{} ended and {} not cleared up after: any process's sweep does it, or `holdfast sweep`\n",
+            "\n{} ended and {} not cleared up after: any process's sweep does it, or `tensorhold sweep`\n",
             count(ended, "session has", "sessions have"),
             if ended == 1 { "is" } else { "are" }
         ));

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! flags ▷ the settings below `steward` ▷ defaults: all stores of the index, its etcd, HTTP on loopback
-//!   ─▶ holdfast_steward::Steward ─▶ says where it listens (standard output) ─▶ log (standard error)
+//!   ─▶ tensorhold_steward::Steward ─▶ says where it listens (standard output) ─▶ log (standard error)
 //!   ─▶ SIGTERM or SIGINT: leaves its offices, closes its stores; a second one ends it at once
 //! ```
 //! - Whatever cannot be reached is tried again: it may be started before etcd and the master.
@@ -13,14 +13,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::{Clock, Error, ErrorKind, Result, StoreId, SystemClock, SystemRng};
-use holdfast_engine::Engine;
-use holdfast_features::Identity;
-use holdfast_index::{Index, TxnIndex, stores};
-use holdfast_index_etcd::{EtcdClusters, EtcdStore, NewStore, open_store};
-use holdfast_steward::http::auth::{TokenEntry, fingerprint, new_token};
-use holdfast_steward::{Compact, Connect, EtcdOptions, Options, Steward, StoreOptions};
 use serde_json::Value;
+use tensorhold_core::{Clock, Error, ErrorKind, Result, StoreId, SystemClock, SystemRng};
+use tensorhold_engine::Engine;
+use tensorhold_features::Identity;
+use tensorhold_index::{Index, TxnIndex, stores};
+use tensorhold_index_etcd::{EtcdClusters, EtcdStore, NewStore, open_store};
+use tensorhold_steward::http::auth::{TokenEntry, fingerprint, new_token};
+use tensorhold_steward::{Compact, Connect, EtcdOptions, Options, Steward, StoreOptions};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::OnceCell;
 

@@ -9,7 +9,6 @@
 use std::io::Stdout;
 use std::time::Duration;
 
-use holdfast_core::ErrorKind;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use ratatui::crossterm::execute;
 use ratatui::crossterm::terminal::{EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode};
@@ -20,6 +19,7 @@ use ratatui::text::Line;
 use ratatui::widgets::Paragraph;
 use ratatui::{Frame, Terminal};
 use serde_json::Value;
+use tensorhold_core::ErrorKind;
 
 use super::{Context, sessions, status};
 use crate::failure::Failure;
@@ -57,7 +57,7 @@ pub(crate) async fn run(
         return Err(Failure::usage(
             "top needs a terminal",
             "its output goes somewhere else",
-            "`holdfast status --json` is for programs",
+            "`tensorhold status --json` is for programs",
         ));
     }
     let every = every.max(SHORTEST);
@@ -66,7 +66,7 @@ pub(crate) async fn run(
     loop {
         let body = look(&reach.renewed(within), context).await;
         view.title = format!(
-            " holdfast top   {}   every {} ms   q quits ",
+            " tensorhold top   {}   every {} ms   q quits ",
             reach.settings.etcd_shown(),
             every.as_millis()
         );
@@ -86,7 +86,7 @@ fn no_terminal(error: &std::io::Error) -> Failure {
         ErrorKind::Unavailable,
         "the terminal cannot be used",
         error.to_string(),
-        "`holdfast status` needs none",
+        "`tensorhold status` needs none",
     )
 }
 

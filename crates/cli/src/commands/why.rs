@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
-use holdfast_core::{ObjectKey, SampleId, SampleKey, StoreId};
-use holdfast_custody::{Progress as GroupProgress, Retired, Stamp, WallTime};
-use holdfast_features::object_keys;
-use holdfast_index::{Index as _, Record, SampleRecord, Stage, TxnIndex, is_named_ahead};
 use serde_json::Value;
+use tensorhold_core::{ObjectKey, SampleId, SampleKey, StoreId};
+use tensorhold_custody::{Progress as GroupProgress, Retired, Stamp, WallTime};
+use tensorhold_features::object_keys;
+use tensorhold_index::{Index as _, Record, SampleRecord, Stage, TxnIndex, is_named_ahead};
 
 use super::Context;
 use super::people::People;
@@ -109,7 +109,7 @@ async fn unknown(reach: &Reach, store: &StoreId, what: &str, progress: &mut Prog
     Failure::not_found(
         format!("store {name} has no sample {what}"),
         "it was never put, or it was used up and freed: then nothing is recorded of it any more",
-        "`holdfast ls` shows what is there; the name must be whole, and the store the right one (--store)",
+        "`tensorhold ls` shows what is there; the name must be whole, and the store the right one (--store)",
     )
 }
 
@@ -218,7 +218,7 @@ fn reasons(record: &SampleRecord, people: &People, clock: SharedClock) -> Vec<St
                 .collect();
             if live.groups.is_empty() {
                 reasons.push(
-                    "it was published for no group: it stays until a process or an operator retires it (`holdfast rm`)"
+                    "it was published for no group: it stays until a process or an operator retires it (`tensorhold rm`)"
                         .to_owned(),
                 );
             } else if live.retain {
@@ -244,13 +244,13 @@ fn reasons(record: &SampleRecord, people: &People, clock: SharedClock) -> Vec<St
 
 fn retired_reasons(retired: &Retired, stage: Stage, people: &People, clock: SharedClock) -> Vec<String> {
     let why = match retired.reason {
-        holdfast_custody::Reason::Consumed => "every group has used it",
-        holdfast_custody::Reason::Aborted => "it was taken back",
-        holdfast_custody::Reason::Abandoned => "its producer never committed it",
-        holdfast_custody::Reason::Superseded => "a later generation of it was committed",
-        holdfast_custody::Reason::DeadLetter => "a group ran out of attempts",
-        holdfast_custody::Reason::Lost => "the engine does not have its bytes any more",
-        holdfast_custody::Reason::Other => "for a reason that only a later release knows",
+        tensorhold_custody::Reason::Consumed => "every group has used it",
+        tensorhold_custody::Reason::Aborted => "it was taken back",
+        tensorhold_custody::Reason::Abandoned => "its producer never committed it",
+        tensorhold_custody::Reason::Superseded => "a later generation of it was committed",
+        tensorhold_custody::Reason::DeadLetter => "a group ran out of attempts",
+        tensorhold_custody::Reason::Lost => "the engine does not have its bytes any more",
+        tensorhold_custody::Reason::Other => "for a reason that only a later release knows",
     };
     let mut reasons = vec![format!("it is out of circulation: {why}")];
     reasons.extend(retired.readers.iter().map(|lease| {
@@ -262,7 +262,7 @@ fn retired_reasons(retired: &Retired, stage: Stage, people: &People, clock: Shar
     }));
     match stage {
         Stage::ToFree => {
-            reasons.push("its bytes are to be removed: any process's sweep does it, or `holdfast sweep`".to_owned());
+            reasons.push("its bytes are to be removed: any process's sweep does it, or `tensorhold sweep`".to_owned());
             if retired.failed_frees > 0 {
                 let times = count(retired.failed_frees.into(), "time", "times");
                 reasons.push(format!(
@@ -282,10 +282,10 @@ fn retired_reasons(retired: &Retired, stage: Stage, people: &People, clock: Shar
             true => {
                 let until = retired.kept.map(|kept| clock.until(kept)).unwrap_or_default();
                 format!(
-                    "its bytes are kept {until}: `holdfast dead requeue` gives it back, `holdfast dead drop` frees it"
+                    "its bytes are kept {until}: `tensorhold dead requeue` gives it back, `tensorhold dead drop` frees it"
                 )
             }
-            false => "its bytes are gone: put it again, and `holdfast dead drop` forgets the record".to_owned(),
+            false => "its bytes are gone: put it again, and `tensorhold dead drop` forgets the record".to_owned(),
         }),
         _ => {}
     }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{ErrorKind, SystemClock};
-use holdfast_index_etcd::{NodeStatus, diagnose};
+use tensorhold_core::{ErrorKind, SystemClock};
+use tensorhold_index_etcd::{NodeStatus, diagnose};
 
 use super::Finding;
 use crate::failure::reason;
@@ -42,12 +42,12 @@ pub(super) async fn probe(settings: &Settings, within: Duration) -> Vec<Finding>
                 ErrorKind::Denied => Finding::problem(
                     AREA,
                     format!("{at} does not let us in: {}", reason(&error)),
-                    "check HOLDFAST_ETCD_USER, HOLDFAST_ETCD_PASSWORD and the user's role (docs/security.md)",
+                    "check TENSORHOLD_ETCD_USER, TENSORHOLD_ETCD_PASSWORD and the user's role (docs/security.md)",
                 ),
                 _ => Finding::problem(
                     AREA,
                     format!("{at} does not answer: {}", reason(&error)),
-                    settings.advice_if_unreachable("--etcd, or HOLDFAST_ETCD"),
+                    settings.advice_if_unreachable("--etcd, or TENSORHOLD_ETCD"),
                 ),
             }),
         }
@@ -86,7 +86,7 @@ fn judge(at: &str, status: &NodeStatus, quota: Option<u64>, for_development: boo
             false => Finding::problem(
                 AREA,
                 old,
-                "upgrade etcd; `holdfast up` starts one that is on PATH, before that of the extra `local`",
+                "upgrade etcd; `tensorhold up` starts one that is on PATH, before that of the extra `local`",
             ),
         });
     }

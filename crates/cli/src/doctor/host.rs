@@ -9,7 +9,7 @@ use crate::local::install::Environment;
 use crate::settings::Settings;
 use crate::text::shown;
 
-/// The releases of Mooncake that Holdfast was tested with; those of `holdfast-engine-mooncake`.
+/// The releases of Mooncake that Tensorhold was tested with; those of `tensorhold-engine-mooncake`.
 pub(crate) const TESTED_MOONCAKE: &[&str] = &["0.3.13.post1"];
 /// The bit of CAP_SYS_NICE in a set of capabilities.
 const CAP_SYS_NICE: u32 = 23;
@@ -17,11 +17,11 @@ const CAP_SYS_NICE: u32 = 23;
 pub(super) async fn versions(host: &Host, within: Duration) -> Vec<Finding> {
     let mut findings = vec![Finding::ok(
         "versions",
-        format!("holdfast {}", env!("CARGO_PKG_VERSION")),
+        format!("tensorhold {}", env!("CARGO_PKG_VERSION")),
     )];
     let asked = host.clone();
     let asking = tokio::task::spawn_blocking(move || Environment::find(None, &asked));
-    let install = "pip install 'holdfast[mooncake]', in the environment that this command runs in";
+    let install = "pip install 'tensorhold[mooncake]', in the environment that this command runs in";
     findings.push(match tokio::time::timeout(within, asking).await {
         Ok(Ok(Ok(environment))) => match &environment.mooncake_release {
             Some(release) if TESTED_MOONCAKE.contains(&release.split('+').next().unwrap_or_default()) => {
@@ -30,11 +30,11 @@ pub(super) async fn versions(host: &Host, within: Duration) -> Vec<Finding> {
             Some(release) => Finding::problem(
                 "versions",
                 format!(
-                    "Mooncake {} was never tested with this release of Holdfast",
+                    "Mooncake {} was never tested with this release of Tensorhold",
                     shown(release)
                 ),
                 format!(
-                    "install {}, or set HOLDFAST_UNTESTED_MOONCAKE=1 at your own risk",
+                    "install {}, or set TENSORHOLD_UNTESTED_MOONCAKE=1 at your own risk",
                     TESTED_MOONCAKE.join(" or ")
                 ),
             ),
@@ -122,6 +122,6 @@ fn priorities() -> Finding {
 mod tests {
     #[test]
     fn the_tested_releases_are_those_of_the_engine() {
-        assert_eq!(super::TESTED_MOONCAKE, holdfast_engine_mooncake::TESTED_RELEASES);
+        assert_eq!(super::TESTED_MOONCAKE, tensorhold_engine_mooncake::TESTED_RELEASES);
     }
 }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use holdfast_core::{Clock as _, Deadline, ErrorKind, StoreId, SystemClock};
-use holdfast_index::Index as _;
+use tensorhold_core::{Clock as _, Deadline, ErrorKind, StoreId, SystemClock};
+use tensorhold_index::Index as _;
 
 use super::Finding;
 use crate::reach::Reach;
@@ -53,7 +53,7 @@ pub(super) async fn probe(settings: &Settings, within: Duration) -> Vec<Finding>
             findings.push(Finding::problem(
                 AREA,
                 format!("there is no store {} under /{root}", shown(store.as_str())),
-                "`holdfast status` shows the stores; a store begins with the first process that opens it",
+                "`tensorhold status` shows the stores; a store begins with the first process that opens it",
             ));
             Vec::new()
         }
@@ -70,7 +70,7 @@ pub(super) async fn probe(settings: &Settings, within: Duration) -> Vec<Finding>
 async fn look(reach: &Reach, store: &StoreId, within: Duration) -> Finding {
     const AREA: &str = "store";
     let name = shown(store.as_str());
-    let unknown = |why: String| Finding::problem(AREA, format!("{name}: {why}"), "`holdfast status` says more");
+    let unknown = |why: String| Finding::problem(AREA, format!("{name}: {why}"), "`tensorhold status` says more");
     let index = match reach.index(store).await {
         Ok(index) => index,
         Err(failure) => return unknown(failure.what),
@@ -83,7 +83,7 @@ async fn look(reach: &Reach, store: &StoreId, within: Duration) -> Finding {
         return Finding::note(
             AREA,
             format!("{name}: no process has it open, so its clock stands and nothing expires"),
-            "if a run has ended: `holdfast end` frees what it left; `holdfast sweep` takes back what has expired",
+            "if a run has ended: `tensorhold end` frees what it left; `tensorhold sweep` takes back what has expired",
         );
     }
     let have = count(sessions, "process has", "processes have");

@@ -29,7 +29,7 @@ pub(super) async fn probe(settings: &Settings, within: Duration) -> Vec<Finding>
             Err(why) => Finding::problem(
                 AREA,
                 format!("{} takes no connection: {why}", shown(&address)),
-                settings.advice_if_unreachable("--master, or HOLDFAST_MASTER"),
+                settings.advice_if_unreachable("--master, or TENSORHOLD_MASTER"),
             ),
         })
         .collect();
@@ -38,7 +38,7 @@ pub(super) async fn probe(settings: &Settings, within: Duration) -> Vec<Finding>
         Err(why) => findings.push(Finding::problem(
             AREA,
             format!("its admin port ({}) does not answer: {why}", shown(&settings.admin.join(", "))),
-            "name the master's HTTP port (its flag --metrics_port): --admin, or HOLDFAST_ADMIN; without it no store opens",
+            "name the master's HTTP port (its flag --metrics_port): --admin, or TENSORHOLD_ADMIN; without it no store opens",
         )),
     }
     findings
@@ -65,7 +65,7 @@ fn judge(settings: &Settings, cluster: &Cluster) -> Vec<Finding> {
         (_, used) if used > capacity / 10 * 9 => Finding::note(
             "holders",
             format!("{} nearly full: {lend}", count(holders, "holder is", "holders are")),
-            "set a budget below the capacity (`holdfast budget set`), so that producers wait and puts do not fail",
+            "set a budget below the capacity (`tensorhold budget set`), so that producers wait and puts do not fail",
         ),
         _ => Finding::ok("holders", format!("{}, {lend}", count(holders, "holder", "holders"))),
     });
@@ -99,7 +99,7 @@ fn judge(settings: &Settings, cluster: &Cluster) -> Vec<Finding> {
                 "it has refused {} for want of memory since it was started",
                 count(refused, "put", "puts")
             ),
-            "set a budget below the capacity (`holdfast budget set`), so that producers wait instead",
+            "set a budget below the capacity (`tensorhold budget set`), so that producers wait instead",
         ));
     }
     findings.push(Finding::note(

@@ -103,12 +103,12 @@ fn source(settings: &Settings) -> Finding {
         ),
         Source::Up(folder) => Finding::ok(
             "settings",
-            format!("the cluster of `holdfast up` in {}", folder.display()),
+            format!("the cluster of `tensorhold up` in {}", folder.display()),
         ),
         Source::Defaults => Finding::note(
             "settings",
             "nothing names an etcd or a master: the usual ports of this host are asked",
-            "name yours (--etcd and --master, or HOLDFAST_ETCD and HOLDFAST_MASTER), or `holdfast up`",
+            "name yours (--etcd and --master, or TENSORHOLD_ETCD and TENSORHOLD_MASTER), or `tensorhold up`",
         ),
     }
 }

@@ -1,4 +1,4 @@
-"""Lends memory to the Mooncake cluster of `holdfast up`, until it is ended. Its settings are an argument, as JSON."""
+"""Lends memory to the Mooncake cluster of `tensorhold up`, until it is ended. Its settings are an argument, as JSON."""
 
 import json
 import sys

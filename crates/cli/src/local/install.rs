@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use holdfast_core::{SystemClock, poll_until};
 use serde::Deserialize;
+use tensorhold_core::{SystemClock, poll_until};
 
 use crate::failure::Failure;
 use crate::io::Host;
@@ -84,7 +84,7 @@ impl Environment {
             Failure::not_found(
                 "Mooncake is not installed",
                 format!("{} has no package with mooncake_master", self.python.display()),
-                "pip install 'holdfast[mooncake]', or name another interpreter with --python",
+                "pip install 'tensorhold[mooncake]', or name another interpreter with --python",
             )
         })
     }

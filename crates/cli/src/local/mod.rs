@@ -1,4 +1,4 @@
-//! `holdfast up` and `holdfast down`: an etcd, a master and a holder on this machine, for development.
+//! `tensorhold up` and `tensorhold down`: an etcd, a master and a holder on this machine, for development.
 //!
 //! ```text
 //!            nothing recorded                    all processes run
@@ -28,8 +28,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use holdfast_core::ErrorKind;
 use serde_json::Value;
+use tensorhold_core::ErrorKind;
 
 use self::install::{Environment, Etcd};
 use self::ports::Ports;
@@ -42,7 +42,7 @@ use crate::output::{Answer, Output, draw, object, table};
 use crate::text::bytes;
 
 const HOLDER: &str = include_str!("holder.py");
-const READY_LINE: &str = "holdfast holder ready";
+const READY_LINE: &str = "tensorhold holder ready";
 const P2P: &str = "P2PHANDSHAKE";
 const TRIES: usize = 3;
 /// In the order in which they need each other.
@@ -63,7 +63,7 @@ pub(crate) fn up(
         Some(state) if state.ready => repair(state, &limit, progress)?,
         unfinished => {
             if let Some(state) = unfinished {
-                progress.note("an earlier `holdfast up` did not finish: ending what it left");
+                progress.note("an earlier `tensorhold up` did not finish: ending what it left");
                 process::end(&state.processes, &limit, progress)?;
                 state.remove()?;
             }
@@ -156,13 +156,13 @@ fn begin(
     state.save()?;
 
     let arguments = vec![
-        "--name=holdfast".to_owned(),
+        "--name=tensorhold".to_owned(),
         format!("--data-dir={}", run.join("etcd-data").display()),
         format!("--listen-client-urls={}", url(client)),
         format!("--advertise-client-urls={}", url(client)),
         format!("--listen-peer-urls={}", url(peer)),
         format!("--initial-advertise-peer-urls={}", url(peer)),
-        format!("--initial-cluster=holdfast={}", url(peer)),
+        format!("--initial-cluster=tensorhold={}", url(peer)),
         "--auto-compaction-mode=revision".to_owned(),
         "--auto-compaction-retention=1000".to_owned(),
         format!("--quota-backend-bytes={}", 2_u64 << 30),
@@ -201,7 +201,7 @@ fn launch(
     let variables = [("MC_TCP_BIND_ADDRESS", "127.0.0.1"), ("no_proxy", "127.0.0.1")];
     let recorded = Recorded {
         name: name.to_owned(),
-        identity: holdfast_local::ProcessIdentity {
+        identity: tensorhold_local::ProcessIdentity {
             pid: 0,
             start_ticks: 0,
             boot: String::new(),
@@ -276,14 +276,14 @@ fn repair(mut state: State, limit: &Limit, progress: &mut Progress<'_>) -> Resul
         let recorded = state.process(name).cloned().ok_or_else(|| {
             Failure::new(
                 ErrorKind::Corrupt,
-                format!("the record of `holdfast up` names no {name}"),
+                format!("the record of `tensorhold up` names no {name}"),
                 "it is not complete",
-                "`holdfast down`, then `holdfast up`",
+                "`tensorhold down`, then `tensorhold up`",
             )
         })?;
         ports::wait_until_free(&recorded);
         relaunch(&mut state, name, recorded, limit, progress).map_err(|failure| {
-            failure.advise("`holdfast down`, then `holdfast up`, begins anew; the logs are in its folder")
+            failure.advise("`tensorhold down`, then `tensorhold up`, begins anew; the logs are in its folder")
         })?;
     }
     Ok((state, "repaired"))
@@ -325,7 +325,11 @@ pub(crate) fn env(place: &Where, host: &Host) -> Result<Answer, Failure> {
     let folder = state::folder(place.dir.as_deref(), host)?;
     let state = State::load(&folder)?.filter(|state| state.ready).ok_or_else(|| {
         let what = format!("nothing is up in {}", folder.display());
-        Failure::not_found(what, "there is no record of `holdfast up`", "start it: `holdfast up`")
+        Failure::not_found(
+            what,
+            "there is no record of `tensorhold up`",
+            "start it: `tensorhold up`",
+        )
     })?;
     let variables = variables(&state);
     let text: String = variables
@@ -341,10 +345,10 @@ pub(crate) fn env(place: &Where, host: &Host) -> Result<Answer, Failure> {
 
 fn variables(state: &State) -> Vec<(&'static str, String)> {
     vec![
-        ("HOLDFAST_ETCD", state.endpoints.etcd.clone()),
-        ("HOLDFAST_MASTER", state.endpoints.master.clone()),
-        ("HOLDFAST_ADMIN", state.endpoints.admin.clone()),
-        ("HOLDFAST_METADATA", state.endpoints.metadata.clone()),
+        ("TENSORHOLD_ETCD", state.endpoints.etcd.clone()),
+        ("TENSORHOLD_MASTER", state.endpoints.master.clone()),
+        ("TENSORHOLD_ADMIN", state.endpoints.admin.clone()),
+        ("TENSORHOLD_METADATA", state.endpoints.metadata.clone()),
         ("MC_TCP_BIND_ADDRESS", "127.0.0.1".to_owned()),
     ]
 }
@@ -383,13 +387,13 @@ fn up_text(state: &State, happened: &str, output: Output) -> String {
         }
     }
     let dir = match std::env::var_os("HOME").map(PathBuf::from) {
-        Some(home) if state.folder() == home.join(".local/state/holdfast") => String::new(),
+        Some(home) if state.folder() == home.join(".local/state/tensorhold") => String::new(),
         _ => format!(" --dir {}", state.folder().display()),
     };
     format!(
         "{first}\nMooncake opens the holder's transfer ports on every address of this machine: use it on networks that you \
-         trust.\n\n{}\nPrograms find it by variables:    eval \"$(holdfast env{dir})\"\nThis command finds it by \
-         itself:  holdfast status{dir}\nIts end, with all data:           holdfast down{dir}\n",
+         trust.\n\n{}\nPrograms find it by variables:    eval \"$(tensorhold env{dir})\"\nThis command finds it by \
+         itself:  tensorhold status{dir}\nIts end, with all data:           tensorhold down{dir}\n",
         draw(&rows)
     )
 }

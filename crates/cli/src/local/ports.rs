@@ -4,7 +4,7 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::net::{Ipv4Addr, TcpListener};
 use std::time::Duration;
 
-use holdfast_core::{ErrorKind, SystemClock, poll_until};
+use tensorhold_core::{ErrorKind, SystemClock, poll_until};
 
 use super::state::Recorded;
 use crate::failure::Failure;
@@ -79,7 +79,7 @@ mod tests {
         assert_eq!(port_of("--rpc_port=10001"), Some(10_001));
         assert_eq!(port_of("--listen-peer-urls=http://127.0.0.1:10002"), Some(10_002));
         for other in [
-            "--name=holdfast",
+            "--name=tensorhold",
             "-u",
             "--data-dir=/a:1",
             "--initial-cluster=a=http://127.0.0.1:1",

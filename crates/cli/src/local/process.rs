@@ -6,8 +6,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use holdfast_core::{Clock as _, Deadline, ErrorKind, SystemClock};
-use holdfast_local::ProcessIdentity;
+use tensorhold_core::{Clock as _, Deadline, ErrorKind, SystemClock};
+use tensorhold_local::ProcessIdentity;
 
 use crate::failure::Failure;
 use crate::http;
@@ -161,7 +161,7 @@ pub(crate) fn end<'a>(
             ErrorKind::Denied,
             format!("{} (pid {}) cannot be ended", process.name, process.identity.pid),
             why,
-            "is it another user's? Use that user's `holdfast down`",
+            "is it another user's? Use that user's `tensorhold down`",
         )
     };
     let mut ended = Vec::new();

@@ -1,4 +1,4 @@
-//! The record of the cluster that `holdfast up` has started: one file in a folder.
+//! The record of the cluster that `tensorhold up` has started: one file in a folder.
 //!
 //! ```text
 //! <folder>/state.json   which processes, and where they listen; written anew after each start of a process
@@ -12,9 +12,9 @@ use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use holdfast_core::{ErrorKind, SystemClock, poll_until};
-use holdfast_local::ProcessIdentity;
 use serde::{Deserialize, Serialize};
+use tensorhold_core::{ErrorKind, SystemClock, poll_until};
+use tensorhold_local::ProcessIdentity;
 
 use crate::failure::Failure;
 use crate::io::Host;
@@ -71,7 +71,7 @@ pub(crate) fn folder(given: Option<&Path>, host: &Host) -> Result<PathBuf, Failu
             "name a folder with --dir",
         )
     };
-    Ok(state.ok_or_else(none)?.join("holdfast"))
+    Ok(state.ok_or_else(none)?.join("tensorhold"))
 }
 
 fn cannot(what: &str, path: &Path, error: &std::io::Error) -> Failure {
@@ -106,7 +106,7 @@ impl State {
             let to_do = "if no cluster runs there, remove the file; `ps` shows what runs";
             Failure::new(
                 ErrorKind::Corrupt,
-                format!("{} is no record of `holdfast up`", path.display()),
+                format!("{} is no record of `tensorhold up`", path.display()),
                 why,
                 to_do,
             )
@@ -207,7 +207,7 @@ pub(crate) fn lock(folder: &Path) -> Result<File, Failure> {
         return Err(Failure::new(
             ErrorKind::Conflict,
             format!(
-                "another `holdfast up` or `holdfast down` is at work in {}",
+                "another `tensorhold up` or `tensorhold down` is at work in {}",
                 folder.display()
             ),
             "only one may be at a time",

@@ -3,8 +3,8 @@
 
 use std::path::PathBuf;
 
-use holdfast_cli::{Host, Io, wall_clock_ms};
-use holdfast_testkit::{Endpoints, Install};
+use tensorhold_cli::{Host, Io, wall_clock_ms};
+use tensorhold_testkit::{Endpoints, Install};
 
 /// A shell: an environment in which commands are run.
 #[derive(Clone, Debug)]
@@ -50,10 +50,10 @@ impl Shell {
     /// With the addresses of a cluster.
     pub fn at(endpoints: &Endpoints) -> Self {
         let mut shell = Self::new();
-        shell.set("HOLDFAST_ETCD", &endpoints.etcd.join(","));
-        shell.set("HOLDFAST_MASTER", &endpoints.master);
-        shell.set("HOLDFAST_ADMIN", &endpoints.admin.join(","));
-        shell.set("HOLDFAST_METADATA", &endpoints.metadata);
+        shell.set("TENSORHOLD_ETCD", &endpoints.etcd.join(","));
+        shell.set("TENSORHOLD_MASTER", &endpoints.master);
+        shell.set("TENSORHOLD_ADMIN", &endpoints.admin.join(","));
+        shell.set("TENSORHOLD_METADATA", &endpoints.metadata);
         shell
     }
 
@@ -62,7 +62,7 @@ impl Shell {
     }
 
     pub fn run(&self, arguments: &[&str]) -> Ran {
-        let all = std::iter::once("holdfast").chain(arguments.iter().copied());
+        let all = std::iter::once("tensorhold").chain(arguments.iter().copied());
         let all: Vec<String> = all.map(str::to_owned).chain(self.usual.iter().cloned()).collect();
         let (host, terminal) = (self.host.clone(), self.terminal);
         // The command makes a runtime of its own, and a test has one already.
@@ -74,7 +74,7 @@ impl Shell {
                 out_is_terminal: terminal,
                 err_is_terminal: terminal,
             };
-            let code = holdfast_cli::run(all, &mut io, &host);
+            let code = tensorhold_cli::run(all, &mut io, &host);
             (code, out, err)
         });
         let (code, out, err) = ran.join().expect("the command does not panic");
@@ -103,7 +103,7 @@ impl Shell {
 impl Ran {
     /// Everything that a person sees.
     pub fn transcript(&self) -> String {
-        let mut text = format!("$ holdfast {}\n{}", self.command, self.out);
+        let mut text = format!("$ tensorhold {}\n{}", self.command, self.out);
         if !self.err.is_empty() {
             text.push_str(&format!("[stderr]\n{}", self.err));
         }

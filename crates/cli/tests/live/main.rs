@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{Shell, golden};
-use holdfast_cli::embedded;
-use holdfast_core::{Clock, DType, Nonce, SystemClock, SystemRng, TensorSpec};
-use holdfast_features::{FeatureConfig, FeatureStore, GroupName, Lease, Publication, PutItem, Stored, TensorIn};
-use holdfast_index::{Identity, Index, IndexConfig, Reserve, TxnIndex};
-use holdfast_index_etcd::{EtcdConfig, EtcdStore};
-use holdfast_testkit::{Cluster, Endpoints};
+use tensorhold_cli::embedded;
+use tensorhold_core::{Clock, DType, Nonce, SystemClock, SystemRng, TensorSpec};
+use tensorhold_features::{FeatureConfig, FeatureStore, GroupName, Lease, Publication, PutItem, Stored, TensorIn};
+use tensorhold_index::{Identity, Index, IndexConfig, Reserve, TxnIndex};
+use tensorhold_index_etcd::{EtcdConfig, EtcdStore};
+use tensorhold_testkit::{Cluster, Endpoints};
 
 const WITHIN: Duration = Duration::from_secs(20);
 
@@ -31,7 +31,7 @@ fn start(holders: usize) -> Cluster {
 fn shell(endpoints: &Endpoints) -> Shell {
     let mut shell = Shell::at(endpoints);
     shell.host.connect = Some(Arc::new(embedded::connect));
-    shell.set("HOLDFAST_INDEX_DEAD_TICKS", "600");
+    shell.set("TENSORHOLD_INDEX_DEAD_TICKS", "600");
     shell
 }
 
@@ -243,7 +243,7 @@ async fn records_that_cannot_be_decoded() {
     let process = Process::open(&endpoints, "trainer", None).await;
     process.put("good", &["trainers"], 3).await;
     let etcd = cluster.etcd_cluster().expect("an etcd");
-    etcd.etcdctl(&["put", "/holdfast/run-7/s/bad", "\u{1b}[2Jno record"])
+    etcd.etcdctl(&["put", "/tensorhold/run-7/s/bad", "\u{1b}[2Jno record"])
         .expect("written");
     // The first command that meets it moves it into quarantine.
     let listed = shell.run(&["ls", "--state", "live"]);
@@ -255,7 +255,7 @@ async fn records_that_cannot_be_decoded() {
     ];
     golden("quarantine", &ran);
     for key in ["bad-2", "bad-3"] {
-        let key = format!("/holdfast/run-7/s/{key}");
+        let key = format!("/tensorhold/run-7/s/{key}");
         etcd.etcdctl(&["put", &key, "nor is this"]).expect("written");
     }
     shell.run(&["ls", "--state", "live"]);

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use holdfast_custody::{Acknowledged, Lease, Progress, Retired, SessionId, Sweep, Tick, Token, Verdict};
+use tensorhold_custody::{Acknowledged, Lease, Progress, Retired, SessionId, Sweep, Tick, Token, Verdict};
 
 use super::index::{Op, Request};
 use super::process::{Phase, Process, session};

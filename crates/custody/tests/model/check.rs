@@ -1,13 +1,13 @@
 //! The judge: what an observer that sees everything remembers, and the properties.
 //!
 //! Some invariants speak of a step (a free, an acknowledgement): they are checked where the step is taken and leave a
-//! mark in [`Ghost::broken`]. The others speak of a state. Both use the predicates of `holdfast_custody::invariants`.
+//! mark in [`Ghost::broken`]. The others speak of a state. Both use the predicates of `tensorhold_custody::invariants`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use holdfast_core::{Generation, Invariant};
-use holdfast_custody::invariants as lc;
-use holdfast_custody::{Acknowledged, GroupState, Lease, Live, Progress, Reason, Retired, SessionId, Token};
+use tensorhold_core::{Generation, Invariant};
+use tensorhold_custody::invariants as lc;
+use tensorhold_custody::{Acknowledged, GroupState, Lease, Live, Progress, Reason, Retired, SessionId, Token};
 
 use super::index::{Index, Op};
 use super::process::{Phase, session};

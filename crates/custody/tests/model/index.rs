@@ -6,9 +6,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use holdfast_core::{Error, ErrorKind, Generation, Nonce};
-use holdfast_custody::invariants as lc;
-use holdfast_custody::{
+use tensorhold_core::{Error, ErrorKind, Generation, Nonce};
+use tensorhold_custody::invariants as lc;
+use tensorhold_custody::{
     Acknowledged, GroupName, Live, Progress, Reason, Reserved, Retired, SessionId, Tick, Token, Version,
 };
 

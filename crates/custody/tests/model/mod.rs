@@ -8,7 +8,7 @@
 //!  two sweepers: read a record → decide → write if its version is still the same; remove → delete the record
 //! ```
 //!
-//! Every change of a record is made by the functions of `holdfast-custody`; the model only decides which process calls
+//! Every change of a record is made by the functions of `tensorhold-custody`; the model only decides which process calls
 //! them, based on a read of how long ago, and what becomes of the answer.
 //!
 //! # What can go wrong
@@ -54,11 +54,11 @@ pub(crate) mod sweeper;
 use std::collections::BTreeSet;
 
 use check::Ghost;
-use holdfast_core::Generation;
 use index::{Index, Request};
 use process::Process;
 pub(crate) use scenario::{Left, Role, Scenario};
 use sweeper::{Key, Sweeper};
+use tensorhold_core::Generation;
 
 /// A sample id. The model has a handful of them.
 pub(crate) type Sample = u8;

@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 
-use holdfast_core::Generation;
-use holdfast_custody::{Progress, Token};
+use tensorhold_core::Generation;
+use tensorhold_custody::{Progress, Token};
 
 use super::index::{Op, Request};
 use super::process::{Hold, Phase};

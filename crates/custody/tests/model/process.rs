@@ -1,8 +1,8 @@
 //! A process: what it believes, what it asks, how it reacts to the answer.
 
-use holdfast_core::Generation;
-use holdfast_custody::invariants as lc;
-use holdfast_custody::{Lease, SessionId, Tick, Token, WallTime};
+use tensorhold_core::Generation;
+use tensorhold_custody::invariants as lc;
+use tensorhold_custody::{Lease, SessionId, Tick, Token, WallTime};
 
 use super::index::{Op, Reply, Request};
 use super::scenario::Chore;

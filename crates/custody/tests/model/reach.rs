@@ -1,7 +1,7 @@
 //! Situations that must come up: a model in which nothing happens breaks no invariant either.
 
-use holdfast_custody::{GroupState, Progress, Reason};
 use stateright::Property;
+use tensorhold_custody::{GroupState, Progress, Reason};
 
 use super::World;
 use super::index::{Op, Reply};

@@ -1,6 +1,6 @@
 //! Which processes are in the world, what they do, and how much may go wrong.
 
-use holdfast_custody::{GroupName, Publication};
+use tensorhold_custody::{GroupName, Publication};
 
 use super::Sample;
 use super::check::Ghost;

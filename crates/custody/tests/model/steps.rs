@@ -1,8 +1,8 @@
 //! What can happen next, and what then is.
 
-use holdfast_custody::Progress;
-use holdfast_custody::invariants as lc;
 use stateright::{Model, Property};
+use tensorhold_custody::Progress;
+use tensorhold_custody::invariants as lc;
 
 use super::index::Request;
 use super::process::{Phase, session};

@@ -5,8 +5,8 @@
 
 use std::collections::BTreeSet;
 
-use holdfast_custody::invariants as lc;
-use holdfast_custody::{Acknowledged, SessionId, Sweep, Tick, Verdict};
+use tensorhold_custody::invariants as lc;
+use tensorhold_custody::{Acknowledged, SessionId, Sweep, Tick, Verdict};
 
 use super::index::Reply;
 use super::process::session;

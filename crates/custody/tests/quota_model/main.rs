@@ -1,6 +1,6 @@
 //! The quota's model, in sizes that every run of the tests can afford.
 //!
-//! All of it, completely: `cargo run --release -p holdfast-custody --example quota_model`.
+//! All of it, completely: `cargo run --release -p tensorhold-custody --example quota_model`.
 
 mod model;
 

@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock, Error, ObjectKey, Result, SystemClock, poll_until};
-use holdfast_engine::testing::{Backend, Harness, Setup, pattern};
-use holdfast_engine::{Engine, EngineExt, GetOutcome, Presence, PutOptions, PutOutcome, Region};
-use holdfast_engine_mooncake::{MooncakeConfig, MooncakeEngine};
-use holdfast_testkit::{Cluster, ClusterBuilder, Endpoints, Install, Process, ProcessSpec};
+use tensorhold_core::{Clock, Error, ObjectKey, Result, SystemClock, poll_until};
+use tensorhold_engine::testing::{Backend, Harness, Setup, pattern};
+use tensorhold_engine::{Engine, EngineExt, GetOutcome, Presence, PutOptions, PutOutcome, Region};
+use tensorhold_engine_mooncake::{MooncakeConfig, MooncakeEngine};
+use tensorhold_testkit::{Cluster, ClusterBuilder, Endpoints, Install, Process, ProcessSpec};
 
 /// Enough for anything on a machine that does other things too.
 pub const WITHIN: Duration = Duration::from_secs(20);
@@ -43,7 +43,7 @@ pub fn connect(cluster: &Cluster) -> MooncakeEngine {
     MooncakeEngine::connect(config(&cluster.endpoints())).expect("a client of the cluster")
 }
 
-/// A cluster without a metadata server, as Holdfast recommends it.
+/// A cluster without a metadata server, as Tensorhold recommends it.
 pub fn plain() -> ClusterBuilder {
     Cluster::builder().p2p_metadata(true)
 }

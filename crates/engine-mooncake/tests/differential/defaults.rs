@@ -3,8 +3,8 @@
 use std::process::Command;
 use std::time::Duration;
 
-use holdfast_engine::MemoryConfig;
-use holdfast_testkit::Install;
+use tensorhold_engine::MemoryConfig;
+use tensorhold_testkit::Install;
 
 /// The default of a flag, out of the master's help: `-name (what it is) type: double default: 0.9`.
 fn default_of(help: &str, flag: &str) -> f64 {

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use holdfast_core::{ObjectKey, Rng, SeededRng};
-use holdfast_engine::Pin;
+use tensorhold_core::{ObjectKey, Rng, SeededRng};
+use tensorhold_engine::Pin;
 
 use crate::op::{CLIENTS, Op};
 use crate::profile::{Profile, Scene};

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{ObjectKey, Result};
-use holdfast_engine::{
+use tensorhold_core::{ObjectKey, Result};
+use tensorhold_engine::{
     Capabilities, Engine, GetOutcome, HostMemory, Listing, MemoryEngine, Presence, PromoteOutcome, PutOptions,
     PutOutcome, Region, Registrations, RemoveOutcome, Transfer, Usage,
 };
@@ -67,7 +67,7 @@ impl FlawedEngine {
 }
 
 /// Changes the byte at `at` of the region that a buffer lies in.
-fn turn(part: &holdfast_engine::Span, at: usize) -> Result<()> {
+fn turn(part: &tensorhold_engine::Span, at: usize) -> Result<()> {
     let at = part.address() - part.region().address() + at;
     let byte = part.region().span(at..at + 1)?;
     byte.write(0, &[!byte.to_vec()[0]])

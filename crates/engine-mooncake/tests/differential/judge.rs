@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use holdfast_core::ObjectKey;
-use holdfast_engine::{Pin, Usage};
+use tensorhold_core::ObjectKey;
+use tensorhold_engine::{Pin, Usage};
 
 use crate::model::Model;
 use crate::op::{Object, Op};
@@ -14,7 +14,7 @@ use crate::side::{Answer, Seen, Side};
 /// A difference that the contract allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Allowed {
-    /// One has room for an object and the other has not. [`holdfast_engine::PutOutcome::Full`]: "There is no room now;
+    /// One has room for an object and the other has not. [`tensorhold_engine::PutOutcome::Full`]: "There is no room now;
     /// nothing was written."
     ///
     /// The memory engine has no fragmentation, on purpose; the real allocator takes an object's length, rounded up, out
@@ -23,7 +23,7 @@ pub enum Allowed {
     CapacityEdge,
     /// One has evicted an object and the other has not yet, or it was another one. [`Pin::Evictable`]: "The engine may
     /// evict it when memory gets short." [`Pin::Soft`]: "The engine may evict it once this time has passed since the
-    /// last use, and earlier only when nothing else can go." [`holdfast_engine::PutOutcome::Full`]: "The engine may be
+    /// last use, and earlier only when nothing else can go." [`tensorhold_engine::PutOutcome::Full`]: "The engine may be
     /// making room: try again later."
     ///
     /// Only in a pool that has been short, and never of a hard-pinned object. What only one still has is then removed

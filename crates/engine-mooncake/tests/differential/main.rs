@@ -4,7 +4,7 @@
 //! brought to the same state again. Bytes that are read are also compared with a model: they must be those that were
 //! put first. So tests on the memory engine say something about the real one.
 //!
-//! `HOLDFAST_SEED=7` runs one seed again, `HOLDFAST_SEED=24..96` runs as many as one likes.
+//! `TENSORHOLD_SEED=7` runs one seed again, `TENSORHOLD_SEED=24..96` runs as many as one likes.
 
 #![allow(unreachable_pub, reason = "a program of its own: nothing is reachable from outside")]
 #![allow(clippy::expect_used, clippy::panic, reason = "a test ends by panicking")]
@@ -38,10 +38,10 @@ const MOST_ALLOWED: u64 = 5;
 
 /// The seeds to run: all profiles once, or what the environment says.
 fn seeds() -> Range<u64> {
-    let Ok(text) = std::env::var("HOLDFAST_SEED") else {
+    let Ok(text) = std::env::var("TENSORHOLD_SEED") else {
         return 0..PROFILES;
     };
-    let number = |text: &str| text.trim().parse::<u64>().expect("HOLDFAST_SEED is 7 or 24..96");
+    let number = |text: &str| text.trim().parse::<u64>().expect("TENSORHOLD_SEED is 7 or 24..96");
     match text.split_once("..") {
         Some((from, to)) => number(from)..number(to),
         None => number(&text)..number(&text) + 1,
@@ -141,7 +141,7 @@ fn a_flaw_is_found_against_the_real_engine() {
             &format!("seed {seed}, operation "),
             "memory: ",
             "real: ",
-            "HOLDFAST_SEED=",
+            "TENSORHOLD_SEED=",
         ] {
             assert!(text.contains(part), "{part:?} is missing: {text}");
         }

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use holdfast_core::ObjectKey;
-use holdfast_engine::Pin;
-use holdfast_engine::testing::pattern;
+use tensorhold_core::ObjectKey;
+use tensorhold_engine::Pin;
+use tensorhold_engine::testing::pattern;
 
 use crate::op::{Object, Op};
 use crate::side::{Answer, Seen};

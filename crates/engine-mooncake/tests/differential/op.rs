@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use holdfast_core::ObjectKey;
-use holdfast_engine::Pin;
+use tensorhold_core::ObjectKey;
+use tensorhold_engine::Pin;
 
 /// Operations with this many clients, so that what one does is seen by another.
 pub const CLIENTS: usize = 2;

@@ -4,8 +4,8 @@
 //! reads with the right length and with wrong ones, removes what lives and what does not. Where an engine refused a put
 //! (a full pool) the idea is wrong, and that is fine: it only draws with it, it judges nothing.
 
-use holdfast_core::Rng;
-use holdfast_engine::Pin;
+use tensorhold_core::Rng;
+use tensorhold_engine::Pin;
 
 use crate::draw::{Idea, Planner};
 use crate::op::{Call, Object, Oddity, Op, Read};

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use holdfast_engine::MemoryConfig;
-use holdfast_testkit::ClusterBuilder;
+use tensorhold_engine::MemoryConfig;
+use tensorhold_testkit::ClusterBuilder;
 
 use crate::common::plain;
 use crate::op::Call;

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::time::Duration;
 
-use holdfast_core::{ObjectKey, SystemClock, poll_until};
-use holdfast_engine::{Pin, Presence, RemoveOutcome};
+use tensorhold_core::{ObjectKey, SystemClock, poll_until};
+use tensorhold_engine::{Pin, Presence, RemoveOutcome};
 
 use crate::common::WITHIN;
 use crate::judge::{Allowed, Circumstances, judge};
@@ -94,7 +94,11 @@ impl fmt::Display for Difference {
         }
         writeln!(f, "the operations before it:")?;
         self.last.iter().try_for_each(|line| writeln!(f, "  {line}"))?;
-        write!(f, "again: HOLDFAST_SEED={} cargo test … --test differential", self.seed)
+        write!(
+            f,
+            "again: TENSORHOLD_SEED={} cargo test … --test differential",
+            self.seed
+        )
     }
 }
 
@@ -167,7 +171,7 @@ impl Run<'_> {
         &mut self,
         op: &Op,
         [memory, real]: &[Answer; 2],
-        before: holdfast_engine::Usage,
+        before: tensorhold_engine::Usage,
     ) -> Result<Vec<Allowed>, String> {
         let circumstances = Circumstances {
             profile: self.profile,

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Error, ErrorKind, ObjectKey, Result, Retry};
-use holdfast_engine::testing::pattern;
-use holdfast_engine::{
+use tensorhold_core::{Error, ErrorKind, ObjectKey, Result, Retry};
+use tensorhold_engine::testing::pattern;
+use tensorhold_engine::{
     Engine, EngineExt, GetOutcome, Presence, PromoteOutcome, PutOptions, PutOutcome, Region, RemoveOutcome, Span,
     Transfer, Usage,
 };

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use holdfast_core::{Clock, Error, ManualClock, ObjectKey, Result, SystemClock};
-use holdfast_engine::testing::Harness;
-use holdfast_engine::{Engine, MemoryCluster};
 use serde_json::Value;
+use tensorhold_core::{Clock, Error, ManualClock, ObjectKey, Result, SystemClock};
+use tensorhold_engine::testing::Harness;
+use tensorhold_engine::{Engine, MemoryCluster};
 
 use crate::common::{RealHarness, connect};
 use crate::flawed::{Flaw, FlawedEngine};

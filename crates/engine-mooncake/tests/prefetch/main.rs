@@ -17,10 +17,10 @@ mod ssd_cluster;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock, ObjectKey, SystemClock, poll_until};
-use holdfast_engine::testing::pattern;
-use holdfast_engine::{Engine, EngineExt, GetOutcome, Pin, Presence, PutOptions, PutOutcome, Span};
-use holdfast_prefetch::{Outcome, PrefetchConfig, PrefetchEngine, Priority, Route};
+use tensorhold_core::{Clock, ObjectKey, SystemClock, poll_until};
+use tensorhold_engine::testing::pattern;
+use tensorhold_engine::{Engine, EngineExt, GetOutcome, Pin, Presence, PutOptions, PutOutcome, Span};
+use tensorhold_prefetch::{Outcome, PrefetchConfig, PrefetchEngine, Priority, Route};
 
 use bare::{Bare, Keep, MIB, OBJECT_HAS_LEASE};
 use common::{WITHIN, key};

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{ObjectKey, SystemClock, poll_until};
-use holdfast_engine::testing::{Observed, pattern};
-use holdfast_engine::{Engine, EngineExt, Pin, Presence, PutOptions, PutOutcome};
-use holdfast_engine_mooncake::MooncakeEngine;
-use holdfast_testkit::{Cluster, master_figure};
+use tensorhold_core::{ObjectKey, SystemClock, poll_until};
+use tensorhold_engine::testing::{Observed, pattern};
+use tensorhold_engine::{Engine, EngineExt, Pin, Presence, PutOptions, PutOutcome};
+use tensorhold_engine_mooncake::MooncakeEngine;
+use tensorhold_testkit::{Cluster, master_figure};
 
 use crate::bare::MIB;
 use crate::common::{WITHIN, connect, key, plain};

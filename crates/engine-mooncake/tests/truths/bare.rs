@@ -4,14 +4,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{SystemClock, poll_until};
-use holdfast_engine::testing::pattern;
-use holdfast_engine::{EngineId, HostMemory, Region, Registrar, Span};
-use holdfast_testkit::Cluster;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use serde_json::Value;
+use tensorhold_core::{SystemClock, poll_until};
+use tensorhold_engine::testing::pattern;
+use tensorhold_engine::{EngineId, HostMemory, Region, Registrar, Span};
+use tensorhold_testkit::Cluster;
 
 use crate::common::WITHIN;
 
@@ -35,7 +35,7 @@ pub enum Keep {
     Pinned,
 }
 
-/// A client of the engine with nothing of Holdfast around it.
+/// A client of the engine with nothing of Tensorhold around it.
 #[derive(Clone, Debug)]
 pub struct Bare(Arc<Inner>);
 
@@ -54,7 +54,7 @@ impl Drop for Inner {
 
 /// Makes the interpreter see the wheel.
 fn prepare(py: Python<'_>) -> PyResult<()> {
-    let venv = PathBuf::from(std::env::var_os("HOLDFAST_VENV").expect("cargo sets HOLDFAST_VENV"));
+    let venv = PathBuf::from(std::env::var_os("TENSORHOLD_VENV").expect("cargo sets TENSORHOLD_VENV"));
     let version = py.version_info();
     let packages = venv.join(format!("lib/python{}.{}/site-packages", version.major, version.minor));
     py.import("site")?.call_method1("addsitedir", (packages,)).map(drop)

@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-use holdfast_core::{Clock, SystemClock};
-use holdfast_testkit::Cluster;
+use tensorhold_core::{Clock, SystemClock};
+use tensorhold_testkit::Cluster;
 
 use crate::bare::{Bare, Keep, MIB, within};
 use crate::common::plain;
 
 /// With two masters and etcd, the leader's death costs an outage of some ten seconds and no object that the standby has
-/// heard of. This is the setup that Holdfast recommends, and its recovery counts on the objects.
+/// heard of. This is the setup that Tensorhold recommends, and its recovery counts on the objects.
 ///
 /// A put is answered before it is in the log that the standby reads: an object put just before the leader dies may be
-/// lost with it. To Holdfast it is like the loss of a holder: a get finds out, and says so.
+/// lost with it. To Tensorhold it is like the loss of a holder: a get finds out, and says so.
 #[test]
 fn objects_survive_the_death_of_the_leader() {
     const OUTAGE: Duration = Duration::from_secs(30);
@@ -46,14 +46,14 @@ fn objects_survive_the_death_of_the_leader() {
     println!("an outage of {outage:?}");
     assert!(
         outage < OUTAGE,
-        "a failover used to take some 10 s, not {outage:?}; revisit the deadlines that Holdfast advises"
+        "a failover used to take some 10 s, not {outage:?}; revisit the deadlines that Tensorhold advises"
     );
     assert_ne!(cluster.leader().expect("a leader"), leader);
     for (key, from) in &objects {
         assert_eq!(
             bare.get(key, &into.whole()),
             1 << 20,
-            "{key}: objects used to survive a failover; revisit what Holdfast recovers"
+            "{key}: objects used to survive a failover; revisit what Tensorhold recovers"
         );
         assert!(into.whole().to_vec() == from.whole().to_vec(), "{key} has other bytes");
     }
@@ -73,7 +73,7 @@ fn applied(cluster: &Cluster, standby: usize) -> u64 {
         .unwrap_or(0)
 }
 
-/// Closing a client of such a cluster takes about 30 s, failover or not. Holdfast's `close_within` gives up before.
+/// Closing a client of such a cluster takes about 30 s, failover or not. Tensorhold's `close_within` gives up before.
 fn closing_takes_half_a_minute(bare: Bare) {
     let clock = SystemClock::new();
     let begin = clock.now();

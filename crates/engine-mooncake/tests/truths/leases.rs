@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use holdfast_core::{Clock, SystemClock};
+use tensorhold_core::{Clock, SystemClock};
 
 use crate::bare::{Bare, Keep, MIB, OBJECT_HAS_LEASE, soon};
 use crate::common::plain;
@@ -12,7 +12,7 @@ const TTL: Duration = Duration::from_secs(2);
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Each call of the module that looks at an object grants it a read lease: a plain remove answers -706 until the TTL has
-/// passed. Holdfast's probe therefore goes by HTTP, and its remove is always forced.
+/// passed. Tensorhold's probe therefore goes by HTTP, and its remove is always forced.
 #[test]
 fn every_look_through_the_module_grants_a_lease() {
     type Look = fn(&Bare, &str);
@@ -43,7 +43,7 @@ fn every_look_through_the_module_grants_a_lease() {
         assert_eq!(
             bare.remove(name, false),
             OBJECT_HAS_LEASE,
-            "the engine's {name} used to grant a read lease that a plain remove respects; revisit why Holdfast probes \
+            "the engine's {name} used to grant a read lease that a plain remove respects; revisit why Tensorhold probes \
              by HTTP and removes by force"
         );
         soon(&format!("a plain remove after the lease of {name}"), || {
@@ -52,13 +52,13 @@ fn every_look_through_the_module_grants_a_lease() {
         let (least, most) = (clock.now().since(begin), clock.now().since(end));
         assert!(
             least >= TTL && most < TTL + GRACE,
-            "the lease granted by {name} used to last the TTL of {TTL:?}, not {least:?}; revisit what Holdfast says \
+            "the lease granted by {name} used to last the TTL of {TTL:?}, not {least:?}; revisit what Tensorhold says \
              about --default_kv_lease_ttl"
         );
     }
 }
 
-/// A put grants no lease, so garbage that no reader touched can be removed and evicted at once. Holdfast relies on this
+/// A put grants no lease, so garbage that no reader touched can be removed and evicted at once. Tensorhold relies on this
 /// when it removes the objects of a failed publish.
 #[test]
 fn a_put_grants_no_lease() {
@@ -76,7 +76,7 @@ fn a_put_grants_no_lease() {
 }
 
 /// The master's HTTP `batch_query_keys` grants no lease: it is the one look at an object without side effects, and
-/// Holdfast's probe is made of it.
+/// Tensorhold's probe is made of it.
 #[test]
 fn the_http_probe_grants_no_lease() {
     let cluster = plain().segment_mib(64).start().expect("a cluster");
@@ -94,7 +94,7 @@ fn the_http_probe_grants_no_lease() {
     assert_eq!(bare.probe("k"), Err("OBJECT_NOT_FOUND".to_owned()));
 }
 
-/// A forced remove takes no notice of a lease, and the space can be used again at once. Holdfast frees samples this way
+/// A forced remove takes no notice of a lease, and the space can be used again at once. Tensorhold frees samples this way
 /// and promises that the room is there when the call returns.
 #[test]
 fn a_forced_remove_ignores_leases_and_frees_at_once() {

@@ -1,8 +1,8 @@
 //! The behaviour of the bare engine, pinned.
 //!
-//! Holdfast is built on the behaviour of one release of Mooncake Store, and much of that behaviour is documented
+//! Tensorhold is built on the behaviour of one release of Mooncake Store, and much of that behaviour is documented
 //! nowhere. Each test here drives the wheel's own module, on a real master and separate holder processes, and pins one
-//! behaviour that Holdfast relies on. Holdfast's adapter is not involved. When the wheel is upgraded, these tests show
+//! behaviour that Tensorhold relies on. Tensorhold's adapter is not involved. When the wheel is upgraded, these tests show
 //! what changed, and each message says which code to review.
 //!
 //! | module | what it pins |
@@ -40,7 +40,7 @@ mod reads;
 mod ssd;
 mod threads;
 
-/// The release that these tests were written for. All of Holdfast's adapter relies on it.
+/// The release that these tests were written for. All of Tensorhold's adapter relies on it.
 #[test]
 fn the_wheel_is_the_one_these_truths_were_found_on() {
     let version = bare::wheel_version();

@@ -1,11 +1,11 @@
 //! Registering memory, with and without a metadata server.
 
-use holdfast_testkit::Cluster;
+use tensorhold_testkit::Cluster;
 
 use crate::bare::{Bare, INVALID_PARAMS, Keep, unregistered};
 use crate::common::plain;
 
-/// Memory is registered once; a second time, an overlap, or forgetting what is unknown is -600. Holdfast keeps a table of
+/// Memory is registered once; a second time, an overlap, or forgetting what is unknown is -600. Tensorhold keeps a table of
 /// what is registered and never asks twice.
 #[test]
 fn registering_twice_and_forgetting_the_unknown_are_refused() {
@@ -34,7 +34,7 @@ fn registering_twice_and_forgetting_the_unknown_are_refused() {
 }
 
 /// With an HTTP metadata server, an unregistration while it is dead fails with -600, half-way: that address can never
-/// again be registered or unregistered by this client. Holdfast's `regions` puts it off until the server answers.
+/// again be registered or unregistered by this client. Tensorhold's `regions` puts it off until the server answers.
 #[test]
 fn forgetting_memory_without_its_metadata_server_spoils_the_address() {
     let cluster = Cluster::builder()
@@ -68,7 +68,7 @@ fn forgetting_memory_without_its_metadata_server_spoils_the_address() {
 }
 
 /// Without a metadata server (`P2PHANDSHAKE`), registering and forgetting are local and work while the master is dead.
-/// This is why Holdfast recommends it.
+/// This is why Tensorhold recommends it.
 #[test]
 fn with_p2p_handshake_memory_needs_nobody() {
     let cluster = plain().segment_mib(64).start().expect("a cluster");

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use holdfast_core::{Clock, SystemClock};
-use holdfast_engine::Span;
+use tensorhold_core::{Clock, SystemClock};
+use tensorhold_engine::Span;
 
 use crate::bare::{Bare, Keep, MIB, OBJECT_NOT_FOUND, RPC_FAIL, RPC_TIMEOUT, TRANSFER_FAIL, soon, within};
 use crate::common::{RECOVERY, plain};
 
 /// When a holder dies, its objects still exist for the master, and reads of them fail, until it has missed it for
-/// `--client_ttl`; then they vanish, pinned or not. Holdfast reads the failure as `Unavailable`, and takes the loss of a
+/// `--client_ttl`; then they vanish, pinned or not. Tensorhold reads the failure as `Unavailable`, and takes the loss of a
 /// pinned object for possible at any time.
 #[test]
 fn a_dead_holders_objects_linger_and_then_vanish() {
@@ -60,7 +60,7 @@ fn a_dead_holders_objects_linger_and_then_vanish() {
 }
 
 /// Without a master every call fails with -900 within some seconds (descriptors: with an empty answer). When it is back,
-/// all that was in DRAM is gone, pins too, and the same client and holder serve again. Holdfast's engine value therefore
+/// all that was in DRAM is gone, pins too, and the same client and holder serve again. Tensorhold's engine value therefore
 /// outlives a master, and its catalogue does not live in the engine.
 #[test]
 fn a_dead_master_fails_calls_in_time_and_forgets_all() {
@@ -103,7 +103,7 @@ fn a_dead_master_fails_calls_in_time_and_forgets_all() {
         );
         assert!(
             took < BOUND,
-            "{name} without a master used to fail within 5 s, not {took:?}; revisit the deadlines that Holdfast advises"
+            "{name} without a master used to fail within 5 s, not {took:?}; revisit the deadlines that Tensorhold advises"
         );
     }
     assert_eq!(
@@ -126,12 +126,12 @@ fn a_dead_master_fails_calls_in_time_and_forgets_all() {
         assert_eq!(
             bare.get(key, &into.whole()),
             OBJECT_NOT_FOUND,
-            "{key}: a master without HA used to forget all that was in DRAM; revisit what Holdfast recovers"
+            "{key}: a master without HA used to forget all that was in DRAM; revisit what Tensorhold recovers"
         );
     }
 }
 
-/// A master that hangs holds calls up: they return as soon as it goes on. This is why each of Holdfast's calls has a
+/// A master that hangs holds calls up: they return as soon as it goes on. This is why each of Tensorhold's calls has a
 /// deadline and a thread of its own.
 #[test]
 fn a_call_to_a_master_that_hangs_returns_when_it_goes_on() {
@@ -178,7 +178,7 @@ fn a_call_to_a_master_that_hangs_returns_when_it_goes_on() {
     );
 }
 
-/// The engine's own patience with a master that hangs ends after 30 s, with -901. Far longer than Holdfast's callers
+/// The engine's own patience with a master that hangs ends after 30 s, with -901. Far longer than Tensorhold's callers
 /// wait, but a hung call does come back and gives its thread and memory back.
 #[test]
 fn a_call_to_a_master_that_hangs_ends_after_30_s() {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use holdfast_core::{Clock, SystemClock};
+use tensorhold_core::{Clock, SystemClock};
 
 use crate::bare::{Bare, Keep, MIB, NO_AVAILABLE_HANDLE, soon};
 use crate::common::plain;
@@ -11,7 +11,7 @@ use crate::common::plain;
 const AT_ONCE: Duration = Duration::from_secs(1);
 
 /// With DRAM full of pinned objects a put is refused with -200 at once, and a forced batch_remove makes room at once.
-/// Holdfast's `PutOutcome::Full` and its back-pressure are made of this.
+/// Tensorhold's `PutOutcome::Full` and its back-pressure are made of this.
 #[test]
 fn dram_full_of_pins_refuses_at_once_and_removes_free_at_once() {
     let cluster = plain().segment_mib(64).start().expect("a cluster");
@@ -60,7 +60,7 @@ fn dram_full_of_pins_refuses_at_once_and_removes_free_at_once() {
 }
 
 /// With DRAM full of objects that may go, a put is refused too, but it sets eviction going and a later try succeeds.
-/// Holdfast tries again after `Full` before it makes its callers wait.
+/// Tensorhold tries again after `Full` before it makes its callers wait.
 #[test]
 fn a_refused_put_sets_eviction_going() {
     let cluster = plain().segment_mib(64).start().expect("a cluster");
@@ -85,7 +85,7 @@ fn a_refused_put_sets_eviction_going() {
     assert!(left < 7, "somebody must have gone");
 }
 
-/// A lease keeps an object from eviction: with everything looked at, puts are refused until the TTL ends. Holdfast
+/// A lease keeps an object from eviction: with everything looked at, puts are refused until the TTL ends. Tensorhold
 /// grants no leases that it does not need and asks for a short TTL.
 #[test]
 fn leases_starve_eviction() {
@@ -114,12 +114,12 @@ fn leases_starve_eviction() {
     println!("refused {refusals} times, for {waited:?} with leases of {TTL:?}");
     assert!(
         refusals > 0 && waited >= TTL,
-        "leased objects used to be safe from eviction until the TTL of {TTL:?}, not {waited:?}; revisit why Holdfast \
+        "leased objects used to be safe from eviction until the TTL of {TTL:?}, not {waited:?}; revisit why Tensorhold \
          avoids leases"
     );
 }
 
-/// A hard pin keeps an object from eviction, whatever the pressure. All that Holdfast stores is pinned: it decides
+/// A hard pin keeps an object from eviction, whatever the pressure. All that Tensorhold stores is pinned: it decides
 /// itself what goes.
 #[test]
 fn pinned_objects_survive_pressure() {
@@ -143,7 +143,7 @@ fn pinned_objects_survive_pressure() {
         assert_eq!(
             bare.get(key, &into.whole()),
             8 << 20,
-            "a hard pin used to keep {key} from eviction; revisit Pin::Hard, on which all of Holdfast rests"
+            "a hard pin used to keep {key} from eviction; revisit Pin::Hard, on which all of Tensorhold rests"
         );
         assert_eq!(into.whole().to_vec(), precious.whole().to_vec());
     }

@@ -24,7 +24,7 @@ fn the_probe_splits_keys_at_commas() {
     );
 }
 
-/// All other characters come through the probe if they are percent-escaped. Holdfast's keys may have them.
+/// All other characters come through the probe if they are percent-escaped. Tensorhold's keys may have them.
 #[test]
 fn other_characters_survive_the_probe() {
     let cluster = plain().segment_mib(64).start().expect("a cluster");

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use holdfast_core::{Clock, SystemClock};
-use holdfast_engine::testing::Harness;
+use tensorhold_core::{Clock, SystemClock};
+use tensorhold_engine::testing::Harness;
 
 use crate::bare::{Bare, INVALID_PARAMS, Keep, MIB, OBJECT_NOT_FOUND, REPLICA_IS_NOT_READY, soon, within};
 use crate::common::{RealHarness, key, plain};
 
-/// A put of a key that exists returns 0 and writes nothing, whether the sizes agree or not. Holdfast's keys are
+/// A put of a key that exists returns 0 and writes nothing, whether the sizes agree or not. Tensorhold's keys are
 /// therefore never used twice, and `PutOutcome::Stored` does not say which put wrote the bytes.
 #[test]
 fn a_put_on_an_existing_key_says_0_and_writes_nothing() {
@@ -34,7 +34,7 @@ fn a_put_on_an_existing_key_says_0_and_writes_nothing() {
     }
 }
 
-/// A put of no bytes from memory returns 0 and stores nothing; one of an empty value is refused. Holdfast's regions and
+/// A put of no bytes from memory returns 0 and stores nothing; one of an empty value is refused. Tensorhold's regions and
 /// spans are never empty, so it never asks.
 #[test]
 fn a_put_of_nothing_says_0_and_stores_nothing() {
@@ -74,7 +74,7 @@ fn an_empty_key_is_refused() {
     );
 }
 
-/// Two replicas asked for where there is one segment: the put returns 0 and there is one. Holdfast must count replicas
+/// Two replicas asked for where there is one segment: the put returns 0 and there is one. Tensorhold must count replicas
 /// by probing if it promises any number of them.
 #[test]
 fn fewer_replicas_than_asked_for_is_a_success() {
@@ -94,7 +94,7 @@ fn fewer_replicas_than_asked_for_is_a_success() {
 }
 
 /// A writer that is killed between the start and the end of its put leaves a key that cannot be read, removed or, until
-/// `--put_start_discard_timeout_sec`, written; a put of it returns 0 all the same. Holdfast never writes a key twice and
+/// `--put_start_discard_timeout_sec`, written; a put of it returns 0 all the same. Tensorhold never writes a key twice and
 /// confirms a put by probing.
 #[test]
 fn a_put_that_never_ended_blocks_its_key_until_the_discard_timeout() {
@@ -159,7 +159,7 @@ fn a_put_that_never_ended_blocks_its_key_until_the_discard_timeout() {
 }
 
 /// The space of an unfinished put stays taken (`--put_start_release_timeout_sec`, 600 s) although its writer is dead and
-/// no call removes it. Holdfast's admission must leave room for it.
+/// no call removes it. Tensorhold's admission must leave room for it.
 #[test]
 fn a_put_that_never_ended_keeps_its_space() {
     let cluster = plain().segment_mib(64).start().expect("a cluster");

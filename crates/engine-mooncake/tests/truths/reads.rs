@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, SystemClock};
-use holdfast_engine::{Region, Span};
+use tensorhold_core::{Clock, Deadline, SystemClock};
+use tensorhold_engine::{Region, Span};
 
 use crate::bare::{Bare, INVALID_PARAMS, Keep, LEASE_EXPIRED, MIB, OBJECT_NOT_FOUND, TRANSFER_FAIL, soon};
 use crate::common::plain;
@@ -13,7 +13,7 @@ fn part(region: &Region, from: usize, to: usize) -> Span {
     region.span(from..to).expect("inside")
 }
 
-/// What is not there is -704 to get, remove and get_size, and 0 to is_exist. Holdfast reads -704 as a miss.
+/// What is not there is -704 to get, remove and get_size, and 0 to is_exist. Tensorhold reads -704 as a miss.
 #[test]
 fn what_is_missing_is_minus_704() {
     let cluster = plain().segment_mib(64).start().expect("a cluster");
@@ -37,7 +37,7 @@ fn what_is_missing_is_minus_704() {
 }
 
 /// A get into a buffer that is too small is refused; into one that is too large it is a short read with a success code.
-/// Holdfast compares every length that a get returns with the one it wanted.
+/// Tensorhold compares every length that a get returns with the one it wanted.
 #[test]
 fn lengths_of_a_get_into_one_buffer() {
     let cluster = plain().segment_mib(64).start().expect("a cluster");
@@ -60,7 +60,7 @@ fn lengths_of_a_get_into_one_buffer() {
 }
 
 /// A get into several buffers must fit exactly: -600 if they are too small, -800 if too large. Both codes have other
-/// meanings too, so Holdfast asks for the object's length before it says which it was.
+/// meanings too, so Tensorhold asks for the object's length before it says which it was.
 #[test]
 fn lengths_of_a_get_into_several_buffers() {
     let cluster = plain().segment_mib(64).start().expect("a cluster");
@@ -84,7 +84,7 @@ fn lengths_of_a_get_into_several_buffers() {
 }
 
 /// A read that takes longer than its lease returns -707 although the bytes are there: the engine's one check after a
-/// read. Holdfast takes it as a failure that may be tried again.
+/// read. Tensorhold takes it as a failure that may be tried again.
 #[test]
 fn a_read_that_outlasts_its_lease_is_minus_707() {
     const TTL: Duration = Duration::from_secs(1);
@@ -110,7 +110,7 @@ fn a_read_that_outlasts_its_lease_is_minus_707() {
 }
 
 /// A read's lease counts from the client's question, not from the master's answer: a get that a slow master held up for
-/// longer than the TTL returns -707 however fast the bytes moved. A short TTL makes Holdfast's gets try again under load.
+/// longer than the TTL returns -707 however fast the bytes moved. A short TTL makes Tensorhold's gets try again under load.
 #[test]
 fn a_lease_counts_from_the_question() {
     const TTL: Duration = Duration::from_secs(1);
@@ -129,7 +129,7 @@ fn a_lease_counts_from_the_question() {
     assert_eq!(
         reader.join().expect("no panic"),
         LEASE_EXPIRED,
-        "a lease used to count from the client's question; revisit the TTL that Holdfast advises"
+        "a lease used to count from the client's question; revisit the TTL that Tensorhold advises"
     );
     soon("the next read succeeds", || {
         (bare.get("k", &memory.whole()) == 4096).then_some(())
@@ -137,7 +137,7 @@ fn a_lease_counts_from_the_question() {
 }
 
 /// An object that is force-removed and put again under a reader is read as a mixture of both, in full length and with a
-/// success code. This is what Holdfast's checksums, its fresh keys and its references are for.
+/// success code. This is what Tensorhold's checksums, its fresh keys and its references are for.
 #[test]
 fn a_read_under_remove_and_put_can_be_torn() {
     const RUN: Duration = Duration::from_secs(5);
@@ -199,6 +199,6 @@ fn a_read_under_remove_and_put_can_be_torn() {
     assert!(
         torn > 0,
         "reads used to be torn with a success code ({whole} whole, {failed} failed here); if the engine really stops \
-         that now, revisit what Holdfast's own checks cost"
+         that now, revisit what Tensorhold's own checks cost"
     );
 }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use holdfast_core::{Clock, SystemClock};
-use holdfast_testkit::Cluster;
+use tensorhold_core::{Clock, SystemClock};
+use tensorhold_testkit::Cluster;
 
 use crate::bare::{Bare, Keep, MIB, OBJECT_HAS_LEASE, soon, within};
 use crate::common::{RECOVERY, plain};
@@ -31,7 +31,7 @@ fn offloaded(keys: &[String], keep: Keep, lease_ttl: Duration) -> (Cluster, Bare
         assert_eq!(bare.put(key, &from.whole(), keep), 0);
     }
     soon(
-        &format!("every {keep:?} object gets a copy on SSD, as it used to; revisit what Holdfast says about SSD"),
+        &format!("every {keep:?} object gets a copy on SSD, as it used to; revisit what Tensorhold says about SSD"),
         || keys.iter().all(|key| bare.probe(key) == Ok((1, 1))).then_some(()),
     );
     (cluster, bare)
@@ -71,7 +71,7 @@ fn come_back(keep: Keep, restart: impl FnOnce(&Cluster)) {
     within(
         RECOVERY,
         "removed objects come back from SSD: a remove used to leave the copy there; if it does not any more, revisit \
-         how Holdfast tells the dead from the living after a restart",
+         how Tensorhold tells the dead from the living after a restart",
         || {
             let back = keys.iter().any(|key| bare.get(key, &into.whole()) == 1 << 20);
             (back && into.whole().to_vec() == from.whole().to_vec()).then_some(())
@@ -83,7 +83,7 @@ fn come_back(keep: Keep, restart: impl FnOnce(&Cluster)) {
 }
 
 /// A forced remove leaves the copy on SSD, and a holder that restarts offers it again: removed objects are readable,
-/// pinned ones too. Holdfast must recognise such objects, and remove them again.
+/// pinned ones too. Tensorhold must recognise such objects, and remove them again.
 #[test]
 fn removed_objects_come_back_when_a_holder_restarts() {
     come_back(Keep::Pinned, |cluster| cluster.holder(0).restart().expect("restarted"));
@@ -98,7 +98,7 @@ fn removed_objects_come_back_when_the_master_restarts() {
 }
 
 /// Going down to SSD grants a read lease, as if the holder had read the object: for one TTL it is neither evicted nor
-/// plainly removed. Room made by SSD comes a TTL later than one would think; Holdfast asks for a short one.
+/// plainly removed. Room made by SSD comes a TTL later than one would think; Tensorhold asks for a short one.
 #[test]
 fn going_down_to_ssd_grants_a_lease() {
     let keys = keys(1);
@@ -107,13 +107,13 @@ fn going_down_to_ssd_grants_a_lease() {
     assert_eq!(
         bare.remove(key, false),
         OBJECT_HAS_LEASE,
-        "going down to SSD used to grant a lease; revisit the TTL that Holdfast advises"
+        "going down to SSD used to grant a lease; revisit the TTL that Tensorhold advises"
     );
     soon("the lease ends", || (bare.remove(key, false) == 0).then_some(()));
 }
 
 /// A pinned object gets a copy on SSD like any other, unless the master has `--offload_on_evict`: then it never does,
-/// because it is never evicted. With the first, Holdfast's samples survive a restart; with the second they cannot.
+/// because it is never evicted. With the first, Tensorhold's samples survive a restart; with the second they cannot.
 #[test]
 fn pinned_objects_go_down_when_put_but_not_when_evicted() {
     let pinned = keys(5);
@@ -135,13 +135,13 @@ fn pinned_objects_go_down_when_put_but_not_when_evicted() {
         assert_eq!(
             bare.probe(key),
             Ok((1, 0)),
-            "with --offload_on_evict a pinned object used to stay in DRAM only; revisit what Holdfast says about SSD"
+            "with --offload_on_evict a pinned object used to stay in DRAM only; revisit what Tensorhold says about SSD"
         );
     }
 }
 
 /// A pinned object that comes back from SSD after a restart has lost its pin: once up in DRAM it is evicted like any
-/// other. Holdfast cannot count on a pin across restarts of the master.
+/// other. Tensorhold cannot count on a pin across restarts of the master.
 #[test]
 fn a_pin_does_not_come_back_from_ssd() {
     let keys = keys(3);
@@ -165,7 +165,7 @@ fn a_pin_does_not_come_back_from_ssd() {
 }
 
 /// A get of an object that is on SSD only reads it from there and brings it up to DRAM some heartbeats later.
-/// `batch_get_replica_desc` brings it up without reading: Holdfast's `promote` is made of that.
+/// `batch_get_replica_desc` brings it up without reading: Tensorhold's `promote` is made of that.
 #[test]
 fn a_get_and_a_descriptor_bring_an_object_up() {
     let keys = keys(2);
@@ -184,7 +184,7 @@ fn a_get_and_a_descriptor_bring_an_object_up() {
     }
 }
 
-/// Neither `is_exist`, `batch_is_exist` nor the HTTP probe bring an object up. Holdfast may probe as often as it likes
+/// Neither `is_exist`, `batch_is_exist` nor the HTTP probe bring an object up. Tensorhold may probe as often as it likes
 /// without moving anything between tiers.
 #[test]
 fn looking_does_not_bring_an_object_up() {

@@ -7,7 +7,7 @@ use pyo3::Python;
 use crate::bare::{Bare, Keep, MIB};
 use crate::common::plain;
 
-/// The module lets go of the interpreter's lock while bytes move, in both directions. Holdfast's call threads would
+/// The module lets go of the interpreter's lock while bytes move, in both directions. Tensorhold's call threads would
 /// otherwise block each other, and every Python thread of its callers.
 #[test]
 fn the_interpreters_lock_is_free_while_bytes_move() {
@@ -47,7 +47,7 @@ fn the_interpreters_lock_is_free_while_bytes_move() {
 }
 
 /// One client object serves four threads at once: puts, gets and removes of distinct keys, no error, no wrong byte.
-/// Holdfast has one client per engine and calls it from many threads.
+/// Tensorhold has one client per engine and calls it from many threads.
 #[test]
 fn one_client_serves_four_threads() {
     const THREADS: u64 = 4;

@@ -49,7 +49,7 @@ use std::sync::{Arc, LazyLock};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
-use holdfast_core::{Clock, Deadline, Error, Result};
+use tensorhold_core::{Clock, Deadline, Error, Result};
 
 use self::lock::Lock;
 use self::table::{Ranges, Table};

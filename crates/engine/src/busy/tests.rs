@@ -3,10 +3,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use holdfast_core::ErrorKind;
 use loom::future::block_on;
 use loom::sync::atomic::{AtomicIsize, Ordering};
 use proptest::prelude::*;
+use tensorhold_core::ErrorKind;
 
 use super::table::{Ranges, Table};
 use super::*;

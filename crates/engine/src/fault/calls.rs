@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use holdfast_core::{ObjectKey, Result};
+use tensorhold_core::{ObjectKey, Result};
 
 use super::engine::FaultEngine;
 use super::log::Operation;

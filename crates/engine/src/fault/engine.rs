@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use holdfast_core::{Clock, Error, ObjectKey, Result, Retry};
 use parking_lot::Mutex;
+use tensorhold_core::{Clock, Error, ObjectKey, Result, Retry};
 
 use super::log::{Effect, InjectedFault, Operation};
 use super::memory::alter;

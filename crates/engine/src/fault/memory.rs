@@ -1,6 +1,6 @@
 //! Altering the destination of a get.
 
-use holdfast_core::Result;
+use tensorhold_core::Result;
 
 use crate::types::Transfer;
 

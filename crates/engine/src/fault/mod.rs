@@ -18,8 +18,8 @@
 //! | `HolderLoss` | half of all keys, by their hash, are on a holder that died | below |
 //! | `MasterLoss` | for some calls there is no master, and nothing is done | each object is `Failed`, `Unavailable`; probe and usage fail |
 //!
-//! A failure of a put or a remove says [`holdfast_core::Retry::Ambiguous`]; one of a call that changes nothing says
-//! [`holdfast_core::Retry::Safe`].
+//! A failure of a put or a remove says [`tensorhold_core::Retry::Ambiguous`]; one of a call that changes nothing says
+//! [`tensorhold_core::Retry::Safe`].
 //!
 //! # The loss of a holder
 //!
@@ -48,8 +48,8 @@
 //! use std::sync::Arc;
 //! use std::time::Duration;
 //!
-//! use holdfast_core::{ManualClock, ObjectKey, Retry};
-//! use holdfast_engine::{EngineExt, FaultEngine, FaultPlan, MemoryCluster, MemoryConfig, PutOptions};
+//! use tensorhold_core::{ManualClock, ObjectKey, Retry};
+//! use tensorhold_engine::{EngineExt, FaultEngine, FaultPlan, MemoryCluster, MemoryConfig, PutOptions};
 //!
 //! let clock = Arc::new(ManualClock::new());
 //! let cluster = MemoryCluster::new(MemoryConfig::default(), clock.clone());
@@ -63,7 +63,7 @@
 //! assert_eq!(lost.map(|_| ()).unwrap_err().retry(), Retry::Ambiguous);
 //! assert_eq!(cluster.objects(), [key]);
 //! assert_eq!(engine.faults()[0].to_string(), "call 0, put: the reply was lost");
-//! # Ok::<(), holdfast_core::Error>(())
+//! # Ok::<(), tensorhold_core::Error>(())
 //! ```
 
 mod calls;

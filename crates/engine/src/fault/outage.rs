@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use holdfast_core::ObjectKey;
+use tensorhold_core::ObjectKey;
 
 use super::log::InjectedFault;
 

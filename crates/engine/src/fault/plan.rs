@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use holdfast_core::Digest;
+use tensorhold_core::Digest;
 
 use super::log::Operation;
 

@@ -3,7 +3,7 @@
 use std::ops::Bound;
 use std::sync::Arc;
 
-use holdfast_core::{Error, ObjectKey};
+use tensorhold_core::{Error, ObjectKey};
 
 use super::state::{Entry, Held, Object, Replica, Segment, SegmentId, State, Tier};
 use crate::types::{Holder, Listing, Pin, Presence, PromoteOutcome, PutOptions, PutOutcome, RemoveOutcome, Usage};

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use holdfast_core::{Clock, ObjectKey};
 use parking_lot::Mutex;
+use tensorhold_core::{Clock, ObjectKey};
 
 use super::config::MemoryConfig;
 use super::engine::MemoryEngine;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Error, ObjectKey, Result, Retry};
+use tensorhold_core::{Error, ObjectKey, Result, Retry};
 
 use super::calls::Found;
 use super::cluster::MemoryCluster;

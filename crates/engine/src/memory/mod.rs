@@ -2,7 +2,7 @@
 //!
 //! For unit tests, property tests and simulation. It needs no server, has no thread and no clock of its own, and is
 //! deterministic. The background work of the real engine (evict, offload, promote, notice that a holder is dead) runs
-//! at the start of each call, in the order in which it fell due on the injected [`holdfast_core::Clock`]. A
+//! at the start of each call, in the order in which it fell due on the injected [`tensorhold_core::Clock`]. A
 //! [`MemoryCluster`] is the master, its holders and their SSDs; a [`MemoryEngine`] is one client of it.
 //!
 //! # The states of an object
@@ -56,8 +56,8 @@
 //! use std::sync::Arc;
 //! use std::time::Duration;
 //!
-//! use holdfast_core::{ManualClock, ObjectKey};
-//! use holdfast_engine::{EngineExt, GetOutcome, MemoryCluster, MemoryConfig, Presence, PutOptions};
+//! use tensorhold_core::{ManualClock, ObjectKey};
+//! use tensorhold_engine::{EngineExt, GetOutcome, MemoryCluster, MemoryConfig, Presence, PutOptions};
 //!
 //! let clock = Arc::new(ManualClock::new());
 //! let cluster = MemoryCluster::new(MemoryConfig::default(), clock.clone());
@@ -74,7 +74,7 @@
 //! assert!(matches!(engine.probe_one(&key, within)?, Presence::Present { dram: 1, .. }));
 //! clock.advance(Duration::from_secs(10));
 //! assert!(matches!(engine.get_one(&key, &region.whole(), within)?, GetOutcome::Miss));
-//! # Ok::<(), holdfast_core::Error>(())
+//! # Ok::<(), tensorhold_core::Error>(())
 //! ```
 
 mod calls;

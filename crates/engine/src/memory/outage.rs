@@ -1,6 +1,6 @@
 //! Deaths and restarts of holders and of the master.
 
-use holdfast_core::ObjectKey;
+use tensorhold_core::ObjectKey;
 
 use super::state::{Entry, Object, Replica, Segment, SegmentId, State, Tier};
 use crate::types::Pin;

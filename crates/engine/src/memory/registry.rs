@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use holdfast_core::{Error, Result};
 use parking_lot::Mutex;
+use tensorhold_core::{Error, Result};
 
 use crate::region::{EngineId, HostMemory, Region, Registrar};
 use crate::types::Registrations;

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use holdfast_core::{ObjectKey, Timestamp};
+use tensorhold_core::{ObjectKey, Timestamp};
 
 use super::state::{Entry, Object, Replica, SegmentId, State, Tier, percent};
 

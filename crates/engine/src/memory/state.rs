@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use holdfast_core::{ObjectKey, Timestamp};
+use tensorhold_core::{ObjectKey, Timestamp};
 
 use super::config::MemoryConfig;
 use crate::types::Pin;

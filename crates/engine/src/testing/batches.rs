@@ -2,8 +2,8 @@
 
 use std::fmt::Debug;
 
-use holdfast_core::testing::{CaseResult, ensure, ensure_matches};
-use holdfast_core::{ErrorKind, ObjectKey, Result};
+use tensorhold_core::testing::{CaseResult, ensure, ensure_matches};
+use tensorhold_core::{ErrorKind, ObjectKey, Result};
 
 use super::Setup;
 use super::check::{pattern, same_bytes};

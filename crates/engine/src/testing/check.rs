@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use holdfast_core::testing::{CaseResult, Failure, ensure};
+use tensorhold_core::testing::{CaseResult, Failure, ensure};
 
 /// The list of a file's cases: `name (setup) "the sentence of the contract";`.
 macro_rules! cases {

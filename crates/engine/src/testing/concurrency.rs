@@ -3,7 +3,7 @@
 use super::context::{CALL, Client, Context, MIB};
 use super::{Failure, Setup};
 use crate::{EngineExt, GetOutcome, Pin};
-use holdfast_core::testing::{CaseResult, ensure, ensure_matches};
+use tensorhold_core::testing::{CaseResult, ensure, ensure_matches};
 
 cases! { "concurrency"
     sixteen_threads_on_one_engine (Setup::default) "Calls may come from many threads at once.";

@@ -5,8 +5,8 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_matches};
-use holdfast_core::{Clock, ErrorKind, ObjectKey, poll_until};
+use tensorhold_core::testing::{CaseResult, Failure, ensure, ensure_matches};
+use tensorhold_core::{Clock, ErrorKind, ObjectKey, poll_until};
 
 use super::check::{pattern, same_bytes};
 use super::{Backend, Harness, Setup};

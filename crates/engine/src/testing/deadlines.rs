@@ -3,8 +3,8 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
-use holdfast_core::testing::{CaseResult, ensure, ensure_matches};
-use holdfast_core::{ErrorKind, Result, Retry};
+use tensorhold_core::testing::{CaseResult, ensure, ensure_matches};
+use tensorhold_core::{ErrorKind, Result, Retry};
 
 use super::Setup;
 use super::context::{CALL, Client, Context, MARGIN, MIB, SOON};

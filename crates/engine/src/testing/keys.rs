@@ -1,8 +1,8 @@
 //! A key is any text that `ObjectKey` takes, and two different texts are two objects.
 
-use holdfast_core::ObjectKey;
-use holdfast_core::key::MAX_KEY_BYTES;
-use holdfast_core::testing::{CaseResult, ensure, ensure_matches};
+use tensorhold_core::ObjectKey;
+use tensorhold_core::key::MAX_KEY_BYTES;
+use tensorhold_core::testing::{CaseResult, ensure, ensure_matches};
 
 use super::Setup;
 use super::context::{CALL, Context};

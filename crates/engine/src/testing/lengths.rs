@@ -4,7 +4,7 @@ use super::Setup;
 use super::check::{pattern, same_bytes};
 use super::context::{CALL, Context, MIB};
 use crate::{EngineExt, GetOutcome, Transfer};
-use holdfast_core::testing::{CaseResult, ensure, ensure_matches};
+use tensorhold_core::testing::{CaseResult, ensure, ensure_matches};
 
 cases! { "lengths"
     a_buffer_too_small (Setup::default) "`Loaded` means that the object has exactly as many bytes as its buffers.";

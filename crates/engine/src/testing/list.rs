@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use holdfast_core::testing::{CaseResult, ensure, ensure_matches};
-use holdfast_core::{ErrorKind, ObjectKey};
+use tensorhold_core::testing::{CaseResult, ensure, ensure_matches};
+use tensorhold_core::{ErrorKind, ObjectKey};
 
 use super::Setup;
 use super::context::{CALL, Context, MARGIN, MIB, SOON};
@@ -191,7 +191,7 @@ fn without_a_master_no_list(ctx: &Context) -> CaseResult {
     unavailable(answer)
 }
 
-fn unavailable(answer: holdfast_core::Result<crate::Listing>) -> CaseResult {
+fn unavailable(answer: tensorhold_core::Result<crate::Listing>) -> CaseResult {
     match answer {
         Err(error) if error.kind() == ErrorKind::Unavailable => Ok(()),
         other => {

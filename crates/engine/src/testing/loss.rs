@@ -4,8 +4,8 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
-use holdfast_core::testing::{CaseResult, ensure, ensure_matches};
-use holdfast_core::{Error, ErrorKind, Result};
+use tensorhold_core::testing::{CaseResult, ensure, ensure_matches};
+use tensorhold_core::{Error, ErrorKind, Result};
 
 use super::Setup;
 use super::context::{CALL, Client, Context, MARGIN, MIB, RECOVERY};

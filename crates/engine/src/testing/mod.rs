@@ -5,8 +5,8 @@
 //!
 //! ```no_run
 //! # use std::time::Duration;
-//! # use holdfast_core::{Error, Result};
-//! # use holdfast_engine::testing::{Backend, Harness, Setup};
+//! # use tensorhold_core::{Error, Result};
+//! # use tensorhold_engine::testing::{Backend, Harness, Setup};
 //! struct MyBackend;
 //!
 //! impl Backend for MyBackend {
@@ -18,7 +18,7 @@
 //!
 //! // tests/contract.rs, with `harness = false` in the manifest
 //! fn main() {
-//!     holdfast_engine::testing::main(MyBackend)
+//!     tensorhold_engine::testing::main(MyBackend)
 //! }
 //! ```
 //!
@@ -54,15 +54,15 @@ mod unfinished;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock, ObjectKey, Result};
+use tensorhold_core::{Clock, ObjectKey, Result};
 
 use crate::Engine;
 
 pub use check::pattern;
 pub use context::{Client, Context};
-pub use holdfast_core::testing::{CaseResult, Failure};
 pub use observed::{Calls, Observed};
 pub use on_memory::MemoryBackend;
+pub use tensorhold_core::testing::{CaseResult, Failure};
 
 /// The cluster that a case needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -172,7 +172,7 @@ pub fn run(backend: &dyn Backend, case: &Case) -> Result<(), String> {
 pub fn main(backend: impl Backend + 'static) {
     let parallel = backend.parallel();
     let backend: Arc<dyn Backend> = Arc::new(backend);
-    holdfast_core::testing::main(
+    tensorhold_core::testing::main(
         parallel,
         cases().into_iter().map(|case| {
             let backend = Arc::clone(&backend);
@@ -186,6 +186,6 @@ mod tests {
     #[test]
     fn every_case_has_a_name_of_its_own_and_a_sentence() {
         let cases = super::cases();
-        holdfast_core::testing::check_list(50, cases.iter().map(|case| (case.name, case.about)));
+        tensorhold_core::testing::check_list(50, cases.iter().map(|case| (case.name, case.about)));
     }
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use holdfast_core::{Clock, Error, ObjectKey, Result, Timestamp};
 use parking_lot::Mutex;
+use tensorhold_core::{Clock, Error, ObjectKey, Result, Timestamp};
 
 use crate::{
     Capabilities, Engine, GetOutcome, Holder, HostMemory, Listing, Presence, PromoteOutcome, PutOptions, PutOutcome,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock, Error, ManualClock, ObjectKey, Result};
+use tensorhold_core::{Clock, Error, ManualClock, ObjectKey, Result};
 
 use super::{Backend, Harness, Setup};
 use crate::Engine;

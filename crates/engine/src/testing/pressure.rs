@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use holdfast_core::ObjectKey;
-use holdfast_core::testing::{CaseResult, ensure, ensure_matches};
+use tensorhold_core::ObjectKey;
+use tensorhold_core::testing::{CaseResult, ensure, ensure_matches};
 
 use super::context::{CALL, Context, MIB, SOON};
 use super::{Failure, Setup};

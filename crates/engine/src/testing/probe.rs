@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::Setup;
 use super::context::{CALL, Context, MIB, SOON};
 use crate::{Pin, Presence, PromoteOutcome, PutOutcome};
-use holdfast_core::testing::{CaseResult, ensure, ensure_matches};
+use tensorhold_core::testing::{CaseResult, ensure, ensure_matches};
 
 cases! { "probe"
     absent_present_absent (Setup::default) "Absent: no readable object and no put in flight.";

@@ -4,8 +4,8 @@ use super::Setup;
 use super::check::{pattern, same_bytes};
 use super::context::{CALL, Client, Context, MIB};
 use crate::{EngineExt, GetOutcome, Pin, PutOptions, PutOutcome, Region, Span, Transfer};
-use holdfast_core::testing::{CaseResult, ensure, ensure_matches};
 use std::time::Duration;
+use tensorhold_core::testing::{CaseResult, ensure, ensure_matches};
 
 cases! { "put_get"
     one_byte (Setup::default) "`Loaded` means that the object has exactly as many bytes as its buffers, and that they were transferred.";

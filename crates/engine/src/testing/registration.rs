@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use holdfast_core::testing::{CaseResult, ensure, ensure_matches};
-use holdfast_core::{ErrorKind, Result};
+use tensorhold_core::testing::{CaseResult, ensure, ensure_matches};
+use tensorhold_core::{ErrorKind, Result};
 
 use super::Setup;
 use super::context::{CALL, Client, Context, MIB, SOON};
@@ -71,7 +71,7 @@ fn assert_inside(range: &Range<usize>, len: usize) -> Result<()> {
     if range.start < range.end && range.end <= len {
         return Ok(());
     }
-    Err(holdfast_core::Error::internal(
+    Err(tensorhold_core::Error::internal(
         "testing.window",
         "a case asked for memory outside of its pool",
     ))

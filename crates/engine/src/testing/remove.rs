@@ -7,7 +7,7 @@ use super::check::pattern;
 use super::context::{CALL, Context, MIB};
 use super::pressure::fill_pinned;
 use crate::{EngineExt, GetOutcome, Pin, RemoveOutcome};
-use holdfast_core::testing::{CaseResult, ensure, ensure_matches};
+use tensorhold_core::testing::{CaseResult, ensure, ensure_matches};
 
 cases! { "remove"
     removed_then_absent (Setup::default) "An object that is not there is an outcome, not a failure.";
@@ -134,7 +134,7 @@ fn a_batch_leaves_other_objects_alone(ctx: &Context) -> CaseResult {
 }
 
 fn a_removed_key_does_not_show_old_bytes(ctx: &Context) -> CaseResult {
-    // Holdfast never puts a key twice, but foreign keys (a serving engine's own) are put again after a remove.
+    // Tensorhold never puts a key twice, but foreign keys (a serving engine's own) are put again after a remove.
     let key = ctx.key("object")?;
     for seed in 0..5_u8 {
         ctx.store(&key, 5000 + usize::from(seed), u64::from(seed))?;

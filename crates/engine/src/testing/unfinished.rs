@@ -4,7 +4,7 @@ use super::Setup;
 use super::check::{pattern, same_bytes};
 use super::context::{CALL, Context};
 use crate::{EngineExt, GetOutcome, Pin, Presence, PutOutcome, RemoveOutcome};
-use holdfast_core::testing::{CaseResult, ensure, ensure_matches};
+use tensorhold_core::testing::{CaseResult, ensure, ensure_matches};
 
 cases! { "unfinished"
     is_seen_and_not_readable (Setup::default) "The remains of a put that never ended are not readable.";

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock, Error, ObjectKey, Result, Retry};
-use holdfast_engine::testing::{Backend, Harness, MemoryBackend, Setup};
-use holdfast_engine::{
+use parking_lot::Mutex;
+use tensorhold_core::{Clock, Error, ObjectKey, Result, Retry};
+use tensorhold_engine::testing::{Backend, Harness, MemoryBackend, Setup};
+use tensorhold_engine::{
     Capabilities, Engine, GetOutcome, Holder, HostMemory, Listing, Pin, Presence, PromoteOutcome, PutOptions,
     PutOutcome, Region, Registrations, RemoveOutcome, Span, Transfer, Usage,
 };
-use parking_lot::Mutex;
 
 use crate::flaw::Flaw::{self, *};
 

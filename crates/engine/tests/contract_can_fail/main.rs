@@ -7,7 +7,7 @@ mod flawed;
 use flaw::FLAWS;
 use flaw::Flaw::RemovesNothing;
 use flawed::FlawedBackend;
-use holdfast_engine::testing::{Case, MemoryBackend, cases, run};
+use tensorhold_engine::testing::{Case, MemoryBackend, cases, run};
 
 fn case(name: &str) -> Option<Case> {
     cases().into_iter().find(|case| case.name == name)

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use holdfast_core::{Clock, Deadline, ObjectKey, SystemClock};
-use holdfast_engine::{Presence, Usage};
+use tensorhold_core::{Clock, Deadline, ObjectKey, SystemClock};
+use tensorhold_engine::{Presence, Usage};
 
 use crate::crash::BUDGET;
 use crate::crew::{Member, all};

@@ -7,8 +7,8 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use holdfast_core::{Clock, Deadline, SystemClock};
-use holdfast_testkit::Cluster;
+use tensorhold_core::{Clock, Deadline, SystemClock};
+use tensorhold_testkit::Cluster;
 
 use crate::crew::{Member, all};
 use crate::gauge::Gauge;

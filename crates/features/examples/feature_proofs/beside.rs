@@ -1,4 +1,4 @@
-//! The same work without Holdfast, for comparison: programs in `python/bench` that run on a cluster of their own.
+//! The same work without Tensorhold, for comparison: programs in `python/bench` that run on a cluster of their own.
 //!
 //! Their environment tells them where the cluster is and how long they may take, and they write one JSON object to a
 //! file. What they cannot do is part of their result. If they do not end in time, or fail, the proof says so and goes
@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_testkit::{Cluster, Endpoints, Install, Process, ProcessSpec};
 use serde::Serialize;
 use serde_json::{Map, Value};
+use tensorhold_testkit::{Cluster, Endpoints, Install, Process, ProcessSpec};
 
 /// Where such a program finds its task.
-const TASK: &str = "HOLDFAST_BESIDE";
+const TASK: &str = "TENSORHOLD_BESIDE";
 /// What loading the frameworks and starting processes may take.
 const START_WITHIN: Duration = Duration::from_secs(150);
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../python/bench");

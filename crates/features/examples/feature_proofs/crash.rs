@@ -12,8 +12,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use holdfast_core::{Clock, Rng, SystemClock, SystemRng};
-use holdfast_testkit::Cluster;
+use tensorhold_core::{Clock, Rng, SystemClock, SystemRng};
+use tensorhold_testkit::Cluster;
 
 use crate::aftermath::{self, Dead};
 use crate::crew::Member;

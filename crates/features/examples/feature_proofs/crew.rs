@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_core::{Clock, Deadline, SystemClock};
-use holdfast_testkit::{Process, ProcessSpec};
+use tensorhold_core::{Clock, Deadline, SystemClock};
+use tensorhold_testkit::{Process, ProcessSpec};
 
 use crate::doom::Doom;
 use crate::journal::{Event, Reader};

@@ -13,9 +13,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use holdfast_core::{Clock, Rng, SystemClock, SystemRng, Timestamp};
 use rustix::process::{Signal, getpid, kill_process};
 use serde::{Deserialize, Serialize};
+use tensorhold_core::{Clock, Rng, SystemClock, SystemRng, Timestamp};
 
 use crate::journal::{Event, Journal};
 

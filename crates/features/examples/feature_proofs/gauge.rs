@@ -6,8 +6,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use holdfast_core::{Clock, SystemClock};
-use holdfast_engine::Engine;
+use tensorhold_core::{Clock, SystemClock};
+use tensorhold_engine::Engine;
 
 use crate::world::WITHIN;
 
@@ -69,5 +69,5 @@ impl Drop for Gauge {
 
 /// A counter of the master, such as `master_evicted_key_count`.
 pub(crate) fn master_counter(admin: &[String], name: &str) -> Result<f64> {
-    holdfast_testkit::master_figure(admin.first().context("the cluster has no admin address")?, name)
+    tensorhold_testkit::master_figure(admin.first().context("the cluster has no admin address")?, name)
 }

@@ -13,10 +13,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_core::{Deadline, Error, ErrorKind, ObjectKey, SampleId, SystemClock};
-use holdfast_engine::{Engine, EngineExt, GetOutcome, Presence};
-use holdfast_features::{FeatureStore, Lease, SampleRef, Stored, Wanted};
-use holdfast_testkit::Cluster;
+use tensorhold_core::{Deadline, Error, ErrorKind, ObjectKey, SampleId, SystemClock};
+use tensorhold_engine::{Engine, EngineExt, GetOutcome, Presence};
+use tensorhold_features::{FeatureStore, Lease, SampleRef, Stored, Wanted};
+use tensorhold_testkit::Cluster;
 use tokio::task::block_in_place;
 
 use crate::crew::Member;
@@ -287,7 +287,7 @@ impl Gone {
 fn only_key(stored: &Stored) -> Result<ObjectKey> {
     let description = serde_json::to_vec(&*stored.description)?;
     // Only a plan needs the nonce.
-    let unused = holdfast_core::Nonce::from_u64(0);
-    let keys = holdfast_features::object_keys(&STORE.parse()?, &stored.reference, unused, Some(&description), "")?;
+    let unused = tensorhold_core::Nonce::from_u64(0);
+    let keys = tensorhold_features::object_keys(&STORE.parse()?, &stored.reference, unused, Some(&description), "")?;
     keys.into_iter().next().context("one object")
 }

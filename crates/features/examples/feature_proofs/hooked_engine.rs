@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{ObjectKey, Result};
-use holdfast_engine::{
+use tensorhold_core::{ObjectKey, Result};
+use tensorhold_engine::{
     Capabilities, Engine, GetOutcome, HostMemory, Listing, Presence, PromoteOutcome, PutOptions, PutOutcome, Region,
     Registrations, RemoveOutcome, Transfer, Usage,
 };

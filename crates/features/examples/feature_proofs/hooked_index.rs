@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::{Clock, Generation, ObjectKey, Result, SampleId};
-use holdfast_custody::{GroupName, Reason, Tick, Version};
-use holdfast_index::{
+use tensorhold_core::{Clock, Generation, ObjectKey, Result, SampleId};
+use tensorhold_custody::{GroupName, Reason, Tick, Version};
+use tensorhold_index::{
     AckOutcome, BudgetUse, Commit, CommitOutcome, Counts, FreeList, Index, Known, Leader, LeaderWatch, Leaders,
     LeaseGrant, LeaseList, ListPlace, LiveSample, LiveSession, LostWatch, Office, PassedOver, Quarantined, RecordList,
     RecordQuery, Reserve, SampleRecord, SampleRef, Session, SweepReport, Terms, Unreadable,
@@ -25,7 +25,7 @@ pub(crate) struct HookedIndex {
 
 #[async_trait]
 impl Index for HookedIndex {
-    fn history(&self) -> holdfast_index::History {
+    fn history(&self) -> tensorhold_index::History {
         self.inner.history()
     }
 

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use holdfast_core::{Clock, ObjectKey, SampleId, SampleKey, SystemClock, Timestamp};
 use parking_lot::Mutex;
+use tensorhold_core::{Clock, ObjectKey, SampleId, SampleKey, SystemClock, Timestamp};
 
 use crate::doom::{Call, Doom, Fate, Point};
 use crate::journal::{Event, Journal};

@@ -7,10 +7,10 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use holdfast_core::{Error, ObjectKey, Retry};
-use holdfast_features::SampleRef;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use tensorhold_core::{Error, ObjectKey, Retry};
+use tensorhold_features::SampleRef;
 
 use crate::doom::Point;
 

@@ -4,8 +4,8 @@
 //! another sample, of another generation, of a neighbour or of an earlier user of the memory are all wrong.
 
 use anyhow::Result;
-use holdfast_core::{Digest, SampleId};
-use holdfast_engine::Span;
+use tensorhold_core::{Digest, SampleId};
+use tensorhold_engine::Span;
 
 /// How many bytes are made or compared at a time.
 const PIECE: usize = 1 << 20;

@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_core::{Clock, DType, Deadline, Digest, SampleId, SystemClock, TensorName, TensorSpec};
-use holdfast_features::{FeatureStore, PutItem, TensorIn, Wanted};
-use holdfast_index::store::{Read, Transaction, TxnStore, Write};
-use holdfast_index_etcd::EtcdStore;
-use holdfast_testkit::Cluster;
+use tensorhold_core::{Clock, DType, Deadline, Digest, SampleId, SystemClock, TensorName, TensorSpec};
+use tensorhold_features::{FeatureStore, PutItem, TensorIn, Wanted};
+use tensorhold_index::store::{Read, Transaction, TxnStore, Write};
+use tensorhold_index_etcd::EtcdStore;
+use tensorhold_testkit::Cluster;
 
 use crate::pattern;
 use crate::report::{Report, rounded};

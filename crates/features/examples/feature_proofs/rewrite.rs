@@ -7,8 +7,8 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use holdfast_core::{DType, ErrorKind, Rng, SampleId, SystemRng, TensorName, TensorSpec};
-use holdfast_features::{Lease, PutItem, SampleRef, TensorIn, TensorOut, Wanted};
+use tensorhold_core::{DType, ErrorKind, Rng, SampleId, SystemRng, TensorName, TensorSpec};
+use tensorhold_features::{Lease, PutItem, SampleRef, TensorIn, TensorOut, Wanted};
 use tokio::task::block_in_place;
 
 use crate::journal::{Event, Which};

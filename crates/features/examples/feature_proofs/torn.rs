@@ -13,9 +13,9 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use holdfast_core::{Clock, Deadline, Rng, SystemClock, SystemRng};
-use holdfast_testkit::Cluster;
 use serde_json::Value;
+use tensorhold_core::{Clock, Deadline, Rng, SystemClock, SystemRng};
+use tensorhold_testkit::Cluster;
 
 use crate::beside::{self, Amount};
 use crate::crew::{Member, all};
@@ -48,7 +48,7 @@ pub(crate) fn run(quick: bool) -> Result<Report> {
     Ok(report)
 }
 
-/// The bare engine under the same treatment. Its result is not a claim of Holdfast.
+/// The bare engine under the same treatment. Its result is not a claim of Tensorhold.
 fn bare(report: &mut Report, len: usize, seconds: u64) {
     eprintln!("torn: the bare engine, for {seconds} s");
     let cluster = Cluster::builder().p2p_metadata(true).segment_mib(1024).start();

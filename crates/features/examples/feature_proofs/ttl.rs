@@ -12,8 +12,8 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use holdfast_core::{Clock, Deadline, SystemClock};
-use holdfast_testkit::Cluster;
+use tensorhold_core::{Clock, Deadline, SystemClock};
+use tensorhold_testkit::Cluster;
 
 use crate::beside::{self, Amount};
 use crate::crew::{Member, all};
@@ -154,7 +154,7 @@ fn cluster(etcd_nodes: usize) -> Result<Cluster> {
     builder.lease_ttl(LEASE).etcd_nodes(etcd_nodes).start()
 }
 
-/// The same workload on SpecForge's own store. Its result is not a claim of Holdfast.
+/// The same workload on SpecForge's own store. Its result is not a claim of Tensorhold.
 fn specforge(report: &mut Report, samples: u64, seconds: u64) {
     eprintln!("ttl: the same on SpecForge's own store, for at most {seconds} s");
     let found = cluster(0).and_then(|cluster| {

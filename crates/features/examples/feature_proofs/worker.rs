@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::Result;
-use holdfast_core::{ErrorKind, Rng, SampleId, SystemRng};
-use holdfast_features::{FeatureStore, Lease, Wanted};
 use serde::{Deserialize, Serialize};
+use tensorhold_core::{ErrorKind, Rng, SampleId, SystemRng};
+use tensorhold_features::{FeatureStore, Lease, Wanted};
 use tokio::task::JoinSet;
 
 use crate::doom::{Doom, Point};
@@ -22,7 +22,7 @@ use crate::rewrite;
 use crate::world::{Settings, WITHIN, put, right, runtime, trainers};
 
 /// The variable that makes this program a worker.
-pub(crate) const TASK: &str = "HOLDFAST_PROOF_TASK";
+pub(crate) const TASK: &str = "TENSORHOLD_PROOF_TASK";
 
 /// How long a consumer waits for a sample before it checks whether it is to stop. Not short: a deadline that passes
 /// while a sample is being taken leaves that sample without a consumer until its lease ends.

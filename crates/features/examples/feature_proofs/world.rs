@@ -5,15 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use holdfast_core::{Clock, DType, SampleId, SystemClock, SystemRng, TensorName, TensorSpec};
-use holdfast_engine::Engine;
-use holdfast_engine_mooncake::{MooncakeConfig, MooncakeEngine};
-use holdfast_features::{FeatureConfig, FeatureStore, GroupName, Publication, PutItem, Stored, TensorIn};
-use holdfast_index::store::{Read, TxnStore, prefix};
-use holdfast_index::{Index, IndexConfig, TxnIndex};
-use holdfast_index_etcd::{EtcdConfig, EtcdStore};
-use holdfast_testkit::Endpoints;
 use serde::{Deserialize, Serialize};
+use tensorhold_core::{Clock, DType, SampleId, SystemClock, SystemRng, TensorName, TensorSpec};
+use tensorhold_engine::Engine;
+use tensorhold_engine_mooncake::{MooncakeConfig, MooncakeEngine};
+use tensorhold_features::{FeatureConfig, FeatureStore, GroupName, Publication, PutItem, Stored, TensorIn};
+use tensorhold_index::store::{Read, TxnStore, prefix};
+use tensorhold_index::{Index, IndexConfig, TxnIndex};
+use tensorhold_index_etcd::{EtcdConfig, EtcdStore};
+use tensorhold_testkit::Endpoints;
 
 use crate::hooked_engine::HookedEngine;
 use crate::hooked_index::HookedIndex;
@@ -163,7 +163,7 @@ pub(crate) async fn put(store: &FeatureStore, sample: &SampleId, lens: &[usize],
 }
 
 /// Whether tensors hold exactly the bytes that [`put`] gave them.
-pub(crate) fn right(tensors: &[holdfast_features::TensorOut], seed: u64) -> Result<bool> {
+pub(crate) fn right(tensors: &[tensorhold_features::TensorOut], seed: u64) -> Result<bool> {
     tokio::task::block_in_place(|| {
         for (n, tensor) in tensors.iter().enumerate() {
             let [part] = tensor.parts.as_slice() else {

@@ -16,9 +16,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Error, ErrorKind, ObjectKey, Result};
-use holdfast_engine::Presence;
-use holdfast_index::{RecordQuery, SampleRecord, SampleRef, Stage};
+use tensorhold_core::{Deadline, Error, ErrorKind, ObjectKey, Result};
+use tensorhold_engine::Presence;
+use tensorhold_index::{RecordQuery, SampleRecord, SampleRef, Stage};
 
 use super::{MOST_EXAMPLES, Pace};
 use crate::record::description::Description;

@@ -12,7 +12,7 @@ pub(crate) mod told;
 
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, Timestamp};
+use tensorhold_core::{Clock, Deadline, Timestamp};
 
 use crate::runtime::Runtime;
 

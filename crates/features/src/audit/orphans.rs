@@ -15,7 +15,7 @@
 //! - OA1: a sample's record is reserved before its first object is put, and no key is put twice. So when an object is
 //!   listed, its record is there or has been.
 //! - OA2: the index is asked *after* the engine was listed, and all places of a record are read at one moment
-//!   ([`holdfast_index::Index::known`]). So a record that is found nowhere has been, and is gone: its objects were
+//!   ([`tensorhold_index::Index::known`]). So a record that is found nowhere has been, and is gone: its objects were
 //!   removed, or its reservation was given up.
 //! - OA3: a generation is given out once. A record that is gone never comes back, so no reader and no commit can ever
 //!   name the object. A put that is under way still has its reservation, unless its session has ended; then its commit
@@ -48,10 +48,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::key::escape;
-use holdfast_core::{Deadline, Error, ErrorKind, ObjectKey, Result, SampleKey};
-use holdfast_engine::{Presence, RemoveOutcome};
-use holdfast_index::{Known, SampleRef};
+use tensorhold_core::key::escape;
+use tensorhold_core::{Deadline, Error, ErrorKind, ObjectKey, Result, SampleKey};
+use tensorhold_engine::{Presence, RemoveOutcome};
+use tensorhold_index::{Known, SampleRef};
 
 use super::{MOST_EXAMPLES, Pace};
 use crate::runtime::tasks::Caller;

@@ -20,8 +20,8 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Error, Result, Retry};
-use holdfast_index::{LostSample, SampleRef};
+use tensorhold_core::{Error, Result, Retry};
+use tensorhold_index::{LostSample, SampleRef};
 use tokio::sync::{mpsc, watch};
 
 use crate::runtime::Runtime;

@@ -4,9 +4,9 @@
 //! time, into a small buffer that stays in the processor's L1 cache, and hashed there. The time goes into reading main
 //! memory, and that is done once.
 
-use holdfast_core::digest::Hasher;
-use holdfast_core::{Digest, Error, ErrorKind, Result};
-use holdfast_engine::Span;
+use tensorhold_core::digest::Hasher;
+use tensorhold_core::{Digest, Error, ErrorKind, Result};
+use tensorhold_engine::Span;
 
 use crate::memory::spans::write_at;
 
@@ -77,8 +77,8 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    use holdfast_core::SystemClock;
-    use holdfast_engine::{EngineExt, MemoryCluster, MemoryConfig};
+    use tensorhold_core::SystemClock;
+    use tensorhold_engine::{EngineExt, MemoryCluster, MemoryConfig};
 
     #[test]
     fn it_is_the_checksum_that_everybody_makes() {

@@ -10,7 +10,7 @@ pub(crate) mod write_sealed;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use holdfast_core::TensorSpec;
+use tensorhold_core::TensorSpec;
 
 use self::sealed::Seals;
 use crate::memory::Stages;

@@ -17,8 +17,8 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Digest, Error, ErrorKind, ObjectKey};
-use holdfast_engine::{Engine, GetOutcome, Span, Transfer};
+use tensorhold_core::{Deadline, Digest, Error, ErrorKind, ObjectKey};
+use tensorhold_engine::{Engine, GetOutcome, Span, Transfer};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
@@ -354,7 +354,7 @@ impl Share {
 
 impl Arrived {
     /// Checks it; on the way to its destination, if it has arrived in a stage.
-    fn check(&self, scratch: &mut Scratch) -> holdfast_core::Result<()> {
+    fn check(&self, scratch: &mut Scratch) -> tensorhold_core::Result<()> {
         let to = self.object.memory.host();
         match (&self.object.check, self.at.as_slice()) {
             (Check::Nothing, [stage]) if self.object.staged => verify_copied(stage, to, None),
@@ -367,7 +367,7 @@ impl Arrived {
     }
 
     /// Checks it, and begins to copy it to its device.
-    fn check_for(&self, to: &DevicePart, scratch: &mut Scratch) -> holdfast_core::Result<Copying> {
+    fn check_for(&self, to: &DevicePart, scratch: &mut Scratch) -> tensorhold_core::Result<Copying> {
         let [stage] = self.at.as_slice() else {
             return Err(in_pieces());
         };

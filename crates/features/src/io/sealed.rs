@@ -41,9 +41,9 @@
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use holdfast_core::{Error, ErrorKind, Nonce, Result, Rng, StoreId, TensorSpec};
-use holdfast_engine::Span;
-use holdfast_index::SampleRef;
+use tensorhold_core::{Error, ErrorKind, Nonce, Result, Rng, StoreId, TensorSpec};
+use tensorhold_engine::Span;
+use tensorhold_index::SampleRef;
 
 use crate::memory::spans::{read_at, stream_at, write_at};
 use crate::record::description::Description;
@@ -295,7 +295,7 @@ mod tests {
         let of = |generation| {
             let sample = SampleRef {
                 sample: "run/1".parse().expect("a name"),
-                generation: holdfast_core::Generation::new(generation).expect("not zero"),
+                generation: tensorhold_core::Generation::new(generation).expect("not zero"),
             };
             incarnation(&"s".parse().expect("a name"), &sample, Nonce::from_u64(7))
         };

@@ -10,8 +10,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Digest, Error, ObjectKey, Result};
-use holdfast_engine::{Span, Transfer};
+use tensorhold_core::{Deadline, Digest, Error, ObjectKey, Result};
+use tensorhold_engine::{Span, Transfer};
 
 use super::{Io, split};
 use crate::io::checksum::digest_of;

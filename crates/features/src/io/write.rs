@@ -9,8 +9,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Digest, Error, ErrorKind, ObjectKey, Result};
-use holdfast_engine::{Pin, Presence, PutOptions, PutOutcome, Transfer};
+use tensorhold_core::{Deadline, Digest, Error, ErrorKind, ObjectKey, Result};
+use tensorhold_engine::{Pin, Presence, PutOptions, PutOutcome, Transfer};
 use tokio::task::JoinHandle;
 
 use super::Io;

@@ -10,9 +10,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Error, Nonce, ObjectKey, Result, TensorSpec};
-use holdfast_engine::{Span, Transfer};
-use holdfast_index::SampleRef;
+use tensorhold_core::{Deadline, Error, Nonce, ObjectKey, Result, TensorSpec};
+use tensorhold_engine::{Span, Transfer};
+use tensorhold_index::SampleRef;
 
 use super::{Io, split_growing};
 use crate::io::sealed::{Scratch, SealedRun, Seals, run_of};

@@ -11,8 +11,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::Result;
-use holdfast_engine::{Engine, EngineId, HostMemory, Region, Registrar, Span};
+use tensorhold_core::Result;
+use tensorhold_engine::{Engine, EngineId, HostMemory, Region, Registrar, Span};
 
 /// Turns memory into regions.
 #[derive(Clone, Debug)]

@@ -1,10 +1,10 @@
-//! Claims on memory that tasks wait for. [`holdfast_engine::busy`] says why there are claims.
+//! Claims on memory that tasks wait for. [`tensorhold_engine::busy`] says why there are claims.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
-use holdfast_engine::Claim;
-use holdfast_engine::busy::Waiting;
+use tensorhold_engine::Claim;
+use tensorhold_engine::busy::Waiting;
 
 /// The claim, if it is granted at once; otherwise its place in the queue.
 pub(crate) fn at_once(mut waiting: Waiting) -> std::result::Result<Claim, Waiting> {

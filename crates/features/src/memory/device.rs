@@ -31,9 +31,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Error, Result};
-use holdfast_engine::{HostMemory, Span};
 use parking_lot::{Condvar, Mutex};
+use tensorhold_core::{Error, Result};
+use tensorhold_engine::{HostMemory, Span};
 
 use crate::memory::spans::part;
 
@@ -232,7 +232,7 @@ fn keep_until_ended(begun: Begun) {
     let mut late = LATE.lock();
     late.copies.push((begun, u64::try_from(rounds).unwrap_or(u64::MAX)));
     if !late.is_watched {
-        let watching = std::thread::Builder::new().name("holdfast-late-copies".to_owned());
+        let watching = std::thread::Builder::new().name("tensorhold-late-copies".to_owned());
         // Without a thread they are kept until the next one is given up.
         late.is_watched = watching.spawn(watch_late_copies).is_ok();
     }

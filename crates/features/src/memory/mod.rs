@@ -11,9 +11,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result, Retry};
-use holdfast_engine::busy::Waiting;
-use holdfast_engine::{Access, Busy, Claim, HostMemory, Region, Span};
+use tensorhold_core::{Clock, Deadline, Error, ErrorKind, Result, Retry};
+use tensorhold_engine::busy::Waiting;
+use tensorhold_engine::{Access, Busy, Claim, HostMemory, Region, Span};
 
 use self::backing::Backing;
 use self::device::DeviceBytes;

@@ -1,7 +1,7 @@
 //! Cuts a tensor's memory into the parts of its objects, and copies in and out of it.
 
-use holdfast_core::{Error, Result};
-use holdfast_engine::Span;
+use tensorhold_core::{Error, Result};
+use tensorhold_engine::Span;
 
 /// A part of a span.
 pub(crate) fn part(span: &Span, from: usize, len: usize) -> Result<Span> {
@@ -109,9 +109,9 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    use holdfast_core::SystemClock;
-    use holdfast_engine::{EngineExt, MemoryCluster, MemoryConfig};
     use proptest::prelude::*;
+    use tensorhold_core::SystemClock;
+    use tensorhold_engine::{EngineExt, MemoryCluster, MemoryConfig};
 
     proptest! {
         #[test]

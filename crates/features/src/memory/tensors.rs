@@ -7,8 +7,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use holdfast_core::{Error, Result, TensorName, TensorSpec};
-use holdfast_engine::{HostMemory, Span};
+use tensorhold_core::{Error, Result, TensorName, TensorSpec};
+use tensorhold_engine::{HostMemory, Span};
 
 use crate::memory::device::DeviceBytes;
 

@@ -33,12 +33,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use holdfast_core::{
+use tensorhold_core::{
     Deadline, Digest, Error, ErrorKind, Nonce, ObjectKey, Result, Retry, SampleId, TensorSpec, Timestamp,
 };
-use holdfast_custody::Publication;
-use holdfast_engine::Presence;
-use holdfast_index::{Commit, Reserve, SampleRef, Session};
+use tensorhold_custody::Publication;
+use tensorhold_engine::Presence;
+use tensorhold_index::{Commit, Reserve, SampleRef, Session};
 
 use crate::io::sealed::refuse_foreign;
 use crate::ops::commit::Committed;

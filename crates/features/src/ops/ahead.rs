@@ -3,7 +3,7 @@
 //! A put may not move its first byte before the index knows which keys it is about to write. So it used to wait twice: for
 //! its reservation, and for its commit. Now a worker keeps a few reservations ready, under names of their own, each with a
 //! plan of [`OBJECTS_AHEAD`](crate::record::plan::OBJECTS_AHEAD) keys. A put takes one, moves its bytes at once, and the commit gives the reservation the
-//! sample's name (`holdfast_index::Becomes`).
+//! sample's name (`tensorhold_index::Becomes`).
 //!
 //! ```text
 //!           the worker reserves       a put takes it           commit
@@ -41,9 +41,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Nonce, Result, Timestamp};
-use holdfast_index::{Reserve, SampleRef, Session};
 use parking_lot::Mutex;
+use tensorhold_core::{Nonce, Result, Timestamp};
+use tensorhold_index::{Reserve, SampleRef, Session};
 use tokio::sync::{Notify, watch};
 
 use crate::record::plan::Plan;

@@ -6,8 +6,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{BatchResults, Deadline, Error, ErrorKind, Result};
-use holdfast_index::{AckOutcome, LeaseGrant, Session};
+use tensorhold_core::{BatchResults, Deadline, Error, ErrorKind, Result};
+use tensorhold_index::{AckOutcome, LeaseGrant, Session};
 
 use crate::reclaim::queue::by_session;
 use crate::store::lease::Lease;

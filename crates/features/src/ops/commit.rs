@@ -16,9 +16,9 @@
 
 use std::time::Duration;
 
-use holdfast_core::{BatchResults, Deadline, Error, ErrorKind, Retry, SampleId};
-use holdfast_custody::Version;
-use holdfast_index::{Commit, CommitOutcome, LiveSample, SampleRef, Session};
+use tensorhold_core::{BatchResults, Deadline, Error, ErrorKind, Retry, SampleId};
+use tensorhold_custody::Version;
+use tensorhold_index::{Commit, CommitOutcome, LiveSample, SampleRef, Session};
 
 use crate::store::Inner;
 

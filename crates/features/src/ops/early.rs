@@ -36,7 +36,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use holdfast_core::{Deadline, Error, Result, SampleId};
+use tensorhold_core::{Deadline, Error, Result, SampleId};
 use tokio::sync::mpsc;
 
 use crate::io::read::{Incoming, Moving};

@@ -13,8 +13,8 @@
 
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Error, ErrorKind, Result, SampleId};
-use holdfast_index::{LiveSample, LiveSession, RecordQuery, Stage};
+use tensorhold_core::{Deadline, Error, ErrorKind, Result, SampleId};
+use tensorhold_index::{LiveSample, LiveSession, RecordQuery, Stage};
 
 use crate::runtime::tasks::Caller;
 use crate::store::{FeatureStore, Inner};

@@ -24,8 +24,8 @@
 
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Error, ErrorKind, Result};
-use holdfast_index::LeaseGrant;
+use tensorhold_core::{Deadline, Error, ErrorKind, Result};
+use tensorhold_index::LeaseGrant;
 use tokio::sync::mpsc;
 
 use crate::io::read::Trouble;

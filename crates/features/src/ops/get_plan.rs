@@ -14,9 +14,9 @@
 
 use std::sync::Arc;
 
-use holdfast_core::{Deadline, Error, ErrorKind, Result, StoreId, TensorName};
-use holdfast_engine::{Access, Claim, HostMemory, Span};
-use holdfast_index::SampleRef;
+use tensorhold_core::{Deadline, Error, ErrorKind, Result, StoreId, TensorName};
+use tensorhold_engine::{Access, Claim, HostMemory, Span};
+use tensorhold_index::SampleRef;
 
 use crate::io::read::{Check, Incoming};
 use crate::io::sealed::{SealedRun, opener, run_of};

@@ -1,10 +1,10 @@
-//! Dead letters: samples that a group could not use within its attempts. Their states are in `holdfast-custody`.
+//! Dead letters: samples that a group could not use within its attempts. Their states are in `tensorhold-custody`.
 
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Result};
-use holdfast_custody::Version;
-use holdfast_index::{ListPlace, RecordList, RecordQuery, SampleRecord, SampleRef, Stage};
+use tensorhold_core::{Deadline, Result};
+use tensorhold_custody::Version;
+use tensorhold_index::{ListPlace, RecordList, RecordQuery, SampleRecord, SampleRef, Stage};
 
 use crate::store::{FeatureStore, Inner};
 
@@ -57,7 +57,7 @@ impl Inner {
             for result in self.drop_dead(&letters, deadline).await {
                 match result {
                     // Another process was faster.
-                    Err(error) if error.kind() == holdfast_core::ErrorKind::NotFound => {}
+                    Err(error) if error.kind() == tensorhold_core::ErrorKind::NotFound => {}
                     result => {
                         result?;
                         dropped += 1;
@@ -73,7 +73,7 @@ impl Inner {
 }
 
 impl FeatureStore {
-    /// Records of this store in pages, for people: see [`holdfast_index::Index::records`].
+    /// Records of this store in pages, for people: see [`tensorhold_index::Index::records`].
     pub async fn records(
         &self,
         query: &RecordQuery,
@@ -85,7 +85,7 @@ impl FeatureStore {
     }
 
     /// The records of all generations of a sample, the oldest first.
-    pub async fn records_of(&self, sample: &holdfast_core::SampleId, within: Duration) -> Result<Vec<SampleRecord>> {
+    pub async fn records_of(&self, sample: &tensorhold_core::SampleId, within: Duration) -> Result<Vec<SampleRecord>> {
         self.inner().runtime.index.records_of(sample, within).await
     }
 

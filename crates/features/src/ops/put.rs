@@ -21,16 +21,16 @@
 //! process puts the same sample (module `inflight_puts`). Waits end then.
 //!
 //! *Undone* is a job for the worker (module `reclaim::queue`). It starts when the last holder lets go of the memory (module
-//! `holdfast_engine::guarded`): a put call that outlived its deadline may still write, and the removal must find what it writes. Until then
+//! `tensorhold_engine::guarded`): a put call that outlived its deadline may still write, and the removal must find what it writes. Until then
 //! the sample stays reserved, so no other put can take its place either.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Error, Nonce, Result, SampleId};
-use holdfast_custody::{Publication, Version};
-use holdfast_engine::busy::Waiting;
-use holdfast_index::{Commit, SampleRef, Session};
+use tensorhold_core::{Deadline, Error, Nonce, Result, SampleId};
+use tensorhold_custody::{Publication, Version};
+use tensorhold_engine::busy::Waiting;
+use tensorhold_index::{Commit, SampleRef, Session};
 use tokio::task::JoinSet;
 
 use crate::memory::claims::at_once;
@@ -370,7 +370,7 @@ pub(super) fn unwanted(begun: &Begun) -> Error {
 
 impl FeatureStore {
     /// Puts a sample. When this returns, the sample is visible to all its groups, as a whole. On an error it is not,
-    /// except with [`holdfast_core::Retry::Ambiguous`]: then it may be, so look it up. A put that finds the engine full
+    /// except with [`tensorhold_core::Retry::Ambiguous`]: then it may be, so look it up. A put that finds the engine full
     /// waits for room within its time.
     ///
     /// If the caller leaves before the commit, the put is undone. Of several puts of a sample by this process the

@@ -3,10 +3,10 @@
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-use holdfast_core::{Deadline, Digest, Error, Nonce, Result, SampleId, TensorName, TensorSpec};
-use holdfast_custody::{Publication, ReservedAs};
-use holdfast_engine::busy::Waiting;
-use holdfast_engine::{Access, Busy, Claim, Span};
+use tensorhold_core::{Deadline, Digest, Error, Nonce, Result, SampleId, TensorName, TensorSpec};
+use tensorhold_custody::{Publication, ReservedAs};
+use tensorhold_engine::busy::Waiting;
+use tensorhold_engine::{Access, Busy, Claim, Span};
 
 use crate::memory::device::{ObjectMemory, cut_device};
 use crate::memory::spans::cut;

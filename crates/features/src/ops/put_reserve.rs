@@ -4,9 +4,9 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use holdfast_core::{Deadline, ErrorKind, Generation, ObjectKey, Result, Retry, SampleId};
-use holdfast_custody::Version;
-use holdfast_index::{Becomes, Reserve, SampleRef, Session};
+use tensorhold_core::{Deadline, ErrorKind, Generation, ObjectKey, Result, Retry, SampleId};
+use tensorhold_custody::Version;
+use tensorhold_index::{Becomes, Reserve, SampleRef, Session};
 use tokio_util::sync::CancellationToken;
 
 use crate::ops::ahead::ReservedAhead;

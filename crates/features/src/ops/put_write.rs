@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use holdfast_core::{Deadline, Digest, Result};
-use holdfast_engine::Transfer;
+use tensorhold_core::{Deadline, Digest, Result};
+use tensorhold_engine::Transfer;
 
 use crate::io::sealed::Seals;
 use crate::io::staged::OnDevice;

@@ -6,10 +6,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Deadline, ObjectKey, Result, SampleId};
-use holdfast_custody::GroupName;
-use holdfast_engine::Presence;
-use holdfast_prefetch::{Prefetch, PrefetchStats, Priority};
+use tensorhold_core::{Deadline, ObjectKey, Result, SampleId};
+use tensorhold_custody::GroupName;
+use tensorhold_engine::Presence;
+use tensorhold_prefetch::{Prefetch, PrefetchStats, Priority};
 
 use crate::record::plan::SampleObjects;
 use crate::store::lease::Found;

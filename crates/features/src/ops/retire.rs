@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Error, ErrorKind, Result, SampleId};
-use holdfast_custody::Reason;
-use holdfast_index::{AckOutcome, LiveSample, SampleRef};
+use tensorhold_core::{Deadline, Error, ErrorKind, Result, SampleId};
+use tensorhold_custody::Reason;
+use tensorhold_index::{AckOutcome, LiveSample, SampleRef};
 
 use crate::record::description::Description;
 use crate::store::{FeatureStore, Inner};

@@ -4,10 +4,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::Result;
-use holdfast_custody::Tick;
-use holdfast_engine::{Holder, Usage};
-use holdfast_index::{Counts, LeaseList};
+use tensorhold_core::Result;
+use tensorhold_custody::Tick;
+use tensorhold_engine::{Holder, Usage};
+use tensorhold_index::{Counts, LeaseList};
 
 use crate::store::FeatureStore;
 
@@ -17,7 +17,7 @@ impl FeatureStore {
         self.inner().runtime.index.counts(within).await
     }
 
-    /// The leases that any process holds now, the oldest first: see [`holdfast_index::Index::leases`].
+    /// The leases that any process holds now, the oldest first: see [`tensorhold_index::Index::leases`].
     pub async fn leases(&self, limit: usize, within: Duration) -> Result<LeaseList> {
         self.inner().runtime.index.leases(limit, within).await
     }

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Error, Result, SampleId};
-use holdfast_custody::GroupName;
-use holdfast_index::{LeaseGrant, SampleRef, Terms, Unreadable};
+use tensorhold_core::{Deadline, Error, Result, SampleId};
+use tensorhold_custody::GroupName;
+use tensorhold_index::{LeaseGrant, SampleRef, Terms, Unreadable};
 
 use crate::record::description::{Description, is_unreadable};
 use crate::runtime::tasks::Caller;

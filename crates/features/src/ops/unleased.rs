@@ -24,8 +24,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Error, ErrorKind, Generation, Result, SampleId};
-use holdfast_index::SampleRef;
+use tensorhold_core::{Deadline, Error, ErrorKind, Generation, Result, SampleId};
+use tensorhold_index::SampleRef;
 use tokio::sync::mpsc;
 
 use crate::io::read::Trouble;

@@ -25,8 +25,8 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use holdfast_core::{Error, Result, SampleId};
 use parking_lot::Mutex;
+use tensorhold_core::{Error, Result, SampleId};
 use tokio::sync::{Notify, oneshot};
 
 use crate::ops::put::{PutItem, PutTurn, Stored};

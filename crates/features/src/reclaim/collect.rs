@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Error, ErrorKind, Result};
-use holdfast_index::{FreeTask, ListPlace, SampleRef, Unreadable};
+use tensorhold_core::{Deadline, Error, ErrorKind, Result};
+use tensorhold_index::{FreeTask, ListPlace, SampleRef, Unreadable};
 use tokio::sync::watch;
 
 use super::Reclaim;

@@ -1,6 +1,6 @@
 //! Who sweeps: one steward, or, while there is none, two of the processes that use the store. Not all of them.
 //!
-//! Every process that may sweep watches the offices of its store ([`holdfast_index::Office`]) and takes one that is vacant,
+//! Every process that may sweep watches the offices of its store ([`tensorhold_index::Office`]) and takes one that is vacant,
 //! if it holds none. A process holds at most one.
 //!
 //! ```text
@@ -33,8 +33,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use holdfast_core::Result;
-use holdfast_index::{Leaders, Office, Session, SweepReport};
+use tensorhold_core::Result;
+use tensorhold_index::{Leaders, Office, Session, SweepReport};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;

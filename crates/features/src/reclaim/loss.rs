@@ -31,11 +31,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock, Error, ErrorKind, ObjectKey, Result, SampleId, Timestamp};
-use holdfast_custody::Reason;
-use holdfast_engine::{EngineExt, GetOutcome, Presence, Region, Transfer};
-use holdfast_index::SampleRef;
 use parking_lot::Mutex;
+use tensorhold_core::{Clock, Error, ErrorKind, ObjectKey, Result, SampleId, Timestamp};
+use tensorhold_custody::Reason;
+use tensorhold_engine::{EngineExt, GetOutcome, Presence, Region, Transfer};
+use tensorhold_index::SampleRef;
 use tokio::sync::{Notify, watch};
 
 use super::Reclaim;

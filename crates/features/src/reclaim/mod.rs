@@ -11,7 +11,7 @@ pub(crate) mod worker;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
-use holdfast_index::{AckOutcome, SampleRef};
+use tensorhold_index::{AckOutcome, SampleRef};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 

@@ -40,10 +40,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, Error, ErrorKind, Nonce, ObjectKey, Result, SampleKey, Timestamp};
-use holdfast_custody::SessionId;
-use holdfast_index::{LeaseGrant, SampleRef, Session};
 use parking_lot::Mutex;
+use tensorhold_core::{Clock, Deadline, Error, ErrorKind, Nonce, ObjectKey, Result, SampleKey, Timestamp};
+use tensorhold_custody::SessionId;
+use tensorhold_index::{LeaseGrant, SampleRef, Session};
 use tokio::sync::Notify;
 
 use crate::runtime::inflight_puts::Begun;

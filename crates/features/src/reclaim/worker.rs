@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Error, ErrorKind, KeySpace, ObjectKey, Result, Retry, Timestamp};
-use holdfast_engine::RemoveOutcome;
-use holdfast_index::{Known, LeaseGrant, SampleRef, SweepReport, is_named_ahead};
+use tensorhold_core::{Deadline, Error, ErrorKind, KeySpace, ObjectKey, Result, Retry, Timestamp};
+use tensorhold_engine::RemoveOutcome;
+use tensorhold_index::{Known, LeaseGrant, SampleRef, SweepReport, is_named_ahead};
 use tokio::sync::watch;
 
 use super::Reclaim;

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use holdfast_index::SampleRef;
+use tensorhold_index::SampleRef;
 
 use crate::record::description::Description;
 
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
     use crate::record::description::DescribedTensor;
     use crate::record::encoding::Encoding;
-    use holdfast_core::{DType, Digest, Generation, Nonce, SampleId, TensorName, TensorSpec};
+    use tensorhold_core::{DType, Digest, Generation, Nonce, SampleId, TensorName, TensorSpec};
 
     fn described(digests: u64) -> DescribedRef {
         let name = TensorName::new("a").expect("a name");

@@ -9,10 +9,10 @@
 //! to processes that know it. One that makes no sense, or exceeds the limits of a sample (module `limits`), is
 //! *unreadable* (`Corrupt`), and its sample goes into quarantine.
 
-use holdfast_core::{DType, Digest, Error, ErrorKind, Nonce, ObjectKey, Result, TensorName, TensorSpec};
-use holdfast_custody::ReservedAs;
-use holdfast_index::SampleRef;
 use serde::{Deserialize, Serialize};
+use tensorhold_core::{DType, Digest, Error, ErrorKind, Nonce, ObjectKey, Result, TensorName, TensorSpec};
+use tensorhold_custody::ReservedAs;
+use tensorhold_index::SampleRef;
 
 use crate::record::encoding::Encoding;
 use crate::record::limits::{MOST_BYTES, MOST_TENSORS, check_length, objects};
@@ -123,7 +123,7 @@ fn names_what_is_unknown(bytes: &[u8]) -> bool {
 }
 
 impl Description {
-    /// The description of a sample whose keys Holdfast chose.
+    /// The description of a sample whose keys Tensorhold chose.
     pub(crate) fn own(nonce: Nonce, chunk_bytes: u64, encoding: Encoding, tensors: Vec<DescribedTensor>) -> Self {
         Self {
             v: VERSION,
@@ -343,7 +343,7 @@ impl Description {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use holdfast_core::{Generation, SampleId, StoreId};
+    use tensorhold_core::{Generation, SampleId, StoreId};
     fn tensor(name: &str, bytes: u64, digests: usize) -> DescribedTensor {
         let name = TensorName::new(name).expect("a name");
         DescribedTensor {

@@ -6,7 +6,7 @@
 //! moves*: its record can be committed, taken, handed back, superseded and freed, each in one transaction of the index,
 //! and every release that has these limits can read it.
 
-use holdfast_core::{Error, Result};
+use tensorhold_core::{Error, Result};
 
 /// The most objects of a sample. At the default chunk size that is a terabyte.
 pub(crate) const MOST_OBJECTS: u64 = 65_536;

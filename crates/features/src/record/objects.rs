@@ -1,7 +1,7 @@
 //! Which objects a record names, for the people who ask where its bytes are.
 
-use holdfast_core::{Nonce, ObjectKey, Result, StoreId};
-use holdfast_index::SampleRef;
+use tensorhold_core::{Nonce, ObjectKey, Result, StoreId};
+use tensorhold_index::SampleRef;
 
 use crate::record::description::Description;
 use crate::record::plan::{Plan, SampleObjects};

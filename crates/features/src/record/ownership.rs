@@ -24,11 +24,11 @@
 //! stores that are given the same prefix can own the same object. By default they are not: no two stores have the same
 //! name.
 
-use holdfast_core::{Error, ErrorKind, KeySpace, ObjectKey, Result};
+use tensorhold_core::{Error, ErrorKind, KeySpace, ObjectKey, Result};
 
 use crate::runtime::config::FeatureConfig;
 
-/// Refuses a key that has the form of Holdfast's own keys: no other writer's object can have it.
+/// Refuses a key that has the form of Tensorhold's own keys: no other writer's object can have it.
 pub(crate) fn refuse_own_making(operation: &'static str, key: &ObjectKey) -> Result<()> {
     let whose = match KeySpace::of(key) {
         KeySpace::Foreign => return Ok(()),

@@ -22,9 +22,9 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use holdfast_core::{Error, ErrorKind, Nonce, ObjectKey, Result, SampleKey, StoreId, TensorName};
-use holdfast_index::SampleRef;
 use serde::{Deserialize, Serialize};
+use tensorhold_core::{Error, ErrorKind, Nonce, ObjectKey, Result, SampleKey, StoreId, TensorName};
+use tensorhold_index::SampleRef;
 
 use crate::record::limits::{MOST_BYTES, MOST_OBJECTS, objects};
 use crate::record::ownership::refuse_own_making;
@@ -48,7 +48,7 @@ const TENSOR_AHEAD: &str = "o";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Plan {
     v: u32,
-    /// Tensors with keys of Holdfast's own form, and into how many chunks each is cut.
+    /// Tensors with keys of Tensorhold's own form, and into how many chunks each is cut.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     tensors: Vec<(TensorName, u64)>,
     /// Whole keys, of a writer that chose them itself.
@@ -194,7 +194,7 @@ pub(crate) fn check_names<'a>(operation: &'static str, names: impl IntoIterator<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use holdfast_core::{Generation, SampleId};
+    use tensorhold_core::{Generation, SampleId};
 
     fn name(text: &str) -> TensorName {
         TensorName::new(text).expect("a name")

@@ -11,7 +11,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, Error, Result};
+use tensorhold_core::{Clock, Deadline, Error, Result};
 use tokio::sync::Semaphore;
 
 /// Runs blocking calls.
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
     use std::sync::mpsc;
 
-    use holdfast_core::{ErrorKind, Retry, SystemClock};
+    use tensorhold_core::{ErrorKind, Retry, SystemClock};
 
     #[tokio::test]
     async fn a_call_waits_for_a_place_until_its_deadline() {

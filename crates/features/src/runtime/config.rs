@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use holdfast_core::key::PAGES_PREFIX;
-use holdfast_core::{Error, Result, StoreId};
-use holdfast_prefetch::PrefetchConfig;
 use serde::{Deserialize, Serialize, Serializer};
+use tensorhold_core::key::PAGES_PREFIX;
+use tensorhold_core::{Error, Result, StoreId};
+use tensorhold_prefetch::PrefetchConfig;
 
 use crate::seal::{Keyring, MIN_CHUNK_BYTES};
 
@@ -49,7 +49,7 @@ pub struct FeatureConfig {
     /// How often this process sweeps while that is its turn (module `duty`); none if it never does. At least one process
     /// of a store must take part: nothing expires by itself. Default: 1 s, a tick of the shared clock. The clock moves with
     /// sweeps, so with fewer of them leases last longer than they say.
-    #[serde(default = "default_sweep_every", with = "holdfast_core::duration::option")]
+    #[serde(default = "default_sweep_every", with = "tensorhold_core::duration::option")]
     pub sweep_every: Option<Duration>,
     /// Whether this process is a steward: it sweeps in place of the processes that use the store. Default: false.
     #[serde(default)]
@@ -66,12 +66,12 @@ pub struct FeatureConfig {
     pub free_queue: usize,
     /// The deadline of background calls that no caller waits for: removals, and the cleanup after a failed put.
     /// Default: 10 s.
-    #[serde(default = "default_call_within", with = "holdfast_core::duration")]
+    #[serde(default = "default_call_within", with = "tensorhold_core::duration")]
     pub call_within: Duration,
     /// How long an object of a committed sample must be missing, at every look and with the engine healthy, before the
     /// sample is declared lost. Set it longer than holders take to register again after a restart of the master.
     /// Default: 30 s.
-    #[serde(default = "default_loss_grace", with = "holdfast_core::duration")]
+    #[serde(default = "default_loss_grace", with = "tensorhold_core::duration")]
     pub loss_grace: Duration,
     /// Key prefixes that this store may adopt, of objects that other writers name, besides its own name and a slash.
     /// Give no prefix to two stores: an object that both adopt is removed by whichever frees it first. Every process of

@@ -16,8 +16,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use holdfast_core::{Error, ErrorKind, Result, SampleId};
 use parking_lot::Mutex;
+use tensorhold_core::{Error, ErrorKind, Result, SampleId};
 use tokio::sync::Notify;
 
 const OPERATION: &str = "features.put";

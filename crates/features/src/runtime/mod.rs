@@ -12,12 +12,12 @@ pub(crate) mod tasks;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, Result, Rng, Timestamp};
-use holdfast_engine::{Engine, metered};
-use holdfast_index::Index;
-use holdfast_metrics::{Outcome, StoreMetrics, registry};
-use holdfast_prefetch::PrefetchEngine;
-use holdfast_trace::Tracer;
+use tensorhold_core::{Clock, Deadline, Result, Rng, Timestamp};
+use tensorhold_engine::{Engine, metered};
+use tensorhold_index::Index;
+use tensorhold_metrics::{Outcome, StoreMetrics, registry};
+use tensorhold_prefetch::PrefetchEngine;
+use tensorhold_trace::Tracer;
 use tokio::runtime::Handle;
 
 use self::blocking::BlockingCalls;

@@ -15,10 +15,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result};
-use holdfast_custody::SessionId;
-use holdfast_index::{Index, Session, SessionEnded};
 use parking_lot::RwLock;
+use tensorhold_core::{Clock, Deadline, Error, ErrorKind, Result};
+use tensorhold_custody::SessionId;
+use tensorhold_index::{Index, Session, SessionEnded};
 
 #[derive(Debug)]
 pub(crate) struct Sessions {

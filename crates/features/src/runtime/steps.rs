@@ -1,8 +1,8 @@
 //! Steps in the life of a sample, for traces. Without a tracer each costs a look at an `Option`.
 
-use holdfast_core::{Error, Nonce, Timestamp};
-use holdfast_index::SampleRef;
-use holdfast_trace::{Incarnation, Step, Tracer};
+use tensorhold_core::{Error, Nonce, Timestamp};
+use tensorhold_index::SampleRef;
+use tensorhold_trace::{Incarnation, Step, Tracer};
 
 use super::Runtime;
 

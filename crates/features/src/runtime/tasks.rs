@@ -19,7 +19,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use holdfast_core::{Clock, Deadline, Error, Result, Retry};
+use tensorhold_core::{Clock, Deadline, Error, Result, Retry};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    use holdfast_core::{ErrorKind, SystemClock};
+    use tensorhold_core::{ErrorKind, SystemClock};
     use tokio::sync::oneshot;
 
     #[tokio::test]

@@ -5,7 +5,7 @@ use std::fmt;
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce as AeadNonce, UnboundKey};
 use aws_lc_rs::hkdf::{HKDF_SHA256, KeyType, Salt};
-use holdfast_core::{Error, ErrorKind, Generation, Nonce, Result, SampleId, SampleKey, StoreId, TensorName};
+use tensorhold_core::{Error, ErrorKind, Generation, Nonce, Result, SampleId, SampleKey, StoreId, TensorName};
 
 use super::header::{Scheme, SealHeader};
 use super::key::{KeyId, Secret, StoreKey};

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use holdfast_core::{Error, ErrorKind, Result, Rng};
 use serde::{Deserialize, Serialize};
+use tensorhold_core::{Error, ErrorKind, Result, Rng};
 
 use super::cipher::key_check;
 use super::key::{KeyId, StoreKey};
@@ -33,7 +33,7 @@ impl Scheme {
             Self::V1 => 1,
             Self::V2 => 2,
         };
-        format!("holdfast/seal/{version} {purpose}")
+        format!("tensorhold/seal/{version} {purpose}")
     }
 }
 

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use base64::Engine as _;
 use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
-use holdfast_core::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
+use tensorhold_core::{Error, ErrorKind, Result};
 use zeroize::Zeroizing;
 
 /// The length of a store key.

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use holdfast_core::{Error, ErrorKind, Result, Rng};
+use tensorhold_core::{Error, ErrorKind, Result, Rng};
 
 use super::cipher::{Incarnation, key_check};
 use super::header::{Scheme, SealHeader};

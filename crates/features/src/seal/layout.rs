@@ -8,7 +8,7 @@
 
 use std::num::NonZeroU64;
 
-use holdfast_core::{Error, Result};
+use tensorhold_core::{Error, Result};
 
 use super::cipher::TAG_BYTES;
 

@@ -16,8 +16,8 @@
 //! | `sealer`, `opener` | [`TensorSealer`], [`TensorOpener`]: bytes in, bytes out |
 //!
 //! ```
-//! use holdfast_core::{DType, Generation, Nonce, SystemRng, TensorSpec};
-//! use holdfast_features::seal::{DEFAULT_CHUNK_BYTES, Incarnation, Keyring, Record, StoreKey};
+//! use tensorhold_core::{DType, Generation, Nonce, SystemRng, TensorSpec};
+//! use tensorhold_features::seal::{DEFAULT_CHUNK_BYTES, Incarnation, Keyring, Record, StoreKey};
 //!
 //! let text = "mZCRXn4vFtVYJ3lpKvQTMkKcHd8y1Ysnw0hW6bu0vUE="; // from a secret store; never in code
 //! let keyring = Keyring::of(StoreKey::from_text("2026-11".parse()?, text)?);
@@ -59,10 +59,10 @@
 //! where      = text(key id) text(store) text(sample) number(generation) number(nonce)
 //! place      = where text(tensor)
 //! derive(i)  = HKDF-SHA256(secret: store key, salt: the put's salt, info: i)
-//! tensor key = derive(text("holdfast/seal/2 tensor key") place), 32 bytes
+//! tensor key = derive(text("tensorhold/seal/2 tensor key") place), 32 bytes
 //! AEAD nonce = 4 zero bytes, number(chunk)
-//! AEAD data  = text("holdfast/seal/2 chunk") place number(chunk_bytes) number(plain_len) number(chunks) number(chunk)
-//! key check  = derive(text("holdfast/seal/2 key check") text(key id)), 8 bytes
+//! AEAD data  = text("tensorhold/seal/2 chunk") place number(chunk_bytes) number(plain_len) number(chunks) number(chunk)
+//! key check  = derive(text("tensorhold/seal/2 key check") text(key id)), 8 bytes
 //! text(t)    = its length in bytes, 4 bytes big-endian, then its UTF-8;  number(n) = 8 bytes, big-endian
 //! ```
 //!
@@ -70,9 +70,9 @@
 //! allocated for a tensor, and before a tensor without bytes is handed out, for which no chunk could prove anything.
 //!
 //! ```text
-//! record key = derive(text("holdfast/seal/2 record key") where), 32 bytes
+//! record key = derive(text("tensorhold/seal/2 record key") where), 32 bytes
 //! record tag = HMAC-SHA256(record key, record)
-//! record     = text("holdfast/seal/2 record") where text(scheme) key check, 8 bytes; salt, 16 bytes;
+//! record     = text("tensorhold/seal/2 record") where text(scheme) key check, 8 bytes; salt, 16 bytes;
 //!              number(chunk_bytes) number(the description's version) number(object_bytes) number(tensors) tensor…
 //! tensor     = text(name) text(element type) number(dimensions) number(length of the dimension)…
 //! ```

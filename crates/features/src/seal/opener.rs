@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use holdfast_core::{Error, ErrorKind, Result};
+use tensorhold_core::{Error, ErrorKind, Result};
 
 use super::cipher::{TAG_BYTES, Tag, TensorCipher};
 use super::layout::{Layout, Run};

@@ -6,8 +6,8 @@
 //! format.
 
 use aws_lc_rs::hmac;
-use holdfast_core::{Error, ErrorKind, Result, TensorSpec};
 use serde::{Deserialize, Serialize};
+use tensorhold_core::{Error, ErrorKind, Result, TensorSpec};
 
 use super::cipher::{Encoder, Incarnation, derive};
 use super::header::{Hex, Scheme, SealHeader};

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use holdfast_core::{Error, Result, TensorName};
+use tensorhold_core::{Error, Result, TensorName};
 
 use super::cipher::{Incarnation, TensorCipher};
 use super::header::{Scheme, SealHeader};

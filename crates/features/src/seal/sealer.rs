@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use holdfast_core::{Error, Result};
+use tensorhold_core::{Error, Result};
 
 use super::cipher::{TAG_BYTES, Tag, TensorCipher};
 use super::layout::{Layout, Run};

@@ -8,10 +8,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use holdfast_core::{Clock, Deadline, Error, Result};
-use holdfast_custody::SessionId;
-use holdfast_index::{Index, LeaseGrant, Session};
 use parking_lot::Mutex;
+use tensorhold_core::{Clock, Deadline, Error, Result};
+use tensorhold_custody::SessionId;
+use tensorhold_index::{Index, LeaseGrant, Session};
 use tokio::sync::oneshot;
 use tokio::sync::oneshot::error::TryRecvError;
 

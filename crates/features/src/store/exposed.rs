@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use holdfast_metrics::{Readings, Source, family};
+use tensorhold_metrics::{Readings, Source, family};
 
 use super::Inner;
 

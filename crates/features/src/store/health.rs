@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use holdfast_custody::{SessionId, Tick};
-use holdfast_engine::{Registrations, Usage};
-use holdfast_index::{History, PassedOver};
+use tensorhold_custody::{SessionId, Tick};
+use tensorhold_engine::{Registrations, Usage};
+use tensorhold_index::{History, PassedOver};
 
 use crate::memory::pool::PoolUse;
 use crate::runtime::counters::Counters;

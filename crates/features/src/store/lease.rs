@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use holdfast_core::{Error, Result, Timestamp};
-use holdfast_custody::{GroupName, Live, Token};
-use holdfast_index::{LeaseGrant, SampleRef, Session};
 use parking_lot::Mutex;
+use tensorhold_core::{Error, Result, Timestamp};
+use tensorhold_custody::{GroupName, Live, Token};
+use tensorhold_index::{LeaseGrant, SampleRef, Session};
 
 use super::Inner;
 use super::unreadable::Readable;

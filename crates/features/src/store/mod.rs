@@ -9,11 +9,11 @@ pub(crate) mod unreadable;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result, Rng, TensorSpec};
-use holdfast_engine::{Engine, HostMemory, Region, Span};
-use holdfast_index::{BudgetUse, Index, LiveSession, Office, Quarantined};
-use holdfast_metrics::{Outcome, Registration, registry};
 use parking_lot::Mutex;
+use tensorhold_core::{Clock, Deadline, Error, ErrorKind, Result, Rng, TensorSpec};
+use tensorhold_engine::{Engine, HostMemory, Region, Span};
+use tensorhold_index::{BudgetUse, Index, LiveSession, Office, Quarantined};
+use tensorhold_metrics::{Outcome, Registration, registry};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;

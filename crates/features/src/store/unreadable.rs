@@ -6,9 +6,9 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use holdfast_core::Result;
-use holdfast_index::SampleRef;
 use parking_lot::Mutex;
+use tensorhold_core::Result;
+use tensorhold_index::SampleRef;
 
 use crate::record::description::{Description, is_unreadable};
 use crate::store::Inner;

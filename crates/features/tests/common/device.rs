@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use holdfast_core::{Clock, Error, Result, SystemClock, Timestamp};
-use holdfast_engine::{HostMemory, Span};
-use holdfast_features::{Device, DeviceBytes, DeviceCopy, Direction};
 use parking_lot::{Condvar, Mutex};
+use tensorhold_core::{Clock, Error, Result, SystemClock, Timestamp};
+use tensorhold_engine::{HostMemory, Span};
+use tensorhold_features::{Device, DeviceBytes, DeviceCopy, Direction};
 
 /// When the device carried out a copy, by its own clock.
 pub type CopyTime = (Direction, Timestamp, Timestamp);

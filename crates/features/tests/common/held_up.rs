@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use holdfast_core::{Clock, Error, ObjectKey, Result, Retry, SystemClock, Timestamp};
-use holdfast_engine::{
+use parking_lot::{Condvar, Mutex};
+use tensorhold_core::{Clock, Error, ObjectKey, Result, Retry, SystemClock, Timestamp};
+use tensorhold_engine::{
     Capabilities, Engine, GetOutcome, HostMemory, Listing, Presence, PromoteOutcome, PutOptions, PutOutcome, Region,
     Registrations, RemoveOutcome, Transfer, Usage,
 };
-use parking_lot::{Condvar, Mutex};
 
 /// What is done to calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,17 +12,17 @@ pub mod unclear;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{
+use tensorhold_core::{
     Clock, DType, ErrorKind, Nonce, ObjectKey, Result, SampleId, StoreId, SystemClock, SystemRng, TensorName,
     TensorSpec,
 };
-use holdfast_engine::{Engine, HostMemory, MemoryCluster, MemoryConfig};
-use holdfast_features::{
+use tensorhold_engine::{Engine, HostMemory, MemoryCluster, MemoryConfig};
+use tensorhold_features::{
     AckOutcome, FeatureConfig, FeatureStore, GroupName, Lease, Publication, PutItem, SampleRef, Stored, TensorIn,
     TensorOut, Wanted, object_keys,
 };
-use holdfast_index::store::memory::MemoryStore;
-use holdfast_index::{Index, IndexConfig, TxnIndex};
+use tensorhold_index::store::memory::MemoryStore;
+use tensorhold_index::{Index, IndexConfig, TxnIndex};
 
 /// Enough for anything on a machine that does other things too.
 pub const WITHIN: Duration = Duration::from_secs(20);
@@ -91,7 +91,7 @@ pub fn item(sample: &str, lens: &[usize], seed: u64) -> PutItem {
         if *len == 0 {
             return TensorIn {
                 spec,
-                bytes: holdfast_features::Source::Spans(Vec::new()),
+                bytes: tensorhold_features::Source::Spans(Vec::new()),
             };
         }
         TensorIn::new(spec, lent(pattern(*len, seed + n as u64)))

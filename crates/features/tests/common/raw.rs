@@ -2,12 +2,12 @@
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use aws_lc_rs::hkdf::{HKDF_SHA256, KeyType, Salt};
-use holdfast_core::ObjectKey;
-use holdfast_engine::{Engine, EngineExt, GetOutcome, Presence, PutOptions, PutOutcome};
-use holdfast_features::seal::{Keyring, StoreKey};
+use tensorhold_core::ObjectKey;
+use tensorhold_engine::{Engine, EngineExt, GetOutcome, Presence, PutOptions, PutOutcome};
+use tensorhold_features::seal::{Keyring, StoreKey};
 
-use holdfast_features::{SampleRef, Stored};
 use serde_json::Value;
+use tensorhold_features::{SampleRef, Stored};
 
 use super::{WITHIN, World, objects_of};
 
@@ -99,12 +99,15 @@ pub fn earlier_seal(
         ]
         .concat();
         let mut key = [0; 32];
-        derive(&[text("holdfast/seal/1 tensor key"), place.clone()].concat(), &mut key);
+        derive(
+            &[text("tensorhold/seal/1 tensor key"), place.clone()].concat(),
+            &mut key,
+        );
         let key = LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &key).expect("a key"));
         let plain = plain(n, usize::try_from(len).expect("small"));
         let chunks = len.div_ceil(chunk_bytes);
         for (chunk, bytes) in (0..).zip(plain.chunks(usize::try_from(chunk_bytes).expect("small"))) {
-            let bound_to = [text("holdfast/seal/1 chunk"), place.clone()].concat();
+            let bound_to = [text("tensorhold/seal/1 chunk"), place.clone()].concat();
             let numbers = [chunk_bytes, len, chunks, chunk].map(number).concat();
             let aead =
                 Nonce::assume_unique_for_key(*[&[0; 4][..], &number(chunk)].concat().first_chunk().expect("12 bytes"));
@@ -115,7 +118,10 @@ pub fn earlier_seal(
         }
     }
     let mut check = [0; 8];
-    derive(&[text("holdfast/seal/1 key check"), text(key_id)].concat(), &mut check);
+    derive(
+        &[text("tensorhold/seal/1 key check"), text(key_id)].concat(),
+        &mut check,
+    );
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let header = format!(
         r#"{{"scheme": "aes-256-gcm+hkdf-sha256/1", "key": "{key_id}", "check": "{}", "salt": "{}", "chunk_bytes": {chunk_bytes}}}"#,

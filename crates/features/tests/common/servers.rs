@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock, ObjectKey, SystemClock, SystemRng};
-use holdfast_engine::{Engine, Presence};
-use holdfast_engine_mooncake::{MooncakeConfig, MooncakeEngine};
-use holdfast_features::seal::Keyring;
-use holdfast_features::{FeatureConfig, FeatureStore, Stored};
-use holdfast_index::{IndexConfig, TxnIndex};
-use holdfast_index_etcd::{EtcdConfig, EtcdStore};
-use holdfast_testkit::{Cluster, Endpoints};
+use tensorhold_core::{Clock, ObjectKey, SystemClock, SystemRng};
+use tensorhold_engine::{Engine, Presence};
+use tensorhold_engine_mooncake::{MooncakeConfig, MooncakeEngine};
+use tensorhold_features::seal::Keyring;
+use tensorhold_features::{FeatureConfig, FeatureStore, Stored};
+use tensorhold_index::{IndexConfig, TxnIndex};
+use tensorhold_index_etcd::{EtcdConfig, EtcdStore};
+use tensorhold_testkit::{Cluster, Endpoints};
 use tokio::task::block_in_place;
 
 use super::{WITHIN, objects_of};

@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::{Error, ErrorKind, Generation, ObjectKey, Result, Retry, SampleId};
-use holdfast_custody::{GroupName, Reason, Tick, Version};
-use holdfast_index::{
+use parking_lot::Mutex;
+use tensorhold_core::{Error, ErrorKind, Generation, ObjectKey, Result, Retry, SampleId};
+use tensorhold_custody::{GroupName, Reason, Tick, Version};
+use tensorhold_index::{
     AckOutcome, BudgetUse, Commit, CommitOutcome, Counts, FreeList, Index, Known, Leader, LeaderWatch, Leaders,
     LeaseGrant, LeaseList, ListPlace, LiveSample, LiveSession, LostWatch, Office, PassedOver, Quarantined, RecordList,
     RecordQuery, Reserve, SampleRecord, SampleRef, Session, SessionEnded, SweepReport, Terms, Unreadable,
 };
-use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 /// What becomes of commits.
@@ -93,7 +93,7 @@ fn silent() -> Error {
 
 #[async_trait]
 impl Index for Unclear {
-    fn history(&self) -> holdfast_index::History {
+    fn history(&self) -> tensorhold_index::History {
         self.inner.history()
     }
 

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
-use holdfast_core::{Clock, Deadline, Nonce, SampleId, SystemClock};
-use holdfast_custody::{GroupName, Publication};
-use holdfast_index::{Commit, Index, Reserve, SampleRef, Session, TxnIndex};
-use holdfast_testkit::Paired;
+use tensorhold_core::{Clock, Deadline, Nonce, SampleId, SystemClock};
+use tensorhold_custody::{GroupName, Publication};
+use tensorhold_index::{Commit, Index, Reserve, SampleRef, Session, TxnIndex};
+use tensorhold_testkit::Paired;
 
 use crate::ours::{DESCRIPTION, index_of};
 use crate::{WITHIN, connect, cpu_us, median, quantile, report_ratio, rounded};

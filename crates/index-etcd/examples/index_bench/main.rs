@@ -1,10 +1,10 @@
-//! The index benchmark: leases and acknowledgements through [`Index`](holdfast_index::Index), and transactions of the
+//! The index benchmark: leases and acknowledgements through [`Index`](tensorhold_index::Index), and transactions of the
 //! same shape sent bare with `etcd-client`, on one etcd, turn by turn. `cargo xtask bench index` runs it.
 //!
 //! A ratio is ours over bare, as throughput: 1.0 is as fast. It is the median over the rounds, and the side that goes first
 //! alternates. Beside each `x` there are its interval (`x_low` to `x_high`, 95 %), `x_rounds`, and the same ratio of processor
 //! time (`x_cpu` of this process, `x_cpu_servers` of etcd).
-//! Metrics and logging are on, as in a program that is looked after; `HOLDFAST_METRICS=off` switches both off.
+//! Metrics and logging are on, as in a program that is looked after; `TENSORHOLD_METRICS=off` switches both off.
 //!
 //! Also measured: the cost of a sweep with a hundred times more samples, and the cost of quota when every producer
 //! waits for it.
@@ -19,10 +19,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
-use holdfast_core::{Clock, SystemClock};
-use holdfast_index_etcd::{EtcdConfig, EtcdStore};
-pub(crate) use holdfast_testkit::quantile;
-use holdfast_testkit::{EtcdCluster, Paired};
+use tensorhold_core::{Clock, SystemClock};
+use tensorhold_index_etcd::{EtcdConfig, EtcdStore};
+pub(crate) use tensorhold_testkit::quantile;
+use tensorhold_testkit::{EtcdCluster, Paired};
 
 /// Enough for anything on a machine that does other things too.
 pub(crate) const WITHIN: Duration = Duration::from_secs(60);
@@ -94,7 +94,7 @@ async fn main() -> Result<()> {
     // One part alone, for a developer who works on it: `--only batched`.
     let only = arguments.iter().skip_while(|a| *a != "--only").nth(1);
     let wanted = |part: &str| only.is_none_or(|only| only == part);
-    if std::env::var_os("HOLDFAST_METRICS").is_none_or(|setting| setting != "off") {
+    if std::env::var_os("TENSORHOLD_METRICS").is_none_or(|setting| setting != "off") {
         tracing_subscriber::fmt()
             .with_max_level(tracing::Level::INFO)
             .with_writer(std::io::sink)
@@ -177,7 +177,7 @@ struct Figures {
 
 /// The processor time that all threads of this process and those of another have used, in microseconds.
 pub(crate) fn cpu_us(other: u32) -> Result<[f64; 2]> {
-    Ok([holdfast_testkit::own_cpu_us(), holdfast_testkit::cpu_us(other)?])
+    Ok([tensorhold_testkit::own_cpu_us(), tensorhold_testkit::cpu_us(other)?])
 }
 
 /// A connection of its own to the bench's etcd, under a root of its own.

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use holdfast_core::{Clock, Nonce, SampleId, StoreId, SystemClock, SystemRng};
-use holdfast_custody::{GroupName, Publication};
-use holdfast_index::{Commit, Index, IndexConfig, Reserve, SampleRef, Session, TxnIndex};
+use tensorhold_core::{Clock, Nonce, SampleId, StoreId, SystemClock, SystemRng};
+use tensorhold_custody::{GroupName, Publication};
+use tensorhold_index::{Commit, Index, IndexConfig, Reserve, SampleRef, Session, TxnIndex};
 
 use crate::{WITHIN, connect};
 
@@ -21,7 +21,7 @@ pub(crate) struct Ours {
     made: usize,
 }
 
-pub(crate) fn index_of(txn_store: Arc<holdfast_index_etcd::EtcdStore>, store: &str) -> Result<TxnIndex> {
+pub(crate) fn index_of(txn_store: Arc<tensorhold_index_etcd::EtcdStore>, store: &str) -> Result<TxnIndex> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     Ok(TxnIndex::new(
         txn_store,
@@ -117,7 +117,7 @@ impl Ours {
                     times.push(clock.now().since(begin).as_secs_f64() * 1e3);
                     left -= held.len();
                 }
-                Ok::<_, holdfast_core::Error>(times)
+                Ok::<_, tensorhold_core::Error>(times)
             }));
         }
         let mut times = Vec::new();

@@ -2,10 +2,10 @@
 
 use anyhow::{Result, ensure};
 use etcd_client::{Client, Txn, TxnOp};
-use holdfast_core::{Clock, SystemClock};
-use holdfast_custody::GroupName;
-use holdfast_index::Index;
-use holdfast_testkit::EtcdCluster;
+use tensorhold_core::{Clock, SystemClock};
+use tensorhold_custody::GroupName;
+use tensorhold_index::Index;
+use tensorhold_testkit::EtcdCluster;
 
 use crate::ours::{index_of, publish};
 use crate::{WITHIN, connect, median, rounded};

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, Retry, SystemClock, poll_until};
-use holdfast_index::{Index, store::Read, store::TxnStore, store::prefix};
-use holdfast_testkit::{EtcdCluster, Process, ProcessSpec};
+use tensorhold_core::{Clock, Deadline, Retry, SystemClock, poll_until};
+use tensorhold_index::{Index, store::Read, store::TxnStore, store::prefix};
+use tensorhold_testkit::{EtcdCluster, Process, ProcessSpec};
 
 use crate::history::{self, Event, Line, Step};
 use crate::spec;
@@ -145,7 +145,7 @@ fn stop_while_it_holds(process: &Process, history: &Path, clock: &SystemClock) {
 }
 
 /// Samples left behind by dead workers are delivered once, to the workers of the last phase.
-fn drain(runtime: &tokio::runtime::Runtime, index: &holdfast_index::TxnIndex, clock: &SystemClock) {
+fn drain(runtime: &tokio::runtime::Runtime, index: &tensorhold_index::TxnIndex, clock: &SystemClock) {
     let within = Duration::from_secs(10);
     runtime.block_on(async {
         let session = index.open_session(within).await.expect("a session");
@@ -226,10 +226,10 @@ fn judge(lines: &[Line], dead: &[usize]) {
 /// No record, no list entry, no session is left, and all of the quota is back.
 async fn nothing_is_left(endpoints: &[String]) {
     let within = Duration::from_secs(10);
-    let mut config = holdfast_index_etcd::EtcdConfig::new(endpoints.iter().cloned());
+    let mut config = tensorhold_index_etcd::EtcdConfig::new(endpoints.iter().cloned());
     config.root = "chaos".to_owned();
     let clock: std::sync::Arc<dyn Clock> = std::sync::Arc::new(SystemClock::new());
-    let txn_store = holdfast_index_etcd::EtcdStore::open(config, clock, within)
+    let txn_store = tensorhold_index_etcd::EtcdStore::open(config, clock, within)
         .await
         .expect("etcd");
     let everything = Read::Range {

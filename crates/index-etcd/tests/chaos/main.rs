@@ -2,7 +2,7 @@
 //! killed and one stopped until its session is over. Every operation is recorded, and the history is checked by a
 //! linearizability checker.
 //!
-//! This program is its own worker: started with `HOLDFAST_CHAOS_WORKER` in the environment it works, otherwise it is the
+//! This program is its own worker: started with `TENSORHOLD_CHAOS_WORKER` in the environment it works, otherwise it is the
 //! test.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "the test tells what it did")]
 #![allow(clippy::expect_used, clippy::panic, reason = "a test ends by panicking")]

@@ -4,15 +4,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, Error, ErrorKind, Nonce, Retry, SampleId, StoreId, SystemClock, SystemRng};
-use holdfast_custody::{GroupName, Publication};
-use holdfast_index::{Commit, Index, IndexConfig, Reserve, SampleRef, Session, TxnIndex};
-use holdfast_index_etcd::{EtcdConfig, EtcdStore};
 use serde::{Deserialize, Serialize};
+use tensorhold_core::{Clock, Deadline, Error, ErrorKind, Nonce, Retry, SampleId, StoreId, SystemClock, SystemRng};
+use tensorhold_custody::{GroupName, Publication};
+use tensorhold_index::{Commit, Index, IndexConfig, Reserve, SampleRef, Session, TxnIndex};
+use tensorhold_index_etcd::{EtcdConfig, EtcdStore};
 
 use crate::history::{Ask, Recorder, Step};
 
-pub const TASK: &str = "HOLDFAST_CHAOS_WORKER";
+pub const TASK: &str = "TENSORHOLD_CHAOS_WORKER";
 pub const STORE: &str = "chaos";
 pub const WORKERS: usize = 4;
 pub const BYTES: u64 = 10;

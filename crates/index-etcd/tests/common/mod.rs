@@ -4,11 +4,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock, Nonce, SampleId, StoreId, SystemClock, SystemRng};
-use holdfast_custody::{GroupName, Publication, Version};
-use holdfast_index::store::{Entry, Read, Transaction, TxnOutcome, TxnStore, Write};
-use holdfast_index::{Commit, IndexConfig, Reserve, SampleRef, TxnIndex};
-use holdfast_index_etcd::{EtcdConfig, EtcdStore};
+use tensorhold_core::{Clock, Nonce, SampleId, StoreId, SystemClock, SystemRng};
+use tensorhold_custody::{GroupName, Publication, Version};
+use tensorhold_index::store::{Entry, Read, Transaction, TxnOutcome, TxnStore, Write};
+use tensorhold_index::{Commit, IndexConfig, Reserve, SampleRef, TxnIndex};
+use tensorhold_index_etcd::{EtcdConfig, EtcdStore};
 
 /// How long a call may take while nodes die: what an index would give it.
 pub(crate) const CALL: Duration = Duration::from_secs(10);

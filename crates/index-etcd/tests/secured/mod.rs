@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use etcd_client::{Certificate, Client, ConnectOptions, Identity, Permission, PermissionType, TlsOptions};
-use holdfast_index_etcd::{EtcdConfig, Pem, Secret, TlsConfig};
-use holdfast_testkit::{Install, Process, ProcessSpec, poll};
 use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
+use tensorhold_index_etcd::{EtcdConfig, Pem, Secret, TlsConfig};
+use tensorhold_testkit::{Install, Process, ProcessSpec, poll};
 use tokio::task::block_in_place;
 
-pub(crate) const USER: &str = "holdfast";
+pub(crate) const USER: &str = "tensorhold";
 pub(crate) const PASSWORD: &str = "a-password-for-tests";
 /// Users of their own, each with a certificate in its name.
 pub(crate) const TENANTS: [&str; 2] = ["a", "b"];
@@ -43,7 +43,7 @@ fn sign(
     }
     params
         .distinguished_name
-        .push(DnType::OrganizationName, "Holdfast's tests");
+        .push(DnType::OrganizationName, "Tensorhold's tests");
     params.extended_key_usages.push(usage);
     let key = KeyPair::generate().expect("a key");
     let certificate = params.signed_by(&key, issuer).expect("a certificate");
@@ -54,7 +54,7 @@ fn sign(
 fn make_certificates(folder: &Path) {
     let mut params = CertificateParams::new(Vec::new()).expect("no names");
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    params.distinguished_name.push(DnType::CommonName, "Holdfast's tests");
+    params.distinguished_name.push(DnType::CommonName, "Tensorhold's tests");
     let key = KeyPair::generate().expect("a key");
     std::fs::write(
         folder.join("ca.pem"),
@@ -214,14 +214,14 @@ impl SecuredEtcd {
         let mut operator = self.raw("client", None).await;
         operator.user_add("root", ROOT_PASSWORD, None).await.expect("a user");
         operator.user_grant_role("root", "root").await.expect("a role");
-        operator.role_add("holdfast").await.expect("a role");
-        let ours = Permission::new(PermissionType::Readwrite, "/holdfast/").with_prefix();
+        operator.role_add("tensorhold").await.expect("a role");
+        let ours = Permission::new(PermissionType::Readwrite, "/tensorhold/").with_prefix();
         operator
-            .role_grant_permission("holdfast", ours)
+            .role_grant_permission("tensorhold", ours)
             .await
             .expect("a permission");
         operator.user_add(USER, PASSWORD, None).await.expect("a user");
-        operator.user_grant_role(USER, "holdfast").await.expect("a role");
+        operator.user_grant_role(USER, "tensorhold").await.expect("a role");
         operator.auth_enable().await.expect("enabled");
     }
 

@@ -3,8 +3,8 @@
 
 use std::borrow::Cow;
 
-use holdfast_core::{Deadline, Error, ErrorKind, Result};
-use holdfast_custody::{Acknowledged, GroupName, Live, Reason, Retired};
+use tensorhold_core::{Deadline, Error, ErrorKind, Result};
+use tensorhold_custody::{Acknowledged, GroupName, Live, Reason, Retired};
 
 use crate::index::TxnIndex;
 use crate::record::grants::held_until;

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use holdfast_core::{Deadline, Error, Result, SampleId};
-use holdfast_custody::{Live, Reason, Reserved, ReservedAs, Version};
+use tensorhold_core::{Deadline, Error, Result, SampleId};
+use tensorhold_custody::{Live, Reason, Reserved, ReservedAs, Version};
 
 use crate::index::TxnIndex;
 use crate::record::grants::GrantLine;

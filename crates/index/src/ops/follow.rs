@@ -30,8 +30,8 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
-use holdfast_core::{Deadline, Result};
-use holdfast_custody::SessionId;
+use tensorhold_core::{Deadline, Result};
+use tensorhold_custody::SessionId;
 
 use crate::index::TxnIndex;
 use crate::record::identity::{Identity, SaidSettings};

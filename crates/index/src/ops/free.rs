@@ -1,8 +1,8 @@
 //! Samples whose objects are to be removed: listing them, and recording that they are gone or could not be removed. Of a
 //! dead letter the record stays ([`crate::ops::letters`]).
 
-use holdfast_core::{Deadline, Error, Result};
-use holdfast_custody::Retired;
+use tensorhold_core::{Deadline, Error, Result};
+use tensorhold_custody::Retired;
 
 use crate::index::TxnIndex;
 use crate::record::codec::{decode_versioned, unreadable};

@@ -9,8 +9,8 @@
 //! The list is walked in parts, as all lists are ([`crate::ops::sweep`]): a record that stays in it, because only a later
 //! release can decode it, does not keep a sweep from the records behind it.
 
-use holdfast_core::{Deadline, Result};
-use holdfast_custody::{Retired, Tick};
+use tensorhold_core::{Deadline, Result};
+use tensorhold_custody::{Retired, Tick};
 
 use crate::index::TxnIndex;
 use crate::record::codec::unreadable;

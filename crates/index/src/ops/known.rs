@@ -17,8 +17,8 @@
 
 use std::collections::HashMap;
 
-use holdfast_core::{Deadline, Generation, Result};
-use holdfast_custody::{Live, Reserved, Retired};
+use tensorhold_core::{Deadline, Generation, Result};
+use tensorhold_custody::{Live, Reserved, Retired};
 
 use crate::index::TxnIndex;
 use crate::record::ahead::is_named_ahead;

@@ -13,7 +13,7 @@
 
 use std::fmt;
 
-use holdfast_core::{Deadline, Error, ErrorKind, Result};
+use tensorhold_core::{Deadline, Error, ErrorKind, Result};
 
 use crate::index::TxnIndex;
 use crate::record::office::{Leader, Leaders, Office};

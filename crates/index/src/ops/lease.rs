@@ -1,7 +1,7 @@
 //! Leasing samples that are named.
 
-use holdfast_core::{Deadline, Error, Result};
-use holdfast_custody::{GroupName, Token};
+use tensorhold_core::{Deadline, Error, Result};
+use tensorhold_custody::{GroupName, Token};
 
 use crate::index::TxnIndex;
 use crate::ready::shards::ReadyEntry;

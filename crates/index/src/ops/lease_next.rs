@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use holdfast_core::{Deadline, ErrorKind, Result, Retry};
-use holdfast_custody::GroupName;
 use parking_lot::Mutex;
+use tensorhold_core::{Deadline, ErrorKind, Result, Retry};
+use tensorhold_custody::GroupName;
 
 use crate::index::TxnIndex;
 use crate::ready::Ready;

@@ -7,8 +7,8 @@
 
 use std::collections::BTreeSet;
 
-use holdfast_core::{Deadline, Result};
-use holdfast_custody::{Lease, Progress, WallTime};
+use tensorhold_core::{Deadline, Result};
+use tensorhold_custody::{Lease, Progress, WallTime};
 
 use crate::index::TxnIndex;
 use crate::ops::records::record_of;

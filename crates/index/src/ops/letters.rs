@@ -1,4 +1,4 @@
-//! Dead letters: samples that a group could not use within its attempts. `holdfast-custody` has their states.
+//! Dead letters: samples that a group could not use within its attempts. `tensorhold-custody` has their states.
 //!
 //! The record of a dead letter stays under `d/` until it is put back into circulation or dropped. While its objects are
 //! kept with it there is an entry under `u/`, ordered by the tick at which their time is over. A sweep moves the records
@@ -8,8 +8,8 @@
 //! A dead letter keeps its generation when it is put back. No token of its earlier leases is good then: tokens are
 //! versions. It is refused while another generation of the sample is live.
 
-use holdfast_core::{Deadline, Error, ErrorKind, Result};
-use holdfast_custody::{Retired, Tick, Version};
+use tensorhold_core::{Deadline, Error, ErrorKind, Result};
+use tensorhold_custody::{Retired, Tick, Version};
 
 use crate::index::TxnIndex;
 use crate::record::layout::Layout;

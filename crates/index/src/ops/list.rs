@@ -1,6 +1,6 @@
 //! The sessions of a store, read in pages.
 
-use holdfast_core::{Deadline, Result};
+use tensorhold_core::{Deadline, Result};
 
 use crate::index::TxnIndex;
 use crate::record::identity::{Identity, LiveSession};

@@ -1,7 +1,7 @@
 //! Reads that change nothing: what is live, and which tokens are good.
 
-use holdfast_core::{Deadline, ObjectKey, Result, SampleId, SampleKey};
-use holdfast_custody::Live;
+use tensorhold_core::{Deadline, ObjectKey, Result, SampleId, SampleKey};
+use tensorhold_custody::Live;
 
 use crate::index::TxnIndex;
 use crate::record::ahead::is_named_ahead;

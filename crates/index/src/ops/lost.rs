@@ -18,8 +18,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Result};
-use holdfast_custody::{Reason, Retired};
+use tensorhold_core::{Deadline, Result};
+use tensorhold_custody::{Reason, Retired};
 
 use crate::record::codec::decode_versioned;
 use crate::record::layout::{Layout, after};

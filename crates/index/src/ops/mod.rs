@@ -25,8 +25,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::{Generation, ObjectKey, Result, SampleId};
-use holdfast_custody::{GroupName, Reason, Tick, Version};
+use tensorhold_core::{Generation, ObjectKey, Result, SampleId};
+use tensorhold_custody::{GroupName, Reason, Tick, Version};
 use tokio_util::sync::CancellationToken;
 
 use self::lead::LeaderWatch;

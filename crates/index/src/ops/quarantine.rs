@@ -1,8 +1,8 @@
 //! Moving samples into quarantine whose description cannot be read, and listing what is there. [`crate::txn::quarantine`]
 //! has the overview.
 
-use holdfast_core::{Deadline, Error, ErrorKind, Result};
-use holdfast_custody::Live;
+use tensorhold_core::{Deadline, Error, ErrorKind, Result};
+use tensorhold_custody::Live;
 
 use crate::index::TxnIndex;
 use crate::record::codec::decode_versioned;

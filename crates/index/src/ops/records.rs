@@ -5,8 +5,8 @@
 //! A page looks at no more records than it was asked for, and returns those that match. Of a million records the first
 //! page costs as much as of ten (to etcd, a walk over the keys of the range in its memory).
 
-use holdfast_core::{Deadline, Generation, Result, SampleId};
-use holdfast_custody::{Live, Reserved, Retired, SessionId};
+use tensorhold_core::{Deadline, Generation, Result, SampleId};
+use tensorhold_custody::{Live, Reserved, Retired, SessionId};
 
 use crate::index::TxnIndex;
 use crate::record::codec::{decode, decode_versioned, unreadable};

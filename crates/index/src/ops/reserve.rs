@@ -2,8 +2,8 @@
 
 use std::collections::HashSet;
 
-use holdfast_core::{BatchResults, Deadline, Error, ErrorKind, Generation, Result, Retry};
-use holdfast_custody::{Reserved, Version};
+use tensorhold_core::{BatchResults, Deadline, Error, ErrorKind, Generation, Result, Retry};
+use tensorhold_custody::{Reserved, Version};
 use tokio_util::sync::CancellationToken;
 
 use crate::index::TxnIndex;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use holdfast_core::key::unescape;
-use holdfast_core::{Clock, Deadline, Result, StoreId};
+use tensorhold_core::key::unescape;
+use tensorhold_core::{Clock, Deadline, Result, StoreId};
 
 use crate::record::layout::{Layout, after};
 use crate::store::{Read, TxnStore};
@@ -29,7 +29,9 @@ pub async fn stores(
     within: Duration,
 ) -> Result<Vec<StoreId>> {
     let deadline = Deadline::after(clock, within);
-    let mut start = from.map_or_else(String::new, |store| behind(&holdfast_core::key::escape(store.as_str())));
+    let mut start = from.map_or_else(String::new, |store| {
+        behind(&tensorhold_core::key::escape(store.as_str()))
+    });
     let (mut found, mut others) = (Vec::new(), 0);
     while found.len() < limit && others < MOST_OTHERS {
         let first = Read::Range {
@@ -86,7 +88,7 @@ fn behind(escaped: &str) -> String {
 mod tests {
     use std::sync::Arc;
 
-    use holdfast_core::ManualClock;
+    use tensorhold_core::ManualClock;
 
     use super::*;
     use crate::store::memory::MemoryStore;

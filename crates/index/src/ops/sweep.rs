@@ -16,8 +16,8 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::Duration;
 
-use holdfast_core::{Deadline, ErrorKind, Result};
-use holdfast_custody::{Acknowledged, Live, Reserved, Retired, SessionId, Sweep, Tick, Verdict};
+use tensorhold_core::{Deadline, ErrorKind, Result};
+use tensorhold_custody::{Acknowledged, Live, Reserved, Retired, SessionId, Sweep, Tick, Verdict};
 
 use crate::index::TxnIndex;
 use crate::record::codec::encode;

@@ -19,8 +19,8 @@
 
 use std::collections::BTreeSet;
 
-use holdfast_core::{Deadline, Result};
-use holdfast_custody::{SessionId, Tick};
+use tensorhold_core::{Deadline, Result};
+use tensorhold_custody::{SessionId, Tick};
 
 use crate::index::TxnIndex;
 use crate::record::layout::{Layout, after};

@@ -17,9 +17,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
-use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result, StoreId};
-use holdfast_custody::Version;
 use parking_lot::Mutex;
+use tensorhold_core::{Clock, Deadline, Error, ErrorKind, Result, StoreId};
+use tensorhold_custody::Version;
 use tokio::task::JoinHandle;
 
 use super::locate::{OPERATION, Residence, ask, has_left, locate};

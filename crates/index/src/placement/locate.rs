@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result};
-use holdfast_custody::Version;
+use tensorhold_core::{Clock, Deadline, Error, ErrorKind, Result};
+use tensorhold_custody::Version;
 
 use super::map::ClusterName;
 use super::versions::Versions;

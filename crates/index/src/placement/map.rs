@@ -6,9 +6,9 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, Digest, Error, ErrorKind, Partition, Result, Retry, Rng, StoreId};
-use holdfast_custody::Version;
 use serde::{Deserialize, Serialize};
+use tensorhold_core::{Clock, Deadline, Digest, Error, ErrorKind, Partition, Result, Retry, Rng, StoreId};
+use tensorhold_custody::Version;
 
 use super::locate::ask;
 use super::{Away, Clusters, Here, MoveId, Why, decoded, encoded};

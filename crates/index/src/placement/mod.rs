@@ -68,8 +68,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
+use tensorhold_core::{Error, ErrorKind, Result};
 
 use crate::store::{Entry, MovableStore};
 
@@ -131,7 +131,7 @@ impl MoveId {
         Self("first".to_owned())
     }
 
-    fn new(rng: &dyn holdfast_core::Rng) -> Self {
+    fn new(rng: &dyn tensorhold_core::Rng) -> Self {
         Self(format!("{:016x}", rng.next_u64()))
     }
 }
@@ -139,7 +139,7 @@ impl MoveId {
 /// Decodes a record of this room. One that cannot be decoded says nothing of where the store is, so nothing is done.
 fn decoded<T: for<'de> Deserialize<'de>>(operation: &'static str, entry: &Entry) -> Result<T> {
     serde_json::from_slice(&entry.value).map_err(|error| {
-        let message = "the record of where this store is cannot be read: it was written by a newer Holdfast, or is damaged; \
+        let message = "the record of where this store is cannot be read: it was written by a newer Tensorhold, or is damaged; \
                        nothing is read or changed";
         let value = String::from_utf8_lossy(&entry.value).escape_debug().to_string();
         Error::new(ErrorKind::Corrupt, operation, message)

@@ -23,9 +23,9 @@ mod left;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result, Retry, Rng, StoreId};
-use holdfast_custody::{SessionId, Version};
 use parking_lot::Mutex;
+use tensorhold_core::{Clock, Deadline, Error, ErrorKind, Result, Retry, Rng, StoreId};
+use tensorhold_custody::{SessionId, Version};
 
 use self::left::{delete_left, point_home};
 use super::locate::{Residence, ask, locate};

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::{Deadline, ErrorKind, Result};
-use holdfast_custody::SessionId;
+use tensorhold_core::{Deadline, ErrorKind, Result};
+use tensorhold_custody::SessionId;
 
 use super::follow::Shared;
 use crate::store::{MovableStore, StoreSession};

@@ -16,7 +16,7 @@
 
 use std::collections::HashMap;
 
-use holdfast_custody::Version;
+use tensorhold_custody::Version;
 
 use super::Here;
 use crate::store::{Change, Condition, Entry, Snapshot, Transaction, Write};

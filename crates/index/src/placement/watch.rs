@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use holdfast_core::{Error, Result};
+use tensorhold_core::{Error, Result};
 
 use super::locate::Residence;
 use super::versions::Versions;

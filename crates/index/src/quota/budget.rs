@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
-use holdfast_core::{Deadline, Error, ErrorKind, Result, Retry};
-use holdfast_custody::SessionId;
+use tensorhold_core::{Deadline, Error, ErrorKind, Result, Retry};
+use tensorhold_custody::SessionId;
 
 use super::Quota;
 use super::request::Queued;

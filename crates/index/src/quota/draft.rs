@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use holdfast_core::{Result, SampleId};
-use holdfast_custody::quota::{Deposit, Waiter};
-use holdfast_custody::{SessionId, Tick, Version};
+use tensorhold_core::{Result, SampleId};
+use tensorhold_custody::quota::{Deposit, Waiter};
+use tensorhold_custody::{SessionId, Tick, Version};
 
 use super::Quota;
 use super::request::{Ending, Queued, WaitRequest, WaitResult};

@@ -1,4 +1,4 @@
-//! Quota in the index: the rules of [`holdfast_custody::quota`], carried out in transactions.
+//! Quota in the index: the rules of [`tensorhold_custody::quota`], carried out in transactions.
 //!
 //! | key | what |
 //! |---|---|
@@ -47,10 +47,10 @@ mod wait;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use holdfast_core::Error;
-use holdfast_custody::quota::Broker;
-use holdfast_custody::{SessionId, Version};
 use parking_lot::Mutex;
+use tensorhold_core::Error;
+use tensorhold_custody::quota::Broker;
+use tensorhold_custody::{SessionId, Version};
 use tokio::sync::Notify;
 
 pub(crate) use self::request::{MOST_OPERATIONS, MOST_TEXT, written_len};

@@ -6,10 +6,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use holdfast_core::{Deadline, Error, Result};
-use holdfast_custody::quota::{Deposit, Waiter};
-use holdfast_custody::{Retired, Version};
 use parking_lot::Mutex;
+use tensorhold_core::{Deadline, Error, Result};
+use tensorhold_custody::quota::{Deposit, Waiter};
+use tensorhold_custody::{Retired, Version};
 
 use super::Quota;
 use super::draft::{Draft, Grants};

@@ -2,9 +2,9 @@
 
 use std::collections::HashSet;
 
-use holdfast_core::{Nonce, ObjectKey, Result, SampleId};
-use holdfast_custody::{Reserved, SessionId, Tick, Version, WallTime};
 use serde::{Deserialize, Serialize};
+use tensorhold_core::{Nonce, ObjectKey, Result, SampleId};
+use tensorhold_custody::{Reserved, SessionId, Tick, Version, WallTime};
 
 use crate::record::codec::{decode, unreadable};
 use crate::record::layout::Layout;

@@ -11,8 +11,8 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
-use holdfast_core::{Deadline, Error, Result, Rng};
-use holdfast_custody::quota::{Deposit, share};
+use tensorhold_core::{Deadline, Error, Result, Rng};
+use tensorhold_custody::quota::{Deposit, share};
 
 use super::Quota;
 use super::draft::Draft;
@@ -234,7 +234,7 @@ impl Quota {
 
 #[cfg(test)]
 mod tests {
-    use holdfast_core::SeededRng;
+    use tensorhold_core::SeededRng;
 
     use super::draw;
 

@@ -22,9 +22,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Error, ErrorKind, Result, Retry};
-use holdfast_custody::quota::{Deposit, Payment, Waiter};
-use holdfast_custody::{Reserved, Tick, Version};
+use tensorhold_core::{Deadline, Error, ErrorKind, Result, Retry};
+use tensorhold_custody::quota::{Deposit, Payment, Waiter};
+use tensorhold_custody::{Reserved, Tick, Version};
 
 use super::draft::Draft;
 use super::request::{Ending, WaitResult};

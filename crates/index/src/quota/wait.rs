@@ -10,8 +10,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Digest, Error, ErrorKind, Generation, Result, Retry, SampleId};
-use holdfast_custody::{Reserved, Tick, Version};
+use tensorhold_core::{Deadline, Digest, Error, ErrorKind, Generation, Result, Retry, SampleId};
+use tensorhold_custody::{Reserved, Tick, Version};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 

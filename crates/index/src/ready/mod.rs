@@ -16,9 +16,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Error, ErrorKind, Generation, Result, SampleId};
-use holdfast_custody::{GroupName, Live, Version};
 use parking_lot::Mutex;
+use tensorhold_core::{Deadline, Error, ErrorKind, Generation, Result, SampleId};
+use tensorhold_custody::{GroupName, Live, Version};
 
 use self::shards::{ReadyEntry, ReadyList, Saw, Shard, ShardScan};
 use self::waiting::{Begun, Reached, WatchTask, Woken};

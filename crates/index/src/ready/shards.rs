@@ -20,9 +20,9 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Generation, Timestamp};
-use holdfast_custody::Live;
 use parking_lot::Mutex;
+use tensorhold_core::{Generation, Timestamp};
+use tensorhold_custody::Live;
 
 use super::waiting::{Reached, Waits};
 use crate::record::layout::{SHARDS, shard_of};

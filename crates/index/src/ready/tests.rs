@@ -1,4 +1,4 @@
-use holdfast_core::{ManualClock, SampleId, SeededRng, StoreId};
+use tensorhold_core::{ManualClock, SampleId, SeededRng, StoreId};
 
 use super::*;
 use crate::Index as _;

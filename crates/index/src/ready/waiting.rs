@@ -31,8 +31,8 @@ use std::ops::Deref;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use holdfast_core::{Error, ErrorKind, Generation, SampleId, Timestamp};
-use holdfast_custody::{GroupName, Version};
+use tensorhold_core::{Error, ErrorKind, Generation, SampleId, Timestamp};
+use tensorhold_custody::{GroupName, Version};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 

@@ -19,9 +19,9 @@
 //! - RA3: a sample's generations grow. The generation of one that was reserved ahead is the version of its commit; and it
 //!   is not committed while another producer has the sample reserved, because that reservation's generation is smaller.
 
-use holdfast_core::{Generation, Result, SampleId};
-use holdfast_custody::{Live, SessionId};
 use serde::{Deserialize, Serialize};
+use tensorhold_core::{Generation, Result, SampleId};
+use tensorhold_custody::{Live, SessionId};
 
 use crate::record::codec::encode;
 use crate::store::Entry;

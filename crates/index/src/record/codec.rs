@@ -4,10 +4,10 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
 
-use holdfast_core::{Error, ErrorKind, Result};
-use holdfast_custody::{Live, Reserved, Retired, Version};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use tensorhold_core::{Error, ErrorKind, Result};
+use tensorhold_custody::{Live, Reserved, Retired, Version};
 
 use crate::record::types::Versioned;
 use crate::store::Entry;
@@ -190,7 +190,7 @@ pub(crate) fn decode_versioned<T: Settle>(entry: &Entry) -> Result<Versioned<T>>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use holdfast_custody::Reason;
+    use tensorhold_custody::Reason;
 
     const RETIRED: &str = r#""generation":3,"nonce":5,"producer":1,"bytes":1,"readers":[],"failed_frees":0"#;
 
@@ -292,8 +292,8 @@ mod tests {
 
     #[test]
     fn the_first_release_reads_the_records_of_this_one() {
-        use holdfast_core::Nonce;
-        use holdfast_custody::{GroupName, Publication, SessionId, Stamp, Tick, Token, WallTime};
+        use tensorhold_core::Nonce;
+        use tensorhold_custody::{GroupName, Publication, SessionId, Stamp, Tick, Token, WallTime};
         let stamp = Stamp {
             at: WallTime(1_700_000_000_000),
             by: SessionId(1),
@@ -317,7 +317,7 @@ mod tests {
         assert!(String::from_utf8_lossy(&value).contains("\"since\""), "it has times");
         serde_json::from_slice::<first_release::Live>(&value).expect("read by the first release");
         leased.settle(Version(4));
-        let holdfast_custody::Acknowledged::Retired(retired) = leased.clone().nack(&group, Token(4)).expect("held")
+        let tensorhold_custody::Acknowledged::Retired(retired) = leased.clone().nack(&group, Token(4)).expect("held")
         else {
             panic!("one attempt was all");
         };
@@ -331,17 +331,22 @@ mod tests {
     /// An earlier release must not touch it: it would look for its objects, and for its ready entries, in other places.
     #[test]
     fn a_sample_that_was_reserved_ahead_says_so_and_gets_the_generation_of_its_commit() {
-        let name = holdfast_core::SampleId::new("~00-0").expect("a name");
-        let generation = holdfast_core::Generation::new(3).expect("not zero");
-        let session = holdfast_custody::SessionId(1);
-        let mut reserved = Reserved::new(session, holdfast_core::Nonce::from_u64(5), 0, holdfast_custody::Tick(9));
+        let name = tensorhold_core::SampleId::new("~00-0").expect("a name");
+        let generation = tensorhold_core::Generation::new(3).expect("not zero");
+        let session = tensorhold_custody::SessionId(1);
+        let mut reserved = Reserved::new(
+            session,
+            tensorhold_core::Nonce::from_u64(5),
+            0,
+            tensorhold_custody::Tick(9),
+        );
         reserved.settle(Version(3));
-        let publication = holdfast_custody::Publication {
+        let publication = tensorhold_custody::Publication {
             groups: Vec::new(),
             retain: false,
             max_attempts: 1,
         };
-        let reserved_as = holdfast_custody::ReservedAs { name, generation };
+        let reserved_as = tensorhold_custody::ReservedAs { name, generation };
         let live = reserved.commit_as(session, reserved_as, &publication, 7).expect("ours");
         let live_at = |value: Vec<u8>, version| {
             let key = "s/s/a".to_owned();

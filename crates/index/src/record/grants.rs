@@ -23,10 +23,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use holdfast_core::{Generation, Result, SampleId};
-use holdfast_custody::{SessionId, Tick};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use tensorhold_core::{Generation, Result, SampleId};
+use tensorhold_custody::{SessionId, Tick};
 
 use crate::record::codec::decode;
 use crate::record::types::SampleRef;

@@ -5,8 +5,8 @@
 //! It is the value of the session's liveness key, as JSON. A session of an earlier release has an empty value, and one whose
 //! value cannot be read counts as one that said nothing: a session is alive because its key is there, whatever it says.
 
-use holdfast_custody::SessionId;
 use serde::{Deserialize, Serialize};
+use tensorhold_custody::SessionId;
 
 /// The most bytes of each text. What is longer is cut off when it is written, and not read.
 const MOST_TEXT: usize = 256;
@@ -23,7 +23,7 @@ pub struct Identity {
     pub pid: u32,
     /// What is running.
     pub program: String,
-    /// The release of Holdfast.
+    /// The release of Tensorhold.
     pub version: String,
     /// What it is in the run: producer, trainer, a rank's name. Free text.
     pub role: String,

@@ -40,9 +40,9 @@
 
 use std::ops::Range;
 
-use holdfast_core::key::{escape, escape_into, unescape};
-use holdfast_core::{Digest, Error, Generation, ObjectKey, Result, SampleId, StoreId};
-use holdfast_custody::{GroupName, GroupState, Live, Progress, Reserved, Retired, SessionId, Tick, Version};
+use tensorhold_core::key::{escape, escape_into, unescape};
+use tensorhold_core::{Digest, Error, Generation, ObjectKey, Result, SampleId, StoreId};
+use tensorhold_custody::{GroupName, GroupState, Live, Progress, Reserved, Retired, SessionId, Tick, Version};
 
 use crate::record::ahead::{MARK, ReadyValue};
 use crate::record::codec::{Description, encode, encode_described};

@@ -10,8 +10,8 @@
 //! the session ends, whatever has become of its process. Nothing depends on there being only one holder: sweeps may run at
 //! once. An office only saves work.
 
-use holdfast_custody::{SessionId, Version};
 use serde::{Deserialize, Serialize};
+use tensorhold_custody::{SessionId, Version};
 
 use crate::record::identity::Identity;
 use crate::store::Entry;

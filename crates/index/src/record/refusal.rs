@@ -2,8 +2,8 @@
 
 use std::collections::HashSet;
 
-use holdfast_core::{Error, ErrorKind, Generation, ObjectKey, Result, SampleId};
-use holdfast_custody::Version;
+use tensorhold_core::{Error, ErrorKind, Generation, ObjectKey, Result, SampleId};
+use tensorhold_custody::Version;
 
 use super::codec::unreadable;
 use super::types::{MOST_CLAIMS, Reserve, SampleRef};

@@ -16,7 +16,7 @@
 
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result, Retry};
+use tensorhold_core::{Clock, Deadline, Error, ErrorKind, Result, Retry};
 
 use crate::store::{Condition, Entry, Read, Transaction, TxnOutcome, TxnStore, Write, is_full};
 
@@ -80,11 +80,11 @@ fn known(entry: &Entry) -> Result<u32> {
         }
         Some(schema) if schema.version > WITH_CLUSTERS => refuse(
             ErrorKind::Unsupported,
-            "the index was written by a newer Holdfast: upgrade this one, or use another root",
+            "the index was written by a newer Tensorhold: upgrade this one, or use another root",
         ),
         Some(_) => refuse(
             ErrorKind::Unsupported,
-            "the index was written by an older Holdfast than this one reads: open it with a release in between first",
+            "the index was written by an older Tensorhold than this one reads: open it with a release in between first",
         ),
         None => refuse(
             ErrorKind::Corrupt,
@@ -127,7 +127,7 @@ fn number(text: &str) -> Option<u32> {
 mod tests {
     use std::sync::Arc;
 
-    use holdfast_core::ManualClock;
+    use tensorhold_core::ManualClock;
 
     use super::*;
     use crate::store::memory::{Fate, MemoryStore};

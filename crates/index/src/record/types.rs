@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Generation, Nonce, ObjectKey, Result, SampleId};
-use holdfast_custody::{
+use tensorhold_core::{Generation, Nonce, ObjectKey, Result, SampleId};
+use tensorhold_custody::{
     GroupName, Lease, Live, Publication, Reason, Reserved, ReservedAs, Retired, SessionId, Token, Version, WallTime,
 };
 
@@ -547,7 +547,7 @@ mod tests {
     #[test]
     fn a_place_in_the_quarantine_is_read_back_and_nonsense_is_refused() {
         let one = Quarantined {
-            key: "/holdfast/s/f/a%2Fb".to_owned(),
+            key: "/tensorhold/s/f/a%2Fb".to_owned(),
             version: Version(u64::MAX / 2),
             why: String::new(),
             bytes: 0,

@@ -4,8 +4,8 @@
 
 use std::collections::HashSet;
 
-use holdfast_core::{Error, Result};
-use holdfast_custody::Version;
+use tensorhold_core::{Error, Result};
+use tensorhold_custody::Version;
 
 use super::{Condition, Limits, Read, Transaction};
 

@@ -3,7 +3,7 @@
 //! [`MemoryStore`] keeps the contract of [`TxnStore`] to the letter, including what is easy to forget: session keys that vanish
 //! when the clock says so, histories that end, replies that are lost. Time is the [`Clock`] that it was given. Events
 //! that are due happen at the beginning of the next call, in the order in which they fell due, so with a
-//! [`holdfast_core::ManualClock`] the same calls always have the same results.
+//! [`tensorhold_core::ManualClock`] the same calls always have the same results.
 //!
 //! ```text
 //!              open               kept(false), drop of the session         the time to live passes
@@ -24,9 +24,9 @@
 //! ```
 //! # use std::sync::Arc;
 //! # use std::time::Duration;
-//! # use holdfast_core::{ManualClock, Retry};
-//! use holdfast_index::store::memory::{Fate, MemoryStore};
-//! use holdfast_index::store::{Transaction, TxnStore, Write};
+//! # use tensorhold_core::{ManualClock, Retry};
+//! use tensorhold_index::store::memory::{Fate, MemoryStore};
+//! use tensorhold_index::store::{Transaction, TxnStore, Write};
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() {
@@ -49,9 +49,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::{Clock, Error, ErrorKind, Result, Retry};
-use holdfast_custody::{SessionId, Version};
 use parking_lot::Mutex;
+use tensorhold_core::{Clock, Error, ErrorKind, Result, Retry};
+use tensorhold_custody::{SessionId, Version};
 
 use self::session::MemorySession;
 use self::state::State;

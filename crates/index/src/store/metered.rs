@@ -8,13 +8,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::{Clock, Result, Retry, Timestamp};
-use holdfast_custody::Version;
-use holdfast_metrics::{IndexCall, Outcome, StoreMetrics, registry};
+use tensorhold_core::{Clock, Result, Retry, Timestamp};
+use tensorhold_custody::Version;
+use tensorhold_metrics::{IndexCall, Outcome, StoreMetrics, registry};
 
 use super::{History, Limits, Read, Snapshot, StoreSession, Transaction, TxnOutcome, TxnStore, Watch};
 
-/// What the reads of an operation are for; the positions are those of [`holdfast_metrics::CAUSES`].
+/// What the reads of an operation are for; the positions are those of [`tensorhold_metrics::CAUSES`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Cause {
     Other,

@@ -17,7 +17,7 @@
 //!   Transactions that share a version behave as if they had come one after the other. These are errors: a transaction
 //!   that writes one key twice, one that exceeds [`TxnStore::limits`], a condition on version zero, and a condition on an
 //!   empty range. All of them fail with `Invalid`, and [`check`] is where they are found.
-//! - **Ambiguity.** An error with [`holdfast_core::Retry::Ambiguous`] means that the transaction may have been applied,
+//! - **Ambiguity.** An error with [`tensorhold_core::Retry::Ambiguous`] means that the transaction may have been applied,
 //!   may not have been, or may be applied later. Any other error means that it was not applied and never will be.
 //! - **Full.** An error of kind `Capacity` that is `Ambiguous` is the answer of a full store: the transaction has been
 //!   applied, or never will be. A read that begins after the error shows which. A full store still serves reads.
@@ -48,8 +48,8 @@ use std::ops::Range;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::{Error, ErrorKind, Result, Retry};
-use holdfast_custody::{SessionId, Version};
+use tensorhold_core::{Error, ErrorKind, Result, Retry};
+use tensorhold_custody::{SessionId, Version};
 
 /// A key, its value and its version.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,8 +1,8 @@
 //! Giving reservations up.
 
-use holdfast_core::testing::{CaseResult, ensure, ensure_eq};
-use holdfast_core::{ErrorKind, Generation};
-use holdfast_custody::Reason;
+use tensorhold_core::testing::{CaseResult, ensure, ensure_eq};
+use tensorhold_core::{ErrorKind, Generation};
+use tensorhold_custody::Reason;
 
 use super::check::refused;
 use super::client::published_for;

@@ -1,8 +1,8 @@
 //! Answering that samples were used.
 
-use holdfast_core::ErrorKind;
-use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq, ensure_matches};
-use holdfast_custody::{Progress, Publication, Reason};
+use tensorhold_core::ErrorKind;
+use tensorhold_core::testing::{CaseResult, Failure, ensure, ensure_eq, ensure_matches};
+use tensorhold_custody::{Progress, Publication, Reason};
 
 use super::check::refused;
 use super::client::{CALL, LONG, a, b, group, published_for};
@@ -121,7 +121,7 @@ async fn a_forged_token_is_fenced(context: &Context) -> CaseResult {
     let before = context.look(&sample.sample).await?;
     for token in [0, held.token.0 - 1, held.token.0 + 1, u64::MAX] {
         let mut forged = held.clone();
-        forged.token = holdfast_custody::Token(token);
+        forged.token = tensorhold_custody::Token(token);
         refused(context.ack(&forged).await, ErrorKind::Fenced, &format!("token {token}"))?;
     }
     ensure_eq!(context.look(&sample.sample).await?, before, "the record");

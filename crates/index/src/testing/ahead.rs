@@ -1,8 +1,8 @@
 //! Reservations made ahead, which get their sample's name when they are committed.
 
-use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
-use holdfast_core::{ErrorKind, ObjectKey};
-use holdfast_custody::{Publication, Reason};
+use tensorhold_core::testing::{CaseResult, Failure, ensure, ensure_eq};
+use tensorhold_core::{ErrorKind, ObjectKey};
+use tensorhold_custody::{Publication, Reason};
 
 use super::check::refused;
 use super::client::{CALL, Client, a, b, description, published_for};

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::testing::{CaseResult, ensure, ensure_eq};
-use holdfast_core::{ErrorKind, Retry};
-use holdfast_custody::Reason;
+use tensorhold_core::testing::{CaseResult, ensure, ensure_eq};
+use tensorhold_core::{ErrorKind, Retry};
+use tensorhold_custody::Reason;
 use tokio_util::sync::CancellationToken;
 
 use super::check::refused;
@@ -108,7 +108,7 @@ async fn a_full_index_says_no_only_if_nothing_was_done(context: &Context) -> Cas
     for at in 0..3 {
         txn_store.plan([Some(Fate::Full { applied: false })]);
         let answer = client.try_reserve("refused").await;
-        let retry = answer.as_ref().err().map(holdfast_core::Error::retry);
+        let retry = answer.as_ref().err().map(tensorhold_core::Error::retry);
         ensure_eq!(retry, Some(Retry::Safe), "{answer:?}, time {at}");
         refused(answer, ErrorKind::Capacity, "a reservation in a full index")?;
     }
@@ -443,7 +443,7 @@ async fn an_office_that_no_living_session_holds(context: &Context) -> CaseResult
     let txn_store = context.harness().txn_store().await?;
     let key = format!(
         "{}/e/steward",
-        holdfast_core::key::escape(context.harness().store().as_str())
+        tensorhold_core::key::escape(context.harness().store().as_str())
     );
     for value in [&b"nonsense"[..], b"", br#"{"session":12345}"#] {
         let put = Transaction {

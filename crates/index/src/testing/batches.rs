@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use holdfast_core::testing::{CaseResult, ensure, ensure_eq};
-use holdfast_core::{ErrorKind, Retry};
-use holdfast_custody::Reason;
+use tensorhold_core::testing::{CaseResult, ensure, ensure_eq};
+use tensorhold_core::{ErrorKind, Retry};
+use tensorhold_custody::Reason;
 
 use super::client::{CALL, LONG, a, published_for};
 use super::context::Context;

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use holdfast_core::testing::{CaseResult, Failure};
-use holdfast_core::{ErrorKind, Result};
+use tensorhold_core::testing::{CaseResult, Failure};
+use tensorhold_core::{ErrorKind, Result};
 
 /// The list of a file's cases: `name "the sentence of the contract";`, after what they need of the back end.
 macro_rules! cases {

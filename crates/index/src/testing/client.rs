@@ -4,9 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::testing::{CaseResult, Failure, ensure_eq};
-use holdfast_core::{Error, Generation, Nonce, Result, SampleId};
-use holdfast_custody::{GroupName, Live, Publication, Reason, Tick, Version};
+use tensorhold_core::testing::{CaseResult, Failure, ensure_eq};
+use tensorhold_core::{Error, Generation, Nonce, Result, SampleId};
+use tensorhold_custody::{GroupName, Live, Publication, Reason, Tick, Version};
 
 use crate::{
     AckOutcome, Becomes, Commit, CommitOutcome, FreeTask, Index, LeaseGrant, LiveSample, Reserve, SampleRef, Session,

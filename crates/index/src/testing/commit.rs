@@ -1,8 +1,8 @@
 //! Making samples visible.
 
-use holdfast_core::testing::{CaseResult, ensure, ensure_eq};
-use holdfast_core::{ErrorKind, Generation};
-use holdfast_custody::{GroupName, Progress, Publication, Reason};
+use tensorhold_core::testing::{CaseResult, ensure, ensure_eq};
+use tensorhold_core::{ErrorKind, Generation};
+use tensorhold_custody::{GroupName, Progress, Publication, Reason};
 
 use super::check::refused;
 use super::client::{CALL, LONG, a, b, description, group, only, published_for};

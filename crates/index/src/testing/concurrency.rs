@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
-use holdfast_core::{ErrorKind, Nonce, Rng as _, SampleId, SeededRng};
-use holdfast_custody::Publication;
 use parking_lot::Mutex;
+use tensorhold_core::testing::{CaseResult, Failure, ensure, ensure_eq};
+use tensorhold_core::{ErrorKind, Nonce, Rng as _, SampleId, SeededRng};
+use tensorhold_custody::Publication;
 
 use super::client::{CALL, Client, LONG, a, b, published_for};
 use super::context::Context;

@@ -2,8 +2,8 @@
 
 use std::ops::Deref;
 
-use holdfast_core::testing::{CaseResult, Failure};
-use holdfast_custody::Tick;
+use tensorhold_core::testing::{CaseResult, Failure};
+use tensorhold_custody::Tick;
 
 use super::client::Client;
 use super::{Backend, Harness};

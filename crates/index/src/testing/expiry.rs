@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
-use holdfast_custody::{Progress, Publication, Reason};
+use tensorhold_core::testing::{CaseResult, Failure, ensure, ensure_eq};
+use tensorhold_custody::{Progress, Publication, Reason};
 
 use super::client::{LONG, a, b, published_for};
 use super::context::Context;

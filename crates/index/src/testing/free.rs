@@ -1,7 +1,7 @@
 //! From retired to forgotten.
 
-use holdfast_core::testing::{CaseResult, ensure, ensure_eq};
-use holdfast_custody::Reason;
+use tensorhold_core::testing::{CaseResult, ensure, ensure_eq};
+use tensorhold_custody::Reason;
 
 use super::client::{CALL, LONG, description, only};
 use super::context::Context;

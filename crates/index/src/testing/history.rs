@@ -1,7 +1,7 @@
 //! An index that is restored to an earlier state under its processes.
 
-use holdfast_core::ErrorKind;
-use holdfast_core::testing::{CaseResult, ensure, ensure_eq};
+use tensorhold_core::ErrorKind;
+use tensorhold_core::testing::{CaseResult, ensure, ensure_eq};
 
 use super::check::refused;
 use super::client::{CALL, Client};

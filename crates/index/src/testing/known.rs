@@ -1,8 +1,8 @@
 //! Which generations a record owns, wherever the record is.
 
-use holdfast_core::Generation;
-use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
-use holdfast_custody::{Publication, Reason};
+use tensorhold_core::Generation;
+use tensorhold_core::testing::{CaseResult, Failure, ensure, ensure_eq};
+use tensorhold_custody::{Publication, Reason};
 
 use super::client::{CALL, LONG, published_for};
 use super::context::Context;

@@ -1,6 +1,6 @@
 //! A record that this release cannot decode may own any generation of its sample.
 
-use holdfast_core::testing::{CaseResult, ensure, ensure_eq};
+use tensorhold_core::testing::{CaseResult, ensure, ensure_eq};
 
 use super::client::CALL;
 use super::context::Context;

@@ -1,8 +1,8 @@
 //! Whatever is done in whatever order: the lists follow from the records.
 
-use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
-use holdfast_core::{ErrorKind, Rng as _, SeededRng};
-use holdfast_custody::{Progress, Publication, Reason, invariants};
+use tensorhold_core::testing::{CaseResult, Failure, ensure, ensure_eq};
+use tensorhold_core::{ErrorKind, Rng as _, SeededRng};
+use tensorhold_custody::{Progress, Publication, Reason, invariants};
 
 use super::client::{Client, a, b, published_for};
 use super::context::Context;
@@ -186,7 +186,7 @@ async fn drain(context: &Context, clients: &[Client]) -> CaseResult {
         );
     }
     for at in 0..6 {
-        let sample = holdfast_core::SampleId::new(format!("s-{at}"))?;
+        let sample = tensorhold_core::SampleId::new(format!("s-{at}"))?;
         if let Some(view) = context.look(&sample).await? {
             context.retire(&view.sample, Reason::Aborted).await?;
         }
@@ -204,7 +204,7 @@ async fn drain(context: &Context, clients: &[Client]) -> CaseResult {
 async fn a_store_next_door_is_not_touched(context: &Context) -> CaseResult {
     use std::sync::Arc;
     // Names of which one is a prefix of the other.
-    let next_door = holdfast_core::StoreId::new(format!("{}x", context.harness().store()))?;
+    let next_door = tensorhold_core::StoreId::new(format!("{}x", context.harness().store()))?;
     let index = crate::TxnIndex::new(
         context.harness().txn_store().await?,
         &next_door,

@@ -1,8 +1,8 @@
 //! Taking given samples.
 
-use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
-use holdfast_core::{ErrorKind, Generation, SampleId};
-use holdfast_custody::{Progress, Token};
+use tensorhold_core::testing::{CaseResult, Failure, ensure, ensure_eq};
+use tensorhold_core::{ErrorKind, Generation, SampleId};
+use tensorhold_custody::{Progress, Token};
 
 use super::check::refused;
 use super::client::{CALL, LONG, a, b, description};

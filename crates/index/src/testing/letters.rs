@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use holdfast_core::testing::{CaseResult, ensure, ensure_eq};
-use holdfast_core::{ErrorKind, SystemRng};
-use holdfast_custody::{Progress, Publication, Reason};
+use tensorhold_core::testing::{CaseResult, ensure, ensure_eq};
+use tensorhold_core::{ErrorKind, SystemRng};
+use tensorhold_custody::{Progress, Publication, Reason};
 
 use super::check::refused;
 use super::client::{ALL, CALL, Client, LONG, a, b, only, published_for};
@@ -242,7 +242,7 @@ async fn a_dead_letter_stays_until_it_is_dropped(context: &Context) -> CaseResul
     } = &letters[0];
     ensure!(description.is_some(), "its description is kept");
     let Record::Retired(record) = record else {
-        return Err(holdfast_core::testing::Failure::new(
+        return Err(tensorhold_core::testing::Failure::new(
             "a dead letter is a retired record",
         ));
     };
@@ -250,7 +250,7 @@ async fn a_dead_letter_stays_until_it_is_dropped(context: &Context) -> CaseResul
     let used = context.index().budget_use(CALL).await?;
     ensure_eq!(used.map(|used| used.free), Some(BUDGET), "the budget is whole again");
     ensure_eq!(record.reason, Reason::DeadLetter, "why");
-    let by = |stamp: Option<holdfast_custody::Stamp>| stamp.map(|stamp| (stamp.by, stamp.at.is_unknown()));
+    let by = |stamp: Option<tensorhold_custody::Stamp>| stamp.map(|stamp| (stamp.by, stamp.at.is_unknown()));
     let other = payer.session().id();
     ensure_eq!(by(record.retired), Some((other, false)), "retired by");
     ensure_eq!(by(record.freed), Some((me, false)), "freed by");

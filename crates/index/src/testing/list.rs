@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use holdfast_core::testing::{CaseResult, ensure, ensure_eq};
-use holdfast_custody::Reason;
+use tensorhold_core::testing::{CaseResult, ensure, ensure_eq};
+use tensorhold_custody::Reason;
 
 use super::client::{CALL, a};
 use super::context::Context;

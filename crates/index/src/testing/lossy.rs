@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::{Error, Result, Retry};
-use holdfast_custody::Version;
 use parking_lot::Mutex;
+use tensorhold_core::{Error, Result, Retry};
+use tensorhold_custody::Version;
 
 use crate::store::memory::Fate;
 use crate::store::{History, Limits, Read, Snapshot, StoreSession, Transaction, TxnOutcome, TxnStore, Watch};

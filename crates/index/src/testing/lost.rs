@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use holdfast_core::testing::{CaseResult, ensure, ensure_eq};
-use holdfast_custody::Reason;
+use tensorhold_core::testing::{CaseResult, ensure, ensure_eq};
+use tensorhold_custody::Reason;
 
 use super::client::{CALL, LONG};
 use super::context::Context;

@@ -5,8 +5,8 @@
 //!
 //! ```no_run
 //! # use async_trait::async_trait;
-//! # use holdfast_core::{Error, Result};
-//! # use holdfast_index::testing::{Backend, Harness};
+//! # use tensorhold_core::{Error, Result};
+//! # use tensorhold_index::testing::{Backend, Harness};
 //! struct MyBackend;
 //!
 //! #[async_trait]
@@ -19,7 +19,7 @@
 //!
 //! // tests/contract.rs, with `harness = false` in the manifest
 //! fn main() {
-//!     holdfast_index::testing::main(MyBackend)
+//!     tensorhold_index::testing::main(MyBackend)
 //! }
 //! ```
 //!
@@ -77,16 +77,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::{Clock, Error, Result, StoreId, SystemRng};
+use tensorhold_core::{Clock, Error, Result, StoreId, SystemRng};
 
 use crate::store::TxnStore;
 use crate::{Index, IndexConfig, Session, TxnIndex};
 
 pub use client::Client;
 pub use context::Context;
-pub use holdfast_core::testing::{CaseResult, Failure};
 pub use lossy::LossyStore;
 pub use on_memory::{MemoryBackend, MemoryHarness};
+pub use tensorhold_core::testing::{CaseResult, Failure};
 
 /// How long a case may take, whatever it does.
 const CASE: Duration = Duration::from_secs(120);
@@ -262,7 +262,7 @@ pub fn main(backend: impl Backend + 'static) {
         .into_iter()
         .filter(|case| over_keys || case.needs == Needs::Nothing)
         .filter(|case| !left_out.contains(&case.name));
-    holdfast_core::testing::main(
+    tensorhold_core::testing::main(
         parallel,
         cases.map(|case| {
             let backend = Arc::clone(&backend);
@@ -274,7 +274,7 @@ pub fn main(backend: impl Backend + 'static) {
 /// The error of a back end that has no keys and is asked for them.
 pub fn no_keys() -> Error {
     Error::new(
-        holdfast_core::ErrorKind::Unsupported,
+        tensorhold_core::ErrorKind::Unsupported,
         "testing.txn_store",
         "this index is not over a store of keys",
     )
@@ -285,6 +285,6 @@ mod tests {
     #[test]
     fn every_case_has_a_name_of_its_own_and_a_sentence() {
         let cases = super::cases();
-        holdfast_core::testing::check_list(60, cases.iter().map(|case| (case.name, case.about)));
+        tensorhold_core::testing::check_list(60, cases.iter().map(|case| (case.name, case.about)));
     }
 }

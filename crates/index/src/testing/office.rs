@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use holdfast_core::ErrorKind;
-use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
+use tensorhold_core::ErrorKind;
+use tensorhold_core::testing::{CaseResult, Failure, ensure, ensure_eq};
 
 use super::check::refused;
 use super::client::{CALL, Client};

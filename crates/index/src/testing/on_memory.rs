@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::{Clock, Error, ManualClock, Result, StoreId};
 use parking_lot::Mutex;
+use tensorhold_core::{Clock, Error, ManualClock, Result, StoreId};
 
 use super::{Backend, Harness};
 use crate::store::TxnStore;

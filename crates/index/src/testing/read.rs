@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use holdfast_core::ErrorKind;
-use holdfast_core::testing::{CaseResult, ensure, ensure_eq};
-use holdfast_custody::Reason;
+use tensorhold_core::ErrorKind;
+use tensorhold_core::testing::{CaseResult, ensure, ensure_eq};
+use tensorhold_custody::Reason;
 
 use super::check::refused;
 use super::client::{CALL, LONG, a};
@@ -180,7 +180,7 @@ async fn check_tells_good_tokens_from_bad_ones(context: &Context) -> CaseResult 
     let mut forged = held[2].clone();
     forged.token = held[0].token;
     let mut zero = held[2].clone();
-    zero.token = holdfast_custody::Token(0);
+    zero.token = tensorhold_custody::Token(0);
     held.extend([forged, zero, held[0].clone()]);
     let answers = context.index().check(context.session(), &held, CALL).await?;
     ensure_eq!(answers, [true, false, true, false, false, false, true], "the answers");

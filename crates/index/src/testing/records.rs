@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use holdfast_core::key::unescape;
-use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
-use holdfast_core::{Result, SampleId};
-use holdfast_custody::{Live, Reserved, ReservedAs, Retired, SessionId, Tick, invariants};
+use tensorhold_core::key::unescape;
+use tensorhold_core::testing::{CaseResult, Failure, ensure, ensure_eq};
+use tensorhold_core::{Result, SampleId};
+use tensorhold_custody::{Live, Reserved, ReservedAs, Retired, SessionId, Tick, invariants};
 
 use super::client::CALL;
 use super::context::Context;

@@ -1,8 +1,8 @@
 //! Asking for more time.
 
-use holdfast_core::ErrorKind;
-use holdfast_core::testing::{CaseResult, ensure, ensure_eq};
-use holdfast_custody::Reason;
+use tensorhold_core::ErrorKind;
+use tensorhold_core::testing::{CaseResult, ensure, ensure_eq};
+use tensorhold_custody::Reason;
 
 use super::check::refused;
 use super::client::{CALL, LONG, a};
@@ -97,7 +97,7 @@ async fn another_leases_token_is_fenced(context: &Context) -> CaseResult {
     let mut forged = context.lease(&another).await?;
     let before = context.look(&another.sample).await?;
     for token in [held.token.0, 0, u64::MAX] {
-        forged.token = holdfast_custody::Token(token);
+        forged.token = tensorhold_custody::Token(token);
         refused(
             context.renew(&forged, LONG * 2).await,
             ErrorKind::Fenced,

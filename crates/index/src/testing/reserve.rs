@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
-use holdfast_core::{ErrorKind, Nonce, ObjectKey, SampleId};
-use holdfast_custody::Reason;
+use tensorhold_core::testing::{CaseResult, Failure, ensure, ensure_eq};
+use tensorhold_core::{ErrorKind, Nonce, ObjectKey, SampleId};
+use tensorhold_custody::Reason;
 
 use super::check::refused;
 use super::client::{CALL, Client, LONG, a};
@@ -39,7 +39,10 @@ cases! {
 }
 
 fn claiming(label: &str, keys: &[&str]) -> CaseResult<Reserve> {
-    let claims = keys.iter().map(ObjectKey::new).collect::<holdfast_core::Result<_>>()?;
+    let claims = keys
+        .iter()
+        .map(ObjectKey::new)
+        .collect::<tensorhold_core::Result<_>>()?;
     Ok(Reserve { claims, ..wish(label)? })
 }
 

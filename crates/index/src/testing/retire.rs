@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use holdfast_core::testing::{CaseResult, ensure, ensure_eq};
-use holdfast_core::{ErrorKind, Generation, SampleId};
-use holdfast_custody::Reason;
+use tensorhold_core::testing::{CaseResult, ensure, ensure_eq};
+use tensorhold_core::{ErrorKind, Generation, SampleId};
+use tensorhold_custody::Reason;
 
 use super::check::refused;
 use super::client::{CALL, LONG, a};

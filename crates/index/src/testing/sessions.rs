@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use holdfast_core::testing::{CaseResult, ensure, ensure_eq};
-use holdfast_core::{ErrorKind, Nonce, Result, SampleId};
-use holdfast_custody::Reason;
+use tensorhold_core::testing::{CaseResult, ensure, ensure_eq};
+use tensorhold_core::{ErrorKind, Nonce, Result, SampleId};
+use tensorhold_custody::Reason;
 
 use super::check::refused;
 use super::client::{ALL, CALL, Client, LONG, a, only, published_for};

@@ -1,7 +1,7 @@
 //! Taking back what has ended.
 
-use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
-use holdfast_custody::Progress;
+use tensorhold_core::testing::{CaseResult, Failure, ensure, ensure_eq};
+use tensorhold_custody::Progress;
 
 use super::client::{ALL, CALL, LONG, a};
 use super::context::Context;

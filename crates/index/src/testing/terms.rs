@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
-use holdfast_core::{Error, ErrorKind, Nonce, Result, SampleId};
+use tensorhold_core::testing::{CaseResult, Failure, ensure, ensure_eq};
+use tensorhold_core::{Error, ErrorKind, Nonce, Result, SampleId};
 use tokio_util::sync::CancellationToken;
 
 use super::check::refused;

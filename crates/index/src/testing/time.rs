@@ -1,8 +1,8 @@
 //! The clock that all processes share.
 
-use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
-use holdfast_core::{Clock, SystemClock};
-use holdfast_custody::{Progress, Tick};
+use tensorhold_core::testing::{CaseResult, Failure, ensure, ensure_eq};
+use tensorhold_core::{Clock, SystemClock};
+use tensorhold_custody::{Progress, Tick};
 
 use super::client::a;
 use super::context::Context;

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
-use holdfast_custody::{Reason, WallTime};
+use tensorhold_core::testing::{CaseResult, Failure, ensure, ensure_eq};
+use tensorhold_custody::{Reason, WallTime};
 
 use super::client::{ALL, CALL, LONG, a, b};
 use super::context::Context;
@@ -27,7 +27,7 @@ cases! {
 }
 
 async fn one(context: &Context, name: &str) -> CaseResult<SampleRecord> {
-    let sample = holdfast_core::SampleId::new(name)?;
+    let sample = tensorhold_core::SampleId::new(name)?;
     let mut found = context.index().records_of(&sample, CALL).await?;
     ensure_eq!(found.len(), 1, "records of {name}");
     found.pop().ok_or_else(|| Failure::new("no record"))

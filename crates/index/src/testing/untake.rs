@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use holdfast_core::ErrorKind;
-use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
-use holdfast_custody::{Progress, Publication, Reason};
+use tensorhold_core::ErrorKind;
+use tensorhold_core::testing::{CaseResult, Failure, ensure, ensure_eq};
+use tensorhold_custody::{Progress, Publication, Reason};
 
 use super::check::refused;
 use super::client::{CALL, LONG, a, b, published_for, unserved};

@@ -2,14 +2,14 @@
 //!
 //! A transaction is all or nothing, but a batch is not. If a record has changed under one item, the transaction's items
 //! are read and decided again; the item that lost the race gets its own error then, and the others are applied.
-//! Decisions come from `holdfast-custody`, so what is refused there is refused here, whatever the timing.
+//! Decisions come from `tensorhold-custody`, so what is refused there is refused here, whatever the timing.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::time::Duration;
 
-use holdfast_core::{BatchResults, Deadline, Error, Result};
-use holdfast_custody::{Live, Tick, Version};
+use tensorhold_core::{BatchResults, Deadline, Error, Result};
+use tensorhold_custody::{Live, Tick, Version};
 
 use crate::record::codec::{Settle, decode_versioned, unreadable_key};
 use crate::record::layout::Layout;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use holdfast_core::{Deadline, Result, Retry, Timestamp};
-use holdfast_custody::{Tick, Version};
+use tensorhold_core::{Deadline, Result, Retry, Timestamp};
+use tensorhold_custody::{Tick, Version};
 
 use crate::record::codec::decode;
 use crate::store::{Condition, Entry, Read, Transaction, TxnOutcome, Write, is_full};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use holdfast_custody::{SessionId, Tick, Version};
+use tensorhold_custody::{SessionId, Tick, Version};
 
 use crate::record::grants::{Grant, GrantLine, OpenGrantList};
 use crate::record::types::LeaseGrant;

@@ -14,9 +14,9 @@ pub(crate) mod transitions;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, Rng, StoreId};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use tensorhold_core::{Clock, Deadline, Rng, StoreId};
 
 use self::clock::SeenClock;
 use self::quarantine::PassedOver;
@@ -31,10 +31,10 @@ use crate::store::TxnStore;
 #[serde(default, deny_unknown_fields)]
 pub struct IndexConfig {
     /// How long a process may be silent before its session ends. Default: 10 s.
-    #[serde(with = "holdfast_core::duration")]
+    #[serde(with = "tensorhold_core::duration")]
     pub session_ttl: Duration,
     /// The length of one tick of the shared clock. Default: 1 s.
-    #[serde(with = "holdfast_core::duration")]
+    #[serde(with = "tensorhold_core::duration")]
     pub tick: Duration,
     /// How many ticks after its end a lease still counts, for transfers in flight. Default: 2.
     pub grace_ticks: u64,

@@ -10,8 +10,8 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use holdfast_core::{BatchResults, Deadline, Digest, Error, Result, Retry};
-use holdfast_custody::{SessionId, Tick, Version};
+use tensorhold_core::{BatchResults, Deadline, Digest, Error, Result, Retry};
+use tensorhold_custody::{SessionId, Tick, Version};
 
 use crate::record::codec::{encode, unreadable_key, without_description};
 use crate::record::grants::{Grant, GrantLine, GrantList, Holding, OpenGrantList};

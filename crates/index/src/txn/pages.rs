@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use holdfast_core::{Deadline, Result};
+use tensorhold_core::{Deadline, Result};
 
 use crate::record::layout::after;
 use crate::store::{Entry, Read};

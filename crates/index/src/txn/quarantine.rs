@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | no record, or one over the limits of decoding | *unreadable* (`Corrupt`) | it is moved into quarantine |
 //! | a record that says `"v"` with a larger number than [`crate::record::codec::RECORD_VERSION`] | *later* (`Unsupported`) | it stays where it is for processes of that release; skipped, counted, logged once |
-//! | an unknown field, or an unknown [`holdfast_custody::Reason`] | readable | ignored, or `Other` |
+//! | an unknown field, or an unknown [`tensorhold_custody::Reason`] | readable | ignored, or `Other` |
 //!
 //! So a release that adds what an older one may ignore simply adds it. A release that adds what an older one must not
 //! touch (a state of a group, for example) writes `"v"`. If a record of a later release were taken for garbage, the
@@ -37,10 +37,10 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use holdfast_core::{Deadline, Digest, Error, ErrorKind, Result};
-use holdfast_custody::Version;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use tensorhold_core::{Deadline, Digest, Error, ErrorKind, Result};
+use tensorhold_custody::Version;
 
 use crate::record::codec::{decode, encode};
 use crate::record::layout::Layout;

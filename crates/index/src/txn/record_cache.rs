@@ -7,9 +7,9 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use holdfast_core::Digest;
-use holdfast_custody::Version;
 use parking_lot::Mutex;
+use tensorhold_core::Digest;
+use tensorhold_custody::Version;
 
 use crate::record::grants::GrantLine;
 

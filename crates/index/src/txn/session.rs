@@ -38,9 +38,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, Digest, Error, ErrorKind, Result, Retry, SampleId};
-use holdfast_custody::{SessionId, Version};
 use parking_lot::Mutex;
+use tensorhold_core::{Clock, Deadline, Digest, Error, ErrorKind, Result, Retry, SampleId};
+use tensorhold_custody::{SessionId, Version};
 
 use crate::record::ahead::name_ahead;
 use crate::record::grants::SessionGrants;

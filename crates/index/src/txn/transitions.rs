@@ -1,7 +1,7 @@
 //! How one record becomes another: which keys must be unchanged, and what is written.
 
-use holdfast_core::{Error, Result, SampleId};
-use holdfast_custody::{Acknowledged, Live, Reserved, Retired, SessionId, Stamp, Tick, Version, WallTime};
+use tensorhold_core::{Error, Result, SampleId};
+use tensorhold_custody::{Acknowledged, Live, Reserved, Retired, SessionId, Stamp, Tick, Version, WallTime};
 
 use crate::record::types::{AckOutcome, Versioned};
 use crate::store::{Condition, Write};

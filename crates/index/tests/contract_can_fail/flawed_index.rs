@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::{Error, Generation, ObjectKey, Result, SampleId};
-use holdfast_custody::{GroupName, Reason, Tick, Version};
-use holdfast_index::{
+use parking_lot::Mutex;
+use tensorhold_core::{Error, Generation, ObjectKey, Result, SampleId};
+use tensorhold_custody::{GroupName, Reason, Tick, Version};
+use tensorhold_index::{
     AckOutcome, BudgetUse, Commit, CommitOutcome, Counts, FreeList, FreeTask, Index, Known, Leader, LeaderWatch,
     Leaders, LeaseGrant, LeaseList, ListPlace, LiveSample, LiveSession, LostWatch, Office, PassedOver, Quarantined,
     RecordList, RecordQuery, Reserve, SampleRecord, SampleRef, Session, SweepReport, Terms, Unreadable,
 };
-use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use crate::flaw::Flaw;

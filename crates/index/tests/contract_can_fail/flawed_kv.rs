@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::{Error, Result, Retry};
-use holdfast_custody::Version;
-use holdfast_index::store::{
+use tensorhold_core::{Error, Result, Retry};
+use tensorhold_custody::Version;
+use tensorhold_index::store::{
     Change, Condition, Entry, Limits, Read, Snapshot, StoreSession, Transaction, TxnOutcome, TxnStore, Watch, Write,
 };
 
@@ -115,7 +115,7 @@ struct Immortal(Box<dyn StoreSession>);
 
 #[async_trait]
 impl StoreSession for Immortal {
-    fn id(&self) -> holdfast_custody::SessionId {
+    fn id(&self) -> tensorhold_custody::SessionId {
         self.0.id()
     }
 

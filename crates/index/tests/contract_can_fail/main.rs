@@ -12,10 +12,10 @@ use async_trait::async_trait;
 use flaw::{FLAWS, Flaw};
 use flawed_index::FlawedIndex;
 use flawed_kv::FlawedKv;
-use holdfast_core::{Clock, Result, StoreId, SystemRng};
-use holdfast_index::store::TxnStore;
-use holdfast_index::testing::{Backend, Case, Harness, MemoryBackend, MemoryHarness, cases, run};
-use holdfast_index::{Index, IndexConfig, Session, TxnIndex};
+use tensorhold_core::{Clock, Result, StoreId, SystemRng};
+use tensorhold_index::store::TxnStore;
+use tensorhold_index::testing::{Backend, Case, Harness, MemoryBackend, MemoryHarness, cases, run};
+use tensorhold_index::{Index, IndexConfig, Session, TxnIndex};
 
 struct FlawedBackend(Flaw);
 

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::{Clock, Error, ErrorKind, ManualClock, Result, StoreId, SystemRng};
-use holdfast_custody::SessionId;
-use holdfast_index::placement::{ClusterName, Clusters, FollowingStore, Move, MoveReport, move_store};
-use holdfast_index::store::MovableStore;
-use holdfast_index::store::memory::MemoryStore;
+use tensorhold_core::{Clock, Error, ErrorKind, ManualClock, Result, StoreId, SystemRng};
+use tensorhold_custody::SessionId;
+use tensorhold_index::placement::{ClusterName, Clusters, FollowingStore, Move, MoveReport, move_store};
+use tensorhold_index::store::MovableStore;
+use tensorhold_index::store::memory::MemoryStore;
 
 pub(crate) const CALL: Duration = Duration::from_secs(60);
 

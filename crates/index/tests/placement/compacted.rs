@@ -1,7 +1,7 @@
 //! A store whose cluster forgets its history while the store is copied.
 
-use holdfast_core::SystemRng;
-use holdfast_index::placement::{MoveStep, move_store};
+use tensorhold_core::SystemRng;
+use tensorhold_index::placement::{MoveStep, move_store};
 
 use crate::clusters::{CALL, MemoryClusters};
 use crate::{GROUPS, change_when_told, move_to_b, open_process, take};

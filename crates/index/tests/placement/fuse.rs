@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::{Error, Result, Retry};
-use holdfast_custody::{SessionId, Version};
-use holdfast_index::placement::{ClusterName, Clusters};
-use holdfast_index::store::{
+use parking_lot::Mutex;
+use tensorhold_core::{Error, Result, Retry};
+use tensorhold_custody::{SessionId, Version};
+use tensorhold_index::placement::{ClusterName, Clusters};
+use tensorhold_index::store::{
     Change, Entry, Limits, MovableStore, Read, Snapshot, StoreSession, Transaction, TxnOutcome, TxnStore, Watch,
 };
-use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::clusters::MemoryClusters;

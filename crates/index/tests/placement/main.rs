@@ -11,15 +11,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use holdfast_core::{Clock, ErrorKind, Result, SampleId, StoreId, SystemRng};
-use holdfast_custody::GroupName;
-use holdfast_index::placement::{
+use tensorhold_core::{Clock, ErrorKind, Result, SampleId, StoreId, SystemRng};
+use tensorhold_custody::GroupName;
+use tensorhold_index::placement::{
     ClusterAddress, ClusterMap, ClusterName, Move, MoveStep, move_store, place, read_map, write_map,
 };
-use holdfast_index::store::memory::{Fate, MemoryStore};
-use holdfast_index::store::{Transaction, TxnStore, Write, prefix};
-use holdfast_index::testing::Client;
-use holdfast_index::{Index, IndexConfig, LeaseGrant, TxnIndex, schema};
+use tensorhold_index::store::memory::{Fate, MemoryStore};
+use tensorhold_index::store::{Transaction, TxnStore, Write, prefix};
+use tensorhold_index::testing::Client;
+use tensorhold_index::{Index, IndexConfig, LeaseGrant, TxnIndex, schema};
 
 use crate::clusters::{CALL, MemoryClusters, name};
 use crate::fuse::{Fused, Mishap};

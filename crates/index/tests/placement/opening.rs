@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use holdfast_core::{Clock, ErrorKind};
-use holdfast_index::placement::{ClusterName, Clusters, FollowingStore};
-use holdfast_index::store::TxnStore;
-use holdfast_index::testing::{CaseResult, Client};
+use tensorhold_core::{Clock, ErrorKind};
+use tensorhold_index::placement::{ClusterName, Clusters, FollowingStore};
+use tensorhold_index::store::TxnStore;
+use tensorhold_index::testing::{CaseResult, Client};
 
 use crate::clusters::{CALL, MemoryClusters};
 use crate::fuse::{Fused, Mishap};

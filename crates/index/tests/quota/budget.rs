@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{ErrorKind, ObjectKey, Retry};
-use holdfast_custody::Reason;
-use holdfast_index::store::Write;
-use holdfast_index::store::memory::Fate;
-use holdfast_index::{Index, Reserve};
+use tensorhold_core::{ErrorKind, ObjectKey, Retry};
+use tensorhold_custody::Reason;
+use tensorhold_index::store::Write;
+use tensorhold_index::store::memory::Fate;
+use tensorhold_index::{Index, Reserve};
 
 use crate::world::{Books, Client, SOON, WITHIN, World, ended, kind, waiting, wish};
 
@@ -141,8 +141,11 @@ async fn a_batch_is_cut_and_each_item_has_its_own_result() {
 async fn what_was_reserved_before_there_was_a_budget_gives_nothing_back() {
     let world = World::with_budget(10).await;
     let txn_store =
-        holdfast_index::store::memory::MemoryStore::new(std::sync::Arc::new(holdfast_core::SystemClock::new()));
-    let index = world.index(txn_store.clone(), std::sync::Arc::new(holdfast_core::SeededRng::new(1)));
+        tensorhold_index::store::memory::MemoryStore::new(std::sync::Arc::new(tensorhold_core::SystemClock::new()));
+    let index = world.index(
+        txn_store.clone(),
+        std::sync::Arc::new(tensorhold_core::SeededRng::new(1)),
+    );
     let session = index.open_session(WITHIN).await.expect("a session");
     let index = Arc::new(index);
     let old = Client {
@@ -241,7 +244,7 @@ async fn a_budget_grows_and_shrinks_while_samples_exist() {
     client.use_up(&b).await;
     let index = world.index(
         world.txn_store.client(),
-        std::sync::Arc::new(holdfast_core::SeededRng::new(1)),
+        std::sync::Arc::new(tensorhold_core::SeededRng::new(1)),
     );
     assert_eq!(
         index.ensure_budget(99, WITHIN).await.expect("a budget"),
@@ -268,7 +271,7 @@ async fn a_budget_that_grows_serves_those_who_wait() {
 /// What an earlier release wrote: the free bytes under one key, and those of sessions under theirs.
 #[tokio::test]
 async fn the_books_of_an_earlier_release_are_taken_over() {
-    use holdfast_index::store::{Transaction, TxnStore as _, Write};
+    use tensorhold_index::store::{Transaction, TxnStore as _, Write};
     let world = World::with_budget(30).await;
     let deposit = world.keys_with("/b/a/").remove(0);
     let writes = vec![

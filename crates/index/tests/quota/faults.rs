@@ -1,10 +1,10 @@
 //! Replies that are lost: of joining the queue, of serving one who waits, of leaving the queue. Whatever is unclear is found
 //! out, and the books balance at every step.
 
-use holdfast_core::{ErrorKind, Retry};
-use holdfast_index::Index;
-use holdfast_index::store::Write;
-use holdfast_index::store::memory::Fate;
+use tensorhold_core::{ErrorKind, Retry};
+use tensorhold_index::Index;
+use tensorhold_index::store::Write;
+use tensorhold_index::store::memory::Fate;
 
 use crate::world::{SOON, WITHIN, World, ended, kind, waiting};
 

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{ErrorKind, ManualClock, Result, Retry};
-use holdfast_index::SampleRef;
-use holdfast_index::store::memory::Fate;
+use tensorhold_core::{ErrorKind, ManualClock, Result, Retry};
+use tensorhold_index::SampleRef;
+use tensorhold_index::store::memory::Fate;
 use tokio::task::JoinHandle;
 
 use crate::world::{Client, SOON, WITHIN, World, ended, kind, waiting};

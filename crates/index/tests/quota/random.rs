@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use holdfast_core::{ErrorKind, Rng as _, SeededRng};
-use holdfast_index::Index;
-use holdfast_index::store::memory::Fate;
+use tensorhold_core::{ErrorKind, Rng as _, SeededRng};
+use tensorhold_index::Index;
+use tensorhold_index::store::memory::Fate;
 
 use crate::world::{Client, WITHIN, World, ended};
 
@@ -87,7 +87,7 @@ impl Producer {
                 // Refused, fenced or unclear: what is reserved all the same ends with its session or its time.
                 if let Ok(sample) = ended(wait).await {
                     let abort = self.client.index.abort(&self.client.session, &[sample], WITHIN).await;
-                    let died = |result: &holdfast_core::Result<()>| {
+                    let died = |result: &tensorhold_core::Result<()>| {
                         result.as_ref().is_err_and(|error| error.kind() == ErrorKind::Fenced)
                     };
                     assert!(

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use holdfast_core::{ErrorKind, ObjectKey};
-use holdfast_index::{Index, Reserve};
+use tensorhold_core::{ErrorKind, ObjectKey};
+use tensorhold_index::{Index, Reserve};
 
 use crate::world::{SOON, WITHIN, World, ended, kind, waiting, wish};
 
@@ -217,7 +217,7 @@ async fn a_second_wait_goes_on_when_the_history_was_forgotten() {
         let a = owner.reserve(&format!("a{round}"), 10, WITHIN).await.expect("fits");
         let wait = waiting(&waiter, &format!("b{round}"), 10, WITHIN);
         world.until_waiting(1).await;
-        let now = holdfast_index::store::TxnStore::read(&world.txn_store, &[], WITHIN)
+        let now = tensorhold_index::store::TxnStore::read(&world.txn_store, &[], WITHIN)
             .await
             .expect("a read")
             .version;
@@ -327,7 +327,7 @@ async fn two_samples_of_a_batch_with_the_same_claim_are_not_reserved_together() 
     let results = client.index.reserve(&client.session, &wishes, WITHIN).await;
     let kinds: Vec<_> = results
         .iter()
-        .map(|result| result.as_ref().map(drop).map_err(holdfast_core::Error::kind))
+        .map(|result| result.as_ref().map(drop).map_err(tensorhold_core::Error::kind))
         .collect();
     assert_eq!(kinds, [Ok(()), Err(ErrorKind::Conflict), Ok(())]);
 }

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{
+use tensorhold_core::{
     Clock, Deadline, Error, Generation, ManualClock, Nonce, Result, Rng, SampleId, SeededRng, StoreId, SystemClock,
 };
-use holdfast_custody::{GroupName, Live, Publication, Reserved, Retired, invariants};
-use holdfast_index::store::memory::MemoryStore;
-use holdfast_index::store::{Transaction, TxnStore, Write};
-use holdfast_index::{Commit, Index, IndexConfig, LeaseGrant, Reserve, SampleRef, Session, TxnIndex};
+use tensorhold_custody::{GroupName, Live, Publication, Reserved, Retired, invariants};
+use tensorhold_index::store::memory::MemoryStore;
+use tensorhold_index::store::{Transaction, TxnStore, Write};
+use tensorhold_index::{Commit, Index, IndexConfig, LeaseGrant, Reserve, SampleRef, Session, TxnIndex};
 
 pub(crate) const WITHIN: Duration = Duration::from_secs(10);
 pub(crate) const SOON: Duration = Duration::from_millis(100);
@@ -285,7 +285,7 @@ impl Client {
         self.freed(sample).await.expect("freed");
     }
 
-    pub(crate) async fn sweep(&self) -> holdfast_index::SweepReport {
+    pub(crate) async fn sweep(&self) -> tensorhold_index::SweepReport {
         self.index.sweep(&self.session, 100, WITHIN).await.expect("swept")
     }
 }
@@ -306,7 +306,7 @@ pub(crate) async fn ended<T>(task: tokio::task::JoinHandle<T>) -> T {
     ended.expect("in time").expect("no panic")
 }
 
-pub(crate) fn kind<T: std::fmt::Debug>(result: Result<T>) -> holdfast_core::ErrorKind {
+pub(crate) fn kind<T: std::fmt::Debug>(result: Result<T>) -> tensorhold_core::ErrorKind {
     let error: Error = result.expect_err("an error");
     error.kind()
 }

@@ -7,7 +7,7 @@
 //! - `bytes_per_page_*`: all that the planner has allocated, the pools' free lists included, over the pages indexed.
 //! - `plan_step_ms`: all events of a round and the step after it.
 //!
-//! `cargo run --release -p holdfast-kvcache --example plan_bench [-- pages]`
+//! `cargo run --release -p tensorhold-kvcache --example plan_bench [-- pages]`
 #![allow(clippy::print_stdout, reason = "a benchmark prints")]
 
 mod steps;
@@ -16,11 +16,11 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result, ensure};
-use holdfast_core::{Clock, Rng, SeededRng, SystemClock};
-use holdfast_kvcache::plan::{
+use sha2::Digest as _;
+use tensorhold_core::{Clock, Rng, SeededRng, SystemClock};
+use tensorhold_kvcache::plan::{
     Completion, Namespace, PageKeys, Plan, PlanEvent, Planner, PlannerConfig, Rank, RequestId, Work,
 };
-use sha2::Digest as _;
 
 pub(crate) const PAGE: u32 = 64;
 const PROMPT_PAGES: u32 = 2_048;
@@ -313,7 +313,7 @@ fn main() -> Result<()> {
 /// The same chain with the other library.
 fn sha2_chain(tokens: &[u32]) -> [u8; 32] {
     let mut frame = [0; 4 + 32 + 4 + 4 * PAGE as usize + 4];
-    frame[..4].copy_from_slice(b"hfk1");
+    frame[..4].copy_from_slice(b"thk1");
     frame[36..40].copy_from_slice(&PAGE.to_le_bytes());
     let mut previous = [0; 32];
     for page in tokens.chunks(PAGE as usize) {

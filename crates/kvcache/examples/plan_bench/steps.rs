@@ -1,8 +1,8 @@
 //! Steps of a planner with many requests in flight.
 
 use anyhow::{Result, ensure};
-use holdfast_core::{SeededRng, SystemClock};
-use holdfast_kvcache::plan::{Completion, PageKeys, Plan, PlanEvent, Planner, RequestId, State, Ticket, Work};
+use tensorhold_core::{SeededRng, SystemClock};
+use tensorhold_kvcache::plan::{Completion, PageKeys, Plan, PlanEvent, Planner, RequestId, State, Ticket, Work};
 
 use crate::{PAGE, median, namespace, planner, tokens, us};
 

@@ -17,7 +17,7 @@
 mod audit;
 mod flights;
 
-use holdfast_core::{Invariant, Violation};
+use tensorhold_core::{Invariant, Violation};
 
 use super::event::Grant;
 use super::index::node::Layer;

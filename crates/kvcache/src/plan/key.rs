@@ -1,9 +1,9 @@
 //! Page keys: a chain of hashes, framed, rooted in a namespace.
 //!
 //! ```text
-//! root    = SHA-256(frame("hfr1", model, weights, dtype, layout, group, page tokens, tp, pp and cp sizes))
+//! root    = SHA-256(frame("thr1", model, weights, dtype, layout, group, page tokens, tp, pp and cp sizes))
 //! key(-1) = root
-//! key(i)  = SHA-256("hfk1" ‖ key(i-1) ‖ count: u32 ‖ tokens: count × u32 ‖ extras: u32 ‖ each: length u32, bytes)
+//! key(i)  = SHA-256("thk1" ‖ key(i-1) ‖ count: u32 ‖ tokens: count × u32 ‖ extras: u32 ‖ each: length u32, bytes)
 //! ```
 //! All numbers are little-endian, and every text is preceded by its length: two different inputs never give the same
 //! bytes to the hash (KV6). Since a key includes the one before it, *equal keys mean equal prefixes*; the radix index
@@ -27,7 +27,7 @@
 use std::fmt;
 
 use aws_lc_rs::digest::{Context, Digest, SHA256, digest};
-use holdfast_core::{Error, ObjectKey, Result};
+use tensorhold_core::{Error, ObjectKey, Result};
 
 /// The identity of a page: the hash of its tokens and of everything before them. Equal on every rank.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -128,7 +128,7 @@ impl Namespace {
     /// The key that every chain of this namespace starts from. The same on every rank.
     pub fn root(&self) -> PageKey {
         let mut hash = Context::new(&SHA256);
-        hash.update(b"hfr1");
+        hash.update(b"thr1");
         for text in [&self.model, &self.weights, &self.dtype, &self.layout, &self.group] {
             hash.update(&(text.len() as u64).to_le_bytes());
             hash.update(text.as_bytes());
@@ -250,7 +250,7 @@ fn length(of: usize) -> [u8; 4] {
 }
 
 fn write_frame(frame: &mut Vec<u8>, previous: &PageKey, count: u32, parts: &[&[u32]]) {
-    frame.extend_from_slice(b"hfk1");
+    frame.extend_from_slice(b"thk1");
     frame.extend_from_slice(&previous.0);
     frame.extend_from_slice(&count.to_le_bytes());
     for part in parts {

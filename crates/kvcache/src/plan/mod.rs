@@ -19,7 +19,7 @@
 //! | [`invariants`] | the invariants, by name |
 //!
 //! ```
-//! use holdfast_kvcache::plan::{Completion, Namespace, PlanEvent, Planner, PlannerConfig, Rank, RequestId, Work};
+//! use tensorhold_kvcache::plan::{Completion, Namespace, PlanEvent, Planner, PlannerConfig, Rank, RequestId, Work};
 //!
 //! let namespace = Namespace {
 //!     model: "llama-3-70b".into(),
@@ -53,7 +53,7 @@
 //! planner.on_event(PlanEvent::Completed(all(plan.operations[0].id)))?;
 //! let plan = planner.step(4);
 //! assert_eq!((plan.grants[0].ticket, plan.grants[0].cached), (ticket, 6));
-//! # Ok::<(), holdfast_core::Error>(())
+//! # Ok::<(), tensorhold_core::Error>(())
 //! ```
 
 pub mod event;

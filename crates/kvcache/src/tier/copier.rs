@@ -3,8 +3,8 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
-use holdfast_core::{Error, Result};
 use parking_lot::Mutex;
+use tensorhold_core::{Error, Result};
 
 use super::host::HostMemoryMap;
 use crate::plan::CopyAt;

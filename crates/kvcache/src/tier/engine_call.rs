@@ -1,6 +1,6 @@
 //! One engine call of a page store: pages that go to the engine directly from their memory, or through a frame.
 //!
-//! The memory of all its pages is claimed first and at once ([`holdfast_engine::busy`]): an earlier call, of any store,
+//! The memory of all its pages is claimed first and at once ([`tensorhold_engine::busy`]): an earlier call, of any store,
 //! may still touch it. Then the call waits for a frame, then for its turn; no call that has a frame or a turn waits for
 //! a claim. The claim of a get without a frame travels with the call, and lasts until the engine has let go. That of a
 //! put ends with the unit: memory under a late put may be used again, and the checksum refuses the object that such a
@@ -9,8 +9,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use holdfast_core::{Deadline, Error, Result};
-use holdfast_engine::{Access, Busy, Claim, GetOutcome, PutOutcome, Span, Transfer};
+use tensorhold_core::{Deadline, Error, Result};
+use tensorhold_engine::{Access, Busy, Claim, GetOutcome, PutOutcome, Span, Transfer};
 
 use super::footer::{FOOTER_BYTES, PageDefect, defect_of, footer_of, gather, scatter};
 use super::inflight::{Loans, Settling};

@@ -6,9 +6,9 @@ use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result};
-use holdfast_metrics::{Readings, Registration, Source, registry};
 use parking_lot::{Condvar, Mutex};
+use tensorhold_core::{Clock, Deadline, Error, ErrorKind, Result};
+use tensorhold_metrics::{Readings, Registration, Source, registry};
 
 use super::copier::DeviceCopier;
 use super::exposed;
@@ -135,7 +135,7 @@ impl Tier {
             for _ in 0..config.lane(lane).threads {
                 let shared = Arc::clone(&tier.shared);
                 let started = thread::Builder::new()
-                    .name(format!("holdfast-kvcache-{lane:?}").to_lowercase())
+                    .name(format!("tensorhold-kvcache-{lane:?}").to_lowercase())
                     .spawn(move || shared.serve(lane));
                 // If this fails, dropping the tier ends the threads that were started.
                 let thread = started.map_err(|error| {

@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Weak};
 
-use holdfast_metrics::{Readings, Source, family};
-use holdfast_prefetch::PrefetchEngine;
+use tensorhold_metrics::{Readings, Source, family};
+use tensorhold_prefetch::PrefetchEngine;
 
 use super::quarantine::Quarantine;
 use super::stats::Counters;

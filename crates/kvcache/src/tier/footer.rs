@@ -4,7 +4,7 @@
 //!
 //! | at | bytes | content |
 //! |---|---|---|
-//! | 0 | 8 | `HFKVPAGE` |
+//! | 0 | 8 | `THKVPAGE` |
 //! | 8 | 4 | the version of this table, 1 |
 //! | 12 | 4 | zero |
 //! | 16 | 8 | the page's length |
@@ -23,14 +23,14 @@
 
 use std::fmt;
 
-use holdfast_core::digest::Hasher;
-use holdfast_core::{Digest, ObjectKey, Result};
-use holdfast_engine::Span;
+use tensorhold_core::digest::Hasher;
+use tensorhold_core::{Digest, ObjectKey, Result};
+use tensorhold_engine::Span;
 
 /// The length of a footer.
 pub const FOOTER_BYTES: usize = 64;
 
-pub(super) const MAGIC: [u8; 8] = *b"HFKVPAGE";
+pub(super) const MAGIC: [u8; 8] = *b"THKVPAGE";
 const VERSION: u32 = 1;
 /// The offset of the checksum in the footer. The checksum covers the bytes before it.
 pub(super) const CHECKSUM_AT: usize = 40;
@@ -169,10 +169,10 @@ fn each_piece(parts: &[Span], mut visit: impl FnMut(&Span, usize, usize, &mut [u
 #[cfg(test)]
 mod tests {
     use super::*;
-    use holdfast_core::SystemClock;
-    use holdfast_engine::{EngineExt, MemoryCluster, MemoryConfig};
     use std::sync::Arc;
     use std::time::Duration;
+    use tensorhold_core::SystemClock;
+    use tensorhold_engine::{EngineExt, MemoryCluster, MemoryConfig};
 
     #[test]
     fn a_footer_fits_its_key_its_bytes_and_nothing_else() {

@@ -11,8 +11,8 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use holdfast_core::{ObjectKey, SystemClock};
-use holdfast_engine::{EngineExt, MemoryCluster, MemoryConfig, MemoryEngine, Region, Span};
+use tensorhold_core::{ObjectKey, SystemClock};
+use tensorhold_engine::{EngineExt, MemoryCluster, MemoryConfig, MemoryEngine, Region, Span};
 
 use super::footer::{FOOTER_BYTES, PageDefect, defect_of, footer_of, gather, scatter};
 use super::page::Page;

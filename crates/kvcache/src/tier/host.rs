@@ -1,7 +1,7 @@
 //! Where the pages of the host pool lie in memory.
 
-use holdfast_core::{Error, Result};
-use holdfast_engine::{Region, Span};
+use tensorhold_core::{Error, Result};
+use tensorhold_engine::{Region, Span};
 
 use crate::plan::HostPage;
 

@@ -1,12 +1,12 @@
 //! Knowing when the engine has let go of the memory of a call.
 //!
 //! A call that ran out of time may still read or write its memory; the engine keeps the [`Span`]s of such a call until
-//! it has returned. So no call gets the caller's spans. It gets spans that are guarded ([`holdfast_engine::guarded`]) by the
+//! it has returned. So no call gets the caller's spans. It gets spans that are guarded ([`tensorhold_engine::guarded`]) by the
 //! call's [`Flight`].
 //!
 //! ```text
 //! Settling ──depart()──▶ Flight ──held by──▶ guards ─spans──▶ the transfers of one engine call ──▶ the engine
-//!     ▲                     │ the last span is dropped, by Holdfast or by the engine's own thread       │
+//!     ▲                     │ the last span is dropped, by Tensorhold or by the engine's own thread       │
 //!     └───── landed ────────┘◀──────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
@@ -20,9 +20,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, Result};
-use holdfast_engine::{Region, Span};
 use parking_lot::{Condvar, Mutex};
+use tensorhold_core::{Clock, Deadline, Result};
+use tensorhold_engine::{Region, Span};
 
 type Told = Box<dyn FnOnce() + Send>;
 
@@ -150,9 +150,9 @@ impl Loans {
 mod tests {
     use super::*;
     use crate::tier::slab::FooterSlab;
-    use holdfast_core::SystemClock;
-    use holdfast_engine::{Engine, EngineExt, MemoryCluster, MemoryConfig};
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use tensorhold_core::SystemClock;
+    use tensorhold_engine::{Engine, EngineExt, MemoryCluster, MemoryConfig};
 
     #[test]
     fn a_flight_lands_when_its_last_span_is_gone_and_frees_its_footers_first() {

@@ -2,7 +2,7 @@
 //!
 //! Two layers, each useful by itself:
 //!
-//! - [`PageStore`]: content-addressed pages over an [`Engine`](holdfast_engine::Engine). A page is one object: its
+//! - [`PageStore`]: content-addressed pages over an [`Engine`](tensorhold_engine::Engine). A page is one object: its
 //!   parts, wherever they lie in registered memory, and a footer of 64 bytes with its length and its checksum, bound to
 //!   its key (`footer`). Nothing is copied, unless the store is set up to pass pages through frames (`staging`). Calls
 //!   are batched, blocking, and bounded by a deadline.

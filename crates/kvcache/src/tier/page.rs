@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use holdfast_core::{Error, ObjectKey};
-use holdfast_engine::{Pin, PutOptions, Span};
-use holdfast_prefetch::PrefetchConfig;
+use tensorhold_core::{Error, ObjectKey};
+use tensorhold_engine::{Pin, PutOptions, Span};
+use tensorhold_prefetch::PrefetchConfig;
 
 use super::footer::{FOOTER_BYTES, PageDefect, length_of};
 use super::inflight::Settling;

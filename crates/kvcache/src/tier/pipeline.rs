@@ -27,8 +27,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, ObjectKey};
 use parking_lot::{Condvar, Mutex};
+use tensorhold_core::{Clock, Deadline, ObjectKey};
 
 use super::page::{Page, Stop};
 
@@ -145,7 +145,7 @@ pub(super) fn run<T: Send>(
         let helpers: Vec<_> = (1..lanes.min(count))
             // If no thread can be started, the caller's thread does all the work.
             .map_while(|_| {
-                let builder = thread::Builder::new().name("holdfast-kvcache-lane".to_owned());
+                let builder = thread::Builder::new().name("tensorhold-kvcache-lane".to_owned());
                 builder.spawn_scoped(scope, lane).ok()
             })
             .collect();
@@ -162,10 +162,10 @@ pub(super) fn run<T: Send>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use holdfast_core::SystemClock;
-    use holdfast_engine::{EngineExt, MemoryCluster, MemoryConfig};
     use std::sync::Arc;
     use std::sync::atomic::AtomicBool;
+    use tensorhold_core::SystemClock;
+    use tensorhold_engine::{EngineExt, MemoryCluster, MemoryConfig};
 
     #[test]
     fn units_keep_their_bounds_and_no_key_twice() {

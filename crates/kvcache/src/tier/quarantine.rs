@@ -9,8 +9,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use holdfast_core::ObjectKey;
 use parking_lot::Mutex;
+use tensorhold_core::ObjectKey;
 
 #[derive(Debug)]
 pub(super) struct Quarantine {

@@ -1,8 +1,8 @@
 //! Carrying out one operation: from the page numbers of the planner to pages in memory, and from outcomes back to one
 //! completion.
 
-use holdfast_core::{Error, Result};
-use holdfast_prefetch::Priority;
+use tensorhold_core::{Error, Result};
+use tensorhold_prefetch::Priority;
 
 use super::copier::{Copied, DeviceCopier};
 use super::host::HostMemoryMap;

@@ -8,7 +8,7 @@
 //! Everything follows from the tier's key, 32 secret bytes that all its members have:
 //!
 //! ```text
-//! root        = HKDF-SHA256-Extract(salt: "holdfast/page/1", secret: the tier's key)
+//! root        = HKDF-SHA256-Extract(salt: "tensorhold/page/1", secret: the tier's key)
 //! derive(i)   = HKDF-SHA256-Expand(root, i, 32 bytes)
 //! object name = "kv/sealed/" ‖ hex(HMAC-SHA256(key: derive("names"), the page's name))
 //! page key    = derive("page" ‖ salt ‖ object name)
@@ -19,7 +19,7 @@
 //!
 //! | at | bytes | content |
 //! |---|---|---|
-//! | 0 | 8 | `HFKVPAGE` |
+//! | 0 | 8 | `THKVPAGE` |
 //! | 8 | 4 | the version of this table, 2 |
 //! | 12 | 4 | zero |
 //! | 16 | 8 | the page's length |
@@ -48,8 +48,8 @@ use std::sync::Arc;
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use aws_lc_rs::hkdf::{HKDF_SHA256, KeyType, Prk, Salt};
 use aws_lc_rs::{hmac, rand};
-use holdfast_core::{Error, ObjectKey, Result};
-use holdfast_engine::Span;
+use tensorhold_core::{Error, ObjectKey, Result};
+use tensorhold_engine::Span;
 use zeroize::Zeroizing;
 
 use super::footer::{CHECKSUM_AT, FOOTER_BYTES, MAGIC, PageDefect, length_of};
@@ -59,7 +59,7 @@ use super::page::Page;
 pub const TIER_KEY_BYTES: usize = 32;
 
 const OPERATION: &str = "kv.seal";
-const ROOT_LABEL: &[u8] = b"holdfast/page/1";
+const ROOT_LABEL: &[u8] = b"tensorhold/page/1";
 const VERSION: u32 = 2;
 const SALT_AT: usize = 24;
 const SALT_BYTES: usize = 16;

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use holdfast_core::SystemClock;
-use holdfast_engine::{EngineExt, MemoryCluster, MemoryConfig, Region};
+use tensorhold_core::SystemClock;
+use tensorhold_engine::{EngineExt, MemoryCluster, MemoryConfig, Region};
 
 use super::*;
 

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Error, ErrorKind, Result};
-use holdfast_engine::{Engine, EngineExt, EngineId, Region, Span};
 use parking_lot::Mutex;
+use tensorhold_core::{Error, ErrorKind, Result};
+use tensorhold_engine::{Engine, EngineExt, EngineId, Region, Span};
 
 use super::footer::FOOTER_BYTES;
 

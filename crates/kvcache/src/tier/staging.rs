@@ -18,9 +18,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, Result};
-use holdfast_engine::{Engine, EngineExt, Region, Span};
 use parking_lot::{Condvar, Mutex};
+use tensorhold_core::{Clock, Deadline, Result};
+use tensorhold_engine::{Engine, EngineExt, Region, Span};
 
 use super::footer::FOOTER_BYTES;
 

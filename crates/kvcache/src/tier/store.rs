@@ -7,10 +7,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, Error, ErrorKind, ObjectKey, Result};
-use holdfast_engine::{Engine, Presence, RemoveOutcome, metered};
-use holdfast_metrics::{Registration, registry};
-use holdfast_prefetch::{Prefetch, PrefetchEngine, PrefetchStats, Priority};
+use tensorhold_core::{Clock, Deadline, Error, ErrorKind, ObjectKey, Result};
+use tensorhold_engine::{Engine, Presence, RemoveOutcome, metered};
+use tensorhold_metrics::{Registration, registry};
+use tensorhold_prefetch::{Prefetch, PrefetchEngine, PrefetchStats, Priority};
 
 use super::exposed::{LABEL, PageSource};
 use super::footer::FOOTER_BYTES;

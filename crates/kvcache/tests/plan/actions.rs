@@ -1,6 +1,6 @@
 //! What can happen in the world. Every action makes sense in every state, so that any sequence can be cut anywhere.
 
-use holdfast_kvcache::plan::{Applied, Completion, OperationId, PlanEvent, State, Ticket, Work};
+use tensorhold_kvcache::plan::{Applied, Completion, OperationId, PlanEvent, State, Ticket, Work};
 
 use crate::cases::{Case, note, note_times};
 use crate::world::{Choice, PAGE, World};

@@ -1,7 +1,7 @@
 //! How plans are taken and begun.
 
-use holdfast_kvcache::plan::invariants;
-use holdfast_kvcache::plan::{Operation, Plan, Ticket, Work};
+use tensorhold_kvcache::plan::invariants;
+use tensorhold_kvcache::plan::{Operation, Plan, Ticket, Work};
 
 use crate::cases::{Case, note, note_times};
 use crate::world::{InFlight, Live, World};

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeSet;
 
-use holdfast_core::{Rng, SeededRng};
-use holdfast_kvcache::plan::{PageKey, PageKeys, PlanEvent, Planner, PlannerConfig, State, Work};
+use tensorhold_core::{Rng, SeededRng};
+use tensorhold_kvcache::plan::{PageKey, PageKeys, PlanEvent, Planner, PlannerConfig, State, Work};
 
 use crate::actions::Action;
 use crate::world::{PAGE, World, root};

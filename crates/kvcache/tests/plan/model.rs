@@ -7,9 +7,9 @@ use std::hash::{Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use holdfast_kvcache::plan::flaw::Flaw;
-use holdfast_kvcache::plan::{OperationId, PageKeys, PlanEvent, PlannerConfig, State};
 use stateright::{Checker, HasDiscoveries, Model, Property};
+use tensorhold_kvcache::plan::flaw::Flaw;
+use tensorhold_kvcache::plan::{OperationId, PageKeys, PlanEvent, PlannerConfig, State};
 
 use crate::world::{PAGE, World, root};
 

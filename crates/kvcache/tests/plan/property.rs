@@ -1,9 +1,9 @@
 //! Ten thousand sequences of two hundred events, everything checked after every event.
 
-use holdfast_kvcache::plan::flaw::Flaw;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use proptest_state_machine::{ReferenceStateMachine, StateMachineTest};
+use tensorhold_kvcache::plan::flaw::Flaw;
 
 use crate::actions::Action;
 use crate::cases;

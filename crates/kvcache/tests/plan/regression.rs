@@ -3,8 +3,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use holdfast_kvcache::plan::flaw::Flaw;
-use holdfast_kvcache::plan::{PageKeys, Plan, PlanEvent, PlannerConfig, RequestId, Ticket, Work};
+use tensorhold_kvcache::plan::flaw::Flaw;
+use tensorhold_kvcache::plan::{PageKeys, Plan, PlanEvent, PlannerConfig, RequestId, Ticket, Work};
 
 use crate::world::{PAGE, World, root};
 

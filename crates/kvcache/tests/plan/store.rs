@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use holdfast_kvcache::plan::{Applied, Completion, Failure, OperationId, PageKey, PlanEvent, Work};
+use tensorhold_kvcache::plan::{Applied, Completion, Failure, OperationId, PageKey, PlanEvent, Work};
 
 use crate::cases::{Case, note, note_times};
 use crate::world::{InFlight, Live, World};

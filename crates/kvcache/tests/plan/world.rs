@@ -5,9 +5,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use holdfast_kvcache::plan::flaw::Flaw;
-use holdfast_kvcache::plan::invariants;
-use holdfast_kvcache::plan::{
+use tensorhold_kvcache::plan::flaw::Flaw;
+use tensorhold_kvcache::plan::invariants;
+use tensorhold_kvcache::plan::{
     Applied, Completion, DevicePage, HostPage, Operation, OperationId, PageKey, PageKeys, PlanEvent, Planner,
     PlannerConfig, RequestId, State, Ticket, Work,
 };
@@ -198,7 +198,7 @@ impl World {
     }
 
     /// Tells every rank the same, and sees that every rank says the same.
-    pub(crate) fn tell(&mut self, event: &PlanEvent) -> holdfast_core::Result<Applied> {
+    pub(crate) fn tell(&mut self, event: &PlanEvent) -> tensorhold_core::Result<Applied> {
         let mut answers = self.planners.iter_mut().map(|planner| planner.on_event(event.clone()));
         let first = answers.next().unwrap();
         for other in answers {

@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use holdfast_core::{Clock, Error, ObjectKey, Result, Retry, SystemClock};
-use holdfast_engine::{
+use parking_lot::{Condvar, Mutex};
+use tensorhold_core::{Clock, Error, ObjectKey, Result, Retry, SystemClock};
+use tensorhold_engine::{
     Capabilities, Engine, EngineExt, GetOutcome, HostMemory, Listing, MemoryCluster, MemoryConfig, Presence,
     PromoteOutcome, PutOptions, PutOutcome, Region, Registrations, RemoveOutcome, Transfer, Usage,
 };
-use holdfast_kvcache::plan::{HostPage, HostPageAt, Namespace, PageKey, Rank};
-use holdfast_kvcache::tier::{CallOptions, HostMemoryMap, Page, PageStore, PartLayout, StoreConfig};
-use parking_lot::{Condvar, Mutex};
+use tensorhold_kvcache::plan::{HostPage, HostPageAt, Namespace, PageKey, Rank};
+use tensorhold_kvcache::tier::{CallOptions, HostMemoryMap, Page, PageStore, PartLayout, StoreConfig};
 
 /// Enough for anything on a machine that does other things too.
 pub const WITHIN: Duration = Duration::from_secs(20);
@@ -225,7 +225,7 @@ impl Wayward {
     pub fn wait_for_a_call(&self) {
         let came = || (self.gate.came.load(Ordering::SeqCst) > 0).then_some(());
         let clock = SystemClock::new();
-        holdfast_core::poll_until(&clock, WITHIN, Duration::from_millis(1), came).expect("a call");
+        tensorhold_core::poll_until(&clock, WITHIN, Duration::from_millis(1), came).expect("a call");
     }
 
     /// Lets every call go; returns when those that were late are done.

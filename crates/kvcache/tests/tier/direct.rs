@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use holdfast_engine::Engine;
-use holdfast_kvcache::tier::{CallOptions, Page, PageDefect, PageGot, PageStore, StoreConfig};
+use tensorhold_engine::Engine;
+use tensorhold_kvcache::tier::{CallOptions, Page, PageDefect, PageGot, PageStore, StoreConfig};
 
 use crate::common::*;
 

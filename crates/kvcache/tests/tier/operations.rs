@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock, SystemClock};
-use holdfast_engine::{Engine, EngineExt};
-use holdfast_kvcache::plan::{Completion, CopyAt, DevicePage, Failure, HostPage, KeyAt, Operation, OperationId, Work};
-use holdfast_kvcache::tier::{
+use tensorhold_core::{Clock, SystemClock};
+use tensorhold_engine::{Engine, EngineExt};
+use tensorhold_kvcache::plan::{
+    Completion, CopyAt, DevicePage, Failure, HostPage, KeyAt, Operation, OperationId, Work,
+};
+use tensorhold_kvcache::tier::{
     Cancelled, Copied, DeviceCopier, LaneConfig, MemoryCopier, Submitted, Tier, TierConfig, TierEvent,
 };
 

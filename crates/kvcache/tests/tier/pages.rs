@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::ErrorKind;
-use holdfast_engine::{Engine, FaultEngine, FaultPlan, MemoryCluster, MemoryConfig};
-use holdfast_kvcache::tier::{CallOptions, FOOTER_BYTES, Hint, Page, PageGot, PagePut, Stop, StoreConfig};
+use tensorhold_core::ErrorKind;
+use tensorhold_engine::{Engine, FaultEngine, FaultPlan, MemoryCluster, MemoryConfig};
+use tensorhold_kvcache::tier::{CallOptions, FOOTER_BYTES, Hint, Page, PageGot, PagePut, Stop, StoreConfig};
 
 use crate::common::*;
 
@@ -205,7 +205,7 @@ fn more_pages_under_way_than_footers_is_a_failure_and_no_panic() {
     }
     assert_eq!(store.put(&pages(&pool, 4), &all()).prefix(), 4, "they are free again");
     assert!(
-        holdfast_kvcache::tier::PageStore::new(
+        tensorhold_kvcache::tier::PageStore::new(
             engine,
             StoreConfig {
                 footer_slots: 3,
@@ -341,7 +341,7 @@ fn an_object_is_the_page_and_its_footer() {
     assert_eq!(store.put(std::slice::from_ref(&page), &all()).prefix(), 1);
     let raw = raw(&*engine, &name(0), BYTES + FOOTER_BYTES);
     assert!(raw[..BYTES] == pattern(BYTES, 0));
-    assert_eq!(&raw[BYTES..BYTES + 8], b"HFKVPAGE");
+    assert_eq!(&raw[BYTES..BYTES + 8], b"THKVPAGE");
 }
 
 #[test]

@@ -5,11 +5,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock, SystemClock};
-use holdfast_engine::{EngineExt, FaultEngine, FaultPlan};
-use holdfast_kvcache::plan::{HostPage, HostPageAt, Operation, OperationId, Work};
-use holdfast_kvcache::tier::{LaneConfig, MemoryCopier, StoreConfig, Submitted, Tier, TierConfig, TierEvent};
 use proptest::prelude::*;
+use tensorhold_core::{Clock, SystemClock};
+use tensorhold_engine::{EngineExt, FaultEngine, FaultPlan};
+use tensorhold_kvcache::plan::{HostPage, HostPageAt, Operation, OperationId, Work};
+use tensorhold_kvcache::tier::{LaneConfig, MemoryCopier, StoreConfig, Submitted, Tier, TierConfig, TierEvent};
 
 use crate::common::*;
 
@@ -149,7 +149,7 @@ impl Run {
 
     fn damage(&self, key: u32, how: u8) {
         let (victim, other) = (name(key), name((key + 1) % KEYS));
-        let len = BYTES + holdfast_kvcache::tier::FOOTER_BYTES;
+        let len = BYTES + tensorhold_kvcache::tier::FOOTER_BYTES;
         let Ok(region) = self.wayward.allocate(len, WITHIN) else {
             return;
         };
@@ -164,7 +164,7 @@ impl Run {
         let cut = region.span(0..if how == 0 { len / 2 } else { len }).expect("inside");
         drop(
             self.wayward
-                .put_one(&victim, &cut, &holdfast_engine::PutOptions::default(), SHORT),
+                .put_one(&victim, &cut, &tensorhold_engine::PutOptions::default(), SHORT),
         );
     }
 

@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use holdfast_core::ErrorKind;
-use holdfast_engine::{Engine, MemoryCluster};
-use holdfast_kvcache::tier::{FOOTER_BYTES, Hint, PageDefect, PageGot, PageSeal, PageStore, StoreConfig};
+use tensorhold_core::ErrorKind;
+use tensorhold_engine::{Engine, MemoryCluster};
+use tensorhold_kvcache::tier::{FOOTER_BYTES, Hint, PageDefect, PageGot, PageSeal, PageStore, StoreConfig};
 
 use crate::common::*;
 
@@ -78,7 +78,7 @@ impl World {
     }
 
     /// The objects of the two pages.
-    fn objects(&self) -> [holdfast_core::ObjectKey; 2] {
+    fn objects(&self) -> [tensorhold_core::ObjectKey; 2] {
         [0, 1].map(|n| seal(1).name(&name(n)).expect("a name"))
     }
 
@@ -186,7 +186,7 @@ fn without_frames_or_in_too_small_ones_nothing_is_sealed() {
     let store = store_on(engine.clone(), small);
     let pool = Pool::new(&*engine, 1, 20_000);
     let put = store.put(&[pool.page(0, name(0))], &all()).pages.remove(0);
-    assert!(matches!(put, holdfast_kvcache::tier::PagePut::Failed(_)), "{put:?}");
+    assert!(matches!(put, tensorhold_kvcache::tier::PagePut::Failed(_)), "{put:?}");
     let got = store.get(&[pool.page(0, name(0))], &all()).pages.remove(0);
     assert!(matches!(got, PageGot::Failed(_)), "{got:?}");
     assert_eq!(format!("{:?}", store.config().seal), "Some(PageSeal(hidden))");

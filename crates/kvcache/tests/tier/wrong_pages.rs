@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use holdfast_engine::{FaultEngine, FaultPlan};
-use holdfast_kvcache::tier::{FOOTER_BYTES, Hint, PageDefect, PageGot, PagePut, PageStore, StoreConfig};
+use tensorhold_engine::{FaultEngine, FaultPlan};
+use tensorhold_kvcache::tier::{FOOTER_BYTES, Hint, PageDefect, PageGot, PagePut, PageStore, StoreConfig};
 
 use crate::common::*;
 

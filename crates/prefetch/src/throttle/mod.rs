@@ -32,7 +32,7 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
-use holdfast_core::{ObjectKey, Timestamp};
+use tensorhold_core::{ObjectKey, Timestamp};
 
 #[cfg(any(test, feature = "testing"))]
 mod check;

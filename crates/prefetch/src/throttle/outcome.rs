@@ -1,6 +1,6 @@
 //! How prefetches end, and how many have ended which way.
 
-use holdfast_core::Error;
+use tensorhold_core::Error;
 
 /// How the prefetch of one object ended.
 #[derive(Clone, Debug)]

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use holdfast_core::Clock;
-use holdfast_engine::{Engine, Presence};
-use holdfast_prefetch::{Outcome, PrefetchConfig, Priority, Route};
+use tensorhold_core::Clock;
+use tensorhold_engine::{Engine, Presence};
+use tensorhold_prefetch::{Outcome, PrefetchConfig, Priority, Route};
 
 use crate::world::{LEN, SECOND, World, config, in_dram, pattern};
 

@@ -4,12 +4,12 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use holdfast_core::{Clock, Timestamp};
-use holdfast_engine::Engine;
-use holdfast_prefetch::flaw::Flaw;
-use holdfast_prefetch::{Outcome, Prefetch, Priority, Route};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestError, TestRng, TestRunner};
+use tensorhold_core::{Clock, Timestamp};
+use tensorhold_engine::Engine;
+use tensorhold_prefetch::flaw::Flaw;
+use tensorhold_prefetch::{Outcome, Prefetch, Priority, Route};
 
 use crate::world::{OBJECTS, SECOND, World, pattern};
 

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use holdfast_core::{Clock, ObjectKey, SystemClock, poll_until};
-use holdfast_engine::testing::Observed;
-use holdfast_engine::{Engine, EngineExt, GetOutcome, MemoryCluster, MemoryConfig, PutOutcome, Transfer};
-use holdfast_prefetch::{PrefetchConfig, PrefetchEngine, Priority, Route};
+use tensorhold_core::{Clock, ObjectKey, SystemClock, poll_until};
+use tensorhold_engine::testing::Observed;
+use tensorhold_engine::{Engine, EngineExt, GetOutcome, MemoryCluster, MemoryConfig, PutOutcome, Transfer};
+use tensorhold_prefetch::{PrefetchConfig, PrefetchEngine, Priority, Route};
 
 use crate::world::{LEN, SECOND, World, config, pattern};
 
@@ -58,7 +58,7 @@ fn what_is_written_anew_is_served_as_it_is_now() {
             world.observed.remove(&world.keys[..1], SECOND).expect("lawful");
             let put = world
                 .engine
-                .put_one(key, &other.whole(), &holdfast_engine::PutOptions::default(), SECOND);
+                .put_one(key, &other.whole(), &tensorhold_engine::PutOptions::default(), SECOND);
             assert!(matches!(put, Ok(PutOutcome::Stored)), "{put:?}");
         };
         let prefetch = if in_the_middle {

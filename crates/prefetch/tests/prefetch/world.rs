@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock, ManualClock, ObjectKey, Timestamp};
-use holdfast_engine::testing::Observed;
-use holdfast_engine::{
+use tensorhold_core::{Clock, ManualClock, ObjectKey, Timestamp};
+use tensorhold_engine::testing::Observed;
+use tensorhold_engine::{
     Engine, EngineExt, GetOutcome, MemoryCluster, MemoryConfig, MemoryEngine, Pin, Presence, PutOptions, PutOutcome,
     Region, SsdConfig,
 };
-use holdfast_prefetch::{PrefetchConfig, PrefetchEngine, Route};
+use tensorhold_prefetch::{PrefetchConfig, PrefetchEngine, Route};
 
 pub(crate) const LEN: usize = 16 << 10;
 pub(crate) const OBJECTS: usize = 24;

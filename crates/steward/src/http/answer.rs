@@ -3,8 +3,8 @@
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use holdfast_core::{Error, ErrorKind};
 use serde::Serialize;
+use tensorhold_core::{Error, ErrorKind};
 
 /// A refusal: what, why, and what to do. All refusals have this form.
 #[derive(Clone, Debug)]

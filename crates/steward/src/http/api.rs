@@ -8,9 +8,9 @@ use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use holdfast_core::Error;
-use holdfast_features::FeatureStore;
 use serde::{Deserialize, Serialize};
+use tensorhold_core::Error;
+use tensorhold_features::FeatureStore;
 use tokio::sync::Semaphore;
 
 use super::answer::Refused;
@@ -112,7 +112,7 @@ async fn readyz(Given(served): Given<Served>, method: Method, headers: HeaderMap
 async fn metrics_text(Given(served): Given<Served>) -> impl IntoResponse {
     // What the steward says of its stores, and what every process says of itself.
     let mut text = metrics::text(&served.state.report());
-    text.push_str(&holdfast_metrics::registry().text());
+    text.push_str(&tensorhold_metrics::registry().text());
     (
         [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")],
         text,
@@ -216,8 +216,8 @@ pub(super) fn may_change(served: &Served) -> Result<(), Refused> {
 /// something behind that was done and not told of. The work has a deadline of its own, and counts as a request until then.
 pub(super) async fn to_its_end<T: Send + 'static>(
     turns: Arc<Semaphore>,
-    work: impl Future<Output = holdfast_core::Result<T>> + Send + 'static,
-) -> Result<holdfast_core::Result<T>, Refused> {
+    work: impl Future<Output = tensorhold_core::Result<T>> + Send + 'static,
+) -> Result<tensorhold_core::Result<T>, Refused> {
     let turn = turns.try_acquire_owned().map_err(|_| Refused::busy())?;
     let work = async move {
         let _turn = turn;

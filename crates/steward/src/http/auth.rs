@@ -6,8 +6,8 @@
 
 use aws_lc_rs::constant_time::verify_slices_are_equal;
 use aws_lc_rs::digest::{SHA256, digest};
-use holdfast_core::{Error, Result, Rng, StoreId};
 use serde::{Deserialize, Serialize};
+use tensorhold_core::{Error, Result, Rng, StoreId};
 
 /// The bytes of randomness in a token.
 const RANDOM: usize = 32;
@@ -79,7 +79,7 @@ pub fn fingerprint(token: &str) -> String {
 /// A new token.
 pub fn new_token(rng: &dyn Rng) -> String {
     let words = (0..RANDOM / 8).map(|_| format!("{:016x}", rng.next_u64()));
-    format!("hf_{}", words.collect::<String>())
+    format!("th_{}", words.collect::<String>())
 }
 
 /// Why a request is not let in.
@@ -146,7 +146,7 @@ pub(crate) fn admit<'a>(
 
 #[cfg(test)]
 mod tests {
-    use holdfast_core::SeededRng;
+    use tensorhold_core::SeededRng;
 
     use super::*;
 

@@ -1,6 +1,6 @@
 //! The budget of a store: what it is used for, and setting it.
 //!
-//! What is told is what `holdfast budget` tells with `--json`, under the same names. A change is refused, logged and noted as
+//! What is told is what `tensorhold budget` tells with `--json`, under the same names. A change is refused, logged and noted as
 //! those of [`super::dead`] are.
 
 use std::sync::Arc;
@@ -10,9 +10,9 @@ use axum::extract::State as Given;
 use axum::http::StatusCode;
 use axum::routing::get;
 use axum::{Json, Router};
-use holdfast_core::{Error, ErrorKind, Result, Retry};
-use holdfast_features::{BudgetUse, FeatureStore};
 use serde::{Deserialize, Serialize};
+use tensorhold_core::{Error, ErrorKind, Result, Retry};
+use tensorhold_features::{BudgetUse, FeatureStore};
 use tokio::time::Instant;
 
 use super::Served;

@@ -1,6 +1,6 @@
 //! The dead letters of a store: listed, put back into circulation, and dropped.
 //!
-//! What is told is what `holdfast dead` tells with `--json`, under the same names.
+//! What is told is what `tensorhold dead` tells with `--json`, under the same names.
 //!
 //! # Changes
 //! Each is refused by a steward that is to change nothing (409), and by the guard for a token that may only look (403). What
@@ -21,9 +21,9 @@ use axum::extract::{Query, State as Given};
 use axum::http::StatusCode;
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use holdfast_core::{Error, ErrorKind, Result, SampleId};
-use holdfast_features::{FeatureStore, RecordQuery, SampleRef, Stage};
 use serde::{Deserialize, Serialize};
+use tensorhold_core::{Error, ErrorKind, Result, SampleId};
+use tensorhold_features::{FeatureStore, RecordQuery, SampleRef, Stage};
 use tokio::time::Instant;
 
 use super::Served;

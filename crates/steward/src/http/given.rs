@@ -9,10 +9,10 @@ use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
-use holdfast_custody::{GroupName, SessionId};
-use holdfast_features::Stage;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use tensorhold_custody::{GroupName, SessionId};
+use tensorhold_features::Stage;
 
 use super::answer::Refused;
 

@@ -7,8 +7,8 @@
 #![expect(clippy::disallowed_methods, reason = "`json!` of texts and numbers does not fail")]
 
 use axum::http::StatusCode;
-use holdfast_features::Stage;
 use serde_json::{Value, json};
+use tensorhold_features::Stage;
 
 use super::answer::said;
 use super::{given, page, store_of};
@@ -299,7 +299,7 @@ fn object(fields: &[(&str, Value)]) -> Value {
     json!({"type": "object", "properties": fields, "required": names})
 }
 
-/// The schemas of records: what `holdfast ls --json` tells has the same names.
+/// The schemas of records: what `tensorhold ls --json` tells has the same names.
 fn records(schemas: &mut serde_json::Map<String, Value>) {
     let (text, number, yes) = (
         json!({"type": "string"}),
@@ -594,7 +594,7 @@ pub fn document() -> Value {
     json!({
         "openapi": "3.1.0",
         "info": {
-            "title": "Holdfast steward",
+            "title": "Tensorhold steward",
             "version": env!("CARGO_PKG_VERSION"),
             "description": "What a steward sees and does in the stores that it looks after. Escape slashes in names of stores (%2F).",
         },

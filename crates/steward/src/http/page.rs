@@ -25,8 +25,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use futures_util::stream::unfold;
-use holdfast_core::Result;
 use serde::Deserialize;
+use tensorhold_core::Result;
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::time::{Instant, sleep_until, timeout_at};
 

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use holdfast_core::Result;
-use holdfast_custody::SessionId;
-use holdfast_features::{FeatureStore, Identity};
 use serde::Serialize;
+use tensorhold_core::Result;
+use tensorhold_custody::SessionId;
+use tensorhold_features::{FeatureStore, Identity};
 
 /// The sessions that are alive.
 #[derive(Default)]

@@ -1,14 +1,14 @@
 //! The records of a store that no release can read.
 //!
-//! What is told is what `holdfast quarantine ls` tells with `--json`, under the same names.
+//! What is told is what `tensorhold quarantine ls` tells with `--json`, under the same names.
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State as Given};
 use axum::http::StatusCode;
 use axum::routing::get;
 use axum::{Json, Router};
-use holdfast_features::Quarantined;
 use serde::Serialize;
+use tensorhold_features::Quarantined;
 use tokio::time::Instant;
 
 use super::Served;

@@ -1,6 +1,6 @@
 //! What a store has, record by record.
 //!
-//! What is told is what `holdfast ls` and `why` tell with `--json`, under the same names.
+//! What is told is what `tensorhold ls` and `why` tell with `--json`, under the same names.
 //!
 //! # What if…
 //! - *…a name cannot be one?* Nothing has it: a sample in a path is 404.
@@ -14,10 +14,10 @@ use axum::extract::{Query, State as Given};
 use axum::http::StatusCode;
 use axum::routing::get;
 use axum::{Json, Router};
-use holdfast_core::{Result, SampleId};
-use holdfast_custody::{GroupState, Lease, Progress, Reason, Stamp, WallTime};
-use holdfast_features::{FeatureStore, ListPlace, Record, RecordQuery, SampleRecord};
 use serde::{Deserialize, Serialize};
+use tensorhold_core::{Result, SampleId};
+use tensorhold_custody::{GroupState, Lease, Progress, Reason, Stamp, WallTime};
+use tensorhold_features::{FeatureStore, ListPlace, Record, RecordQuery, SampleRecord};
 use tokio::time::Instant;
 
 use super::Served;
@@ -296,7 +296,7 @@ async fn one(Given(served): Given<Served>, name: Named) -> Answer<Generations> {
 
 #[cfg(test)]
 mod tests {
-    use holdfast_custody::SessionId;
+    use tensorhold_custody::SessionId;
 
     use super::*;
 

@@ -7,7 +7,7 @@ use super::openapi;
 
 const HEAD: &str = "# The steward's HTTP interface
 
-Made from the description in `crates/steward/src/http/openapi.rs`, by `cargo run -p holdfast-steward --example http_page`.
+Made from the description in `crates/steward/src/http/openapi.rs`, by `cargo run -p tensorhold-steward --example http_page`.
 ";
 
 const ABOUT: &str = "A steward serves its description at `/v1/openapi.json`. The one of this release is [openapi.json](openapi.json), for

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use holdfast_core::{Error, Result};
+use tensorhold_core::{Error, Result};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;

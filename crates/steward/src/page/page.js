@@ -20,7 +20,7 @@ const SILENT_MS = 15000; // the steward says something every 5 s
 const SESSIONS_EVERY_MS = 10000;
 
 const $ = (id) => document.getElementById(id);
-let token = sessionStorage.getItem("holdfast-token");
+let token = sessionStorage.getItem("tensorhold-token");
 let overview = null;
 let chosen = null; // the name of the store that is shown
 let skew = 0; // the steward's clock minus this one
@@ -316,8 +316,8 @@ function drawStore(store) {
   rows($("groups"), store.groups.map((one) => [one.group, count(one.waiting), count(one.leased)]), "No live sample is for a group.");
 
   const dead = store.states.find((one) => one.state === "dead")?.samples ?? 0;
-  caption($("dead"), dead > store.dead.length ? `${count(dead)} in all; the first ${count(store.dead.length)}. \`holdfast dead\` shows, requeues and drops them.`
-    : `${count(dead)} in all. \`holdfast dead\` shows, requeues and drops them.`);
+  caption($("dead"), dead > store.dead.length ? `${count(dead)} in all; the first ${count(store.dead.length)}. \`tensorhold dead\` shows, requeues and drops them.`
+    : `${count(dead)} in all. \`tensorhold dead\` shows, requeues and drops them.`);
   rows($("dead"), store.dead.map((one) => [one.sample, one.groups.join(", "), one.attempts, ago(one.since_ms), bytes(one.bytes), who(one.producer)]),
     "There are none.");
 
@@ -510,14 +510,14 @@ $("ask-form").addEventListener("submit", (event) => {
   event.preventDefault();
   token = $("token").value.trim();
   $("token").value = "";
-  sessionStorage.setItem("holdfast-token", token);
+  sessionStorage.setItem("tensorhold-token", token);
   say("connecting", "Connecting…");
   given();
 });
 $("forget").addEventListener("click", () => {
   token = null;
   overview = null;
-  sessionStorage.removeItem("holdfast-token");
+  sessionStorage.removeItem("tensorhold-token");
   $("forget").hidden = true;
   following?.abort();
 });

@@ -9,8 +9,8 @@
 
 use std::collections::VecDeque;
 
-use holdfast_index::Stage;
 use serde::Serialize;
+use tensorhold_index::Stage;
 
 /// Points one look apart.
 const RECENT: usize = 240;

@@ -15,7 +15,7 @@
 //! - How many samples there are in each state: etcd counts them.
 //! - Bytes by state: exact if the state has at most [`SAMPLED`] samples. Of more, each look reads the next [`SAMPLED`]
 //!   records, and the mean of the last [`WINDOW`] such parts is taken for all. `exact` says which it is.
-//! - Leases: see [`holdfast_index::Index::leases`]; `leases_complete` says whether all were looked at.
+//! - Leases: see [`tensorhold_index::Index::leases`]; `leases_complete` says whether all were looked at.
 //! - What cannot be read stays as it was, and `trouble` says so.
 //!
 //! # Bounds
@@ -27,11 +27,11 @@ pub(crate) mod history;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use holdfast_core::Result;
-use holdfast_custody::{Progress, SessionId, Tick};
-use holdfast_features::{FeatureStore, Identity};
-use holdfast_index::{BudgetUse, Counts, HeldLease, LeaseList, ListPlace, Record, RecordQuery, SampleRecord, Stage};
 use serde::Serialize;
+use tensorhold_core::Result;
+use tensorhold_custody::{Progress, SessionId, Tick};
+use tensorhold_features::{FeatureStore, Identity};
+use tensorhold_index::{BudgetUse, Counts, HeldLease, LeaseList, ListPlace, Record, RecordQuery, SampleRecord, Stage};
 use tokio::time::Instant;
 
 use self::history::Point;
@@ -320,7 +320,7 @@ impl<'a> Looker<'a> {
             });
         }
         if let Some(holders) = self.read("holders", holders) {
-            let told = |holder: holdfast_engine::Holder| HolderView {
+            let told = |holder: tensorhold_engine::Holder| HolderView {
                 name: holder.name,
                 dram_used: holder.dram_used,
                 dram_capacity: holder.dram_capacity,

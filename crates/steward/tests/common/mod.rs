@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::{Clock, Result, StoreId, SystemClock, SystemRng};
-use holdfast_engine::{Engine, MemoryCluster, MemoryConfig};
-use holdfast_features::{FeatureConfig, FeatureStore, Identity};
-use holdfast_index::store::TxnStore;
-use holdfast_index::store::memory::MemoryStore;
-use holdfast_index::{Index, IndexConfig, TxnIndex};
-use holdfast_steward::Connect;
+use tensorhold_core::{Clock, Result, StoreId, SystemClock, SystemRng};
+use tensorhold_engine::{Engine, MemoryCluster, MemoryConfig};
+use tensorhold_features::{FeatureConfig, FeatureStore, Identity};
+use tensorhold_index::store::TxnStore;
+use tensorhold_index::store::memory::MemoryStore;
+use tensorhold_index::{Index, IndexConfig, TxnIndex};
+use tensorhold_steward::Connect;
 
 /// Enough for anything on a machine that does other things too.
 pub const WITHIN: Duration = Duration::from_secs(30);

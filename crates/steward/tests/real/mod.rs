@@ -7,15 +7,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::{Clock, DType, Result, StoreId, SystemClock, SystemRng, TensorSpec};
-use holdfast_engine::{Engine, HostMemory};
-use holdfast_engine_mooncake::{MooncakeConfig, MooncakeEngine};
-use holdfast_features::{GroupName, Identity, Publication, PutItem, TensorIn};
-use holdfast_index::{Index, IndexConfig, TxnIndex};
-use holdfast_index_etcd::{EtcdConfig, EtcdStore};
-use holdfast_steward::Connect;
-use holdfast_testkit::Endpoints;
 use serde::{Deserialize, Serialize};
+use tensorhold_core::{Clock, DType, Result, StoreId, SystemClock, SystemRng, TensorSpec};
+use tensorhold_engine::{Engine, HostMemory};
+use tensorhold_engine_mooncake::{MooncakeConfig, MooncakeEngine};
+use tensorhold_features::{GroupName, Identity, Publication, PutItem, TensorIn};
+use tensorhold_index::{Index, IndexConfig, TxnIndex};
+use tensorhold_index_etcd::{EtcdConfig, EtcdStore};
+use tensorhold_steward::Connect;
+use tensorhold_testkit::Endpoints;
 use tokio::task::block_in_place;
 
 const WITHIN: Duration = Duration::from_secs(60);

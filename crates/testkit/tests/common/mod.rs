@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_testkit::{Cluster, Install, Process, ProcessSpec};
+use tensorhold_testkit::{Cluster, Install, Process, ProcessSpec};
 
 const CLIENT: &str = "
 import os, sys, time

@@ -4,8 +4,8 @@
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_example::{SAMPLES, WITHIN, ended, open, trainers};
-use holdfast_features::{TensorOut, Wanted};
+use tensorhold_example::{SAMPLES, WITHIN, ended, open, trainers};
+use tensorhold_features::{TensorOut, Wanted};
 
 #[tokio::main]
 async fn main() -> ExitCode {

@@ -4,8 +4,8 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
-use holdfast_example::{SAMPLES, WITHIN, ended, hidden, open, trainers};
-use holdfast_features::{Publication, PutItem, TensorIn};
+use tensorhold_example::{SAMPLES, WITHIN, ended, hidden, open, trainers};
+use tensorhold_features::{Publication, PutItem, TensorIn};
 
 #[tokio::main]
 async fn main() -> ExitCode {

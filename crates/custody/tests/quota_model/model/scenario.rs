@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use holdfast_custody::quota::{Deposit, Waiter, share};
-use holdfast_custody::{Reason, Version, invariants as lc};
 use stateright::{Model, Property};
+use tensorhold_custody::quota::{Deposit, Waiter, share};
+use tensorhold_custody::{Reason, Version, invariants as lc};
 
 use super::world::{Id, Process, Queued, Record, Txn, World};
 

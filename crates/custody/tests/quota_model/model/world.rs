@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use holdfast_core::Nonce;
-use holdfast_custody::quota::{Broker, Deposit, Payment, Waiter};
-use holdfast_custody::{Reserved, Retired, SessionId, Tick, Version};
+use tensorhold_core::Nonce;
+use tensorhold_custody::quota::{Broker, Deposit, Payment, Waiter};
+use tensorhold_custody::{Reserved, Retired, SessionId, Tick, Version};
 
 use super::scenario::{Bug, Scenario};
 

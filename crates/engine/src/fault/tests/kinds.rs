@@ -35,7 +35,7 @@ fn a_delay_passes_on_the_clock_and_ends_at_the_deadline() {
     let bench = Bench::new(FaultPlan::new(2).with_delay(1000, Duration::from_secs(2)));
     let (mut in_time, mut late) = (0, 0);
     for _ in 0..50 {
-        use holdfast_core::Clock;
+        use tensorhold_core::Clock;
         let before = bench.clock.now();
         let result = bench.engine.usage(WITHIN);
         let took = bench.clock.now().since(before);

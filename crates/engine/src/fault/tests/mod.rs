@@ -6,7 +6,7 @@ mod plan;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Error, ErrorKind, ManualClock, ObjectKey, Retry};
+use tensorhold_core::{Error, ErrorKind, ManualClock, ObjectKey, Retry};
 
 use super::{Effect, FaultEngine, FaultKind, FaultPlan, InjectedFault, Operation};
 use crate::{
@@ -68,11 +68,11 @@ impl Bench {
         self.region.whole().write(0, &vec![0; LEN]).expect("fits");
     }
 
-    fn put(&self, n: usize) -> holdfast_core::Result<Vec<PutOutcome>> {
+    fn put(&self, n: usize) -> tensorhold_core::Result<Vec<PutOutcome>> {
         self.engine.put(&self.batch(n), &PutOptions::default(), WITHIN)
     }
 
-    fn get(&self, n: usize) -> holdfast_core::Result<Vec<GetOutcome>> {
+    fn get(&self, n: usize) -> tensorhold_core::Result<Vec<GetOutcome>> {
         self.engine.get(&self.batch(n), WITHIN)
     }
 

@@ -1,6 +1,6 @@
 //! What strikes follows from the seed, and from nothing else.
 
-use holdfast_core::{Rng, SeededRng};
+use tensorhold_core::{Rng, SeededRng};
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! One test per behaviour of the real engine that Holdfast relies on, or has to survive.
+//! One test per behaviour of the real engine that Tensorhold relies on, or has to survive.
 
 mod calls;
 mod outage;
@@ -9,7 +9,7 @@ mod ssd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{ErrorKind, ManualClock, ObjectKey};
+use tensorhold_core::{ErrorKind, ManualClock, ObjectKey};
 
 use super::{MemoryCluster, MemoryConfig, MemoryEngine, SsdConfig};
 use crate::{Engine, EngineExt, GetOutcome, Pin, Presence, PutOptions, PutOutcome, RemoveOutcome, Usage};

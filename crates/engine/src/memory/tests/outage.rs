@@ -95,7 +95,7 @@ fn without_a_master_nothing_answers() {
     assert!(!bench.cluster.kill_master());
     bench.fails("a");
     match bench.put("b", Pin::Hard) {
-        PutOutcome::Failed(error) => assert_eq!(error.retry(), holdfast_core::Retry::Ambiguous),
+        PutOutcome::Failed(error) => assert_eq!(error.retry(), tensorhold_core::Retry::Ambiguous),
         outcome => panic!("{outcome:?}"),
     }
     assert!(matches!(bench.remove("a"), RemoveOutcome::Failed(_)));

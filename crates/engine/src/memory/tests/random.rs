@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use holdfast_core::{Rng, SeededRng};
+use tensorhold_core::{Rng, SeededRng};
 
 use super::super::state::{Entry, State, Tier};
 use super::*;

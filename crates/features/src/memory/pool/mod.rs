@@ -18,7 +18,7 @@
 //!
 //! In a sealed store the memory is private instead of registered (module `backing`); everything else is the same.
 //!
-//! A block is a guarded span ([`holdfast_engine::guarded`]): a call that ran out of time keeps a clone of its span until the engine
+//! A block is a guarded span ([`tensorhold_engine::guarded`]): a call that ran out of time keeps a clone of its span until the engine
 //! has returned. So a block that the engine may still write to is not free, whatever its reader has been told.
 //!
 //! Invariants: PL1 … PL3 of the module `space`, and
@@ -31,9 +31,9 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::{Clock, Deadline, Error, ErrorKind, Result, Retry};
-use holdfast_engine::{HostMemory, Region, Span};
 use parking_lot::Mutex;
+use tensorhold_core::{Clock, Deadline, Error, ErrorKind, Result, Retry};
+use tensorhold_engine::{HostMemory, Region, Span};
 use tokio::sync::Notify;
 
 use self::space::{Block, GRAIN, Space, rounded};

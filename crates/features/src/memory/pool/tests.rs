@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
-use holdfast_core::SystemClock;
-use holdfast_engine::{Engine, MemoryCluster, MemoryConfig};
+use tensorhold_core::SystemClock;
+use tensorhold_engine::{Engine, MemoryCluster, MemoryConfig};
 
 use super::*;
 

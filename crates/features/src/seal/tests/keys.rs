@@ -95,9 +95,9 @@ fn files_hold_raw_bytes_or_text() {
 
 #[test]
 fn a_variable_that_is_not_set_says_so() {
-    let error = StoreKey::from_env(id(), "HOLDFAST_TEST_NO_SUCH_KEY").expect_err("not set");
+    let error = StoreKey::from_env(id(), "TENSORHOLD_TEST_NO_SUCH_KEY").expect_err("not set");
     assert_eq!(error.kind(), ErrorKind::NotFound);
-    assert_eq!(error.fact("variable"), Some("HOLDFAST_TEST_NO_SUCH_KEY"));
+    assert_eq!(error.fact("variable"), Some("TENSORHOLD_TEST_NO_SUCH_KEY"));
     // A variable that every test has, and that is no key.
     let error = StoreKey::from_env(id(), "PATH").expect_err("no key");
     assert_eq!(

@@ -8,7 +8,7 @@ mod vector;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use holdfast_core::{DType, ErrorKind, Generation, Nonce, Result, Rng, SeededRng, TensorName, TensorSpec};
+use tensorhold_core::{DType, ErrorKind, Generation, Nonce, Result, Rng, SeededRng, TensorName, TensorSpec};
 
 use super::*;
 

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use holdfast_core::{Error, ErrorKind, Result};
-use holdfast_custody::{SessionId, Version};
+use tensorhold_core::{Error, ErrorKind, Result};
+use tensorhold_custody::{SessionId, Version};
 
 use super::{CALL, KEYS_AT_ONCE, MoveReport, MoveStep, Mover, OPERATION, list};
 use crate::placement::locate::ask;

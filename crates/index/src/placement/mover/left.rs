@@ -1,8 +1,8 @@
 //! What moves have left on clusters where the store is not: what it had there before it left, and the copies of movers
 //! that died. It is deleted after a move, and at the target of one before it.
 
-use holdfast_core::{Error, ErrorKind, Result};
-use holdfast_custody::Version;
+use tensorhold_core::{Error, ErrorKind, Result};
+use tensorhold_custody::Version;
 
 use super::{CALL, MoveStep, Mover, OPERATION, list};
 use crate::placement::locate::ask;

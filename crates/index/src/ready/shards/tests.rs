@@ -1,4 +1,4 @@
-use holdfast_core::{Clock, Generation, ManualClock, SampleId};
+use tensorhold_core::{Clock, Generation, ManualClock, SampleId};
 
 use super::*;
 

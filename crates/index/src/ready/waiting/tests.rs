@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 
-use holdfast_core::{Clock, ManualClock};
 use proptest::prelude::*;
+use tensorhold_core::{Clock, ManualClock};
 
 use super::*;
 

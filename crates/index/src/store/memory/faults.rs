@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use holdfast_core::{Error, ErrorKind, Retry};
 use parking_lot::Mutex;
+use tensorhold_core::{Error, ErrorKind, Retry};
 
 use crate::store::Transaction;
 

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::Result;
-use holdfast_custody::SessionId;
+use tensorhold_core::Result;
+use tensorhold_custody::SessionId;
 
 use super::{LOOK, MemoryStore};
 use crate::store::StoreSession;

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::{Bound, Range};
 use std::time::Duration;
 
-use holdfast_core::{Error, ErrorKind, Result, Timestamp};
-use holdfast_custody::{SessionId, Version};
+use tensorhold_core::{Error, ErrorKind, Result, Timestamp};
+use tensorhold_custody::{SessionId, Version};
 
 use crate::store::{Change, Condition, Entry, History, Read, Snapshot, Transaction, TxnOutcome, Write};
 

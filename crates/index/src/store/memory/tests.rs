@@ -1,6 +1,6 @@
 //! What only this store can do; the contract has its own test suite.
 
-use holdfast_core::{ErrorKind, ManualClock};
+use tensorhold_core::{ErrorKind, ManualClock};
 
 use super::*;
 use crate::store::{Write, prefix};

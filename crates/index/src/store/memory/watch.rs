@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use holdfast_core::Result;
-use holdfast_custody::Version;
+use tensorhold_core::Result;
+use tensorhold_custody::Version;
 
 use super::{LOOK, Shared};
 use crate::store::{Change, Watch};
@@ -40,7 +40,7 @@ impl Watch for MemoryWatch {
         loop {
             let (changes, version) = self.shared.at_once(|state| {
                 let changes = state.changes(&self.keys, self.after)?;
-                Ok::<_, holdfast_core::Error>((changes, state.version()))
+                Ok::<_, tensorhold_core::Error>((changes, state.version()))
             })?;
             self.after = self.after.max(version);
             if !changes.is_empty() {

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
-use holdfast_core::{Error, ErrorKind, Result};
+use tensorhold_core::testing::{CaseResult, Failure, ensure, ensure_eq};
+use tensorhold_core::{Error, ErrorKind, Result};
 
 use super::context::{CALL, Context, changes, is_kind, with_session};
 use crate::store::{Condition, Read, Transaction, TxnOutcome, TxnStore, Write, prefix};

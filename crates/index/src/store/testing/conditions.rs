@@ -1,8 +1,8 @@
 //! Conditions, alone and together.
 
-use holdfast_core::ErrorKind;
-use holdfast_core::testing::{CaseResult, ensure, ensure_eq};
-use holdfast_custody::Version;
+use tensorhold_core::ErrorKind;
+use tensorhold_core::testing::{CaseResult, ensure, ensure_eq};
+use tensorhold_custody::Version;
 
 use super::context::{Context, is_kind};
 use crate::store::{Condition, TxnOutcome, Write};

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
-use holdfast_core::{Error, ErrorKind};
-use holdfast_custody::{SessionId, Version};
+use tensorhold_core::testing::{CaseResult, Failure, ensure, ensure_eq};
+use tensorhold_core::{Error, ErrorKind};
+use tensorhold_custody::{SessionId, Version};
 
 use super::{Backend, Harness};
 use crate::store::{

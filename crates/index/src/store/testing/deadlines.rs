@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
-use holdfast_core::{ErrorKind, Result, Retry};
-use holdfast_custody::Version;
+use tensorhold_core::testing::{CaseResult, Failure, ensure, ensure_eq};
+use tensorhold_core::{ErrorKind, Result, Retry};
+use tensorhold_custody::Version;
 
 use super::context::{Context, SOON, is_kind};
 use crate::store::{Read, Transaction, TxnOutcome, Write, prefix};

@@ -1,8 +1,8 @@
 //! A store that is restored to an earlier state under its clients.
 
-use holdfast_core::ErrorKind;
-use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
-use holdfast_custody::Version;
+use tensorhold_core::ErrorKind;
+use tensorhold_core::testing::{CaseResult, Failure, ensure, ensure_eq};
+use tensorhold_custody::Version;
 
 use super::context::{CALL, Context, SOON, changes, in_short, is_kind};
 use crate::store::{Condition, Read, TxnOutcome, Write};

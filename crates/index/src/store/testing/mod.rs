@@ -5,8 +5,8 @@
 //!
 //! ```no_run
 //! # use async_trait::async_trait;
-//! # use holdfast_core::{Error, Result};
-//! # use holdfast_index::store::testing::{Backend, Harness};
+//! # use tensorhold_core::{Error, Result};
+//! # use tensorhold_index::store::testing::{Backend, Harness};
 //! struct MyStore;
 //!
 //! #[async_trait]
@@ -19,7 +19,7 @@
 //!
 //! // tests/kv.rs, with `harness = false` in the manifest
 //! fn main() {
-//!     holdfast_index::store::testing::main(MyStore)
+//!     tensorhold_index::store::testing::main(MyStore)
 //! }
 //! ```
 //!
@@ -49,14 +49,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::{Error, Result};
-use holdfast_custody::{SessionId, Version};
+use tensorhold_core::{Error, Result};
+use tensorhold_custody::{SessionId, Version};
 
 use super::TxnStore;
 
 pub use context::Context;
-pub use holdfast_core::testing::{CaseResult, Failure};
 pub use on_memory::MemoryBackend;
+pub use tensorhold_core::testing::{CaseResult, Failure};
 
 /// No case may take longer, on whatever store.
 const CASE: Duration = Duration::from_secs(120);
@@ -164,7 +164,7 @@ pub fn run(backend: &dyn Backend, case: &Case) -> Result<(), String> {
 pub fn main(backend: impl Backend + 'static) {
     let parallel = backend.parallel();
     let backend: Arc<dyn Backend> = Arc::new(backend);
-    holdfast_core::testing::main(
+    tensorhold_core::testing::main(
         parallel,
         cases().into_iter().map(|case| {
             let backend = Arc::clone(&backend);
@@ -178,6 +178,6 @@ mod tests {
     #[test]
     fn every_case_has_a_name_of_its_own_and_a_sentence() {
         let cases = super::cases();
-        holdfast_core::testing::check_list(40, cases.iter().map(|case| (case.name, case.about)));
+        tensorhold_core::testing::check_list(40, cases.iter().map(|case| (case.name, case.about)));
     }
 }

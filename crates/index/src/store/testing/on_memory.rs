@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use holdfast_core::{Error, ManualClock, Result};
-use holdfast_custody::{SessionId, Version};
 use parking_lot::Mutex;
+use tensorhold_core::{Error, ManualClock, Result};
+use tensorhold_custody::{SessionId, Version};
 
 use super::{Backend, Harness};
 use crate::store::TxnStore;

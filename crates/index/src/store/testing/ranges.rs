@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::context::Context;
 use crate::store::{Read, Write, prefix};
-use holdfast_core::testing::{CaseResult, ensure_eq};
+use tensorhold_core::testing::{CaseResult, ensure_eq};
 
 cases! { "ranges"
     are_ordered_by_key "The keys of a range come in order.";

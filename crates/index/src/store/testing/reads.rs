@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use holdfast_core::ErrorKind;
-use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
+use tensorhold_core::ErrorKind;
+use tensorhold_core::testing::{CaseResult, Failure, ensure, ensure_eq};
 
 use super::context::{CALL, Context, is_kind};
 use crate::store::{Entry, Read, Transaction, Write, prefix};
@@ -67,7 +67,7 @@ async fn of_one_call_see_one_moment(cx: &Context) -> CaseResult {
                 )
                 .await?;
         }
-        Ok::<_, holdfast_core::Error>(())
+        Ok::<_, tensorhold_core::Error>(())
     });
     let reads = [
         Read::Key("pair/a".to_owned()),

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use holdfast_core::ErrorKind;
-use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
-use holdfast_custody::SessionId;
+use tensorhold_core::ErrorKind;
+use tensorhold_core::testing::{CaseResult, Failure, ensure, ensure_eq};
+use tensorhold_custody::SessionId;
 
 use super::context::{CALL, Context, SOON, is_kind, with_session};
 use crate::store::{Condition, StoreSession, TxnOutcome, Write};

@@ -1,7 +1,7 @@
 //! Transactions: versions, atomicity, sizes.
 
-use holdfast_core::ErrorKind;
-use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
+use tensorhold_core::ErrorKind;
+use tensorhold_core::testing::{CaseResult, Failure, ensure, ensure_eq};
 
 use super::context::{CALL, Context, is_kind};
 use crate::store::{Condition, Read, Snapshot, Transaction, TxnOutcome, Write, prefix};

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use holdfast_core::ErrorKind;
-use holdfast_core::testing::{CaseResult, Failure, ensure, ensure_eq};
-use holdfast_custody::Version;
+use tensorhold_core::ErrorKind;
+use tensorhold_core::testing::{CaseResult, Failure, ensure, ensure_eq};
+use tensorhold_custody::Version;
 
 use super::context::{CALL, Context, SOON, changes, in_short, is_kind, with_session};
 use crate::store::{Condition, Read, TxnOutcome, Write, prefix};

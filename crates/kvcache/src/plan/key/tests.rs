@@ -68,7 +68,7 @@ fn text_cannot_move_from_one_field_to_the_next() {
 fn the_chain_is_the_published_one() {
     let mut keys = PageKeys::new(PageKey::from_bytes([7; 32]), 2);
     keys.extend(&[1, 2, 3]);
-    let mut frame = b"hfk1".to_vec();
+    let mut frame = b"thk1".to_vec();
     frame.extend([7; 32]);
     frame.extend([2, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(keys.as_slice(), [PageKey::of(&digest(&SHA256, &frame))]);

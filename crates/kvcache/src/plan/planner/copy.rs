@@ -39,7 +39,7 @@ impl Planner {
             line: self.line.clone(),
             next: self.next.clone(),
             counters: self.counters.clone(),
-            recorder: holdfast_core::Recorder::default(),
+            recorder: tensorhold_core::Recorder::default(),
             ..*self
         }
     }

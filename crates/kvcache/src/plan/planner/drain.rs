@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use holdfast_core::Result;
+use tensorhold_core::Result;
 
 use super::{After, Flaw, Holds, Planner, unlawful};
 use crate::plan::event::Applied;

@@ -1,6 +1,6 @@
 //! Abort, resume, and clearing the cache.
 
-use holdfast_core::{Error, ErrorKind, Result};
+use tensorhold_core::{Error, ErrorKind, Result};
 
 use super::{After, Flaw, Holds, Planner, unlawful};
 use crate::plan::event::Applied;

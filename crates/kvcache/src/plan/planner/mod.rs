@@ -35,7 +35,7 @@ mod transition;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
-use holdfast_core::{Error, ErrorKind, Recorder, Result};
+use tensorhold_core::{Error, ErrorKind, Recorder, Result};
 
 use super::event::{Applied, Plan, PlanEvent};
 use super::flaw::Flaw;

@@ -1,6 +1,6 @@
 //! On the device: admission, load-back, prefill and decoding.
 
-use holdfast_core::{Error, ErrorKind, Result};
+use tensorhold_core::{Error, ErrorKind, Result};
 
 use super::{After, Holds, Planner, unlawful};
 use crate::plan::event::{Applied, Grant};

@@ -2,7 +2,7 @@
 
 use std::collections::btree_map::Entry;
 
-use holdfast_core::{Error, ErrorKind, Result};
+use tensorhold_core::{Error, ErrorKind, Result};
 
 use super::flight::{Flight, Holds};
 use super::{After, Planner};

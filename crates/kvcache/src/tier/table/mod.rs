@@ -11,7 +11,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
-use holdfast_core::Timestamp;
+use tensorhold_core::Timestamp;
 
 use super::page::Stop;
 use crate::plan::{Completion, Failure, Operation, OperationId, Work};
