@@ -16,7 +16,7 @@ __all__ = ["FeatureStore", "Lease"]
 
 
 class FeatureStore(StoreCalls):
-    """Samples of tensors in custody. Open one with :func:`tensorhold.open`; as a context manager it closes at the end.
+    """Samples of tensors, kept until every group has acknowledged them. Open one with :func:`tensorhold.open`; as a context manager it closes at the end.
 
     Threads may share it. Every call takes a ``timeout`` in seconds; the default is the store's setting. A store can be
     pickled and may cross a fork: in the other process it opens itself anew at its first call. That is impossible in a

@@ -35,7 +35,7 @@ __all__ = ["FeatureStore", "Lease", "PartitionedStore", "Writer", "open", "open_
 
 
 class FeatureStore(StoreCalls):
-    """Samples of tensors in custody. Open one with :func:`tensorhold.aio.open`; it closes at the end of ``async with``.
+    """Samples of tensors, kept until every group has acknowledged them. Open one with :func:`tensorhold.aio.open`; it closes at the end of ``async with``.
 
     Several event loops, in any threads, may share it. Every call takes a ``timeout`` in seconds; the default is the
     store's setting.
