@@ -69,7 +69,7 @@ def leaf(name: str) -> Any:
     except ValueError as error:
         raise _refuse(
             f"SGLang does not publish its setting {name} in this process ({error}), so pages cannot be named;"
-            " the back end belongs into SGLang's scheduler"
+            " the back end works in SGLang's scheduler only"
         ) from error
 
 

@@ -15,8 +15,8 @@ they lie (``direct_put_bytes``): if the engine reads them too late, the checksum
 A batch is one call of the engine, and no existence query precedes a set: the master ignores a set of a page that it
 has.
 
-The names of pages say what their bytes mean (module ``_sglang_pools``); a pool for which that cannot be known is refused
-when it is registered.
+The names of pages say what their bytes mean (module ``_sglang_pools``); a pool for which that cannot be known is
+refused when it is registered.
 
 As long as SGLang's arguments are right, no failure is raised into its threads: a store that is slow, gone or returns
 wrong bytes means misses and failed sets. :meth:`TensorholdHiCacheStorage.page_stats` counts them.

@@ -79,7 +79,7 @@ def mha_pool(
     order: str = "nhd",
     **sizes: Any,
 ) -> Any:
-    """A real ``MHATokenToKVPoolHost`` of a real device pool, with random bytes. ``drafts`` layers are a draft model's."""
+    """A real ``MHATokenToKVPoolHost`` of a real device pool, with random bytes. A draft model has ``drafts`` layers."""
     load()
     from msgspec.structs import replace
     from sglang.srt.mem_cache.device_pool_info import KVBufferLayout

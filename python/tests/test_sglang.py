@@ -175,7 +175,7 @@ def test_pages_of_another_fp8_are_misses(make: Make) -> None:
 
 
 def test_no_page_is_stored_or_found_once_the_weights_have_changed(make: Make) -> None:
-    """SGLang's scheduler publishes the version that came with an update; pages of the former weights may be under way."""
+    """SGLang's scheduler publishes the version that comes with an update; pages of former weights may be under way."""
     from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
     from sglang.srt.runtime_context import get_serving
 

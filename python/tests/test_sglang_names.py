@@ -229,10 +229,8 @@ def test_a_draft_model() -> None:
     apart(*(name(parts.mha_pool(), one, side="draft") for one in models))
     apart(name(parts.mha_pool(layers=5)), *(name(parts.mha_pool(drafts=1), one) for one in models))
     fp8 = parts.mha_pool(dtype=E4M3)
-    kinds = ("fp8_e4m3", "fp8_e5m2")
-    apart(
-        *(name(fp8, {"kv_cache_dtype": kinds[0], "speculative_draft_kv_cache_dtype": one}, side="draft") for one in kinds)
-    )
+    model, drafts = {"kv_cache_dtype": "fp8_e4m3"}, ("fp8_e4m3", "fp8_e5m2")
+    apart(*(name(fp8, {**model, "speculative_draft_kv_cache_dtype": one}, side="draft") for one in drafts))
 
 
 def test_models_and_their_weights() -> None:
