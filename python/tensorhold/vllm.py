@@ -458,7 +458,7 @@ def _platform() -> list[Any]:
     """What of the machine decides how vLLM's attention packs a block, and which numbers its fp8 has."""
     from vllm.platforms import current_platform
 
-    facts = [current_platform.device_name, str(current_platform.fp8_dtype())]
+    facts: list[Any] = [current_platform.device_name, str(current_platform.fp8_dtype())]
     if current_platform.is_rocm():
         facts.append(environment.VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT)
     if current_platform.is_cpu():  # its instructions decide

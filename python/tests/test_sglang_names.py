@@ -193,7 +193,7 @@ def test_pools_of_one_kind_under_several_names() -> None:
 
 
 def test_stages_that_are_cut_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    second = {"pp_rank": 1, "pp_size": 3}
+    second: dict[str, Any] = {"pp_rank": 1, "pp_size": 3}
     cuts = [(8, 20, "8,12,12"), (12, 24, "12,12,8")]
     found, states = [], []
     for start, end, partition in cuts:
@@ -209,7 +209,7 @@ def test_groups_of_ranks() -> None:
     cp = [name(parts.mha_pool(), attn_cp_rank=rank, attn_cp_size=2) for rank in range(2)]
     slices = name(parts.mha_pool(), {"cp_strategy": "interleave"}, attn_cp_rank=0, attn_cp_size=2)
     apart(*tp, *pp, *cp, slices)
-    dcp = {"is_mla_model": True, "tp_size": 2, "dcp_size": 2, "logical_page_size": 32}
+    dcp: dict[str, Any] = {"is_mla_model": True, "tp_size": 2, "dcp_size": 2, "logical_page_size": 32}
     apart(
         name(parts.mla_pool(), is_mla_model=True),
         *(name(parts.mla_pool(), **dcp, tp_rank=rank, dcp_rank=rank) for rank in range(2)),
