@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from contextlib import ExitStack
 from typing import Any, get_args
 
 import numpy
@@ -74,8 +75,10 @@ def test_sglang_reads_prefix_pages_from_memory(ssd_cluster: Cluster, on: bool) -
     pool = parts.mha_pool(pages=16)
     tag = f"test-{uuid.uuid4().hex[:8]}"
     extra = backend(ssd_cluster, tag, prefetch_on_exist=on, prefetch={"wait_for_prefetch": 5.0})
-    storage = StorageBackendFactory.create_backend("dynamic", parts.storage_config(extra), pool)
-    try:
+    with ExitStack() as opened:
+        opened.enter_context(parts.published())
+        storage = StorageBackendFactory.create_backend("dynamic", parts.storage_config(extra), pool)
+        opened.callback(storage.close)
         storage.register_mem_pool_host(pool)
         storage.on_host_pools_registered()
         places, took = list(range(8)), []
@@ -101,8 +104,6 @@ def test_sglang_reads_prefix_pages_from_memory(ssd_cluster: Cluster, on: bool) -
         print(f"prefetch {on}: get of {len(places)} pages, median {sorted(took)[1] * 1e3:.1f} ms, {stats}")
         assert stats["gets_local"] == (all_keys if on else 0)
         assert stats["gets_ssd"] == (0 if on else all_keys)
-    finally:
-        storage.close()
 
 
 def open_samples(cluster: Cluster) -> tensorhold.FeatureStore:
