@@ -568,8 +568,8 @@ class StoreCalls:
         return await self._calls.quarantined_bytes(which, timeout)
 
     async def set_budget(self, nbytes: int, *, timeout: float | None = None) -> None:
-        """Changes the store's budget, for all processes. It shrinks as far as samples do not hold it; :class:`Capacity` if
-        they hold more. Processes that opened the store before its first budget are not bound by it."""
+        """Changes the store's budget, for all processes. :class:`Capacity` if samples hold more than that: then nothing has
+        changed. Processes that opened the store before its first budget are not bound by it."""
         await self._calls.set_budget(nbytes, timeout)
 
     async def end(self, *, others: bool = False, timeout: float | None = None) -> int:

@@ -39,12 +39,12 @@ def test_pages_on_ssd_are_prefetched_and_read_from_memory(ssd_cluster: Cluster) 
         memory[n] = n
     with open_pages(ssd_cluster) as pages:
         run = pages.register(memory)
-        keys = [f"page/{tag}/{n}" for n in range(count)]
+        keys = [f"kv/{tag}/{n}" for n in range(count)]
         parts_of = [run.address + n * MIB for n in range(count)]
         assert all(pages.put(keys, parts_of, [MIB] * count).stored)
         assert crowd_out(pages, keys) == keys
 
-        hints, prefetch = pages.exists_and_prefetch([*keys, "page/none"])
+        hints, prefetch = pages.exists_and_prefetch([*keys, "kv/none"])
         assert hints[-1] is None and all(hint is not None and hint.nbytes == MIB for hint in hints[:-1])
         assert prefetch.wait(10.0), prefetch
         assert prefetch.outcomes == ["resident"] * count + ["absent"]
@@ -178,7 +178,7 @@ def test_the_page_about_ssd_runs_as_printed(ssd_cluster: Cluster) -> None:
     memory = numpy.zeros((4, MIB), dtype=numpy.uint8)
     with open_samples(ssd_cluster) as store, open_pages(ssd_cluster) as pages:
         run = pages.register(memory)
-        keys = [f"page/{uuid.uuid4().hex}" for _ in memory]
+        keys = [f"kv/{uuid.uuid4().hex}" for _ in memory]
         assert all(pages.put(keys, [run.address + n * MIB for n in range(4)], [MIB] * 4).stored)
         put_samples(store, 16)
         assert crowd_out(pages, keys) == keys

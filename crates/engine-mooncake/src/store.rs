@@ -270,12 +270,11 @@ fn names<'a, 'py>(
     PyList::new(py, keys.into_iter().map(|key| PyString::new(py, key.as_str())))
 }
 
-/// Sets the environment variables that the engine's libraries read when they are loaded.
+/// Sets the environment variables that the engine's libraries read when they are loaded. Nobody who has not asked for its
+/// log gets a dozen lines of it for each store that is opened; its errors stay.
 fn set_environment(py: Python<'_>, config: &MooncakeConfig) -> PyResult<()> {
-    if config.environment.is_empty() {
-        return Ok(());
-    }
     let environ = py.import("os")?.getattr("environ")?;
+    environ.call_method1("setdefault", ("MC_LOG_LEVEL", "ERROR"))?;
     for (name, value) in &config.environment {
         environ.set_item(name, value)?;
     }

@@ -129,7 +129,7 @@ pub trait Index: Send + Sync + Debug {
     async fn open_session(&self, within: Duration) -> Result<Session>;
 
     /// Sets the store's budget in bytes, or changes it. Sessions that are opened after the first time need quota to
-    /// reserve. A budget that shrinks below what samples hold shrinks as far as it can, and fails with `Capacity`.
+    /// reserve. One that is smaller than what samples hold is refused (`Capacity`), and the old one stays in force.
     async fn set_budget(&self, bytes: u64, within: Duration) -> Result<()>;
 
     /// Sets the store's budget if it has none. Returns the one in force.

@@ -24,7 +24,7 @@ use tensorhold_steward::{Compact, Connect, EtcdOptions, Options, Steward, StoreO
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::OnceCell;
 
-use super::reclaim::{engine_of, quiet};
+use super::reclaim::engine_of;
 use crate::args::{Steward as Wanted, Token, Where};
 use crate::failure::Failure;
 use crate::io::{ConnectEngine, Host};
@@ -200,7 +200,10 @@ impl Cluster {
         // Mooncake's library waits long for a master that is not there.
         let listens = crate::admin::listens(&self.settings, CONNECT).await;
         listens.map_err(|failure| Error::unavailable("command.engine", failure.what))?;
-        let (connect, settings) = (Arc::clone(&self.connect), quiet(&self.settings).to_string());
+        let (connect, settings) = (
+            Arc::clone(&self.connect),
+            Value::Object(self.settings.engine.clone()).to_string(),
+        );
         let connecting = tokio::task::spawn_blocking(move || connect(&settings, CONNECT));
         connecting.await.map_err(|failure| {
             Error::internal("command.engine", "the task that connects panicked or was cancelled").caused_by(failure)

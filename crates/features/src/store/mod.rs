@@ -282,8 +282,8 @@ impl FeatureStore {
         .await
     }
 
-    /// Changes the store's budget, or sets one. A budget shrinks as far as samples do not hold it: the error (`Capacity`)
-    /// says that more is held. Processes that opened the store before its first budget are not bound by it.
+    /// Changes the store's budget, or sets one. One that is smaller than what samples hold is refused (`Capacity`), and the
+    /// old one stays in force. Processes that opened the store before its first budget are not bound by it.
     pub async fn set_budget(&self, bytes: u64, within: Duration) -> Result<()> {
         self.run("features.set_budget", move |inner| async move {
             let deadline = inner.deadline(within);

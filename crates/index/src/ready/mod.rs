@@ -320,6 +320,11 @@ impl ReadyLists {
             let (Some(Some(stray)), live) = (entries.next(), entries.next().flatten()) else {
                 continue;
             };
+            // Samples that were reserved ahead by one write have one place in the list: another generation's entry may be
+            // there now, which nobody doubts.
+            if parse(self.core.layout(), group, &stray).map_or(true, |now| now.sample.generation != *generation) {
+                continue;
+            }
             let live: Option<Versioned<Live>> = match live.as_ref().map(decode_versioned).transpose() {
                 Ok(live) => live,
                 // Only a process that can decode the record can tell.

@@ -120,7 +120,7 @@ pub const PATHS: &[Row] = &[
     (
         "put",
         "/v1/stores/{store}/budget",
-        "Set the budget. It shrinks as far as samples do not hold it; if they hold more, 409 says so",
+        "Set the budget. If samples hold more than that, the answer is 409, and nothing has changed",
         true,
         "Budget",
         &[],
