@@ -149,11 +149,11 @@ impl Inner {
         loop {
             let session = self.session_of_take(OPERATION, caller, deadline).await?;
             let (ticks, left) = (self.runtime.config.lease_ticks, self.runtime.left(deadline));
-            let held = self
-                .runtime
-                .index
-                .take_next(&session, group, count, ticks, terms, left)
-                .await;
+            let held = tokio::select! {
+                biased;
+                held = self.runtime.index.take_next(&session, group, count, ticks, terms, left) => held,
+                never = self.look_while_unfed(group), if waits => match never {},
+            };
             let held = match held {
                 Err(error) if again && self.runtime.sessions.refused(&session, &error) => {
                     again = false;
@@ -161,6 +161,9 @@ impl Inner {
                 }
                 held => held?,
             };
+            if !held.is_empty() {
+                self.unfed.is_fed(group);
+            }
             let mut leases = Vec::with_capacity(held.len());
             let mut refused = caller.store_is_open(OPERATION).err();
             let is_closing = refused.is_some();

@@ -29,6 +29,7 @@ use crate::io::sealed::Seals;
 use crate::memory::Memory;
 use crate::memory::pool::BufferPool;
 use crate::ops::ahead::{self, Ahead};
+use crate::ops::unfed::UnfedGroups;
 use crate::reclaim::Reclaim;
 use crate::reclaim::duty::Sweeping;
 use crate::reclaim::worker::Swept;
@@ -78,6 +79,7 @@ pub(crate) struct Inner {
     pub(crate) held: Arc<HeldLeases>,
     pub(crate) inflight_puts: Arc<InflightPuts>,
     pub(crate) unreadable: Unreadable,
+    pub(crate) unfed: UnfedGroups,
     pub(crate) inboxes: Inboxes,
     pub(crate) reserved_ahead: Arc<Ahead>,
     /// Finds out which samples to read ahead.
@@ -131,6 +133,7 @@ impl FeatureStore {
             held: Arc::default(),
             inflight_puts: Arc::default(),
             unreadable: Unreadable::default(),
+            unfed: UnfedGroups::default(),
             inboxes: Inboxes::default(),
             ahead: Mutex::new(None),
             reserved_ahead,
