@@ -143,7 +143,7 @@ class PartitionedStore(Partitions[FeatureStore]):
         sample: str,
         tensors: Mapping[str, TensorLike],
         *,
-        groups: Iterable[str] = (),
+        groups: Iterable[str] | None = None,
         retain: bool = False,
         max_attempts: int = 3,
         timeout: float | None = None,

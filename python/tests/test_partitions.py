@@ -314,7 +314,7 @@ def test_it_can_be_awaited(home: Cluster) -> None:
             assert bytes((await lease.get(as_="numpy"))["x"]) == b"bytes"
             await store.ack_many([lease])
             assert await store.find(["s"]) == [None]
-            put = await store.put_many([tensorhold.PutItem(f"s-{number}", {"x": b"x"}) for number in range(4)])
+            put = await store.put_many([tensorhold.PutItem(f"s-{number}", {"x": b"x"}, groups=()) for number in range(4)])
             assert len(put) == 4 and all(isinstance(ref, tensorhold.SampleRef) for ref in put)
             leaving = asyncio.create_task(store.take("a", timeout=30))
             await asyncio.sleep(0.2)

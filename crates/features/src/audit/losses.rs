@@ -130,12 +130,15 @@ impl Inner {
                 report.complete = true;
                 break;
             }
-            if caller.is_gone() || deadline.passed(&*self.runtime.clock) {
+            if !caller.may_wait() || deadline.passed(&*self.runtime.clock) {
                 break;
             }
         }
         if options.wait && !options.read_only && report.suspected > 0 {
-            report.complete &= self.reclaim.losses.none_left(self.runtime.left(deadline)).await;
+            report.complete &= tokio::select! {
+                none_left = self.reclaim.losses.none_left(self.runtime.left(deadline)) => none_left,
+                () = caller.waits_end() => false,
+            };
         }
         report.complete &= report.no_room == 0;
         report.lost = self.runtime.count.read().lost - lost_before;

@@ -212,7 +212,7 @@ impl Inner {
         }
         let mut pace = Pace::new(options.rate, &*self.runtime.clock);
         for batch in orphans.chunks(REMOVED.min(self.runtime.max_batch())) {
-            if caller.is_gone() || deadline.passed(&*self.runtime.clock) {
+            if !caller.may_wait() || deadline.passed(&*self.runtime.clock) {
                 report.complete = false;
                 break;
             }
@@ -277,8 +277,8 @@ impl Inner {
             samples.dedup();
             let mut unknown = Vec::new();
             for asked in samples.chunks(ASKED) {
-                if caller.is_gone() {
-                    return Err(Error::unavailable(OPERATION, "the caller has left"));
+                if !caller.may_wait() {
+                    return Err(caller.ended(OPERATION, "the caller has left"));
                 }
                 let known = self.runtime.index.known(asked, self.runtime.left(deadline)).await?;
                 unknown.extend(asked.iter().cloned().zip(known).filter_map(|(sample, known)| {
