@@ -111,8 +111,7 @@ impl Quota {
                 writes.push(Write::put(key, deposit.to_string()));
             }
             let transaction = Transaction { conditions, writes };
-            let left = deadline.remaining(self.core.clock());
-            match self.core.txn_store().transact(&transaction, left).await {
+            match self.core.transact_here(&transaction, deadline).await {
                 Ok(TxnOutcome::Committed(_)) => {
                     tries = 0;
                     continue;
