@@ -22,8 +22,8 @@ use tensorhold_engine::Engine;
 use tensorhold_engine_mooncake::{MooncakeConfig, MooncakeEngine};
 use tensorhold_features::seal::Keyring;
 use tensorhold_features::{FeatureConfig, FeatureStore};
-use tensorhold_index::{Identity, Index, IndexConfig, TxnIndex};
 use tensorhold_index::placement::NewStore;
+use tensorhold_index::{Identity, Index, IndexConfig, TxnIndex};
 use tensorhold_index_etcd::{EtcdClusters, EtcdConfig, EtcdStore, open_store, restore_guard};
 
 use crate::loan_table::{EngineReaper, LoanTable};

@@ -126,11 +126,18 @@ async fn tenants_have_a_whole_store_each_and_nothing_of_the_others() {
         // Its certificate is in its name: that is enough.
         open(etcd.config_of(b, None)).await,
     );
-    live(&placed(&kv_a, etcd.config_of(a, Some(PASSWORD)), a).await.expect("a's store")).await;
+    live(
+        &placed(&kv_a, etcd.config_of(a, Some(PASSWORD)), a)
+            .await
+            .expect("a's store"),
+    )
+    .await;
     live(&placed(&kv_b, etcd.config_of(b, None), b).await.expect("b's store")).await;
 
     // Through Tensorhold, with a's identity, at b's store.
-    let error = placed(&kv_a, etcd.config_of(a, Some(PASSWORD)), b).await.expect_err("another's store");
+    let error = placed(&kv_a, etcd.config_of(a, Some(PASSWORD)), b)
+        .await
+        .expect_err("another's store");
     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
     let theirs = index(&kv_a, b);
     let error = theirs.open_session(CALL).await.expect_err("another's store");

@@ -276,7 +276,14 @@ async fn open_index(endpoints: &[String]) -> Result<(Arc<dyn TxnStore>, TxnIndex
     let home = EtcdStore::open(config.clone(), clock.clone(), WITHIN).await;
     let clusters = EtcdClusters::new(home.context("cannot open etcd")?, config, clock);
     let store = StoreId::new(STORE)?;
-    let txn_store = open_store(Arc::new(clusters), &store, NewStore::Begins, Arc::new(SystemRng), WITHIN).await;
+    let txn_store = open_store(
+        Arc::new(clusters),
+        &store,
+        NewStore::Begins,
+        Arc::new(SystemRng),
+        WITHIN,
+    )
+    .await;
     let txn_store = txn_store.context("cannot open the store")?;
     let index = TxnIndex::new(
         Arc::clone(&txn_store),

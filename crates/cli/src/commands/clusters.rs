@@ -26,7 +26,9 @@ pub(crate) async fn run(
     match change {
         None => progress.wait("asking etcd", list(reach, context)).await,
         Some(ClustersChange::Add { name, endpoints, again }) => {
-            progress.wait("adding the cluster", add(reach, name, endpoints, again)).await
+            progress
+                .wait("adding the cluster", add(reach, name, endpoints, again))
+                .await
         }
         Some(ClustersChange::Open { name }) => progress.wait("asking etcd", open(reach, name, true)).await,
         Some(ClustersChange::Close { name }) => progress.wait("asking etcd", open(reach, name, false)).await,
@@ -52,11 +54,17 @@ async fn list(reach: &Reach, context: &Context<'_>) -> Result<Answer, Failure> {
     for place in places.map_err(|error| reach.failure(&error))? {
         let store = place.store.as_str();
         if let Some(also) = &place.also {
-            notes.push_str(&format!("\nstore {} cannot be opened: cluster {also} has one of that name, too", shown(store)));
+            notes.push_str(&format!(
+                "\nstore {} cannot be opened: cluster {also} has one of that name, too",
+                shown(store)
+            ));
         }
         match place.cluster {
             Some(cluster) => on.entry(cluster).or_default().push(store.to_owned()),
-            None => notes.push_str(&format!("\nstore {} cannot be opened: there is no record of where it is", shown(store))),
+            None => notes.push_str(&format!(
+                "\nstore {} cannot be opened: there is no record of where it is",
+                shown(store)
+            )),
         }
     }
     let mut rows = table(context.output, &["cluster", "stores", "new stores", "addresses"]);
@@ -71,7 +79,9 @@ async fn list(reach: &Reach, context: &Context<'_>) -> Result<Answer, Failure> {
         };
         let is_open = address.map_or(is_home && map.home, |address| address.open);
         if address.is_none() && !is_home {
-            notes.push_str(&format!("\ncluster {name} is not known any more: `tensorhold clusters add {name} … --again`"));
+            notes.push_str(&format!(
+                "\ncluster {name} is not known any more: `tensorhold clusters add {name} … --again`"
+            ));
         }
         let new = if is_open { "yes" } else { "no" };
         rows.add_row([
@@ -98,11 +108,16 @@ async fn add(reach: &Reach, name: String, endpoints: Vec<String>, again: bool) -
     let (clusters, left) = (&*reach.clusters, reach.left());
     let added = add_cluster(clusters, &name, &endpoints, again, &*reach.clock, &SystemRng, left).await;
     let report = added.map_err(|error| Failure::of(format!("cluster {name} was not added"), &error))?;
-    let mut text = format!("cluster {name} is part of the index now; new stores may begin on it, and stay where they began\n");
+    let mut text =
+        format!("cluster {name} is part of the index now; new stores may begin on it, and stay where they began\n");
     text.push_str(&found(&report));
     let value = object!("cluster": name.as_str(), "endpoints": endpoints, "twice": stores(&report.twice));
     let answer = Answer::new(value, text);
-    Ok(if report.twice.is_empty() { answer } else { answer.with_code(WRONG) })
+    Ok(if report.twice.is_empty() {
+        answer
+    } else {
+        answer.with_code(WRONG)
+    })
 }
 
 async fn open(reach: &Reach, name: String, open: bool) -> Result<Answer, Failure> {
@@ -120,7 +135,9 @@ async fn remove(reach: &Reach, name: String) -> Result<Answer, Failure> {
     let told = removed.map_err(|error| Failure::of(format!("cluster {name} was not removed"), &error))?;
     let mut text = format!("cluster {name} is no part of the index any more\n");
     if !told {
-        text.push_str("It did not answer, so it still says that it is: to use it in another index, delete its key `clusters`.\n");
+        text.push_str(
+            "It did not answer, so it still says that it is: to use it in another index, delete its key `clusters`.\n",
+        );
     }
     Ok(Answer::new(object!("cluster": name.as_str(), "told": told), text))
 }
@@ -137,7 +154,10 @@ pub(super) fn checked_answer(report: &CheckReport) -> Answer {
     let value = object!("brought_back": stores(&report.brought_back), "twice": stores(&report.twice), "silent": silent);
     let is_well = report.twice.is_empty() && report.silent.is_empty();
     let text = match is_well {
-        true => format!("{}every cluster was asked for its stores; new stores may begin\n", found(report)),
+        true => format!(
+            "{}every cluster was asked for its stores; new stores may begin\n",
+            found(report)
+        ),
         false => found(report),
     };
     let answer = Answer::new(value, text);
@@ -153,7 +173,10 @@ pub(super) fn found(report: &CheckReport) -> String {
     let mut text = String::new();
     let mut line = |line: String| text.extend([line.as_str(), "\n"]);
     for (store, cluster) in &report.brought_back {
-        line(format!("store {} is on cluster {cluster}; the home knows it again", shown(store.as_str())));
+        line(format!(
+            "store {} is on cluster {cluster}; the home knows it again",
+            shown(store.as_str())
+        ));
     }
     for (store, cluster) in &report.twice {
         line(format!(

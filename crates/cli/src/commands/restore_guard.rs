@@ -57,12 +57,16 @@ pub(crate) async fn run(
         Ok(report) => (found(&report), report.twice.is_empty() && report.silent.is_empty()),
         Err(error) => {
             let why = shown(error.message());
-            let line = format!("the clusters were not checked: {why}. Before new stores begin: `tensorhold clusters check`\n");
+            let line =
+                format!("the clusters were not checked: {why}. Before new stores begin: `tensorhold clusters check`\n");
             (line, false)
         }
     };
     text.push_str(&checked);
-    let answer = Answer::new(object!("epoch": epoch, "root": settings.etcd.root, "checked": is_well), text);
+    let answer = Answer::new(
+        object!("epoch": epoch, "root": settings.etcd.root, "checked": is_well),
+        text,
+    );
     Ok(if is_well { answer } else { answer.with_code(WRONG) })
 }
 

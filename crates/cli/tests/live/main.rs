@@ -54,12 +54,20 @@ impl Process {
     async fn open(endpoints: &Endpoints, role: &str, sweep_every: Option<Duration>) -> Self {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let config = EtcdConfig::new(endpoints.etcd.clone());
-        let etcd = EtcdStore::open(config.clone(), Arc::clone(&clock), WITHIN).await.expect("etcd");
+        let etcd = EtcdStore::open(config.clone(), Arc::clone(&clock), WITHIN)
+            .await
+            .expect("etcd");
         let clusters = Arc::new(EtcdClusters::new(etcd, config, Arc::clone(&clock)));
         let name = "run-7".parse().expect("a name");
         let rng = Arc::new(SystemRng);
         let opened = open_store(clusters, &name, NewStore::Begins, rng.clone(), WITHIN).await;
-        let index = TxnIndex::new(opened.expect("the store"), &name, index_config(), Arc::clone(&clock), rng.clone());
+        let index = TxnIndex::new(
+            opened.expect("the store"),
+            &name,
+            index_config(),
+            Arc::clone(&clock),
+            rng.clone(),
+        );
         let index = Arc::new(index.with_identity(Identity {
             program: "train.py".to_owned(),
             host: "node-1".to_owned(),

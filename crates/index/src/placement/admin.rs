@@ -110,7 +110,10 @@ pub async fn add_cluster(
 ) -> Result<CheckReport> {
     let deadline = Deadline::after(clock, within);
     if *name == ClusterName::home() {
-        return Err(Error::invalid(OPERATION, "the home is the etcd that every process is told about"));
+        return Err(Error::invalid(
+            OPERATION,
+            "the home is the etcd that every process is told about",
+        ));
     }
     let home = clusters.home();
     let view = MapView::read(&*home, deadline.remaining(clock)).await?;
@@ -164,12 +167,7 @@ pub async fn add_cluster(
 }
 
 /// Writes on an etcd that it is a cluster of an index. One that has a store already is refused: it is a home.
-async fn join(
-    there: &dyn TxnStore,
-    member: &Member,
-    clock: &dyn Clock,
-    deadline: Deadline,
-) -> Result<()> {
+async fn join(there: &dyn TxnStore, member: &Member, clock: &dyn Clock, deadline: Deadline) -> Result<()> {
     let transaction = Transaction {
         conditions: vec![Condition::Absent(MAP_KEY.to_owned())],
         writes: vec![Write::put(MAP_KEY, encoded(OPERATION, member)?)],

@@ -79,7 +79,11 @@ impl Locator {
             if place.cluster == ClusterName::home() {
                 let is_here = Condition::Unchanged(self.layout.place(), version);
                 let txn_store = home;
-                return Ok(Found { place, txn_store, is_here });
+                return Ok(Found {
+                    place,
+                    txn_store,
+                    is_here,
+                });
             }
             let txn_store = self.connect(&seen.view, &place.cluster, deadline).await?;
             let Some(version) = self.mark(&*txn_store, &place, deadline).await? else {
@@ -89,7 +93,11 @@ impl Locator {
             let again = self.look(&*home, deadline).await?;
             if again.place.is_some_and(|(again, _)| again == place) {
                 let is_here = Condition::Unchanged(self.layout.here(), version);
-                return Ok(Found { place, txn_store, is_here });
+                return Ok(Found {
+                    place,
+                    txn_store,
+                    is_here,
+                });
             }
         }
         let message = "where this store is changes all the time: are several checks or changes of clusters running?";
@@ -171,7 +179,8 @@ impl Locator {
 
     async fn connect(&self, view: &MapView, cluster: &ClusterName, deadline: Deadline) -> Result<Arc<dyn TxnStore>> {
         let address = view.map.clusters.get(cluster).ok_or_else(|| {
-            let message = "the index has lost the cluster that this store is on: add it again with `tensorhold clusters add`";
+            let message =
+                "the index has lost the cluster that this store is on: add it again with `tensorhold clusters add`";
             self.error(ErrorKind::Unavailable, message).with("cluster", cluster)
         })?;
         let txn_store = self.clusters.connect(&address.endpoints, self.left(deadline)).await?;
@@ -258,7 +267,13 @@ pub(super) async fn is_member(
 /// What a cluster says of itself, and the version of that.
 pub(super) async fn role(txn_store: &dyn TxnStore, within: Duration) -> Result<(Option<Role>, Option<Version>)> {
     let [map, _] = MapView::reads();
-    let entry: Option<Entry> = txn_store.read(&[map], within).await?.entries.into_iter().flatten().next();
+    let entry: Option<Entry> = txn_store
+        .read(&[map], within)
+        .await?
+        .entries
+        .into_iter()
+        .flatten()
+        .next();
     Ok((Role::of(entry.as_ref())?, entry.map(|entry| entry.version)))
 }
 

@@ -48,7 +48,11 @@ impl PlacedStore {
             clock,
             rng,
         };
-        let Found { place, txn_store, is_here } = locator.locate(new, deadline).await?;
+        let Found {
+            place,
+            txn_store,
+            is_here,
+        } = locator.locate(new, deadline).await?;
         Ok(Self {
             locator,
             txn_store,

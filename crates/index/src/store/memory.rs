@@ -56,9 +56,7 @@ use tensorhold_custody::{SessionId, Version};
 use self::session::MemorySession;
 use self::state::State;
 use self::watch::MemoryWatch;
-use super::{
-    Entry, History, Limits, Read, Snapshot, StoreSession, Transaction, TxnOutcome, TxnStore, Watch, check,
-};
+use super::{Entry, History, Limits, Read, Snapshot, StoreSession, Transaction, TxnOutcome, TxnStore, Watch, check};
 
 pub use self::faults::{Fate, Faults};
 pub use self::state::Saved;

@@ -1,5 +1,10 @@
 //! Where stores are: what could bring one to two places, or to none, in memory.
-#![allow(clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "a test says what it expects")]
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test says what it expects"
+)]
 
 mod random;
 mod world;
@@ -75,12 +80,21 @@ async fn a_store_stays_where_it_began_whatever_the_map_says_later() {
     assert_eq!(found.cluster(), ClusterName::home());
     close(&operator, "home", true).await;
     close(&operator, "b", false).await;
-    let (found, _) = world.process().open(&store("at b"), NewStore::Begins).await.expect("open");
+    let (found, _) = world
+        .process()
+        .open(&store("at b"), NewStore::Begins)
+        .await
+        .expect("open");
     assert_eq!(found.cluster(), name("b"), "a closed cluster keeps its stores");
     let error = remove(&operator, "b").await.expect_err("a store is on it");
     assert_eq!(error.fact("one_of_them"), Some("at b"), "{error}");
-    let places = store_places(operator.client("home"), &*world.clock, CALL).await.expect("a list");
-    let on: Vec<_> = places.iter().map(|one| (one.store.as_str(), one.cluster.clone())).collect();
+    let places = store_places(operator.client("home"), &*world.clock, CALL)
+        .await
+        .expect("a list");
+    let on: Vec<_> = places
+        .iter()
+        .map(|one| (one.store.as_str(), one.cluster.clone()))
+        .collect();
     assert_eq!(on, [("at b", Some(name("b"))), ("at home", Some(ClusterName::home()))]);
     session.close(CALL).await.expect("closed");
 }
@@ -107,7 +121,10 @@ async fn a_process_that_connected_before_cannot_open_a_session_where_the_store_i
     let session = index.open_session(CALL).await.expect("a session");
     assert!(world.etcd("b").expire(session.id()));
     // While it sleeps, an operator deletes what says that the store is there, and puts it elsewhere.
-    let place = world.value("home", "s/place").expect("a place").replace("\"b\"", "\"home\"");
+    let place = world
+        .value("home", "s/place")
+        .expect("a place")
+        .replace("\"b\"", "\"home\"");
     world.put("home", "s/place", &place).await;
     let gone = Transaction {
         conditions: Vec::new(),
@@ -148,12 +165,17 @@ async fn a_home_that_was_restored_begins_no_store_before_every_cluster_was_asked
     close_after_restore(&operator).await;
 
     let new = world.process();
-    let error = new.open(&store("s"), NewStore::Begins).await.expect_err("not known where it is");
+    let error = new
+        .open(&store("s"), NewStore::Begins)
+        .await
+        .expect_err("not known where it is");
     assert!(error.message().contains("clusters check"), "{error}");
     operator.client("b").store.faults().outage(1);
     let report = check_clusters(&*operator, &*world.clock, CALL).await.expect("a report");
     assert_eq!(report.silent.len(), 1, "{report:?}");
-    new.open(&store("other"), NewStore::Begins).await.expect_err("b has not answered");
+    new.open(&store("other"), NewStore::Begins)
+        .await
+        .expect_err("b has not answered");
     let error = remove(&operator, "b").await.expect_err("it may have stores");
     assert!(error.message().contains("clusters check"), "{error}");
 
@@ -168,7 +190,11 @@ async fn a_home_that_was_restored_begins_no_store_before_every_cluster_was_asked
 
 /// The home is open again, so that a new store would begin there.
 async fn close_after_restore(operator: &Arc<Process>) {
-    operator.client("home").read(&[], CALL).await.expect_err("another epoch");
+    operator
+        .client("home")
+        .read(&[], CALL)
+        .await
+        .expect_err("another epoch");
     close(operator, "home", true).await;
     close(operator, "b", false).await;
 }
@@ -179,10 +205,16 @@ async fn a_store_that_is_there_twice_is_refused_until_one_is_deleted() {
     let (_, index) = world.process().open(&store("s"), NewStore::Begins).await.expect("open");
     index.open_session(CALL).await.expect("a session");
     // As if the home had been restored and nobody had run the guard.
-    world.put("home", "s/place", r#"{"cluster":"home","id":"another"}"#).await;
+    world
+        .put("home", "s/place", r#"{"cluster":"home","id":"another"}"#)
+        .await;
     let report = check_clusters(&*operator, &*world.clock, CALL).await.expect("a report");
     assert_eq!(report.twice, [(store("s"), name("b"))]);
-    let error = world.process().open(&store("s"), NewStore::Begins).await.expect_err("twice");
+    let error = world
+        .process()
+        .open(&store("s"), NewStore::Begins)
+        .await
+        .expect_err("twice");
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
     let keys = world.etcd("b").dump().into_iter().map(|entry| entry.key);
     let delete = Transaction {
@@ -192,7 +224,11 @@ async fn a_store_that_is_there_twice_is_refused_until_one_is_deleted() {
     world.etcd("b").transact(&delete, CALL).await.expect("deleted");
     let report = check_clusters(&*operator, &*world.clock, CALL).await.expect("a report");
     assert_eq!(report.twice, []);
-    let (found, _) = world.process().open(&store("s"), NewStore::Begins).await.expect("settled");
+    let (found, _) = world
+        .process()
+        .open(&store("s"), NewStore::Begins)
+        .await
+        .expect("settled");
     assert_eq!(found.cluster(), ClusterName::home());
 }
 
@@ -207,12 +243,20 @@ async fn a_store_never_begins_on_the_samples_of_another_one() {
 
     add(&operator, "c", false).await.expect("added");
     close(&operator, "home", false).await;
-    for (key, value) in [("x/s/theirs", "a sample"), ("y/here", r#"{"id":"another"}"#), ("y/s/theirs", "")] {
+    for (key, value) in [
+        ("x/s/theirs", "a sample"),
+        ("y/here", r#"{"id":"another"}"#),
+        ("y/s/theirs", ""),
+    ] {
         world.put("c", key, value).await;
     }
     world.put("home", "z/s/theirs", "a sample").await;
     for taken in ["x", "y", "z"] {
-        let error = world.process().open(&store(taken), NewStore::Begins).await.expect_err("theirs");
+        let error = world
+            .process()
+            .open(&store(taken), NewStore::Begins)
+            .await
+            .expect_err("theirs");
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
     }
     // A mark alone is of a process that died before there was anything.
@@ -263,14 +307,18 @@ async fn a_cluster_that_does_not_answer_keeps_nobody_from_anything_but_its_store
     add(&operator, "c", false).await.expect("added");
     close(&operator, "c", false).await;
     operator.client("c").store.faults().outage(usize::MAX);
-    store_places(operator.client("home"), &*world.clock, CALL).await.expect("a list");
+    store_places(operator.client("home"), &*world.clock, CALL)
+        .await
+        .expect("a list");
     close(&operator, "b", false).await;
     close(&operator, "b", true).await;
     assert!(!remove(&operator, "c").await.expect("removed"), "it could not be told");
     let (found, _) = world.process().open(&store("s"), NewStore::Begins).await.expect("open");
     assert_eq!(found.cluster(), name("b"));
     operator.client("c").store.faults().outage(0);
-    let error = add(&operator, "c", false).await.expect_err("it still says that it is one");
+    let error = add(&operator, "c", false)
+        .await
+        .expect_err("it still says that it is one");
     assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
     add(&operator, "c", true).await.expect("added");
 }
@@ -280,7 +328,10 @@ async fn only_a_closed_cluster_without_a_store_is_removed() {
     let (world, operator) = with_b().await;
     let error = remove(&operator, "b").await.expect_err("open");
     assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
-    assert_eq!(remove(&operator, "x").await.expect_err("none").kind(), ErrorKind::NotFound);
+    assert_eq!(
+        remove(&operator, "x").await.expect_err("none").kind(),
+        ErrorKind::NotFound
+    );
     close(&operator, "b", false).await;
     assert!(remove(&operator, "b").await.expect("removed"));
     assert_eq!(world.value("b", MAP_KEY), None, "it was told");
@@ -318,7 +369,11 @@ async fn another_etcd_at_a_clusters_address_is_refused() {
         writes: vec![Write::Delete(MAP_KEY.to_owned())],
     };
     world.etcd("b").transact(&gone, CALL).await.expect("deleted");
-    let error = world.process().open(&store("s"), NewStore::Begins).await.expect_err("not b");
+    let error = world
+        .process()
+        .open(&store("s"), NewStore::Begins)
+        .await
+        .expect_err("not b");
     assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
     let error = add(&operator, "b", false).await.expect_err("not b");
     assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
@@ -349,18 +404,28 @@ async fn a_record_of_the_place_that_cannot_be_read_is_an_error_and_no_answer() {
         let process = world.process();
         let (_, index) = process.open(&store("s"), NewStore::Begins).await.expect("open");
         world.put("home", "s/place", value).await;
-        let error = process.open(&store("s"), NewStore::Begins).await.expect_err("not known");
+        let error = process
+            .open(&store("s"), NewStore::Begins)
+            .await
+            .expect_err("not known");
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{value}: {error}");
         index.confirm_place(CALL).await.expect_err("not known");
         world.put("home", MAP_KEY, value).await;
-        process.open(&store("t"), NewStore::Begins).await.expect_err("not known");
+        process
+            .open(&store("t"), NewStore::Begins)
+            .await
+            .expect_err("not known");
     }
 }
 
 #[tokio::test]
 async fn whoever_only_looks_begins_nothing() {
     let (world, _) = with_b().await;
-    let error = world.process().open(&store("s"), NewStore::IsLeft).await.expect_err("none");
+    let error = world
+        .process()
+        .open(&store("s"), NewStore::IsLeft)
+        .await
+        .expect_err("none");
     assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
     assert_eq!(world.with_keys("s/", &[]), [""; 0]);
     let condition = Condition::Absent("s/place".to_owned());

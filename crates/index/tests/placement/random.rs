@@ -108,7 +108,9 @@ impl Case {
 
     /// One call of one who is at work.
     fn step(&mut self) {
-        let of = self.rng.below(self.users.len() as u64 + u64::from(self.operator.is_some()));
+        let of = self
+            .rng
+            .below(self.users.len() as u64 + u64::from(self.operator.is_some()));
         let at = usize::try_from(of).expect("small");
         if self.users.is_empty() && self.operator.is_none() {
             return;
@@ -129,10 +131,14 @@ impl Case {
         for store in STORES {
             let alive = self.world.with_keys(&format!("{store}/n/"), &[]);
             assert!(alive.len() <= 1, "store {store} is live at {alive:?}");
-            let (Some(alive), Some(place)) = (alive.first(), self.world.value("home", &format!("{store}/place"))) else {
+            let (Some(alive), Some(place)) = (alive.first(), self.world.value("home", &format!("{store}/place")))
+            else {
                 continue;
             };
-            assert!(place.contains(&format!("{:?}", alive)), "live at {alive}, and the home says {place}");
+            assert!(
+                place.contains(&format!("{:?}", alive)),
+                "live at {alive}, and the home says {place}"
+            );
         }
     }
 
@@ -145,7 +151,12 @@ impl Case {
                 return;
             };
             let session = index.open_session(CALL).await.ok();
-            held.lock().push(Held { store, placed, index, session });
+            held.lock().push(Held {
+                store,
+                placed,
+                index,
+                session,
+            });
         }));
     }
 
@@ -183,7 +194,10 @@ impl Case {
             if one.index.confirm_place(CALL).await.is_ok() {
                 let alive = world.with_keys(&format!("{}/n/", one.store), &[]);
                 let here = one.placed.cluster();
-                assert!(alive.iter().all(|alive| *alive == here.as_str()), "confirmed at {here}, live at {alive:?}");
+                assert!(
+                    alive.iter().all(|alive| *alive == here.as_str()),
+                    "confirmed at {here}, live at {alive:?}"
+                );
             }
             held.lock().push(one);
         }));
@@ -226,7 +240,9 @@ impl Case {
         if cluster == "home" {
             let home = operator.client("home");
             let known = read_map(home, CALL).await.expect("a map").unwrap_or_default();
-            let known = OTHERS.iter().filter(|name| known.clusters.keys().any(|one| one.as_str() == **name));
+            let known = OTHERS
+                .iter()
+                .filter(|name| known.clusters.keys().any(|one| one.as_str() == **name));
             self.members.lock().extend(known);
         }
         let members: Vec<&str> = self.members.lock().iter().copied().collect();
@@ -257,7 +273,9 @@ impl Case {
             }),
             2 | 3 => Box::pin(async move {
                 let home = operator.client("home");
-                close_cluster(home, &name(of_all), open, &*operator.world.clock, CALL).await.ok();
+                close_cluster(home, &name(of_all), open, &*operator.world.clock, CALL)
+                    .await
+                    .ok();
             }),
             4 => Box::pin(async move {
                 let removed = remove_cluster(&*operator, &name(cluster), &*operator.world.clock, CALL).await;
@@ -324,7 +342,10 @@ async fn check(operator: Arc<Process>) {
                 return;
             }
             // Another epoch began, or clusters were changed.
-            Err(error) => assert!(matches!(error.kind(), ErrorKind::Fenced | ErrorKind::Conflict), "{error}"),
+            Err(error) => assert!(
+                matches!(error.kind(), ErrorKind::Fenced | ErrorKind::Conflict),
+                "{error}"
+            ),
         }
     }
 }
@@ -351,7 +372,10 @@ fn number(variable: &str) -> Option<u64> {
 fn no_store_is_ever_live_twice_or_nowhere() {
     let only = number("TENSORHOLD_PLACEMENT_SEED");
     let cases = number("TENSORHOLD_PLACEMENT_CASES").unwrap_or(1500);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
     let mut total = Counts::default();
     for seed in only.map_or(0..cases, |seed| seed..seed + 1) {
         let ran = std::panic::catch_unwind(|| {
@@ -367,5 +391,8 @@ fn no_store_is_ever_live_twice_or_nowhere() {
         total.restores += counts.restores;
     }
     println!("{total:?}");
-    assert!(only.is_some() || (total.sessions > cases / 10 && total.restores > cases / 10), "{total:?}");
+    assert!(
+        only.is_some() || (total.sessions > cases / 10 && total.restores > cases / 10),
+        "{total:?}"
+    );
 }

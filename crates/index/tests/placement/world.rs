@@ -72,7 +72,8 @@ impl World {
     pub(crate) fn with_keys(&self, prefix: &str, but: &[&str]) -> Vec<&'static str> {
         let has = |store: &MemoryStore| {
             let keys = store.dump().into_iter().map(|entry| entry.key);
-            keys.filter(|key| key.starts_with(prefix)).any(|key| !but.contains(&key.as_str()))
+            keys.filter(|key| key.starts_with(prefix))
+                .any(|key| !but.contains(&key.as_str()))
         };
         let found = self.etcds.iter().filter(|(_, store)| has(store));
         found.map(|(name, _)| *name).collect()
@@ -173,7 +174,9 @@ impl TxnStore for Client {
         let outcome = self.store.transact(&own, within).await?;
         if outcome == TxnOutcome::Rejected {
             // Nothing was applied; as with etcd, the answer itself says which epoch it is.
-            self.read(&[], within).await.map_err(|error| error.with_retry(Retry::Safe))?;
+            self.read(&[], within)
+                .await
+                .map_err(|error| error.with_retry(Retry::Safe))?;
         }
         Ok(outcome)
     }
