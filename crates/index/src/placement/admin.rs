@@ -147,7 +147,7 @@ pub async fn add_cluster(
                      replaced, so that what it had is lost: add it with `--again`",
                 );
             }
-            None => join(&*there, &proposed, clock, deadline).await?,
+            None => join(&*there, &proposed, again, clock, deadline).await?,
         }
     };
     let report = reconcile(&*home, name, &*there, clock, deadline).await?;
@@ -166,8 +166,8 @@ pub async fn add_cluster(
     Ok(report)
 }
 
-/// Writes on an etcd that it is a cluster of an index. One that has a store already is refused: it is a home.
-async fn join(there: &dyn TxnStore, member: &Member, clock: &dyn Clock, deadline: Deadline) -> Result<()> {
+/// Writes on an etcd that it is a cluster of an index. A home is refused, and unless it was one before, an etcd with stores.
+async fn join(there: &dyn TxnStore, member: &Member, again: bool, clock: &dyn Clock, deadline: Deadline) -> Result<()> {
     let transaction = Transaction {
         conditions: vec![Condition::Absent(MAP_KEY.to_owned())],
         writes: vec![Write::put(MAP_KEY, encoded(OPERATION, member)?)],
@@ -178,8 +178,10 @@ async fn join(there: &dyn TxnStore, member: &Member, clock: &dyn Clock, deadline
         Err(error) => return Err(error),
     }
     // After it was written: from now on no store begins on it as on a home.
-    let found = stores(there, None, 1, clock, deadline.remaining(clock)).await?;
-    let Some(store) = found.first() else { return Ok(()) };
+    let found = records::<Place>(there, Layout::place, clock, deadline).await?;
+    let Some((store, _)) = found.iter().find(|(_, place)| place.is_some() || !again) else {
+        return Ok(());
+    };
     leave(there, &member.id, deadline.remaining(clock)).await?;
     let message = "this etcd has stores already, of an index of its own: take another etcd, or another root";
     Err(Error::invalid(OPERATION, message).with("store", store))
