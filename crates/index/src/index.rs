@@ -122,7 +122,11 @@ impl TxnIndex {
                 Ok(TxnOutcome::Committed(_)) => return Ok(()),
                 // It was read again where the store is.
                 Ok(TxnOutcome::Rejected) => {}
-                Err(error) if error.kind() == ErrorKind::Unavailable && !deadline.passed(self.core.clock()) => {
+                Err(error)
+                    if error.kind() == ErrorKind::Unavailable
+                        && error.retry() != Retry::Never
+                        && !deadline.passed(self.core.clock()) =>
+                {
                     tracing::debug!(OPERATION, %error, "trying again");
                 }
                 // Even if it was applied: no process keeps the session alive, so it ends by its time to live, and a

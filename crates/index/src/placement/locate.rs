@@ -155,7 +155,8 @@ impl Locator {
         if !view.is_verified() {
             let message = "the home of this index was restored, and it is not known yet which stores are on its other clusters: \
                            no new store begins before `tensorhold clusters check` has succeeded";
-            return Err(self.error(ErrorKind::Unavailable, message));
+            // An operator must do something: whoever opens a session does not try until its deadline.
+            return Err(self.error(ErrorKind::Unavailable, message).with_retry(Retry::Never));
         }
         let keys = self.layout.all();
         if let Some(key) = first_in(home, &keys, self.left(deadline)).await? {
@@ -181,7 +182,9 @@ impl Locator {
         let address = view.map.clusters.get(cluster).ok_or_else(|| {
             let message =
                 "the index has lost the cluster that this store is on: add it again with `tensorhold clusters add`";
-            self.error(ErrorKind::Unavailable, message).with("cluster", cluster)
+            self.error(ErrorKind::Unavailable, message)
+                .with_retry(Retry::Never)
+                .with("cluster", cluster)
         })?;
         let txn_store = self.clusters.connect(&address.endpoints, self.left(deadline)).await?;
         is_member(&*txn_store, cluster, &address.id, self.left(deadline)).await?;
