@@ -360,7 +360,6 @@ async fn finish(work: Work) {
 }
 
 fn number(variable: &str) -> Option<u64> {
-    #[expect(clippy::disallowed_methods, reason = "how long a test runs is its caller's choice")]
     std::env::var(variable).ok()?.parse().ok()
 }
 
