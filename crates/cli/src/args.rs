@@ -86,16 +86,10 @@ pub(crate) enum Command {
         #[command(subcommand)]
         change: Option<BudgetChange>,
     },
-    /// The etcd clusters of the index, and how many stores are on each; or add one
+    /// The etcd clusters of the index, and how many stores are on each; or change them
     Clusters {
         #[command(subcommand)]
         change: Option<ClustersChange>,
-    },
-    /// Move a store to another etcd cluster while it is in use
-    Move {
-        /// The name of the cluster, as `tensorhold clusters` says it
-        #[arg(value_name = "CLUSTER")]
-        to: String,
     },
     /// Samples that ran out of attempts
     #[command(subcommand)]
@@ -246,6 +240,9 @@ pub(crate) enum ClustersChange {
         /// The client addresses of its nodes, such as http://10.0.0.4:2379
         #[arg(required = true, value_name = "ENDPOINT")]
         endpoints: Vec<String>,
+        /// It was part of the index before, and it or the home was restored or replaced (docs/etcd-restore.md)
+        #[arg(long)]
+        again: bool,
     },
     /// Let new stores begin on a cluster
     Open {
@@ -257,6 +254,13 @@ pub(crate) enum ClustersChange {
         /// Its name
         name: String,
     },
+    /// Make a cluster no part of the index any more: it must be closed, and no store may be on it
+    Remove {
+        /// Its name
+        name: String,
+    },
+    /// Ask every cluster for its stores, after the home was restored (docs/etcd-restore.md)
+    Check,
 }
 
 #[derive(Debug, Subcommand)]

@@ -29,6 +29,7 @@ async fn guard(etcd: &EtcdCluster) -> String {
     restore_guard(config(&etcd.endpoints(), 0), clock(), START)
         .await
         .expect("the guard")
+        .epoch
 }
 
 fn group() -> GroupName {

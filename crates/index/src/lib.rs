@@ -15,7 +15,7 @@
 //! | `ready` | which samples are ready for a group, and waiting for more |
 //! | `quota` | the store's budget: paying, waiting, giving back |
 //! | `txn` | batches of decisions as transactions; sessions, the shared clock, quarantine, lists in parts |
-//! | [`placement`] | which of several clusters a store is on, following it, and moving it |
+//! | [`placement`] | which of several clusters a store is on |
 //! | `record` | keys, records, grant lists, and what is refused because of them |
 //! | [`store`] | the transactional store that is needed, and one in memory |
 
@@ -44,7 +44,7 @@ use tokio_util::sync::CancellationToken;
 pub use index::TxnIndex;
 pub use ops::lead::LeaderWatch;
 pub use ops::lost::LostWatch;
-pub use ops::stores::{has_clock, stores};
+pub use ops::stores::stores;
 pub use record::ahead::is_named_ahead;
 pub use record::identity::{Identity, LiveSession, SaidSettings};
 pub use record::office::{Leader, Leaders, Office};
@@ -361,6 +361,10 @@ pub trait Index: Send + Sync + Debug {
 
     /// Records that their objects could not be removed now.
     async fn free_failed(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>>;
+
+    /// Makes sure that the records of where the store is say that it is where this index reads it. Asked before something is
+    /// removed because this index has no record of it. An index whose store was not looked up cannot be elsewhere.
+    async fn confirm_place(&self, within: Duration) -> Result<()>;
 
     /// Whether the store underneath was restored or replaced, and what to do about it.
     fn history(&self) -> History {

@@ -37,9 +37,6 @@ const CHANGE: Duration = Duration::from_secs(30);
 /// How long freeing may take.
 const FREE: Duration = Duration::from_secs(120);
 
-/// How long moving a store may take.
-const MOVE: Duration = Duration::from_secs(3600);
-
 /// What every command has.
 pub(crate) struct Context<'a> {
     pub(crate) host: &'a Host,
@@ -88,12 +85,6 @@ pub(crate) async fn run(
         Command::Clusters { change } => {
             let usual = if change.is_some() { CHANGE } else { LOOK };
             clusters::run(&look(progress, usual).await?, change, &context, progress).await
-        }
-        Command::Move { to } => {
-            // A long timeout is for copying: a cluster that does not answer is told as soon as by any other command.
-            let opening = Reach::open(settings, within(LOOK).min(LOOK));
-            let reach = progress.wait("asking etcd", opening).await?;
-            clusters::move_to(&reach, &to, within(MOVE), progress).await
         }
         Command::Quarantine(what) => quarantine::run(&look(progress, LOOK).await?, what, &context, progress).await,
         Command::Steward(wanted) => steward::run(settings, wanted, place.json, host, out).await,

@@ -17,8 +17,9 @@ use serde_json::Value;
 use tensorhold_core::{Clock, Error, ErrorKind, Result, StoreId, SystemClock, SystemRng};
 use tensorhold_engine::Engine;
 use tensorhold_features::Identity;
+use tensorhold_index::placement::NewStore;
 use tensorhold_index::{Index, TxnIndex, stores};
-use tensorhold_index_etcd::{EtcdClusters, EtcdStore, NewStore, open_store};
+use tensorhold_index_etcd::{EtcdClusters, EtcdStore, open_store};
 use tensorhold_steward::http::auth::{TokenEntry, fingerprint, new_token};
 use tensorhold_steward::{Compact, Connect, EtcdOptions, Options, Steward, StoreOptions};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -221,7 +222,7 @@ impl Connect for Cluster {
     async fn index(&self, store: &StoreId, identity: Identity) -> Result<Arc<dyn Index>> {
         let clusters = Arc::clone(&self.etcd().await?.1);
         let index = TxnIndex::new(
-            open_store(clusters, store, NewStore::Begins, &SystemRng, CONNECT).await?,
+            open_store(clusters, store, NewStore::Begins, Arc::new(SystemRng), CONNECT).await?,
             store,
             self.settings.index.clone(),
             Arc::clone(&self.clock),

@@ -235,6 +235,10 @@ impl Index for HookedIndex {
         self.inner.watch_leaders(since, within).await
     }
 
+    async fn confirm_place(&self, within: Duration) -> Result<()> {
+        self.inner.confirm_place(within).await
+    }
+
     async fn tick(&self, within: Duration) -> Result<Tick> {
         self.inner.tick(within).await
     }

@@ -35,7 +35,9 @@
 //! - if an object's generation is larger than any that this index has given out ([`Known::Ahead`]);
 //! - if more than a handful of objects, and more than a set share of all, would go.
 //!
-//! The last two are reported, and `force` is for the operator who knows better.
+//! The last two are reported, and `force` is for the operator who knows better. And whatever the operator says, before each
+//! removal the records of where the store is are read again, at the index's home and on the store's cluster
+//! ([`tensorhold_index::Index::confirm_place`]): if they do not say that it is here, or cannot be read, the audit ends.
 //!
 //! # What if…
 //! - *…the process dies half-way?* The next audit finds the rest.
@@ -355,6 +357,8 @@ impl Inner {
         deadline: Deadline,
     ) -> Result<()> {
         self.one_history(Some(cuts))?;
+        // Right before each removal: what this index does not know says nothing if the store is elsewhere.
+        self.runtime.index.confirm_place(self.runtime.left(deadline)).await?;
         let samples: Vec<SampleRef> = batch.iter().map(|orphan| orphan.sample.clone()).collect();
         let known = self.runtime.index.known(&samples, self.runtime.left(deadline)).await?;
         let mut orphans = Vec::with_capacity(batch.len());

@@ -254,6 +254,13 @@ impl Index for TxnIndex {
         self.do_free_failed(session, items, self.core.deadline(within)).await
     }
 
+    async fn confirm_place(&self, within: Duration) -> Result<()> {
+        match self.core.txn_store().placed() {
+            Some(placed) => placed.confirm(within).await,
+            None => Ok(()),
+        }
+    }
+
     fn history(&self) -> History {
         self.core.txn_store().history()
     }

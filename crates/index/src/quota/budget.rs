@@ -114,8 +114,7 @@ impl Quota {
                 return Err(error.with("wanted", bytes).with("held", held).with("budget", now));
             }
             let transaction = Transaction { conditions, writes };
-            let left = deadline.remaining(self.core.clock());
-            match self.core.txn_store().transact(&transaction, left).await {
+            match self.core.transact_here(&transaction, deadline).await {
                 Ok(TxnOutcome::Committed(_)) if is_enough => {
                     self.budget.store(bytes, Ordering::Relaxed);
                     return Ok(bytes);
