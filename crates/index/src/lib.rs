@@ -51,8 +51,8 @@ pub use record::office::{Leader, Leaders, Office};
 pub use record::schema;
 use record::types::any_sample;
 pub use record::types::{
-    AckOutcome, Becomes, BudgetUse, Commit, CommitOutcome, Counts, FreeList, FreeTask, HeldLease, Known, LeaseGrant,
-    LeaseList, ListPlace, LiveSample, LostSample, MOST_CLAIMS, PassedOver, Quarantined, Record, RecordList,
+    AckOutcome, Backlog, Becomes, BudgetUse, Commit, CommitOutcome, Counts, FreeList, FreeTask, HeldLease, Known,
+    LeaseGrant, LeaseList, ListPlace, LiveSample, LostSample, MOST_CLAIMS, PassedOver, Quarantined, Record, RecordList,
     RecordQuery, Reserve, SampleRecord, SampleRef, Stage, SweepReport, Terms, Unreadable, Versioned,
 };
 pub use store::History;
@@ -300,6 +300,10 @@ pub trait Index: Send + Sync + Debug {
 
     /// How many records there are.
     async fn counts(&self, within: Duration) -> Result<Counts>;
+
+    /// What waits for the groups, in the order of their names: of the first `most` of those for which anything waits. For
+    /// people.
+    async fn backlog(&self, most: usize, within: Duration) -> Result<Vec<Backlog>>;
 
     /// The leases that are held now, the oldest first, up to `limit`; for people. What it costs grows with the number of
     /// leases, and not with the number of records. Of very many, those are looked at whose time ends first:

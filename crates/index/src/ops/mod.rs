@@ -1,6 +1,7 @@
 //! The operations of the index. Each module says what its operations read, what custody decides, and what is written.
 
 mod answers;
+mod backlog;
 mod commit;
 pub(crate) mod follow;
 mod free;
@@ -38,7 +39,7 @@ use crate::ready::shards::ReadyEntry;
 use crate::record::identity::LiveSession;
 use crate::record::office::{Leader, Leaders, Office};
 use crate::record::types::{
-    AckOutcome, BudgetUse, Commit, CommitOutcome, Counts, FreeList, Known, LeaseGrant, LeaseList, ListPlace,
+    AckOutcome, Backlog, BudgetUse, Commit, CommitOutcome, Counts, FreeList, Known, LeaseGrant, LeaseList, ListPlace,
     LiveSample, PassedOver, Quarantined, RecordList, RecordQuery, Reserve, SampleRecord, SampleRef, SweepReport, Terms,
     Unreadable,
 };
@@ -186,6 +187,10 @@ impl Index for TxnIndex {
 
     async fn counts(&self, within: Duration) -> Result<Counts> {
         self.do_counts(self.core.deadline(within)).await
+    }
+
+    async fn backlog(&self, most: usize, within: Duration) -> Result<Vec<Backlog>> {
+        self.do_backlog(most, self.core.deadline(within)).await
     }
 
     async fn leases(&self, limit: usize, within: Duration) -> Result<LeaseList> {

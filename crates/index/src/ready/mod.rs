@@ -416,7 +416,7 @@ pub(crate) fn parse(layout: &Layout, group: &GroupName, entry: &Entry) -> Result
 }
 
 /// The position and the sample that a key of the ready list names.
-fn place(layout: &Layout, group: &GroupName, key: &str) -> Result<(Generation, SampleId)> {
+pub(crate) fn place(layout: &Layout, group: &GroupName, key: &str) -> Result<(Generation, SampleId)> {
     let order = key
         .rsplit('/')
         .nth(1)

@@ -382,6 +382,11 @@ impl Layout {
         Some(from.to_owned()..shard.end)
     }
 
+    /// The ready lists of all groups.
+    pub(crate) fn all_ready(&self) -> Range<String> {
+        prefix(self.key(format_args!("q/")))
+    }
+
     pub(crate) fn ready(&self, group: &GroupName) -> Range<String> {
         prefix(self.key(format_args!("q/{group}/")))
     }

@@ -492,6 +492,12 @@ fn schemas_of_reports() -> Value {
                 ("first_waits_for", maybe("integer")),
             ]), {"type": "null"}]})),
             ("dead_letters", maybe("integer")),
+            ("lost", maybe("integer")),
+            ("backlog", list(&object(&[
+                ("group", text.clone()),
+                ("waiting", number.clone()),
+                ("oldest_seconds", maybe("integer")),
+            ]))),
             ("quarantined", maybe("integer")),
             ("audits", audits),
             ("actions", list(&object(&[("at_ms", number.clone()), ("what", text.clone()), ("why", text.clone())]))),
@@ -530,6 +536,7 @@ fn overview() -> Value {
         ("read_only", yes.clone()),
         ("whole", yes),
         ("look_every_ms", json!({"type": "integer"})),
+        ("attention", list.clone()),
         ("stores", list),
         ("etcd", json!({"type": ["object", "null"]})),
     ])
