@@ -203,7 +203,7 @@ fn samples_on(shell: &Shell, holder: &str) -> u64 {
 /// Drains one of two holders while samples are put, taken and acknowledged, and kills it as soon as it is said to be
 /// safe: no sample is lost and none is wrong.
 async fn drained_under_load(ha: bool, during: impl FnOnce(&Cluster) + Send + 'static) {
-    const LEAST: u32 = 160;
+    const LEAST: u32 = 400;
     let samples: u32 = std::env::var("TENSORHOLD_DRAIN_SAMPLES").map_or(LEAST, |text| text.parse().expect("a number"));
     let cluster = Arc::new(tokio::task::block_in_place(|| {
         start(2, 64.max(u64::from(samples) * 8192 >> 20), ha)
@@ -226,7 +226,7 @@ async fn drained_under_load(ha: bool, during: impl FnOnce(&Cluster) + Send + 'st
     let begun = clock.now();
     let draining = async {
         // One that runs out of time: the next goes on.
-        let first = run(&shell, &["drain", &holder, "--timeout", "4s"]).await;
+        let first = run(&shell, &["drain", &holder, "--timeout", "5s"]).await;
         assert!(
             first.code == 1 && first.out.contains("do not stop it"),
             "{before} samples take longer than that: {first:?}"
