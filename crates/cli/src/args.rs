@@ -108,6 +108,8 @@ pub(crate) enum Command {
         #[arg(long, requires = "repair")]
         force: bool,
     },
+    /// Make it safe to stop a holder: move what it holds of all stores to the others
+    Drain(Drain),
     /// Take samples out of circulation and free them
     Rm {
         /// The samples
@@ -210,6 +212,9 @@ pub(crate) struct Ls {
     /// Only samples that this session produced or holds
     #[arg(long, value_name = "SESSION")]
     pub(crate) session: Option<String>,
+    /// Only samples with a copy on this holder, as `why` names it; or on this host, if it has one holder
+    #[arg(long, value_name = "HOLDER")]
+    pub(crate) holder: Option<String>,
     /// Only samples that have been in their state for longer than this, such as 10m
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub(crate) older_than: Option<Duration>,
@@ -219,6 +224,16 @@ pub(crate) struct Ls {
     /// Go on after the place that the last page ended at
     #[arg(long, value_name = "PLACE")]
     pub(crate) after: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Drain {
+    /// The holder, as `why` names it; or its host, if that has one holder
+    #[arg(value_name = "HOLDER")]
+    pub(crate) holder: String,
+    /// Do not drain it: let it be given new objects again, after the drain that had this number
+    #[arg(long, value_name = "JOB")]
+    pub(crate) undo: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]

@@ -69,6 +69,20 @@ impl Reach {
         found.map_err(|error| self.failure(&error))
     }
 
+    /// All stores in the index, however many.
+    pub(crate) async fn all_stores(&self) -> Result<Vec<StoreId>, Failure> {
+        let mut all: Vec<StoreId> = Vec::new();
+        loop {
+            let part = stores(&self.etcd, all.last(), MOST_STORES, &*self.clock, self.left()).await;
+            let part = part.map_err(|error| self.failure(&error))?;
+            let is_last = part.len() < MOST_STORES;
+            all.extend(part);
+            if is_last {
+                return Ok(all);
+            }
+        }
+    }
+
     /// The store that the command is about: the one that is named, or the only one. It must exist.
     pub(crate) async fn store(&self) -> Result<StoreId, Failure> {
         if let Some(store) = &self.settings.store {

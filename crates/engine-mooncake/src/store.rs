@@ -170,6 +170,21 @@ impl Store {
         })
     }
 
+    /// Asks for one task per object: the module has no batch of them.
+    pub(crate) fn relocate(&self, keys: &[ObjectKey], from: &str, to: &str) -> Result<Vec<i64>> {
+        const OPERATION: &str = "engine.relocate";
+        attached(OPERATION, |py| {
+            let (store, method) = (self.object.bind(py), intern!(py, "create_move_task"));
+            let ask = |key: &ObjectKey| {
+                let answer = store.call_method1(method, (key.as_str(), from, to))?;
+                // The task's id, and the code. What became of the task is seen by where the object is.
+                answer.get_item(1)?.extract()
+            };
+            let asked: PyResult<Vec<i64>> = keys.iter().map(ask).collect();
+            asked.map_err(raised(OPERATION, "the engine's module raised an exception"))
+        })
+    }
+
     fn replication<'py>(&self, py: Python<'py>, options: &PutOptions) -> PyResult<Bound<'py, PyAny>> {
         let config = self.replicate_config.bind(py).call0()?;
         if options.replicas != 1 {

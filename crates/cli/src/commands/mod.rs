@@ -5,7 +5,9 @@ mod bench;
 mod budget;
 mod clusters;
 mod dead;
+mod drain;
 pub(crate) mod help;
+mod holders;
 mod list;
 mod people;
 mod quarantine;
@@ -36,6 +38,9 @@ const LOOK: Duration = Duration::from_secs(10);
 const CHANGE: Duration = Duration::from_secs(30);
 /// How long freeing may take.
 const FREE: Duration = Duration::from_secs(120);
+
+/// How long draining a holder may take.
+const DRAIN: Duration = Duration::from_secs(3600);
 
 /// What every command has.
 pub(crate) struct Context<'a> {
@@ -100,6 +105,12 @@ pub(crate) async fn run(
         Command::Audit { repair, force } => {
             let reach = look(progress, FREE).await?;
             audit::run(&reach, audit::Wanted { repair, force }, &context, progress).await
+        }
+        Command::Drain(wanted) => {
+            // The time is for moving: a server that does not answer is told as soon as by any other command.
+            let opening = Reach::open(settings, within(LOOK).min(LOOK));
+            let reach = progress.wait("asking etcd", opening).await?.renewed(within(DRAIN));
+            drain::run(&reach, wanted, &context, progress).await
         }
         Command::Rm { samples } => {
             let reach = look(progress, FREE).await?;

@@ -36,8 +36,17 @@ pub(crate) async fn engine(
     context: &Context<'_>,
     progress: &mut Progress<'_>,
 ) -> Result<Arc<dyn Engine>, Failure> {
-    let what = cannot(store);
-    let connect = engine_of(context.host, &what)?;
+    engine_for(reach, &cannot(store), context, progress).await
+}
+
+/// An engine; `what` is what cannot be done without one.
+pub(crate) async fn engine_for(
+    reach: &Reach,
+    what: &str,
+    context: &Context<'_>,
+    progress: &mut Progress<'_>,
+) -> Result<Arc<dyn Engine>, Failure> {
+    let connect = engine_of(context.host, what)?;
     crate::admin::listens(&reach.settings, reach.left()).await?;
     let settings = Value::Object(reach.settings.engine.clone()).to_string();
     let left = reach.left();
@@ -46,7 +55,7 @@ pub(crate) async fn engine(
     let engine = engine.map_err(|failure| {
         let error =
             tensorhold_core::Error::internal("command.engine", "the task that connects panicked or was cancelled");
-        Failure::of(what.clone(), &error.caused_by(failure))
+        Failure::of(what, &error.caused_by(failure))
     })?;
     engine.map_err(|error| Failure::of(what, &error))
 }
