@@ -136,7 +136,6 @@ pub(crate) fn run(options: &Options, live: u64, sessions: usize) -> Result<Repor
         conductor.ended.budgets.extend(budget);
     }
     drop(idle);
-    drop(other);
     Report::of(
         options,
         (live, sessions),
