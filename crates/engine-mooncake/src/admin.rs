@@ -103,6 +103,10 @@ struct SegmentsAnswer {
 struct Segment {
     #[serde(default)]
     segment_name: String,
+    #[serde(default)]
+    segment_id: String,
+    #[serde(default)]
+    te_endpoint: String,
     allocator_used_bytes: u64,
     allocator_capacity_bytes: u64,
 }
@@ -273,6 +277,8 @@ impl SegmentsAnswer {
     fn holders(self) -> Vec<Holder> {
         let holder = |segment: Segment| Holder {
             name: segment.segment_name,
+            address: segment.te_endpoint,
+            memory: segment.segment_id,
             dram_capacity: segment.allocator_capacity_bytes,
             dram_used: segment.allocator_used_bytes,
         };
@@ -292,6 +298,8 @@ impl SegmentsAnswer {
             ssd_capacity: gauge(metrics, "master_total_file_capacity_bytes"),
             ssd_used: gauge(metrics, "master_allocated_file_size_bytes"),
             objects: gauge(metrics, "master_key_count"),
+            // A holder that mounts asks to be mounted again, too; one that was given up and comes back asks only that.
+            mounts: gauge(metrics, "master_remount_segment_requests_total"),
         }
     }
 }
@@ -484,6 +492,21 @@ mod tests {
         let text = format!(r#"{{"segments":[{segment},{segment}]}}"#);
         let usage = parse::<SegmentsAnswer>("test", &text).expect("reads").usage("", 0);
         assert_eq!((usage.dram_used, usage.dram_capacity), (u64::MAX, 2));
+    }
+
+    #[test]
+    fn holders_are_read_as_the_master_writes_them() {
+        let text = r#"{"total_segments":1,"segments":[{"segment_name":"h:1","segment_id":"7-8","client_id":"1-2","base_address":"0x7f",
+            "size_bytes":64,"te_endpoint":"h:2","protocol":"tcp","status":"OK","allocator_used_bytes":3,"allocator_capacity_bytes":64}]}"#;
+        let holders = parse::<SegmentsAnswer>("test", text).expect("reads").holders();
+        let wanted = Holder {
+            name: "h:1".to_owned(),
+            address: "h:2".to_owned(),
+            memory: "7-8".to_owned(),
+            dram_capacity: 64,
+            dram_used: 3,
+        };
+        assert_eq!(holders, [wanted]);
     }
 
     #[test]

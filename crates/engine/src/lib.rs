@@ -123,7 +123,8 @@ pub trait Engine: Send + Sync + Debug {
     /// Capacity and use.
     fn usage(&self, within: Duration) -> Result<Usage>;
 
-    /// The holders that contribute memory now, in the order of their names: what [`Engine::usage`] sums up. For people.
+    /// The holders that contribute memory now, in the order of their names: what [`Engine::usage`] sums up. One that died
+    /// is among them until the engine notices; one that comes back has other memory than before.
     /// An engine that does not tell them apart says so (`Unsupported`), which is the default.
     fn holders(&self, within: Duration) -> Result<Vec<Holder>> {
         let _ = within;
