@@ -30,6 +30,7 @@
 //! | `x/o/{key}/{version}` | the original bytes of that record | as above |
 //! | `t` | the shared clock | tick |
 //! | `e/{office}` | the session that holds an office, and who that is (vanishes with it): [`crate::record::office`] | lead, resign |
+//! | `r` | the engine's holders, as they were seen last: [`crate::record::engine`] | the process that looks at them |
 //! | `m/here`, `m/away/{stay}`, `m/froze`, `m/mover` | which cluster the store is on: see [`crate::placement`] | placement, moves |
 //! | `b/budget` | the store's budget in bytes; without this key there is no budget | set_budget |
 //! | `b/a/{session}-{number}` | a deposit: bytes of the budget that no sample was paid with | reserve, freed: see [`crate::quota`] |
@@ -185,6 +186,10 @@ impl Layout {
 
     pub(crate) fn clock(&self) -> String {
         self.key(format_args!("t"))
+    }
+
+    pub(crate) fn holders(&self) -> String {
+        self.key(format_args!("r"))
     }
 
     pub(crate) fn office(&self, office: Office) -> String {
