@@ -25,6 +25,8 @@ const MOST_QUERY_BYTES: usize = 16 << 10;
 /// A holder's memory, as the master knows it.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Segment {
+    #[serde(default)]
+    pub(crate) segment_name: String,
     pub(crate) allocator_used_bytes: u64,
     pub(crate) allocator_capacity_bytes: u64,
 }

@@ -3,12 +3,13 @@
 use futures_util::future::join_all;
 use serde_json::Value;
 use tensorhold_core::StoreId;
-use tensorhold_index::{BudgetUse, Counts, Index as _, Stage};
+use tensorhold_index::{BudgetUse, Counts, HoldersSeen, Index as _, Stage};
 
 use super::Context;
 use super::record::stage_name;
 use crate::admin::Cluster;
 use crate::failure::Failure;
+use crate::holders::{Missing, missing, suspected};
 use crate::io::Progress;
 use crate::output::{Answer, draw, number, object, table, to_value};
 use crate::reach::Reach;
@@ -21,6 +22,7 @@ struct StoreStatus {
     store: StoreId,
     counts: Counts,
     budget: Option<BudgetUse>,
+    holders: HoldersSeen,
 }
 
 pub(crate) async fn run(reach: &Reach, context: &Context<'_>, progress: &mut Progress<'_>) -> Result<Answer, Failure> {
@@ -37,9 +39,11 @@ pub(crate) async fn run(reach: &Reach, context: &Context<'_>, progress: &mut Pro
     let engine = progress.wait("asking the master", engine).await;
     let engine = engine.unwrap_or_else(|failure| Err(failure.to_string()));
 
+    let missing = missing(stores.iter().map(|one| &one.holders), engine.as_ref().ok());
     let value = object!("items": stores.iter().map(StoreStatus::value).collect::<Vec<_>>(),
         "next": Value::Null,
         "stores": all.len(),
+        "missing_holders": missing.iter().map(Missing::value).collect::<Vec<_>>(),
         "engine": engine_value(engine.as_ref()),);
     let mut text = match stores.is_empty() {
         true => format!(
@@ -55,16 +59,26 @@ pub(crate) async fn run(reach: &Reach, context: &Context<'_>, progress: &mut Pro
         ));
     }
     text.push_str(&engine_text(engine.as_ref()));
+    missing.iter().for_each(|one| text.push_str(&one.line(context.now_ms)));
+    let suspected = stores
+        .iter()
+        .filter_map(|one| suspected(one.store.as_str(), &one.holders));
+    suspected.for_each(|line| text.extend([line.as_str(), "\n"]));
     Ok(Answer::new(value, text))
 }
 
 async fn look(reach: &Reach, store: &StoreId) -> Result<StoreStatus, Failure> {
     let index = reach.index(store).await?;
-    let (counts, budget) = tokio::join!(index.counts(reach.left()), index.budget_use(reach.left()));
+    let (counts, budget, holders) = tokio::join!(
+        index.counts(reach.left()),
+        index.budget_use(reach.left()),
+        index.holders_seen(reach.left())
+    );
     Ok(StoreStatus {
         store: store.clone(),
         counts: counts.map_err(|error| reach.failure(&error))?,
         budget: budget.map_err(|error| reach.failure(&error))?,
+        holders: holders.map_err(|error| reach.failure(&error))?,
     })
 }
 
@@ -79,6 +93,7 @@ impl StoreStatus {
             "sessions": self.counts.sessions,
             "ended_sessions": self.counts.ended_sessions,
             "waiting_producers": self.counts.waiting,
+            "suspected": self.holders.suspected,
             "budget": self.budget.as_ref().map(|budget| object!("bytes": budget.bytes, "free_bytes": budget.free, "used_bytes": budget.bytes.saturating_sub(budget.free),)),)
     }
 }
