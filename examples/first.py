@@ -7,10 +7,10 @@ import numpy as np
 
 try:
     with tensorhold.open("first") as store:
-        # A producer. The sample is there until both groups have acknowledged it.
+        # A producer. The sample stays until both groups have acknowledged it.
         store.put("sample-1", {"hidden": np.ones((4, 1024))}, groups=["trainers", "evaluators"])
         for lease in store.take("trainers"):  # a consumer, in this process or another
-            with lease:  # acknowledged at the end of the block, handed back if it raises; the last ack frees the sample
+            with lease:  # acknowledged at its end, handed back if it raises
                 print(lease.ref, lease.get(as_="numpy")["hidden"].sum())
 except tensorhold.Unavailable as error:
     sys.exit(f'No cluster answers: {error}. To start one on this machine: tensorhold up; eval "$(tensorhold env)"')

@@ -1,4 +1,4 @@
-"""Custody of tensors on a Mooncake Store cluster: kept while a consumer or reader needs them, then freed.
+"""A transactional queue for tensors on Mooncake Store: kept until every group has acknowledged, then freed.
 
 ::
 

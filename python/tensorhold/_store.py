@@ -16,7 +16,7 @@ __all__ = ["FeatureStore", "Lease"]
 
 
 class FeatureStore(StoreCalls):
-    """Samples of tensors in custody. Open one with :func:`tensorhold.open`; as a context manager it closes at the end.
+    """Samples of tensors, kept until every group has acknowledged them. Open one with :func:`tensorhold.open`; as a context manager it closes at the end.
 
     Threads may share it. Every call takes a ``timeout`` in seconds; the default is the store's setting. A store can be
     pickled and may cross a fork: in the other process it opens itself anew at its first call. That is impossible in a
@@ -55,7 +55,8 @@ class FeatureStore(StoreCalls):
         return self.connect()
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Ends this process's membership: waits for calls in flight and frees what was retired here. Idempotent."""
+        """Ends this process's membership: ends the calls that wait (they raise :class:`Unavailable`), waits for those whose
+        bytes move, and frees what was retired here. Idempotent."""
         closing = self._begin_close(self._calls.within(timeout))
         if closing is not None:
             closing.wait()

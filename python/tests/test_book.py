@@ -171,7 +171,7 @@ def test_what_is_made_from_the_code_is_what_the_code_says() -> None:
     assert page.read_text(encoding="utf-8") == made, "its first lines say how to make it again"
 
 
-@pytest.mark.parametrize("picture", ["sample", "page"])
+@pytest.mark.parametrize("picture", ["sample", "page", "parts"])
 def test_the_pictures_show_what_the_code_says(picture: str) -> None:
     command = [sys.executable, "-B", str(DOCS / f"pictures/{picture}.py"), "--check"]
     checked = subprocess.run(command, capture_output=True, text=True, timeout=60)

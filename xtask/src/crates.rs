@@ -117,6 +117,11 @@ fn cargo() -> Command {
     cargo
 }
 
+/// The names of the members of the workspace that can be published.
+pub(crate) fn names() -> Result<Vec<String>> {
+    Ok(published()?.into_iter().map(|package| package.name).collect())
+}
+
 /// The members of the workspace that can be published.
 fn published() -> Result<Vec<Package>> {
     let said = cargo()

@@ -17,6 +17,7 @@ mod fresh;
 mod fuzz;
 mod instrumented;
 mod kv;
+mod names;
 mod privilege;
 mod quickstart;
 mod readme;
@@ -54,6 +55,8 @@ enum Task {
     Load(cargo::Load),
     /// Packs the crates that can be published, as they would be; sends nothing
     Crates(crates::Crates),
+    /// Whether what our hints tell a user to install is ours, or what we mean; asks the registries
+    Names(names::Names),
     /// The documentation of all crates, warnings denied
     Docs,
     /// Runs the README's commands as they are printed
@@ -84,6 +87,7 @@ fn main() -> Result<()> {
         Task::Prove(options) => cargo::prove(&options),
         Task::Load(options) => cargo::load(&options),
         Task::Crates(options) => crates::run(&options),
+        Task::Names(options) => names::run(&options),
         Task::Docs => cargo::docs(),
         Task::Readme => readme::run(),
         Task::Quickstart(options) => quickstart::run(&options),

@@ -6,7 +6,7 @@
 use std::fmt;
 
 use tensorhold_core::{Error, ErrorKind, ObjectKey, Retry};
-use tensorhold_engine::{GetOutcome, PutOutcome, RemoveOutcome};
+use tensorhold_engine::{GetOutcome, PutOutcome, RelocateOutcome, RemoveOutcome};
 
 /// DRAM is full at the moment.
 const NO_AVAILABLE_HANDLE: i64 = -200;
@@ -132,6 +132,15 @@ pub(crate) fn remove(key: &ObjectKey, code: i64) -> RemoveOutcome {
         OBJECT_NOT_FOUND => RemoveOutcome::Absent,
         REPLICA_IS_NOT_READY => RemoveOutcome::Unfinished,
         _ => RemoveOutcome::Failed(error("engine.remove", code, Retry::Ambiguous).with("key", key)),
+    }
+}
+
+/// The outcome of one object of a request to move.
+pub(crate) fn relocate(key: &ObjectKey, code: i64) -> RelocateOutcome {
+    match code {
+        0 => RelocateOutcome::Asked,
+        OBJECT_NOT_FOUND => RelocateOutcome::Absent,
+        _ => RelocateOutcome::Failed(error("engine.relocate", code, Retry::Safe).with("key", key)),
     }
 }
 

@@ -69,7 +69,7 @@ use tensorhold_core::{Deadline, Error, ErrorKind, ObjectKey, Result, Retry, Syst
 use tensorhold_engine::batch::{check_count, check_limit, check_options, check_time, check_transfers};
 use tensorhold_engine::{
     Capabilities, Engine, EngineId, GetOutcome, Holder, HostMemory, Listing, Presence, PromoteOutcome, PutOptions,
-    PutOutcome, Region, Registrar, Registrations, RemoveOutcome, Transfer, Usage,
+    PutOutcome, Region, Registrar, Registrations, RelocateOutcome, RemoveOutcome, Transfer, Usage,
 };
 
 use admin::{Admin, Probed};
@@ -468,6 +468,22 @@ impl Engine for MooncakeEngine {
     fn holders(&self, within: Duration) -> Result<Vec<Holder>> {
         check_time("engine.holders", within)?;
         self.0.admin.holders(within)
+    }
+
+    fn relocate(&self, keys: &[ObjectKey], from: &str, to: &str, within: Duration) -> Result<Vec<RelocateOutcome>> {
+        const OPERATION: &str = "engine.relocate";
+        check_time(OPERATION, within)?;
+        check_count(OPERATION, keys.len(), &self.capabilities())?;
+        let (store, owned) = (Arc::clone(&self.0.store), keys.to_vec());
+        let (from, to) = (from.to_owned(), to.to_owned());
+        let codes = self.0.calls.run(OPERATION, Effect::Repeatable, within, move || {
+            store.relocate(&owned, &from, &to)
+        })??;
+        Ok(keys
+            .iter()
+            .zip(codes)
+            .map(|(key, code)| codes::relocate(key, code))
+            .collect())
     }
 }
 

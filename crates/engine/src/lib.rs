@@ -35,7 +35,7 @@ pub use metered::metered;
 pub use region::{EngineId, HostMemory, Region, Registrar, Span};
 pub use types::{
     Capabilities, GetOutcome, Holder, Listing, Pin, Presence, PromoteOutcome, PutOptions, PutOutcome, Registrations,
-    RemoveOutcome, Transfer, Usage,
+    RelocateOutcome, RemoveOutcome, Transfer, Usage,
 };
 
 /// A store of objects in other processes' memory, and on their SSDs.
@@ -85,6 +85,9 @@ pub use types::{
 /// **Promote** is a hint: objects that are on SSD and not in DRAM may come to DRAM, later or never. What is in DRAM gets a
 /// read lease, so that it is still there when it is read; the engine grants none with a promotion.
 ///
+/// **Relocate** is a request: a holder moves its copies of objects to another holder, later or never. An object that
+/// moves keeps its key, its bytes and its pin, and is readable all the time. Meanwhile a remove of it is `Unfinished`.
+///
 /// **Loss.** While the master is dead, no process knows where objects are, and nothing is a `Miss` or `Absent`: every
 /// outcome, or the call, is `Unavailable`. A holder that dies takes its objects with it, pinned or not: for a while
 /// they may be `Failed` (`Unavailable`), then they are a `Miss`. After holders and engine are back, the same engine
@@ -133,6 +136,17 @@ pub trait Engine: Send + Sync + Debug {
             ErrorKind::Unsupported,
             "engine.holders",
             "this engine does not tell its holders apart",
+        ))
+    }
+
+    /// Asks the holder `from` to move its copies of these objects in DRAM to the holder `to`; names as
+    /// [`Engine::holders`] tells them. An engine that cannot says so (`Unsupported`), which is the default.
+    fn relocate(&self, keys: &[ObjectKey], from: &str, to: &str, within: Duration) -> Result<Vec<RelocateOutcome>> {
+        let _ = (keys, from, to, within);
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            "engine.relocate",
+            "this engine does not move objects between holders",
         ))
     }
 }

@@ -144,6 +144,17 @@ pub enum PromoteOutcome {
     Failed(Error),
 }
 
+/// The outcome of a request to move one object to another holder.
+#[derive(Clone, Debug)]
+pub enum RelocateOutcome {
+    /// The holder has been asked. It moves the object later, or not at all.
+    Asked,
+    /// There is no such object.
+    Absent,
+    /// The request failed.
+    Failed(Error),
+}
+
 /// A part of the list of all objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listing {

@@ -15,7 +15,7 @@
 //! | `ready` | which samples are ready for a group, and waiting for more |
 //! | `quota` | the store's budget: paying, waiting, giving back |
 //! | `txn` | batches of decisions as transactions; sessions, the shared clock, quarantine, lists in parts |
-//! | [`placement`] | which of several clusters a store is on, following it, and moving it |
+//! | [`placement`] | which of several clusters a store is on |
 //! | `record` | keys, records, grant lists, and what is refused because of them |
 //! | [`store`] | the transactional store that is needed, and one in memory |
 
@@ -44,7 +44,7 @@ use tokio_util::sync::CancellationToken;
 pub use index::TxnIndex;
 pub use ops::lead::LeaderWatch;
 pub use ops::lost::LostWatch;
-pub use ops::stores::{has_clock, stores};
+pub use ops::stores::stores;
 pub use record::ahead::is_named_ahead;
 pub use record::engine::{HolderSeen, HoldersSeen, MissingHolder};
 pub use record::identity::{Identity, LiveSession, SaidSettings};
@@ -52,8 +52,8 @@ pub use record::office::{Leader, Leaders, Office};
 pub use record::schema;
 use record::types::any_sample;
 pub use record::types::{
-    AckOutcome, Becomes, BudgetUse, Commit, CommitOutcome, Counts, FreeList, FreeTask, HeldLease, Known, LeaseGrant,
-    LeaseList, ListPlace, LiveSample, LostSample, MOST_CLAIMS, PassedOver, Quarantined, Record, RecordList,
+    AckOutcome, Backlog, Becomes, BudgetUse, Commit, CommitOutcome, Counts, FreeList, FreeTask, HeldLease, Known,
+    LeaseGrant, LeaseList, ListPlace, LiveSample, LostSample, MOST_CLAIMS, PassedOver, Quarantined, Record, RecordList,
     RecordQuery, Reserve, SampleRecord, SampleRef, Stage, SweepReport, Terms, Unreadable, Versioned,
 };
 pub use store::History;
@@ -130,7 +130,7 @@ pub trait Index: Send + Sync + Debug {
     async fn open_session(&self, within: Duration) -> Result<Session>;
 
     /// Sets the store's budget in bytes, or changes it. Sessions that are opened after the first time need quota to
-    /// reserve. A budget that shrinks below what samples hold shrinks as far as it can, and fails with `Capacity`.
+    /// reserve. One that is smaller than what samples hold is refused (`Capacity`), and the old one stays in force.
     async fn set_budget(&self, bytes: u64, within: Duration) -> Result<()>;
 
     /// Sets the store's budget if it has none. Returns the one in force.
@@ -302,6 +302,10 @@ pub trait Index: Send + Sync + Debug {
     /// How many records there are.
     async fn counts(&self, within: Duration) -> Result<Counts>;
 
+    /// What waits for the groups, in the order of their names: of the first `most` of those for which anything waits. For
+    /// people.
+    async fn backlog(&self, most: usize, within: Duration) -> Result<Vec<Backlog>>;
+
     /// The leases that are held now, the oldest first, up to `limit`; for people. What it costs grows with the number of
     /// leases, and not with the number of records. Of very many, those are looked at whose time ends first:
     /// [`LeaseList::complete`] says so.
@@ -368,6 +372,10 @@ pub trait Index: Send + Sync + Debug {
 
     /// Records that their objects could not be removed now.
     async fn free_failed(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>>;
+
+    /// Makes sure that the records of where the store is say that it is where this index reads it. Asked before something is
+    /// removed because this index has no record of it. An index whose store was not looked up cannot be elsewhere.
+    async fn confirm_place(&self, within: Duration) -> Result<()>;
 
     /// Whether the store underneath was restored or replaced, and what to do about it.
     fn history(&self) -> History {

@@ -19,6 +19,8 @@
 //! | `view` | what the page shows of a store, and what it held over time |
 //! | `overview` | the page's figures, made once for all who watch |
 //! | `etcd` | how full etcd is |
+//! | [`attention`] | what an operator should see to |
+//! | [`recent`] | how fast figures change |
 //! | `compact` | has etcd forget what nobody reads any more |
 //! | [`report`] | what was seen and done last |
 //! | `metrics` | the same as Prometheus text |
@@ -34,8 +36,10 @@
 //! - *…it is told to change nothing (`read_only`)?* It takes no office, so the store's processes sweep. It still opens a
 //!   session in each store.
 
+pub mod attention;
 pub mod http;
 pub mod options;
+pub mod recent;
 pub mod report;
 
 mod compact;

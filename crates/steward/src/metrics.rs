@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use crate::report::{CompactionReport, Report, StoreReport};
+use crate::report::{BacklogReport, CompactionReport, Report, StoreReport};
 
 /// A value of a store.
 type Value = fn(&StoreReport) -> Option<u64>;
@@ -171,6 +171,7 @@ pub(crate) fn text(report: &Report) -> String {
         }
     }
     missing_holders(&mut text, report);
+    backlogs(&mut text, report);
     let name = "tensorhold_etcd_up";
     head(
         &mut text,
@@ -227,6 +228,34 @@ fn missing_holders(text: &mut String, report: &Report) {
     }
 }
 
+/// They are of a group.
+fn backlogs(text: &mut String, report: &Report) {
+    type Of = fn(&BacklogReport) -> Option<u64>;
+    let families: [(&str, &str, Of); 2] = [
+        (
+            "tensorhold_steward_backlog_samples",
+            "Samples that wait for a group, of the first 20 groups.",
+            |of| Some(of.waiting),
+        ),
+        (
+            "tensorhold_steward_backlog_oldest_seconds",
+            "For how long the oldest of them has been there, since its commit.",
+            |of| of.oldest_seconds,
+        ),
+    ];
+    for (name, help, value) in families {
+        head(text, name, "gauge", help);
+        for (store, report) in &report.stores {
+            for one in &report.backlog {
+                if let Some(value) = value(one) {
+                    let (store, group) = (escaped(store), escaped(&one.group));
+                    writeln!(text, "{name}{{store=\"{store}\",group=\"{group}\"}} {value}").unwrap_or_default();
+                }
+            }
+        }
+    }
+}
+
 /// They are of etcd as a whole, so they have no label.
 fn compactions(text: &mut String, told: &CompactionReport) {
     for (name, kind, help, value) in [
@@ -268,8 +297,12 @@ fn head(text: &mut String, name: &str, kind: &str, help: &str) {
 }
 
 fn line(text: &mut String, name: &str, label: &str, of: &str, value: u64) {
-    let of = of.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-    writeln!(text, "{name}{{{label}=\"{of}\"}} {value}").unwrap_or_default();
+    writeln!(text, "{name}{{{label}=\"{}\"}} {value}", escaped(of)).unwrap_or_default();
+}
+
+/// The value of a label.
+fn escaped(of: &str) -> String {
+    of.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 #[cfg(test)]
@@ -283,6 +316,18 @@ mod tests {
         let store = StoreReport {
             on_duty: true,
             users: Some(3),
+            backlog: vec![
+                BacklogReport {
+                    group: "a".to_owned(),
+                    waiting: 4,
+                    oldest_seconds: Some(61),
+                },
+                BacklogReport {
+                    group: "b".to_owned(),
+                    waiting: 1,
+                    oldest_seconds: None,
+                },
+            ],
             ..StoreReport::default()
         };
         report.stores.insert("run/\"7\"".to_owned(), store);
@@ -335,6 +380,18 @@ mod tests {
         assert!(
             text.contains("tensorhold_steward_users{store=\"run/\\\"7\\\"\"} 3\n"),
             "{text}"
+        );
+        for line in [
+            "tensorhold_steward_backlog_samples{store=\"run/\\\"7\\\"\",group=\"a\"} 4\n",
+            "tensorhold_steward_backlog_samples{store=\"run/\\\"7\\\"\",group=\"b\"} 1\n",
+            "tensorhold_steward_backlog_oldest_seconds{store=\"run/\\\"7\\\"\",group=\"a\"} 61\n",
+        ] {
+            assert!(text.contains(line), "{line} is missing: {text}");
+        }
+        assert_eq!(
+            text.matches("backlog_oldest_seconds{").count(),
+            1,
+            "an age that is not known is not told"
         );
         assert!(
             text.contains("tensorhold_etcd_file_bytes{endpoint=\"http://a\"} 7\n"),

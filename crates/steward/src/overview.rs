@@ -17,6 +17,7 @@ use tensorhold_core::{Error, Result, StoreId};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::attention::{self, Attention};
 use crate::options::default_warn_free;
 use crate::report::{
     Action, CompactionReport, EtcdReport, LeaderReport, MissingReport, Report, SessionReport, StoreReport, TakenBack,
@@ -165,6 +166,8 @@ struct Overview<'a> {
     /// Whether no part of the steward has ended by a defect.
     whole: bool,
     look_every_ms: u64,
+    /// What an operator should see to.
+    attention: Vec<Attention>,
     stores: Vec<StoreOverview<'a>>,
     /// For a token for all stores.
     etcd: Option<EtcdOverview<'a>>,
@@ -238,6 +241,18 @@ impl State {
                 .is_none_or(|names| names.iter().any(|one| one == name))
         };
         let stores = report.stores.iter().filter(|(name, _)| is_seen(name));
+        let mut attention = Vec::new();
+        if audience.is_none() {
+            let warn_full = self.options.etcd.as_ref().map_or(1.0, |etcd| etcd.warn_full);
+            attention.extend(attention::of_etcd(&report.etcd, warn_full));
+        }
+        attention.extend(
+            stores
+                .clone()
+                .flat_map(|(name, report)| attention::of_report(name, report)),
+        );
+        // What is critical in any store comes first.
+        attention.sort_by_key(|one| one.level);
         let stores = stores.map(|(name, report)| {
             let mut view = views.get(name).map(|(view, _)| view.clone()).unwrap_or_default();
             if audience.is_some() {
@@ -252,6 +267,7 @@ impl State {
             read_only: report.read_only,
             whole: self.is_whole(),
             look_every_ms: u64::try_from(self.options.look_every.as_millis()).unwrap_or(u64::MAX),
+            attention,
             stores: stores.collect(),
             etcd: audience.is_none().then(|| self.etcd_overview(&report)),
         };

@@ -62,6 +62,10 @@ pub struct StoreReport {
     pub budget: Option<BudgetReport>,
     /// Samples that ran out of attempts; none if they could not be counted.
     pub dead_letters: Option<u64>,
+    /// Samples whose bytes are gone; none if they could not be counted.
+    pub lost: Option<u64>,
+    /// What waits for groups, for the first twenty of them; empty without an HTTP interface, which alone tells it.
+    pub backlog: Vec<BacklogReport>,
     /// Records in quarantine, up to [`MOST_QUARANTINED`]; none if they could not be counted.
     pub quarantined: Option<u64>,
     /// The engine's holders, as the process saw them last that looks at them; none before the first look.
@@ -215,6 +219,17 @@ impl From<&HoldersSeen> for HoldersReport {
     }
 }
 
+/// The samples that wait for a group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct BacklogReport {
+    /// The group.
+    pub group: String,
+    /// How many.
+    pub waiting: u64,
+    /// For how many seconds the oldest of them has been there, since its commit; none if that is not known.
+    pub oldest_seconds: Option<u64>,
+}
+
 /// Something that the steward did, or found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Action {
@@ -246,7 +261,8 @@ pub struct EtcdReport {
 }
 
 impl EtcdReport {
-    pub(crate) fn of(storage: Storage, quota: u64) -> Self {
+    /// What a node says of its storage. Its quota is what it says or, before etcd 3.6, `quota`.
+    pub fn of(storage: Storage, quota: u64) -> Self {
         Self {
             quota: storage.quota.unwrap_or(quota),
             endpoint: storage.endpoint,

@@ -122,8 +122,10 @@ impl State {
 
     /// Takes in how many records a store has; none if they could not be counted.
     pub(crate) fn counted(&self, store: &StoreId, counts: Option<&Counts>) {
-        let dead_letters = counts.map(|counts| counts.of(Stage::Dead));
-        self.note(store, |report| report.dead_letters = dead_letters);
+        let of = |stage| counts.map(|counts| counts.of(stage));
+        self.note(store, |report| {
+            (report.dead_letters, report.lost) = (of(Stage::Dead), of(Stage::Lost))
+        });
     }
 
     /// Takes in how an audit of a store ended.

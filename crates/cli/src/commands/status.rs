@@ -1,9 +1,15 @@
 //! `status`: what the stores hold, and what the engine has.
 
+use std::collections::BTreeMap;
+
 use futures_util::future::join_all;
 use serde_json::Value;
-use tensorhold_core::StoreId;
-use tensorhold_index::{BudgetUse, Counts, HoldersSeen, Index as _, Stage};
+use tensorhold_core::{ErrorKind, StoreId, Timestamp};
+use tensorhold_index::{Backlog, BudgetUse, Counts, HoldersSeen, Index as _, Office, Stage};
+use tensorhold_index_etcd::storage;
+use tensorhold_steward::attention::{self, Attention, Seen};
+use tensorhold_steward::recent::{Before, Recent};
+use tensorhold_steward::report::{EtcdReport, MOST_QUARANTINED};
 
 use super::Context;
 use super::record::stage_name;
@@ -11,46 +17,78 @@ use crate::admin::Cluster;
 use crate::failure::Failure;
 use crate::holders::{Missing, missing, suspected};
 use crate::io::Progress;
-use crate::output::{Answer, draw, number, object, table, to_value};
+use crate::output::{Answer, fitted, number, object, table, to_value};
 use crate::reach::Reach;
-use crate::text::{bytes, count, shown};
+use crate::text::{ago, bytes, count, shown};
 
 /// The most stores that are shown; one can be named.
 const MOST: usize = 50;
+/// The most groups of a store that are shown.
+const MOST_GROUPS: usize = 20;
+/// The part of etcd's quota from which on it is near it, where a node says what its quota is.
+const WARN_FULL: f64 = 0.7;
+
+/// Samples by stage, and those that wait for each group: of each store.
+pub(super) type Figures = BTreeMap<StoreId, ([u64; 6], BTreeMap<String, u64>)>;
 
 struct StoreStatus {
     store: StoreId,
     counts: Counts,
     budget: Option<BudgetUse>,
     holders: HoldersSeen,
+    backlog: Vec<Backlog>,
+    quarantined: usize,
+    /// Whether any process holds an office.
+    swept: bool,
 }
 
 pub(crate) async fn run(reach: &Reach, context: &Context<'_>, progress: &mut Progress<'_>) -> Result<Answer, Failure> {
+    look_and_compare(reach, context, None, progress).await
+}
+
+/// As [`run`]; with what was seen lately, the text also says how fast figures change.
+pub(super) async fn look_and_compare(
+    reach: &Reach,
+    context: &Context<'_>,
+    recent: Option<&mut Recent<Figures>>,
+    progress: &mut Progress<'_>,
+) -> Result<Answer, Failure> {
     let admin = reach.settings.admin.clone();
     let within = reach.left() / 2;
     let engine = tokio::task::spawn_blocking(move || Cluster::ask(&admin, within));
+    let etcd = storage(&reach.settings.etcd, within);
     let all = match &reach.settings.store {
         Some(_) => vec![progress.wait("asking etcd", reach.store()).await?],
         None => progress.wait("asking etcd", reach.stores()).await?,
     };
     let shown_stores = all.iter().take(MOST).map(|store| look(reach, store));
-    let stores = progress.wait("counting records", join_all(shown_stores)).await;
+    let looks = async { tokio::join!(join_all(shown_stores), etcd) };
+    let (stores, etcd) = progress.wait("counting records", looks).await;
     let stores: Vec<StoreStatus> = stores.into_iter().collect::<Result<_, Failure>>()?;
     let engine = progress.wait("asking the master", engine).await;
     let engine = engine.unwrap_or_else(|failure| Err(failure.to_string()));
 
     let missing = missing(stores.iter().map(|one| &one.holders), engine.as_ref().ok());
+    let nodes = reach.settings.etcd.endpoints.iter().zip(etcd);
+    let nodes: Vec<EtcdReport> = nodes.filter_map(|(at, node)| etcd_report(at, node)).collect();
+    let mut attention = attention::of_etcd(&nodes, WARN_FULL);
+    attention.extend(stores.iter().flat_map(StoreStatus::attention));
+    attention.sort_by_key(|one| one.level);
+    let figures: Figures = stores.iter().map(|one| (one.store.clone(), one.figures())).collect();
+    let before = recent.and_then(|recent| recent.saw(now(reach), figures));
+
     let value = object!("items": stores.iter().map(StoreStatus::value).collect::<Vec<_>>(),
         "next": Value::Null,
         "stores": all.len(),
         "missing_holders": missing.iter().map(Missing::value).collect::<Vec<_>>(),
+        "attention": attention,
         "engine": engine_value(engine.as_ref()),);
     let mut text = match stores.is_empty() {
         true => format!(
             "the index in etcd at {} has no store yet\n",
             reach.settings.etcd_shown()
         ),
-        false => text(&stores, context),
+        false => text(&stores, before.as_ref(), context),
     };
     if all.len() > stores.len() {
         text.push_str(&format!(
@@ -64,25 +102,71 @@ pub(crate) async fn run(reach: &Reach, context: &Context<'_>, progress: &mut Pro
         .iter()
         .filter_map(|one| suspected(one.store.as_str(), &one.holders));
     suspected.for_each(|line| text.extend([line.as_str(), "\n"]));
+    text.push_str(&attention_text(&attention));
     Ok(Answer::new(value, text))
+}
+
+fn now(reach: &Reach) -> Timestamp {
+    reach.clock.now()
 }
 
 async fn look(reach: &Reach, store: &StoreId) -> Result<StoreStatus, Failure> {
     let index = reach.index(store).await?;
-    let (counts, budget, holders) = tokio::join!(
-        index.counts(reach.left()),
-        index.budget_use(reach.left()),
-        index.holders_seen(reach.left())
+    let left = reach.left();
+    let looked = tokio::try_join!(
+        index.counts(left),
+        index.budget_use(left),
+        index.backlog(MOST_GROUPS, left),
+        index.quarantined(None, MOST_QUARANTINED, left),
+        index.leaders(left),
+        index.holders_seen(left),
     );
+    let (counts, budget, backlog, quarantined, leaders, holders) = looked.map_err(|error| reach.failure(&error))?;
     Ok(StoreStatus {
         store: store.clone(),
-        counts: counts.map_err(|error| reach.failure(&error))?,
-        budget: budget.map_err(|error| reach.failure(&error))?,
-        holders: holders.map_err(|error| reach.failure(&error))?,
+        counts,
+        budget,
+        backlog,
+        quarantined: quarantined.len(),
+        swept: Office::ALL.into_iter().any(|office| leaders.of(office).is_some()),
+        holders,
     })
 }
 
+/// What a node of etcd says; nothing if we are not let ask.
+fn etcd_report(endpoint: &str, node: tensorhold_core::Result<tensorhold_index_etcd::Storage>) -> Option<EtcdReport> {
+    match node {
+        // A quota that the node does not tell is not known.
+        Ok(storage) => Some(EtcdReport::of(storage, 0)),
+        Err(error) => matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout).then(|| EtcdReport {
+            endpoint: endpoint.to_owned(),
+            trouble: Some(error.message().to_owned()),
+            ..EtcdReport::default()
+        }),
+    }
+}
+
 impl StoreStatus {
+    fn attention(&self) -> Vec<Attention> {
+        let of = |budget: &BudgetUse| (budget.bytes, budget.free, budget.waiting.len() as u64);
+        let seen = Seen {
+            lost: self.counts.of(Stage::Lost),
+            dead: self.counts.of(Stage::Dead),
+            quarantined: self.quarantined as u64,
+            budget: self.budget.as_ref().map(of),
+            unswept: self.counts.sessions > 0 && !self.swept,
+        };
+        attention::of_store(self.store.as_str(), &seen)
+    }
+
+    fn figures(&self) -> ([u64; 6], BTreeMap<String, u64>) {
+        let waiting = self
+            .backlog
+            .iter()
+            .map(|one| (one.group.as_str().to_owned(), one.waiting));
+        (self.counts.records, waiting.collect())
+    }
+
     fn value(&self) -> Value {
         let samples: serde_json::Map<String, Value> = Stage::ALL
             .into_iter()
@@ -94,11 +178,12 @@ impl StoreStatus {
             "ended_sessions": self.counts.ended_sessions,
             "waiting_producers": self.counts.waiting,
             "suspected": self.holders.suspected,
+            "backlog": self.backlog.iter().map(|one| object!("group": one.group.as_str(), "waiting": one.waiting, "oldest_ms": one.oldest.map(|at| at.0),)).collect::<Vec<_>>(),
             "budget": self.budget.as_ref().map(|budget| object!("bytes": budget.bytes, "free_bytes": budget.free, "used_bytes": budget.bytes.saturating_sub(budget.free),)),)
     }
 }
 
-fn text(stores: &[StoreStatus], context: &Context<'_>) -> String {
+fn text(stores: &[StoreStatus], before: Option<&Before<'_, Figures>>, context: &Context<'_>) -> String {
     let columns = [
         "store", "live", "reserved", "retired", "to free", "lost", "dead", "sessions", "waiting", "budget",
     ];
@@ -127,8 +212,18 @@ fn text(stores: &[StoreStatus], context: &Context<'_>) -> String {
             number(one.counts.waiting),
             budget.into(),
         ]);
+        // What was not seen before has no change.
+        let was = before.and_then(|before| Some((before, before.seen.get(&one.store)?.0)));
+        if let Some((before, was)) = was {
+            let samples = |at: usize| per_second(before, was[at], one.counts.records[at]);
+            // In the order of the columns, not of the stages.
+            let [reserved, live, retired, to_free, lost, dead] = std::array::from_fn(samples);
+            let changes = [live, reserved, retired, to_free, lost, dead];
+            rows.add_row(std::iter::once("  change".into()).chain(changes.map(number)));
+        }
     }
-    let mut text = draw(&rows);
+    let mut text = fitted(&rows, context.output);
+    text.push_str(&backlog_text(stores, before, context));
     let ended: u64 = stores.iter().map(|one| one.counts.ended_sessions).sum();
     if ended > 0 {
         text.push_str(&format!(
@@ -136,6 +231,55 @@ fn text(stores: &[StoreStatus], context: &Context<'_>) -> String {
             count(ended, "session has", "sessions have"),
             if ended == 1 { "is" } else { "are" }
         ));
+    }
+    text
+}
+
+fn backlog_text(stores: &[StoreStatus], before: Option<&Before<'_, Figures>>, context: &Context<'_>) -> String {
+    let mut columns = vec!["store", "group", "waiting", "oldest"];
+    columns.extend(before.map(|_| "change"));
+    let mut rows = table(context.output, &columns);
+    for one in stores {
+        let was = before.and_then(|before| Some((before, &before.seen.get(&one.store)?.1)));
+        for backlog in &one.backlog {
+            let mut row = vec![
+                shown(one.store.as_str()).into(),
+                shown(backlog.group.as_str()).into(),
+                number(backlog.waiting),
+                ago(backlog.oldest.map_or(0, |at| at.0), context.now_ms).into(),
+            ];
+            row.extend(was.map(|(before, was)| {
+                let was = was.get(backlog.group.as_str()).copied().unwrap_or(0);
+                number(per_second(before, was, backlog.waiting))
+            }));
+            rows.add_row(row);
+        }
+    }
+    match rows.is_empty() {
+        true => String::new(),
+        false => format!("\n{}", fitted(&rows, context.output)),
+    }
+}
+
+/// How much more there is of something, a second.
+fn per_second(before: &Before<'_, Figures>, was: u64, now: u64) -> String {
+    let change = before.per_second(was, now);
+    match change.abs() {
+        size if size < 0.005 => "±0".to_owned(),
+        size if size < 10.0 => format!("{change:+.2}/s"),
+        _ => format!("{change:+.0}/s"),
+    }
+}
+
+fn attention_text(attention: &[Attention]) -> String {
+    if attention.is_empty() {
+        return String::new();
+    }
+    let mut text = "\nneeds attention:\n".to_owned();
+    for one in attention {
+        let store = one.store.as_ref().map(|store| format!("store {}: ", shown(store)));
+        let (store, what) = (store.unwrap_or_default(), shown(&one.what));
+        text.push_str(&format!("  {}: {store}{what} ({})\n", one.level, one.runbook));
     }
     text
 }

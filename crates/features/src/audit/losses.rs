@@ -24,6 +24,7 @@ use super::{MOST_EXAMPLES, Pace};
 use crate::reclaim::Reclaim;
 use crate::record::description::Description;
 use crate::record::plan::SampleObjects;
+use crate::runtime::tasks::Caller;
 use crate::store::FeatureStore;
 
 const OPERATION: &str = "features.audit_losses";
@@ -83,8 +84,7 @@ impl FeatureStore {
     pub async fn audit_losses(&self, options: LossAudit, within: Duration) -> Result<LossReport> {
         self.run_for(OPERATION, move |inner, caller| async move {
             let deadline = inner.deadline(within);
-            let is_gone = || caller.is_gone();
-            inner.reclaim.audit_losses(&options, &is_gone, deadline).await
+            inner.reclaim.audit_losses(&options, Some(&caller), deadline).await
         })
         .await
     }
@@ -102,7 +102,7 @@ impl Reclaim {
     pub(crate) async fn audit_losses(
         &self,
         options: &LossAudit,
-        is_gone: &(dyn Fn() -> bool + Sync),
+        caller: Option<&Caller>,
         deadline: Deadline,
     ) -> Result<LossReport> {
         let capabilities = self.runtime.engine.capabilities();
@@ -137,12 +137,21 @@ impl Reclaim {
                 report.complete = true;
                 break;
             }
-            if is_gone() || deadline.passed(&*self.runtime.clock) {
+            if caller.is_some_and(|caller| !caller.may_wait()) || deadline.passed(&*self.runtime.clock) {
                 break;
             }
         }
         if options.wait && !options.read_only && report.suspected > 0 {
-            report.complete &= self.losses.none_left(self.runtime.left(deadline)).await;
+            let waits_end = async {
+                match caller {
+                    Some(caller) => caller.waits_end().await,
+                    None => std::future::pending().await,
+                }
+            };
+            report.complete &= tokio::select! {
+                none_left = self.losses.none_left(self.runtime.left(deadline)) => none_left,
+                () = waits_end => false,
+            };
         }
         report.complete &= report.no_room == 0;
         report.lost = self.runtime.count.read().lost - lost_before;

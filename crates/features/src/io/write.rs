@@ -17,6 +17,7 @@ use super::Io;
 use crate::io::checksum::digest_of;
 use crate::memory::device::ObjectMemory;
 use crate::runtime::config::Residency;
+use crate::runtime::tasks::closed;
 
 /// The first pause of a put that finds the engine full. Each later one is half as long again, up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
@@ -138,6 +139,12 @@ impl Io {
                 return results;
             }
             self.runtime.count.waits_for_room.one();
+            if self.runtime.tasks.is_closing() {
+                for object in full {
+                    results[object.sample] = Err(closed("features.put"));
+                }
+                return results;
+            }
             // There may be samples to be freed that no process has collected yet.
             self.queue.collect_soon();
             let spread = self

@@ -18,5 +18,6 @@ pub(crate) mod residency;
 mod retire;
 mod seen;
 mod take;
+pub(crate) mod unfed;
 pub(crate) mod unleased;
 pub(crate) mod writer;

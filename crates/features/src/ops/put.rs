@@ -156,7 +156,7 @@ impl Inner {
         let begun = turn.put(&item.sample)?;
         let prepared = tokio::select! {
             biased;
-            () = nobody_wants(turn, caller, std::slice::from_ref(&begun)) => return Err(unwanted(&begun)),
+            () = wait_ends(turn, caller, &begun) => return Err(unwanted(&begun, caller)),
             prepared = self.plan_put(item, deadline) => prepared?,
         };
         Ok(Ready { at, prepared, begun })
@@ -173,7 +173,7 @@ impl Inner {
     ) -> Results {
         let granted = tokio::select! {
             biased;
-            () = nobody_wants(turn, caller, std::slice::from_ref(&ready.begun)) => Err(unwanted(&ready.begun)),
+            () = wait_ends(turn, caller, &ready.begun) => Err(unwanted(&ready.begun, caller)),
             granted = self.memory.granted(waiting, deadline) => granted,
         };
         match granted {
@@ -243,7 +243,7 @@ impl Inner {
         let records = tokio::select! {
             biased;
             // Memory that the engine still reads is kept until it is done; nothing of it is committed.
-            () = nobody_wants(turn, caller, &puts) => puts.iter().map(|begun| Err(unwanted(begun))).collect(),
+            () = nobody_wants(turn, caller, &puts) => puts.iter().map(|begun| Err(unwanted(begun, caller))).collect(),
             (sent, digests) = self.write_and_sum(&reserved, digests, &attempt.prefer, deadline) => {
                 recorded(&reserved, sent, digests)
             }
@@ -269,7 +269,7 @@ impl Inner {
             let outcome = described.and_then(|description| {
                 let bytes = description.to_bytes()?;
                 if caller.is_gone() {
-                    return Err(unwanted(&sample.begun));
+                    return Err(unwanted(&sample.begun, caller));
                 }
                 sample.begun.may_commit()?;
                 Ok((description, bytes))
@@ -369,11 +369,19 @@ async fn nobody_wants(turn: &PutTurn, caller: &Caller, puts: &[Arc<Begun>]) {
     }
 }
 
+/// Pends until a put that has written nothing may not wait any longer: the store is closing, or the put is not wanted.
+async fn wait_ends(turn: &PutTurn, caller: &Caller, put: &Arc<Begun>) {
+    tokio::select! {
+        () = caller.waits_end() => {}
+        () = turn.all_are_given_up(std::slice::from_ref(put)) => {}
+    }
+}
+
 /// Why a put is not made.
-pub(super) fn unwanted(begun: &Begun) -> Error {
+pub(super) fn unwanted(begun: &Begun, caller: &Caller) -> Error {
     match begun.counts() {
         Err(error) => error,
-        Ok(()) => Error::unavailable(OPERATION, "the caller left; the sample was not committed"),
+        Ok(()) => caller.ended(OPERATION, "the caller left; the sample was not committed"),
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tensorhold_core::Result;
 use tensorhold_custody::Tick;
 use tensorhold_engine::{Holder, Usage};
-use tensorhold_index::{Counts, HoldersSeen, LeaseList};
+use tensorhold_index::{Backlog, Counts, HoldersSeen, LeaseList};
 
 use crate::store::FeatureStore;
 
@@ -15,6 +15,11 @@ impl FeatureStore {
     /// How many records the store has, by stage, and how many sessions. An index over etcd has etcd count them.
     pub async fn counts(&self, within: Duration) -> Result<Counts> {
         self.inner().runtime.index.counts(within).await
+    }
+
+    /// What waits for the groups, and since when: see [`tensorhold_index::Index::backlog`].
+    pub async fn backlog(&self, most: usize, within: Duration) -> Result<Vec<Backlog>> {
+        self.inner().runtime.index.backlog(most, within).await
     }
 
     /// The leases that any process holds now, the oldest first: see [`tensorhold_index::Index::leases`].

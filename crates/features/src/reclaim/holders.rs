@@ -184,7 +184,7 @@ impl Reclaim {
             ..LossAudit::default()
         };
         // It ends with this process's turn.
-        self.audit_losses(&audit, &|| false, self.runtime.deadline(LONG)).await
+        self.audit_losses(&audit, None, self.runtime.deadline(LONG)).await
     }
 
     /// Tells this process, and the index, what was seen.

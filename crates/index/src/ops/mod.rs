@@ -1,6 +1,7 @@
 //! The operations of the index. Each module says what its operations read, what custody decides, and what is written.
 
 mod answers;
+mod backlog;
 mod commit;
 pub(crate) mod follow;
 mod free;
@@ -40,7 +41,7 @@ use crate::record::engine::HoldersSeen;
 use crate::record::identity::LiveSession;
 use crate::record::office::{Leader, Leaders, Office};
 use crate::record::types::{
-    AckOutcome, BudgetUse, Commit, CommitOutcome, Counts, FreeList, Known, LeaseGrant, LeaseList, ListPlace,
+    AckOutcome, Backlog, BudgetUse, Commit, CommitOutcome, Counts, FreeList, Known, LeaseGrant, LeaseList, ListPlace,
     LiveSample, PassedOver, Quarantined, RecordList, RecordQuery, Reserve, SampleRecord, SampleRef, SweepReport, Terms,
     Unreadable,
 };
@@ -190,6 +191,10 @@ impl Index for TxnIndex {
         self.do_counts(self.core.deadline(within)).await
     }
 
+    async fn backlog(&self, most: usize, within: Duration) -> Result<Vec<Backlog>> {
+        self.do_backlog(most, self.core.deadline(within)).await
+    }
+
     async fn leases(&self, limit: usize, within: Duration) -> Result<LeaseList> {
         self.do_leases(limit, self.core.deadline(within)).await
     }
@@ -262,6 +267,13 @@ impl Index for TxnIndex {
 
     async fn free_failed(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
         self.do_free_failed(session, items, self.core.deadline(within)).await
+    }
+
+    async fn confirm_place(&self, within: Duration) -> Result<()> {
+        match self.core.txn_store().placed() {
+            Some(placed) => placed.confirm(within).await,
+            None => Ok(()),
+        }
     }
 
     fn history(&self) -> History {

@@ -103,11 +103,6 @@ pub trait Backend: Send + Sync {
         true
     }
 
-    /// Names of cases that do not hold for it, though it keeps the contract. Default: none.
-    fn leaves_out(&self) -> &'static [&'static str] {
-        &[]
-    }
-
     /// Whether cases may run at the same time in one process. Default: yes. A back end that starts real servers says
     /// no; `--test-threads` on the command line, and nextest with its process per case, go before this.
     fn parallel(&self) -> bool {
@@ -258,12 +253,11 @@ pub fn run(backend: &dyn Backend, case: &Case) -> Result<(), String> {
 /// The `main` of a back end's test file: every case is one test, named after it. Takes libtest's arguments, and ends
 /// the process with its exit code if a case failed.
 pub fn main(backend: impl Backend + 'static) {
-    let (parallel, over_keys, left_out) = (backend.parallel(), backend.over_keys(), backend.leaves_out());
+    let (parallel, over_keys) = (backend.parallel(), backend.over_keys());
     let backend: Arc<dyn Backend> = Arc::new(backend);
     let cases = cases()
         .into_iter()
-        .filter(|case| over_keys || case.needs == Needs::Nothing)
-        .filter(|case| !left_out.contains(&case.name));
+        .filter(|case| over_keys || case.needs == Needs::Nothing);
     tensorhold_core::testing::main(
         parallel,
         cases.map(|case| {

@@ -120,7 +120,7 @@ pub const PATHS: &[Row] = &[
     (
         "put",
         "/v1/stores/{store}/budget",
-        "Set the budget. It shrinks as far as samples do not hold it; if they hold more, 409 says so",
+        "Set the budget. If samples hold more than that, the answer is 409, and nothing has changed",
         true,
         "Budget",
         &[],
@@ -492,6 +492,12 @@ fn schemas_of_reports() -> Value {
                 ("first_waits_for", maybe("integer")),
             ]), {"type": "null"}]})),
             ("dead_letters", maybe("integer")),
+            ("lost", maybe("integer")),
+            ("backlog", list(&object(&[
+                ("group", text.clone()),
+                ("waiting", number.clone()),
+                ("oldest_seconds", maybe("integer")),
+            ]))),
             ("quarantined", maybe("integer")),
             ("holders", json!({"anyOf": [object(&[
                 ("listed", number.clone()),
@@ -536,6 +542,7 @@ fn overview() -> Value {
         ("read_only", yes.clone()),
         ("whole", yes),
         ("look_every_ms", json!({"type": "integer"})),
+        ("attention", list.clone()),
         ("stores", list),
         ("etcd", json!({"type": ["object", "null"]})),
     ])
