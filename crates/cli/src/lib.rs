@@ -32,6 +32,7 @@ mod doctor;
 #[cfg(feature = "embed")]
 pub mod embedded;
 pub mod failure;
+mod holders;
 mod http;
 mod io;
 mod local;

@@ -98,8 +98,20 @@ pub(crate) fn put(key: &ObjectKey, code: i64) -> PutOutcome {
     match code {
         0 | OBJECT_ALREADY_EXISTS => PutOutcome::Stored,
         NO_AVAILABLE_HANDLE => PutOutcome::Full,
+        // The engine gives up a dead holder's space while bytes are on their way there.
+        OBJECT_NOT_FOUND => PutOutcome::Failed(holder_gone(
+            Error::unavailable("engine.put", "the holder is gone")
+                .with("code", code)
+                .with_retry(Retry::Ambiguous),
+            key,
+        )),
+        TRANSFER_FAIL => PutOutcome::Failed(holder_gone(error("engine.put", code, Retry::Ambiguous), key)),
         _ => PutOutcome::Failed(error("engine.put", code, Retry::Ambiguous).with("key", key)),
     }
+}
+
+fn holder_gone(error: Error, key: &ObjectKey) -> Error {
+    error.with("reason", "holder").with("key", key)
 }
 
 /// The outcome of one object of a get that wanted `wanted` bytes.
@@ -172,6 +184,17 @@ mod tests {
                 panic!("{code} is a failure")
             };
             assert_eq!((error.kind(), error.retry()), (ErrorKind::Unavailable, Retry::Safe));
+        }
+    }
+
+    #[test]
+    fn a_put_says_that_it_met_a_dead_holder() {
+        for (code, is_holder) in [(-800, true), (-704, true), (-900, false), (-101, false)] {
+            let PutOutcome::Failed(error) = put(&key(), code) else {
+                panic!("{code} is a failure")
+            };
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{code}");
+            assert_eq!(error.fact("reason") == Some("holder"), is_holder, "{code}");
         }
     }
 

@@ -156,6 +156,13 @@ impl Store {
         })
     }
 
+    /// Whether the engine has these objects: 1, 0, or a code. It grants a lease to each that it has.
+    pub(crate) fn exist(&self, keys: &[ObjectKey]) -> Result<Vec<i64>> {
+        self.many("engine.probe", keys.len(), |py, store| {
+            store.call_method1(intern!(py, "batch_is_exist"), (names(py, keys)?,))
+        })
+    }
+
     /// Asks for replica descriptors and discards them: the question counts as a hit on each object.
     pub(crate) fn touch(&self, keys: &[ObjectKey]) -> Result<()> {
         attached("engine.raise", |py| {

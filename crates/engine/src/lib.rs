@@ -64,7 +64,8 @@ pub use types::{
 /// **Put.** `Stored` means that an object is under the key. If one was there before, it is unchanged. The remains of a
 /// put that never ended (its producer died) are not readable. A later put on that key may return `Stored` and write
 /// nothing, until the engine's own timeout. So no key is ever put twice, and the caller confirms a put by a checksum
-/// that it kept.
+/// that it kept. A put that met a holder which does not answer is `Failed` (`Unavailable`, with the fact `reason=holder`):
+/// nothing is stored, no later effect comes of it, and another key may go to another holder.
 ///
 /// **Get.** `Loaded` means that the object has exactly as many bytes as its buffers, and that they were transferred.
 /// Memory outside the buffers is never touched, whatever the outcome. If the object is removed while it is read, the

@@ -46,6 +46,7 @@ pub use ops::lead::LeaderWatch;
 pub use ops::lost::LostWatch;
 pub use ops::stores::stores;
 pub use record::ahead::is_named_ahead;
+pub use record::engine::{HolderSeen, HoldersSeen, MissingHolder};
 pub use record::identity::{Identity, LiveSession, SaidSettings};
 pub use record::office::{Leader, Leaders, Office};
 pub use record::schema;
@@ -349,6 +350,12 @@ pub trait Index: Send + Sync + Debug {
 
     /// Watches who holds the offices, from what was read before.
     async fn watch_leaders(&self, since: &Leaders, within: Duration) -> Result<LeaderWatch>;
+
+    /// The engine's holders, as the process that looks after the store has seen them last; nothing before the first look.
+    async fn holders_seen(&self, within: Duration) -> Result<HoldersSeen>;
+
+    /// Writes that down, and returns the version of the record. `Conflict` if it is not the one any more that was read.
+    async fn note_holders(&self, session: &Session, seen: &HoldersSeen, within: Duration) -> Result<Version>;
 
     /// The length of one tick of the shared clock.
     fn tick_length(&self) -> Duration;

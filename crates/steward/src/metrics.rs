@@ -1,5 +1,6 @@
 //! What the steward reports, as Prometheus text.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use crate::report::{BacklogReport, CompactionReport, Report, StoreReport};
@@ -103,6 +104,12 @@ const OF_A_STORE: &[(&str, &str, &str, Value)] = &[
         |s| s.quarantined,
     ),
     (
+        "tensorhold_steward_suspected_samples",
+        "gauge",
+        "Samples that miss an object since a holder has gone: they are lost, or come back.",
+        |s| s.holders.as_ref().map(|holders| holders.suspected),
+    ),
+    (
         "tensorhold_steward_audits_total",
         "counter",
         "Audits by this steward that have ended.",
@@ -163,6 +170,7 @@ pub(crate) fn text(report: &Report) -> String {
             }
         }
     }
+    missing_holders(&mut text, report);
     backlogs(&mut text, report);
     let name = "tensorhold_etcd_up";
     head(
@@ -202,6 +210,22 @@ pub(crate) fn text(report: &Report) -> String {
         compactions(&mut text, compaction);
     }
     text
+}
+
+/// They are the engine's, whose holders all stores share: each is told once, with the time since which a store misses it.
+fn missing_holders(text: &mut String, report: &Report) {
+    let name = "tensorhold_steward_missing_holder_since_seconds";
+    let help = "Since when the engine does not list this holder any more, in seconds since 1970; told for an hour.";
+    head(text, name, "gauge", help);
+    let mut missing: BTreeMap<&str, u64> = BTreeMap::new();
+    let holders = report.stores.values().filter_map(|store| store.holders.as_ref());
+    for holder in holders.flat_map(|holders| &holders.missing) {
+        let since = missing.entry(&holder.name).or_insert(holder.since_ms);
+        *since = holder.since_ms.min(*since);
+    }
+    for (holder, since_ms) in missing {
+        line(text, name, "holder", holder, since_ms / 1000);
+    }
 }
 
 /// They are of a group.
@@ -284,7 +308,7 @@ fn escaped(of: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::EtcdReport;
+    use crate::report::{EtcdReport, HoldersReport, MissingReport};
 
     #[test]
     fn every_value_has_its_line() {
@@ -307,6 +331,22 @@ mod tests {
             ..StoreReport::default()
         };
         report.stores.insert("run/\"7\"".to_owned(), store);
+        for (store, since_ms) in [("a", 9_000), ("b", 7_500)] {
+            let missing = MissingReport {
+                name: "h:1".to_owned(),
+                since_ms,
+            };
+            let holders = HoldersReport {
+                missing: vec![missing],
+                suspected: 5,
+                ..HoldersReport::default()
+            };
+            let store_report = StoreReport {
+                holders: Some(holders),
+                ..StoreReport::default()
+            };
+            report.stores.insert(store.to_owned(), store_report);
+        }
         report.etcd.push(EtcdReport {
             endpoint: "http://a".to_owned(),
             bytes: 7,
@@ -323,6 +363,12 @@ mod tests {
         });
         let text = text(&report);
         assert!(text.contains("\ntensorhold_etcd_compactions_total 3\n"), "{text}");
+        let missing = "tensorhold_steward_missing_holder_since_seconds{holder=\"h:1\"} 7\n";
+        assert_eq!(text.matches(missing).count(), 1, "once for all stores: {text}");
+        assert!(
+            text.contains("tensorhold_steward_suspected_samples{store=\"a\"} 5\n"),
+            "{text}"
+        );
         assert!(
             !text.contains("\ntensorhold_etcd_compacted_revision "),
             "none is known: {text}"

@@ -20,7 +20,7 @@ use tokio::time::Instant;
 use crate::attention::{self, Attention};
 use crate::options::default_warn_free;
 use crate::report::{
-    Action, CompactionReport, EtcdReport, LeaderReport, Report, SessionReport, StoreReport, TakenBack,
+    Action, CompactionReport, EtcdReport, LeaderReport, MissingReport, Report, SessionReport, StoreReport, TakenBack,
 };
 use crate::state::State;
 use crate::view::history::{History, HistoryReport, Point};
@@ -195,6 +195,10 @@ struct StoreOverview<'a> {
     /// The latest first.
     actions: Vec<&'a Action>,
     pressure: Vec<Pressure>,
+    /// Samples that miss an object since a holder has gone.
+    suspected: u64,
+    /// Told to everybody: their samples may be lost.
+    missing_holders: &'a [MissingReport],
     #[serde(flatten)]
     view: View,
 }
@@ -306,6 +310,8 @@ impl State {
             failed_frees: report.failed_frees,
             actions: report.actions.iter().rev().take(SHOWN).collect(),
             pressure: pressures,
+            suspected: report.holders.as_ref().map_or(0, |holders| holders.suspected),
+            missing_holders: report.holders.as_ref().map_or(&[], |holders| &holders.missing),
             view,
         }
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 use tensorhold_core::Result;
-use tensorhold_features::{LiveSession, Sweeping};
+use tensorhold_features::{HoldersSeen, LiveSession, Sweeping};
 use tensorhold_index::{Leader, SweepReport};
 use tensorhold_index_etcd::Storage;
 
@@ -68,6 +68,8 @@ pub struct StoreReport {
     pub backlog: Vec<BacklogReport>,
     /// Records in quarantine, up to [`MOST_QUARANTINED`]; none if they could not be counted.
     pub quarantined: Option<u64>,
+    /// The engine's holders, as the process saw them last that looks at them; none before the first look.
+    pub holders: Option<HoldersReport>,
     /// What its audits have found since it started.
     pub audits: AuditsReport,
     /// What was done last, the latest last.
@@ -180,6 +182,43 @@ pub struct BudgetReport {
     pub first_waits_for: Option<u64>,
 }
 
+/// The engine's holders, and what may be lost with those that are missing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct HoldersReport {
+    /// How many the engine lists.
+    pub listed: u64,
+    /// Those that it lists no more.
+    pub missing: Vec<MissingReport>,
+    /// The store's samples that miss an object: they are lost, or come back.
+    pub suspected: u64,
+    /// Whether samples are still looked for because a holder has gone.
+    pub unsettled: bool,
+}
+
+/// A holder that the engine does not list any more.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct MissingReport {
+    /// Its name.
+    pub name: String,
+    /// When that was seen, in milliseconds since 1970.
+    pub since_ms: u64,
+}
+
+impl From<&HoldersSeen> for HoldersReport {
+    fn from(seen: &HoldersSeen) -> Self {
+        let missing = seen.missing.iter().map(|one| MissingReport {
+            name: one.name.clone(),
+            since_ms: one.since_ms,
+        });
+        Self {
+            listed: seen.listed.len() as u64,
+            missing: missing.collect(),
+            suspected: seen.suspected,
+            unsettled: seen.unsettled,
+        }
+    }
+}
+
 /// The samples that wait for a group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BacklogReport {
@@ -263,6 +302,19 @@ impl StoreReport {
             what: what.into(),
             why: why.into(),
         });
+    }
+
+    /// Takes in what was seen of the holders.
+    pub(crate) fn saw_holders(&mut self, seen: &HoldersSeen) {
+        let now = HoldersReport::from(seen);
+        let before = self.holders.take().unwrap_or_default();
+        for gone in now.missing.iter().filter(|one| !before.missing.contains(one)) {
+            self.acted(
+                format!("missed the holder {}, and looks for the samples on it", gone.name),
+                "the engine does not list it any more",
+            );
+        }
+        self.holders = Some(now);
     }
 
     /// Takes in who sweeps.

@@ -9,6 +9,9 @@
 //! ```
 //! The store survives a lost session by itself, so it is opened once.
 //!
+//! The store itself looks at the engine's holders while this steward is in office (`tensorhold_features`), and has its samples
+//! looked for when one has gone.
+//!
 //! Only the steward in office audits and ends. Both may take minutes, so they run beside the looks: the report stays fresh.
 //!
 //! # Unused
@@ -134,6 +137,7 @@ impl<'a> Tending<'a> {
         let mut sweeping = self.store.sweeping();
         let mut looks = interval_at(Instant::now(), self.state.options.look_every);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut holders = self.store.watching_holders();
         let mut ending: Option<BoxFuture<'a, bool>> = None;
         loop {
             tokio::select! {
@@ -148,6 +152,14 @@ impl<'a> Tending<'a> {
                     if told.broken {
                         tracing::error!(store = %self.options.store, "this process sweeps no more; giving the store up");
                         return;
+                    }
+                }
+                changed = holders.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    if let Some(seen) = &*holders.borrow_and_update() {
+                        self.state.note(&self.options.store, |report| report.saw_holders(seen));
                     }
                 }
                 _ = looks.tick() => tokio::select! {
@@ -234,6 +246,20 @@ impl<'a> Tending<'a> {
             Err(error) => tracing::warn!(store = %self.options.store, %error, "the budget could not be read"),
         }
         self.look_at_casualties().await;
+        self.read_holders().await;
+    }
+
+    /// What the process has seen of the holders whose turn it is to look, if that is another one.
+    async fn read_holders(&self) {
+        let store = &self.options.store;
+        if self.store.watching_holders().borrow().is_some() {
+            return;
+        }
+        match self.store.holders_seen(WITHIN).await {
+            Ok(seen) if seen.at_ms > 0 => self.state.note(store, |report| report.saw_holders(&seen)),
+            Ok(_) => {}
+            Err(error) => tracing::warn!(%store, %error, "what was seen of the holders could not be read"),
+        }
     }
 
     /// Counts the records in quarantine, and the dead letters unless the page's look does.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use futures_util::future::join_all;
 use serde_json::Value;
 use tensorhold_core::{ErrorKind, StoreId, Timestamp};
-use tensorhold_index::{Backlog, BudgetUse, Counts, Index as _, Office, Stage};
+use tensorhold_index::{Backlog, BudgetUse, Counts, HoldersSeen, Index as _, Office, Stage};
 use tensorhold_index_etcd::storage;
 use tensorhold_steward::attention::{self, Attention, Seen};
 use tensorhold_steward::recent::{Before, Recent};
@@ -15,6 +15,7 @@ use super::Context;
 use super::record::stage_name;
 use crate::admin::Cluster;
 use crate::failure::Failure;
+use crate::holders::{Missing, missing, suspected};
 use crate::io::Progress;
 use crate::output::{Answer, fitted, number, object, table, to_value};
 use crate::reach::Reach;
@@ -34,6 +35,7 @@ struct StoreStatus {
     store: StoreId,
     counts: Counts,
     budget: Option<BudgetUse>,
+    holders: HoldersSeen,
     backlog: Vec<Backlog>,
     quarantined: usize,
     /// Whether any process holds an office.
@@ -66,6 +68,7 @@ pub(super) async fn look_and_compare(
     let engine = progress.wait("asking the master", engine).await;
     let engine = engine.unwrap_or_else(|failure| Err(failure.to_string()));
 
+    let missing = missing(stores.iter().map(|one| &one.holders), engine.as_ref().ok());
     let nodes = reach.settings.etcd.endpoints.iter().zip(etcd);
     let nodes: Vec<EtcdReport> = nodes.filter_map(|(at, node)| etcd_report(at, node)).collect();
     let mut attention = attention::of_etcd(&nodes, WARN_FULL);
@@ -77,6 +80,7 @@ pub(super) async fn look_and_compare(
     let value = object!("items": stores.iter().map(StoreStatus::value).collect::<Vec<_>>(),
         "next": Value::Null,
         "stores": all.len(),
+        "missing_holders": missing.iter().map(Missing::value).collect::<Vec<_>>(),
         "attention": attention,
         "engine": engine_value(engine.as_ref()),);
     let mut text = match stores.is_empty() {
@@ -93,6 +97,11 @@ pub(super) async fn look_and_compare(
         ));
     }
     text.push_str(&engine_text(engine.as_ref()));
+    missing.iter().for_each(|one| text.push_str(&one.line(context.now_ms)));
+    let suspected = stores
+        .iter()
+        .filter_map(|one| suspected(one.store.as_str(), &one.holders));
+    suspected.for_each(|line| text.extend([line.as_str(), "\n"]));
     text.push_str(&attention_text(&attention));
     Ok(Answer::new(value, text))
 }
@@ -110,8 +119,9 @@ async fn look(reach: &Reach, store: &StoreId) -> Result<StoreStatus, Failure> {
         index.backlog(MOST_GROUPS, left),
         index.quarantined(None, MOST_QUARANTINED, left),
         index.leaders(left),
+        index.holders_seen(left),
     );
-    let (counts, budget, backlog, quarantined, leaders) = looked.map_err(|error| reach.failure(&error))?;
+    let (counts, budget, backlog, quarantined, leaders, holders) = looked.map_err(|error| reach.failure(&error))?;
     Ok(StoreStatus {
         store: store.clone(),
         counts,
@@ -119,6 +129,7 @@ async fn look(reach: &Reach, store: &StoreId) -> Result<StoreStatus, Failure> {
         backlog,
         quarantined: quarantined.len(),
         swept: Office::ALL.into_iter().any(|office| leaders.of(office).is_some()),
+        holders,
     })
 }
 
@@ -166,6 +177,7 @@ impl StoreStatus {
             "sessions": self.counts.sessions,
             "ended_sessions": self.counts.ended_sessions,
             "waiting_producers": self.counts.waiting,
+            "suspected": self.holders.suspected,
             "backlog": self.backlog.iter().map(|one| object!("group": one.group.as_str(), "waiting": one.waiting, "oldest_ms": one.oldest.map(|at| at.0),)).collect::<Vec<_>>(),
             "budget": self.budget.as_ref().map(|budget| object!("bytes": budget.bytes, "free_bytes": budget.free, "used_bytes": budget.bytes.saturating_sub(budget.free),)),)
     }

@@ -221,7 +221,8 @@ impl State {
         let error = Error::unavailable(
             operation,
             "the object's holder does not answer; try again when the engine has noticed its loss",
-        );
+        )
+        .with("reason", "holder");
         match self.segments.get(&segment) {
             Some(segment) => error.with("segment", segment.name()),
             None => error,

@@ -7,9 +7,9 @@ use async_trait::async_trait;
 use tensorhold_core::{Clock, Generation, ObjectKey, Result, SampleId};
 use tensorhold_custody::{GroupName, Reason, Tick, Version};
 use tensorhold_index::{
-    AckOutcome, Backlog, BudgetUse, Commit, CommitOutcome, Counts, FreeList, Index, Known, Leader, LeaderWatch,
-    Leaders, LeaseGrant, LeaseList, ListPlace, LiveSample, LiveSession, LostWatch, Office, PassedOver, Quarantined,
-    RecordList, RecordQuery, Reserve, SampleRecord, SampleRef, Session, SweepReport, Terms, Unreadable,
+    AckOutcome, Backlog, BudgetUse, Commit, CommitOutcome, Counts, FreeList, HoldersSeen, Index, Known, Leader,
+    LeaderWatch, Leaders, LeaseGrant, LeaseList, ListPlace, LiveSample, LiveSession, LostWatch, Office, PassedOver,
+    Quarantined, RecordList, RecordQuery, Reserve, SampleRecord, SampleRef, Session, SweepReport, Terms, Unreadable,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -229,6 +229,14 @@ impl Index for HookedIndex {
 
     async fn resign(&self, session: &Session, office: Office, within: Duration) -> Result<()> {
         self.inner.resign(session, office, within).await
+    }
+
+    async fn holders_seen(&self, within: Duration) -> Result<HoldersSeen> {
+        self.inner.holders_seen(within).await
+    }
+
+    async fn note_holders(&self, session: &Session, seen: &HoldersSeen, within: Duration) -> Result<Version> {
+        self.inner.note_holders(session, seen, within).await
     }
 
     async fn leaders(&self, within: Duration) -> Result<Leaders> {

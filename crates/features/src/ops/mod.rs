@@ -10,6 +10,7 @@ mod get;
 mod get_plan;
 mod letters;
 pub(crate) mod put;
+mod put_elsewhere;
 mod put_plan;
 mod put_reserve;
 mod put_write;

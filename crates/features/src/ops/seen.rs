@@ -7,7 +7,7 @@ use std::time::Duration;
 use tensorhold_core::Result;
 use tensorhold_custody::Tick;
 use tensorhold_engine::{Holder, Usage};
-use tensorhold_index::{Backlog, Counts, LeaseList};
+use tensorhold_index::{Backlog, Counts, HoldersSeen, LeaseList};
 
 use crate::store::FeatureStore;
 
@@ -43,6 +43,12 @@ impl FeatureStore {
         let call = move |within| engine.holders(within);
         let blocking = &inner.runtime.blocking;
         blocking.run("features.holders", inner.deadline(within), call).await
+    }
+
+    /// The engine's holders as the process saw them last that looks at them: those that are missing, and how many samples may
+    /// be lost with them.
+    pub async fn holders_seen(&self, within: Duration) -> Result<HoldersSeen> {
+        self.inner().runtime.index.holders_seen(within).await
     }
 
     /// The store's shared clock as this process last saw it, and the length of its ticks; none if it has not seen it yet.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tensorhold_core::{Clock, Deadline, Error, ErrorKind, Result, Rng, TensorSpec};
 use tensorhold_engine::{Engine, HostMemory, Region, Span};
-use tensorhold_index::{BudgetUse, Index, LiveSession, Office, Quarantined};
+use tensorhold_index::{BudgetUse, HoldersSeen, Index, LiveSession, Office, Quarantined};
 use tensorhold_metrics::{Outcome, Registration, registry};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -271,6 +271,12 @@ impl FeatureStore {
     /// sweep.
     pub fn sweeping(&self) -> watch::Receiver<Sweeping> {
         self.inner().reclaim.duty.subscribe()
+    }
+
+    /// What this process sees of the engine's holders while it is its turn to look at them (module `holders`); none while it
+    /// is another one's. [`FeatureStore::holders_seen`] has what that one saw.
+    pub fn watching_holders(&self) -> watch::Receiver<Option<HoldersSeen>> {
+        self.inner().reclaim.holders.subscribe()
     }
 
     /// Whether this process holds an office with the session that it has now, by the index itself. What

@@ -5,6 +5,7 @@ mod backlog;
 mod commit;
 pub(crate) mod follow;
 mod free;
+mod holders;
 mod kept;
 mod known;
 pub(crate) mod lead;
@@ -36,6 +37,7 @@ use self::lost::LostWatch;
 use crate::Index;
 use crate::index::TxnIndex;
 use crate::ready::shards::ReadyEntry;
+use crate::record::engine::HoldersSeen;
 use crate::record::identity::LiveSession;
 use crate::record::office::{Leader, Leaders, Office};
 use crate::record::types::{
@@ -236,6 +238,14 @@ impl Index for TxnIndex {
 
     async fn watch_leaders(&self, since: &Leaders, within: Duration) -> Result<LeaderWatch> {
         self.do_watch_leaders(since, self.core.deadline(within)).await
+    }
+
+    async fn holders_seen(&self, within: Duration) -> Result<HoldersSeen> {
+        self.do_holders_seen(self.core.deadline(within)).await
+    }
+
+    async fn note_holders(&self, session: &Session, seen: &HoldersSeen, within: Duration) -> Result<Version> {
+        self.do_note_holders(session, seen, self.core.deadline(within)).await
     }
 
     fn tick_length(&self) -> Duration {

@@ -31,6 +31,7 @@
 //! | `t` | the shared clock | tick |
 //! | `e/{office}` | the session that holds an office, and who that is (vanishes with it): [`crate::record::office`] | lead, resign |
 //! | `place` (at home), `here` (elsewhere) | which cluster the store is on: see [`crate::placement`] | its first opening |
+//! | `r` | the engine's holders, as they were seen last: [`crate::record::engine`] | the process that looks at them |
 //! | `b/budget` | the store's budget in bytes; without this key there is no budget | set_budget |
 //! | `b/a/{session}-{number}` | a deposit: bytes of the budget that no sample was paid with | reserve, freed: see [`crate::quota`] |
 //! | `b/w/{session}` | a process waits for quota, and what it wants to reserve (vanishes with its session) | reserve, freed |
@@ -164,6 +165,10 @@ impl Layout {
 
     pub(crate) fn clock(&self) -> String {
         self.key(format_args!("t"))
+    }
+
+    pub(crate) fn holders(&self) -> String {
+        self.key(format_args!("r"))
     }
 
     pub(crate) fn office(&self, office: Office) -> String {

@@ -49,6 +49,7 @@ mod concurrency;
 mod expiry;
 mod free;
 mod history;
+mod holders;
 mod known;
 mod known_keys;
 mod layout;
@@ -213,6 +214,7 @@ pub fn cases() -> Vec<Case> {
         expiry::CASES,
         sweep::CASES,
         office::CASES,
+        holders::CASES,
         free::CASES,
         letters::CASES,
         letters::kept::CASES,

@@ -499,6 +499,12 @@ fn schemas_of_reports() -> Value {
                 ("oldest_seconds", maybe("integer")),
             ]))),
             ("quarantined", maybe("integer")),
+            ("holders", json!({"anyOf": [object(&[
+                ("listed", number.clone()),
+                ("missing", list(&object(&[("name", text.clone()), ("since_ms", number.clone())]))),
+                ("suspected", number.clone()),
+                ("unsettled", yes.clone()),
+            ]), {"type": "null"}]})),
             ("audits", audits),
             ("actions", list(&object(&[("at_ms", number.clone()), ("what", text.clone()), ("why", text.clone())]))),
         ]),

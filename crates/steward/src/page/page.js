@@ -365,8 +365,10 @@ function drawStore(store) {
   rows($("actions"), store.actions.map((one) => [ago(one.at_ms), one.what, one.why]), "Nothing yet.");
 
   const engine = store.engine;
-  caption($("holders"), engine ? `${count(engine.holders)} in the engine, with ${count(engine.objects)} objects of all stores.` : "The engine did not tell.");
-  rows($("holders"), store.holders.map((one) => [one.name, bytes(one.dram_used), bytes(one.dram_capacity), bar(one.dram_used, one.dram_capacity)]),
+  const suspected = store.suspected > 0 ? ` ${count(store.suspected)} samples miss an object: they are lost, or come back.` : "";
+  caption($("holders"), (engine ? `${count(engine.holders)} in the engine, with ${count(engine.objects)} objects of all stores.` : "The engine did not tell.") + suspected);
+  const missing = store.missing_holders.map((one) => [one.name, el("span", "full", "missing"), "", ago(one.since_ms)]);
+  rows($("holders"), missing.concat(store.holders.map((one) => [one.name, bytes(one.dram_used), bytes(one.dram_capacity), bar(one.dram_used, one.dram_capacity)])),
     overview.etcd === null ? "Each holder is shown to tokens for all stores." : "None is known.");
 
   const sessionsTitle = `Sessions (${count(store.sessions)})`;
