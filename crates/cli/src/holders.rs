@@ -109,8 +109,8 @@ mod tests {
         };
         let segment = |name: &str| Segment {
             segment_name: name.to_owned(),
-            allocator_used_bytes: 0,
             allocator_capacity_bytes: 1,
+            ..Segment::default()
         };
         let cluster = Cluster {
             segments: vec![segment("a"), segment("back")],
