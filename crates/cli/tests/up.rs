@@ -1,4 +1,5 @@
 //! `tensorhold up` and `tensorhold down`, from what is installed here.
+#![allow(clippy::disallowed_methods, reason = "inside the macro `json`")]
 #![allow(clippy::expect_used, clippy::panic, reason = "a test says what it expects")]
 
 mod common;

@@ -193,16 +193,15 @@ mod tests {
             "a forked child" => {
                 library_registers();
                 register();
-                // SAFETY: the child does nothing but end; the status is a local value of this process.
-                let ended = unsafe {
-                    let child = libc::fork();
-                    if child == 0 {
-                        process::exit(STATUS);
-                    }
-                    let mut status = 0;
-                    assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
-                    status
-                };
+                // SAFETY: the child does nothing but end.
+                let child = unsafe { libc::fork() };
+                if child == 0 {
+                    process::exit(STATUS);
+                }
+                let mut ended = 0;
+                // SAFETY: the status is a local value of this process.
+                let waited_for = unsafe { libc::waitpid(child, &raw mut ended, 0) };
+                assert_eq!(waited_for, child);
                 assert!(libc::WIFEXITED(ended), "status {ended}");
                 // SAFETY: it takes a number, touches no memory and does not return.
                 unsafe { libc::_exit(libc::WEXITSTATUS(ended)) }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use futures_util::future::join_all;
 use serde_json::Value;
-use tensorhold_core::{ErrorKind, StoreId, Timestamp};
+use tensorhold_core::{Error, ErrorKind, StoreId, Timestamp};
 use tensorhold_index::{Backlog, BudgetUse, Counts, HoldersSeen, Index as _, Office, Stage};
 use tensorhold_index_etcd::storage;
 use tensorhold_steward::attention::{self, Attention, Seen};
@@ -113,7 +113,7 @@ fn now(reach: &Reach) -> Timestamp {
 async fn look(reach: &Reach, store: &StoreId) -> Result<StoreStatus, Failure> {
     let index = reach.index(store).await?;
     let left = reach.left();
-    let looked = tokio::try_join!(
+    let (counts, budget, backlog, quarantined, leaders, holders) = tokio::join!(
         index.counts(left),
         index.budget_use(left),
         index.backlog(MOST_GROUPS, left),
@@ -121,15 +121,16 @@ async fn look(reach: &Reach, store: &StoreId) -> Result<StoreStatus, Failure> {
         index.leaders(left),
         index.holders_seen(left),
     );
-    let (counts, budget, backlog, quarantined, leaders, holders) = looked.map_err(|error| reach.failure(&error))?;
+    let failed = |error: Error| reach.failure(&error);
+    let leaders = leaders.map_err(failed)?;
     Ok(StoreStatus {
         store: store.clone(),
-        counts,
-        budget,
-        backlog,
-        quarantined: quarantined.len(),
+        counts: counts.map_err(failed)?,
+        budget: budget.map_err(failed)?,
+        backlog: backlog.map_err(failed)?,
+        quarantined: quarantined.map_err(failed)?.len(),
         swept: Office::ALL.into_iter().any(|office| leaders.of(office).is_some()),
-        holders,
+        holders: holders.map_err(failed)?,
     })
 }
 

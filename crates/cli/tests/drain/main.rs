@@ -1,6 +1,7 @@
 //! `drain`, `ls --holder` and `why`, on a real master with two holders and an etcd, while samples come and go.
 //!
 //! `TENSORHOLD_DRAIN_SAMPLES=10000` makes it long.
+#![allow(clippy::disallowed_methods, reason = "inside the macro `json`")]
 #![allow(clippy::expect_used, clippy::panic, reason = "a test says what it expects")]
 #![allow(clippy::print_stdout, reason = "what a load did is worth a line")]
 
@@ -211,7 +212,7 @@ async fn drained_under_load(ha: bool, during: impl FnOnce(&Cluster) + Send + 'st
     const LEAST: u32 = 400;
     let samples: u32 = std::env::var("TENSORHOLD_DRAIN_SAMPLES").map_or(LEAST, |text| text.parse().expect("a number"));
     let cluster = Arc::new(tokio::task::block_in_place(|| {
-        start(2, 64.max(u64::from(samples) * 8192 >> 20), ha)
+        start(2, 64.max((u64::from(samples) * 8192) >> 20), ha)
     }));
     let endpoints = cluster.endpoints();
     let shell = shell(&endpoints);

@@ -1,4 +1,5 @@
 //! Taking a holder out: objects that move to another holder, and holders that are given nothing new.
+#![allow(clippy::disallowed_methods, reason = "inside the macro `json`")]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

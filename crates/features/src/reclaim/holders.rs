@@ -65,8 +65,6 @@ struct Known {
     written: Option<HoldersSeen>,
     /// How much each holder held, by its memory.
     held: BTreeMap<String, u64>,
-    /// The memory that was listed when the engine's directory began anew: it may say that a dead holder's is empty.
-    inherited: BTreeSet<String>,
     /// Beginnings of the engine's directory.
     restarts: Option<u64>,
     /// The samples are to be looked for.
@@ -262,8 +260,9 @@ impl Known {
                 continue;
             }
             is_gone = true;
-            // What is on SSD is not known by holder.
-            let was_empty = usage.ssd_used == 0 && self.held.get(&holder.memory) == Some(&0);
+            // What is on SSD is not known by holder. Another master lists only those that are alive: what this one held is known
+            // from a look that may be older than its samples.
+            let was_empty = !began_anew && usage.ssd_used == 0 && self.held.get(&holder.memory) == Some(&0);
             if was_empty || names.contains(holder.name.as_str()) {
                 tracing::info!(
                     holder = holder.name,
@@ -288,17 +287,7 @@ impl Known {
             !names.contains(missing.name.as_str()) && now_ms.saturating_sub(missing.since_ms) < named_for
         });
         self.seen.mounts = expected.max(usage.mounts);
-        if began_anew {
-            self.inherited = before.iter().map(|memory| (*memory).to_owned()).collect();
-        }
-        let held = holders.iter().map(|one| {
-            let known = self
-                .held
-                .get(&one.memory)
-                .filter(|_| self.inherited.contains(&one.memory));
-            (one.memory.clone(), one.dram_used.max(known.copied().unwrap_or(0)))
-        });
-        self.held = held.collect();
+        self.held = holders.iter().map(|one| (one.memory.clone(), one.dram_used)).collect();
         let listed = holders.iter().map(|holder| HolderSeen {
             name: holder.name.clone(),
             memory: holder.memory.clone(),

@@ -141,10 +141,10 @@ async fn look_at(
                 .wait(&what, holders::copies(&reach, store, page.records))
                 .await?;
             for one in copies {
-                let concerned = one
-                    .objects
-                    .iter()
-                    .fold(false, |concerned, object| seen.add(holder, object) || concerned);
+                let mut concerned = false;
+                for object in &one.objects {
+                    concerned |= seen.add(holder, object);
+                }
                 if !concerned {
                     continue;
                 }
