@@ -1,14 +1,14 @@
 //! The etcd clusters of an index: [`open_store`] finds the one that a store is on.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use tensorhold_core::{Clock, Deadline, Error, ErrorKind, Result, Rng, StoreId};
 use tensorhold_index::placement::{ClusterMap, ClusterName, Clusters, FollowingStore, place, read_map};
-use tensorhold_index::schema;
 use tensorhold_index::store::{MovableStore, TxnStore};
+use tensorhold_index::{forget, has_keys, in_use, schema};
 
 use crate::config::EtcdConfig;
 use crate::store::EtcdStore;
@@ -57,20 +57,50 @@ impl EtcdClusters {
         }
         read_map(&self.home, within).await
     }
-}
 
-#[async_trait]
-impl Clusters for EtcdClusters {
-    async fn connect(&self, cluster: &ClusterName, within: Duration) -> Result<Arc<dyn MovableStore>> {
-        const OPERATION: &str = "index.connect";
-        if *cluster == ClusterName::home() {
-            return Ok(Arc::new(self.home.clone()));
+    /// Those of the stores that are in use, or have something to look after, on any cluster: see
+    /// [`tensorhold_index::in_use`].
+    pub async fn in_use(&self, stores: &[StoreId], within: Duration) -> Result<Vec<StoreId>> {
+        let deadline = Deadline::after(&*self.clock, within);
+        let mut found = BTreeSet::new();
+        for cluster in self.all(deadline).await? {
+            let left = deadline.remaining(&*self.clock);
+            found.extend(in_use(&cluster, stores, &*self.clock, left).await?);
         }
+        Ok(found.into_iter().collect())
+    }
+
+    /// Deletes what the index has of a store: see [`tensorhold_index::forget`]. `Unsupported` for one that is not at home.
+    pub async fn forget(&self, store: &StoreId, within: Duration) -> Result<bool> {
+        let deadline = Deadline::after(&*self.clock, within);
+        for cluster in self.all(deadline).await?.into_iter().skip(1) {
+            let left = deadline.remaining(&*self.clock);
+            if has_keys(&cluster, store, left).await? {
+                let message = "the store is, or was, on another cluster than the home of the index: such a store stays";
+                return Err(Error::new(ErrorKind::Unsupported, "index.forget", message).with("store", store));
+            }
+        }
+        forget(&self.home, store, &*self.clock, deadline.remaining(&*self.clock)).await
+    }
+
+    /// All clusters, the home first.
+    async fn all(&self, deadline: Deadline) -> Result<Vec<EtcdStore>> {
+        let mut all = vec![self.home.clone()];
+        let map = self.map(deadline.remaining(&*self.clock)).await?.unwrap_or_default();
+        for cluster in map.clusters.keys() {
+            all.push(self.connected(cluster, deadline.remaining(&*self.clock)).await?);
+        }
+        Ok(all)
+    }
+
+    /// The cluster of this name, which is not the home.
+    async fn connected(&self, cluster: &ClusterName, within: Duration) -> Result<EtcdStore> {
+        const OPERATION: &str = "index.connect";
         let deadline = Deadline::after(&*self.clock, within);
         let late = |_| Error::unavailable(OPERATION, "another call connects to this cluster, and takes too long");
         let mut others = tokio::time::timeout(within, self.others.lock()).await.map_err(late)?;
         if let Some(found) = others.get(cluster) {
-            return Ok(Arc::new(found.clone()));
+            return Ok(found.clone());
         }
         let map = read_map(&self.home, deadline.remaining(&*self.clock))
             .await?
@@ -82,7 +112,17 @@ impl Clusters for EtcdClusters {
         let left = deadline.remaining(&*self.clock);
         let opened = self.try_address(&address.endpoints, left).await?;
         others.insert(cluster.clone(), opened.clone());
-        Ok(Arc::new(opened))
+        Ok(opened)
+    }
+}
+
+#[async_trait]
+impl Clusters for EtcdClusters {
+    async fn connect(&self, cluster: &ClusterName, within: Duration) -> Result<Arc<dyn MovableStore>> {
+        if *cluster == ClusterName::home() {
+            return Ok(Arc::new(self.home.clone()));
+        }
+        Ok(Arc::new(self.connected(cluster, within).await?))
     }
 
     async fn names(&self, within: Duration) -> Result<Vec<ClusterName>> {

@@ -106,6 +106,7 @@ impl TxnIndex {
                 .open_session(self.core.config().session_ttl, left)
                 .await?;
             if self.make_known(&*session, deadline).await? {
+                self.core.doubt_clock();
                 let budget = self.quota.begin(deadline).await?;
                 return Ok(Session::new(session, budget.is_some()));
             }

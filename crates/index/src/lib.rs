@@ -42,9 +42,11 @@ use tensorhold_custody::{GroupName, Reason, Tick, Version};
 use tokio_util::sync::CancellationToken;
 
 pub use index::TxnIndex;
+pub use ops::forget::forget;
+pub use ops::idle::in_use;
 pub use ops::lead::LeaderWatch;
 pub use ops::lost::LostWatch;
-pub use ops::stores::{has_clock, stores};
+pub use ops::stores::{has_clock, has_keys, stores};
 pub use record::ahead::is_named_ahead;
 pub use record::identity::{Identity, LiveSession, SaidSettings};
 pub use record::office::{Leader, Leaders, Office};

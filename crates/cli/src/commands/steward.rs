@@ -231,6 +231,14 @@ impl Connect for Cluster {
         let (home, _) = self.etcd().await?;
         stores(home, None, MOST_STORES, &*self.clock, within).await
     }
+
+    async fn in_use(&self, stores: &[StoreId], within: Duration) -> Result<Vec<StoreId>> {
+        self.etcd().await?.1.in_use(stores, within).await
+    }
+
+    async fn forget(&self, store: &StoreId, within: Duration) -> Result<bool> {
+        self.etcd().await?.1.forget(store, within).await
+    }
 }
 
 /// Makes a token. It is shown once, and kept nowhere.

@@ -3,7 +3,9 @@
 mod answers;
 mod commit;
 pub(crate) mod follow;
+pub(crate) mod forget;
 mod free;
+pub(crate) mod idle;
 mod kept;
 mod known;
 pub(crate) mod lead;
