@@ -96,10 +96,10 @@ struct Resting<'a> {
 }
 
 impl<'a> Resting<'a> {
-    fn begin(state: &'a State, store: &'a StoreId) -> Self {
+    fn begin(state: &'a State, store: &'a StoreId, is_known: bool) -> Self {
         let asked = state.rests(store);
         state.note(store, |report| {
-            report.idle = true;
+            report.idle = is_known;
             (report.on_duty, report.users, report.trouble) = (false, Some(0), None);
             (report.steward, report.sweepers) = (None, Vec::new());
         });
@@ -116,16 +116,18 @@ impl Drop for Resting<'_> {
     }
 }
 
-/// Leaves a store alone until there is something to do. Forgets it after that time, if it is empty.
+/// Leaves a store alone until there is something to do. Forgets it after that time, if it is empty. If it is not known to be
+/// idle, the first look tells.
 pub(crate) async fn rest(
     state: &State,
     options: &StoreOptions,
     kept: &mut Kept,
     forget_after: Option<Duration>,
+    is_known: bool,
     stop: &CancellationToken,
 ) -> Woken {
     let store = &options.store;
-    let resting = Resting::begin(state, store);
+    let resting = Resting::begin(state, store, is_known);
     let mut rounds = state.rounds.subscribe();
     // The last round was before this.
     rounds.mark_unchanged();
@@ -149,7 +151,8 @@ pub(crate) async fn rest(
         kept.unused.saw(0, now, every(state));
         let unused = kept.unused.since.map(|since| now - since);
         state.note(store, |report| {
-            report.unused_seconds = unused.map(|unused| unused.as_secs())
+            report.idle = true;
+            report.unused_seconds = unused.map(|unused| unused.as_secs());
         });
         let is_over = |time: Option<Duration>| unused.zip(time).is_some_and(|(unused, time)| unused >= time);
         let is_to_end = is_over(options.end_when_unused) && !kept.ended;

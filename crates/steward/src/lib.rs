@@ -20,6 +20,7 @@
 //! | `view` | what the page shows of a store, and what it held over time |
 //! | `overview` | the page's figures, made once for all who watch |
 //! | `etcd` | how full etcd is |
+//! | `certificates` | when certificates end |
 //! | `compact` | has etcd forget what nobody reads any more |
 //! | [`report`] | what was seen and done last |
 //! | `metrics` | the same as Prometheus text |
@@ -39,6 +40,7 @@ pub mod http;
 pub mod options;
 pub mod report;
 
+mod certificates;
 mod compact;
 mod discover;
 mod etcd;
@@ -63,6 +65,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+pub use certificates::CertificateReport;
 pub use options::{Compact, EtcdOptions, HttpOptions, Options, OtherStores, StoreOptions, TlsFiles};
 pub use report::Report;
 
@@ -168,6 +171,7 @@ impl Steward {
             stop: stop.clone(),
             is_over: false,
         };
+        tasks.spawn(watched(None).run(certificates::watch(Arc::clone(&state), stop.clone())));
         tasks.spawn(watched(None).run(idle::rounds(Arc::clone(&state), stop.clone())));
         if let Some(http) = &state.options.http {
             let server = http::Server::bind(http, Arc::clone(&state)).await?;

@@ -189,6 +189,19 @@ pub(crate) fn text(report: &Report) -> String {
         "Stores that this steward has forgotten: unused for long enough, and empty.",
     );
     writeln!(text, "{name} {}", report.forgotten).unwrap_or_default();
+    let name = "tensorhold_certificate_end_seconds";
+    head(
+        &mut text,
+        name,
+        "gauge",
+        "When a certificate that the steward uses or is shown ends, in seconds since 1970.",
+    );
+    for certificate in &report.certificates {
+        if let Some(ends) = certificate.ends {
+            let (what, at) = (certificate.what, escaped(&certificate.at));
+            writeln!(text, "{name}{{certificate=\"{what}\",at=\"{at}\"}} {ends}").unwrap_or_default();
+        }
+    }
     let name = "tensorhold_etcd_up";
     head(
         &mut text,
@@ -276,8 +289,11 @@ fn head(text: &mut String, name: &str, kind: &str, help: &str) {
 }
 
 fn line(text: &mut String, name: &str, label: &str, of: &str, value: u64) {
-    let of = of.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-    writeln!(text, "{name}{{{label}=\"{of}\"}} {value}").unwrap_or_default();
+    writeln!(text, "{name}{{{label}=\"{}\"}} {value}", escaped(of)).unwrap_or_default();
+}
+
+fn escaped(label: &str) -> String {
+    label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 #[cfg(test)]

@@ -219,7 +219,7 @@ pub struct HttpOptions {
     pub most: usize,
 }
 
-/// A certificate and its key, as PEM files. They are read when the steward starts.
+/// A certificate and its key, as PEM files. They are read again for new connections, so that renewed ones are used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TlsFiles {

@@ -10,6 +10,7 @@ use tensorhold_index::{Leader, SweepReport};
 use tensorhold_index_etcd::Storage;
 
 use crate::Audited;
+use crate::certificates::CertificateReport;
 
 /// The most actions that are remembered of a store.
 pub(crate) const MOST_ACTIONS: usize = 100;
@@ -25,6 +26,8 @@ pub struct Report {
     pub stores: BTreeMap<String, StoreReport>,
     /// How many stores it has forgotten.
     pub forgotten: u64,
+    /// The certificates that it uses or is shown.
+    pub certificates: Vec<CertificateReport>,
     /// The nodes of etcd.
     pub etcd: Vec<EtcdReport>,
     /// Compactions of etcd; none if no etcd is watched.

@@ -11,6 +11,7 @@ use tensorhold_features::{FeatureStore, Stage};
 use tensorhold_index::Counts;
 use tokio::sync::{Notify, watch};
 
+use crate::certificates::CertificateReport;
 use crate::idle::Round;
 use crate::options::Options;
 use crate::overview::Shown;
@@ -74,6 +75,7 @@ impl State {
             read_only: options.read_only,
             stores: names.map(|name| (name, StoreReport::default())).collect(),
             forgotten: 0,
+            certificates: Vec::new(),
             etcd: Vec::new(),
             compaction: options.etcd.as_ref().map(|etcd| CompactionReport {
                 why_not: etcd.never_compacts(options.read_only).map(str::to_owned),
@@ -189,6 +191,10 @@ impl State {
     /// Takes in why the stores of the index cannot be listed; none if they can.
     pub(crate) fn note_listing(&self, trouble: Option<String>) {
         self.report.lock().trouble = trouble;
+    }
+
+    pub(crate) fn note_certificates(&self, seen: Vec<CertificateReport>) {
+        self.report.lock().certificates = seen;
     }
 
     pub(crate) fn note_etcd(&self, nodes: Vec<EtcdReport>) {

@@ -94,9 +94,10 @@ pub(crate) async fn tend(state: Arc<State>, options: StoreOptions, origin: Origi
     };
     let may_rest = !state.options.read_only;
     let mut rests = may_rest && matches!(origin, Origin::Found { .. });
+    let mut was_open = false;
     loop {
         if rests {
-            match idle::rest(&state, &options, &mut kept, forget_after, &stop).await {
+            match idle::rest(&state, &options, &mut kept, forget_after, was_open, &stop).await {
                 Woken::Up => {}
                 Woken::Stopped => return Left::Ended,
                 Woken::Forgotten => {
@@ -141,7 +142,7 @@ pub(crate) async fn tend(state: Arc<State>, options: StoreOptions, origin: Origi
         }
         tracing::info!(store = %id, "leaving a store alone: nobody uses it, and there is nothing to do");
         state.page.rests(&id);
-        rests = true;
+        (rests, was_open) = (true, true);
     }
 }
 

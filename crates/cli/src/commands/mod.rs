@@ -5,6 +5,7 @@ mod bench;
 mod budget;
 mod clusters;
 mod dead;
+mod forget;
 pub(crate) mod help;
 mod list;
 mod people;
@@ -117,6 +118,10 @@ pub(crate) async fn run(
         Command::End { others } => {
             let reach = look(progress, FREE).await?;
             reclaim::end(&reach, others, &context, progress).await
+        }
+        Command::Forget { store } => {
+            let reach = look(progress, CHANGE).await?;
+            forget::run(&reach, &store, progress).await
         }
         // These need no server and were run before.
         Command::Up(_)

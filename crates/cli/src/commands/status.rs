@@ -1,6 +1,8 @@
-//! `status`: what the stores hold, and what the engine has.
+//! `status`: what the stores hold, and what the engine has. What needs a look is shown first.
 
-use futures_util::future::join_all;
+use std::cmp::Reverse;
+
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use serde_json::Value;
 use tensorhold_core::StoreId;
 use tensorhold_index::{BudgetUse, Counts, Index as _, Stage};
@@ -16,6 +18,8 @@ use crate::text::{bytes, count, shown};
 
 /// The most stores that are shown; one can be named.
 const MOST: usize = 50;
+/// How many stores are asked about at a time.
+const AT_ONCE: usize = 32;
 
 struct StoreStatus {
     store: StoreId,
@@ -31,9 +35,10 @@ pub(crate) async fn run(reach: &Reach, context: &Context<'_>, progress: &mut Pro
         Some(_) => vec![progress.wait("asking etcd", reach.store()).await?],
         None => progress.wait("asking etcd", reach.stores()).await?,
     };
-    let shown_stores = all.iter().take(MOST).map(|store| look(reach, store));
-    let stores = progress.wait("counting records", join_all(shown_stores)).await;
-    let stores: Vec<StoreStatus> = stores.into_iter().collect::<Result<_, Failure>>()?;
+    let looks = stream::iter(all.iter().map(|store| look(reach, store))).buffered(AT_ONCE);
+    let mut stores: Vec<StoreStatus> = progress.wait("counting records", looks.try_collect()).await?;
+    stores.sort_by_key(StoreStatus::place);
+    stores.truncate(MOST);
     let engine = progress.wait("asking the master", engine).await;
     let engine = engine.unwrap_or_else(|failure| Err(failure.to_string()));
 
@@ -50,8 +55,12 @@ pub(crate) async fn run(reach: &Reach, context: &Context<'_>, progress: &mut Pro
     };
     if all.len() > stores.len() {
         text.push_str(&format!(
-            "{} more stores are not shown; name one with --store\n",
-            all.len() - stores.len()
+            "{}: what is in trouble or in use is shown first, then what holds most; name one with --store\n",
+            count(
+                u64::try_from(all.len() - stores.len()).unwrap_or(u64::MAX),
+                "store is not shown",
+                "stores are not shown"
+            )
         ));
     }
     text.push_str(&engine_text(engine.as_ref()));
@@ -69,6 +78,21 @@ async fn look(reach: &Reach, store: &StoreId) -> Result<StoreStatus, Failure> {
 }
 
 impl StoreStatus {
+    /// Where it is shown: those in trouble first, then those in use, of each the largest first.
+    fn place(&self) -> (Reverse<bool>, Reverse<bool>, Reverse<u64>, String) {
+        let is_short = |budget: &BudgetUse| budget.free == 0 && budget.bytes > 0;
+        let trouble = self.counts.of(Stage::Dead) + self.counts.of(Stage::Lost) + self.counts.waiting > 0
+            || self.budget.as_ref().is_some_and(is_short);
+        let records = Stage::ALL.into_iter().map(|stage| self.counts.of(stage)).sum();
+        let name = self.store.as_str().to_owned();
+        (
+            Reverse(trouble),
+            Reverse(self.counts.sessions > 0),
+            Reverse(records),
+            name,
+        )
+    }
+
     fn value(&self) -> Value {
         let samples: serde_json::Map<String, Value> = Stage::ALL
             .into_iter()
@@ -161,5 +185,36 @@ fn engine_text(engine: Result<&Cluster, &String>) -> String {
             "\nengine: unknown, the master's admin port does not answer ({})\n",
             shown(why)
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trouble_is_shown_first_then_what_is_in_use_then_what_holds_most() {
+        let of = |name: &str, sessions, records: [u64; 6]| StoreStatus {
+            store: name.parse().expect("a name"),
+            counts: Counts {
+                records,
+                sessions,
+                ended_sessions: 0,
+                waiting: 0,
+            },
+            budget: None,
+        };
+        let live = |count| std::array::from_fn(|at| if Stage::ALL[at] == Stage::Live { count } else { 0 });
+        let dead = std::array::from_fn(|at| u64::from(Stage::ALL[at] == Stage::Dead));
+        let mut stores = [
+            of("a-over", 0, live(0)),
+            of("b-large", 0, live(1000)),
+            of("c-used", 2, live(3)),
+            of("d-used", 1, live(5)),
+            of("z-dead", 0, dead),
+        ];
+        stores.sort_by_key(StoreStatus::place);
+        let names: Vec<&str> = stores.iter().map(|one| one.store.as_str()).collect();
+        assert_eq!(names, ["z-dead", "d-used", "c-used", "b-large", "a-over"]);
     }
 }

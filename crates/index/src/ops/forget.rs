@@ -97,14 +97,7 @@ pub async fn forget(txn_store: &dyn TxnStore, store: &StoreId, clock: &dyn Clock
     let layout = Layout::new(store);
     let (mut deleted, mut last) = (false, None);
     while !deadline.passed(clock) {
-        is_over(txn_store, &layout, deadline.remaining(clock)).await?;
-        let keys = Read::Range {
-            keys: layout.all(),
-            limit: PAGE,
-            keys_only: false,
-        };
-        let snapshot = txn_store.read(&[keys], deadline.remaining(clock)).await?;
-        let entries = snapshot.entries.into_iter().next().unwrap_or_default();
+        let entries = keys_of_one_that_is_over(txn_store, &layout, deadline.remaining(clock)).await?;
         if entries.is_empty() {
             return Ok(deleted);
         }
@@ -131,22 +124,24 @@ pub async fn forget(txn_store: &dyn TxnStore, store: &StoreId, clock: &dyn Clock
     Err(last.into_iter().fold(error, Error::caused_by))
 }
 
-/// Refuses a store that is in use, or holds something.
-async fn is_over(txn_store: &dyn TxnStore, layout: &Layout, within: Duration) -> Result<()> {
+/// The first keys of a store. Refuses one that is in use, or holds something, at the same moment.
+async fn keys_of_one_that_is_over(txn_store: &dyn TxnStore, layout: &Layout, within: Duration) -> Result<Vec<Entry>> {
     let first = |(kind, _, _): &(&str, &str, &str)| Read::Range {
         keys: prefix(format!("{}/{kind}", layout.root())),
         limit: 1,
         keys_only: true,
     };
-    let reads: Vec<Read> = IN_THE_WAY.iter().map(first).collect();
-    let snapshot = txn_store.read(&reads, within).await?;
-    let found = snapshot
-        .entries
-        .iter()
-        .zip(&IN_THE_WAY)
-        .find(|(found, _)| !found.is_empty());
+    let mut reads: Vec<Read> = IN_THE_WAY.iter().map(first).collect();
+    reads.push(Read::Range {
+        keys: layout.all(),
+        limit: PAGE,
+        keys_only: false,
+    });
+    let mut entries = txn_store.read(&reads, within).await?.entries;
+    let keys = entries.pop().unwrap_or_default();
+    let found = entries.iter().zip(&IN_THE_WAY).find(|(found, _)| !found.is_empty());
     let Some((_, (_, what, advice))) = found else {
-        return Ok(());
+        return Ok(keys);
     };
     let mut message = String::new();
     // Writing to a string does not fail.

@@ -2,17 +2,16 @@
 //! a store alone whose run has ended, and come back when it is used again.
 //!
 //! ```text
-//!   `z/` is empty ──────────────────────────────────────────────────────────▶ idle
-//!   all sessions of `z/` are alive and of stewards ─────────────────────────▶ idle
-//!   sessions have ended, nobody else is there, nothing is held or to be freed ▶ their keys are deleted ─▶ idle
-//!   anything else ──────────────────────────────────────────────────────────▶ in use
+//!   something is held, or is to be freed ────────────────────────▶ in use
+//!   nothing is, and a process is there that is no steward ───────▶ in use
+//!   nobody is, and sessions have ended that were not cleared ────▶ their keys are deleted ─▶ idle
+//!   nobody is ───────────────────────────────────────────────────▶ idle
 //! ```
 //!
 //! # Why an idle store needs no sweep
-//! All that a sweep ends or frees was begun by a session: leases, reservations, requests for quota, retired samples. Opening a
-//! session writes `z/{session}`, and that key is deleted only when the session has ended and holds nothing. So a store in
-//! which `z/` is empty has had no session since everything was cleared; and while a store that had nothing due is not opened,
-//! nothing becomes due. Committed samples, and dead letters whose objects are not kept until a tick, wait for no time.
+//! A sweep ends and frees what sessions have begun: leases, reservations, requests for quota, retired samples, and what is
+//! kept until a tick. In an idle store there is none of it, and only a session can begin some. Committed samples, and dead
+//! letters whose objects are not kept until a tick, wait for no time.
 //!
 //! # What if…
 //! - *…a session is opened while its keys are read?* The reads see one moment: before it the store is idle, and the next
@@ -33,7 +32,9 @@ use crate::record::layout::Layout;
 use crate::store::{Condition, Entry, Read, Transaction, TxnOutcome, TxnStore, Write, prefix};
 
 /// The reads for each store.
-const READS: usize = 2;
+const READS: usize = 2 + DUE;
+/// The ranges of what a sweep ends or frees.
+const DUE: usize = 5;
 /// How many sessions of a store are read. With more of them it is in use.
 const MOST_SESSIONS: usize = 16;
 
@@ -56,20 +57,24 @@ pub async fn in_use(
             limit: MOST_SESSIONS,
             keys_only,
         };
-        let reads: Vec<Read> = layouts
-            .iter()
-            .flat_map(|layout| {
-                [
-                    sessions(layout.all_existed(), true),
-                    sessions(layout.all_alive(), false),
-                ]
-            })
-            .collect();
+        let first = |keys| Read::Range {
+            keys,
+            limit: 1,
+            keys_only: true,
+        };
+        let of_store = |layout: &Layout| {
+            let sessions = [sessions(layout.all_existed(), true), sessions(layout.all_alive(), false)];
+            sessions.into_iter().chain(layout.due().map(first))
+        };
+        let reads: Vec<Read> = layouts.iter().flat_map(of_store).collect();
         let snapshot = txn_store.read(&reads, deadline.remaining(clock)).await?;
         let of_stores = snapshot.entries.chunks(READS).zip(part.iter().zip(&layouts));
         for (entries, (store, layout)) in of_stores {
-            let [existed, alive] = entries else { continue };
+            let [existed, alive, due @ ..] = entries else {
+                continue;
+            };
             let is_idle = match Sessions::of(existed, alive) {
+                _ if due.iter().any(|found| !found.is_empty()) => false,
                 Sessions::None => true,
                 Sessions::Users => false,
                 Sessions::Ended(ended) => clear(txn_store, layout, &ended, existed, deadline.remaining(clock)).await?,
@@ -148,9 +153,11 @@ pub(crate) fn gaps(range: Range<String>, keys: &[String]) -> impl Iterator<Item 
 }
 
 impl Layout {
-    /// The keys of what a sweep ends or frees: grant lists, reservations, retired samples, and what is kept until a tick.
-    pub(crate) fn due(&self) -> [Range<String>; 7] {
-        ["h/", "p/", "g/", "f/", "l/", "u/", "b/w/"].map(|kind| prefix(format!("{}/{kind}", self.root())))
+    /// The keys of what a sweep ends or frees: retired samples and grant lists (`f/`, `g/`, `h/`, which follow one another),
+    /// lost samples that are kept, reservations, dead letters whose objects are kept until a tick, and requests for quota.
+    pub(crate) fn due(&self) -> [Range<String>; DUE] {
+        let of = |kind: &str| prefix(format!("{}/{kind}", self.root()));
+        [of("f/").start..of("h/").end, of("l/"), of("p/"), of("u/"), of("b/w/")]
     }
 }
 

@@ -50,11 +50,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
-use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 use self::answer::Refused;
 use self::auth::{Asked, Refusal, admit, known};
+use self::tls::Tls;
 use crate::options::HttpOptions;
 use crate::overview::Audience;
 use crate::report::now_ms;
@@ -86,7 +86,7 @@ impl Served {
 pub(crate) struct Server {
     listener: TcpListener,
     address: SocketAddr,
-    tls: Option<TlsAcceptor>,
+    tls: Option<Arc<Tls>>,
     router: Router,
     most: usize,
     /// How long a request may take.
@@ -105,7 +105,7 @@ impl Server {
             .caused_by(error)
         };
         let tls = match &options.tls {
-            Some(files) => Some(tls::acceptor(files)?),
+            Some(files) => Some(Arc::new(Tls::new(files)?)),
             None => None,
         };
         let listener = TcpListener::bind(options.listen).await.map_err(failed)?;
@@ -163,11 +163,12 @@ impl Server {
     }
 }
 
-async fn serve_connection(stream: TcpStream, tls: Option<TlsAcceptor>, router: Router, within: Duration) {
+async fn serve_connection(stream: TcpStream, tls: Option<Arc<Tls>>, router: Router, within: Duration) {
     let Some(tls) = tls else {
         return speak(stream, router, within).await;
     };
-    match tokio::time::timeout(HEAD, tls.accept(stream)).await {
+    let shake = async { tls.acceptor().await.accept(stream).await };
+    match tokio::time::timeout(HEAD, shake).await {
         Ok(Ok(stream)) => speak(stream, router, within).await,
         Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
         Err(_) => tracing::debug!("a TLS handshake took too long"),
