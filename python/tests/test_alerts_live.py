@@ -85,6 +85,7 @@ VARIABLES: Final = {"$__rate_interval": "5s", "$__range": "30s", "$store": ".*"}
 """What Grafana puts in for its variables."""
 
 EMPTY_WHEN_WELL: Final = {
+    "tensorhold_certificate_end_seconds": "no server speaks TLS",
     'outcome="capacity"': "etcd has room",
     'outcome=~"unavailable|timeout|denied|corrupt|invalid|internal|other"': "no call to etcd or to the engine fails",
     'outcome=~"unavailable|failed|wrong_length"': "no object in a call to the engine fails",
@@ -94,6 +95,11 @@ EMPTY_WHEN_WELL: Final = {
 }
 """Parts of queries that return nothing while all is well, and why: a series with an outcome begins with the first one. In the
 full form they, too, have returned data at the end."""
+
+
+NOT_HERE: Final = "tensorhold_certificate_end_seconds"
+"""The servers of this file speak without TLS. crates/steward/tests/tls.rs has certificates that end and have ended, and
+ops/prometheus/rules_test.yml what fires then."""
 
 
 @dataclasses.dataclass
@@ -197,7 +203,7 @@ def may_be_empty(query: str) -> bool:
 
 def test_every_alert_has_a_cause_here() -> None:
     listed = re.findall(r"^(Tensorhold\w+) {2,}\S", __doc__, flags=re.MULTILINE)
-    assert sorted(listed) == sorted(rule["alert"] for rule in alerts())
+    assert sorted(listed) == sorted(rule["alert"] for rule in alerts() if NOT_HERE not in rule["expr"])
     tests = Path(__file__).read_text().partition("def test_every_alert_has_a_cause_here")[2]
     assert [name for name in listed if f'"{name}"' not in tests] == []
 
@@ -383,5 +389,6 @@ def test_etcd_that_is_replaced(scene: Scene) -> None:
 @only_in_full
 def test_every_query_has_returned_data_when_all_has_gone_wrong(scene: Scene) -> None:
     never = [(where, query) for where, query in queries() if may_be_empty(query) and not scene.prometheus.ever(query)]
-    assert never == []
-    assert {one.labels["alertname"] for one in scene.prometheus.fired} == {rule["alert"] for rule in alerts()}
+    assert [one for one in never if NOT_HERE not in one[1]] == []
+    here = {rule["alert"] for rule in alerts() if NOT_HERE not in rule["expr"]}
+    assert {one.labels["alertname"] for one in scene.prometheus.fired} == here

@@ -117,7 +117,10 @@ async fn a_store_with_a_process_or_something_held_is_in_use() {
     let swept = steward.sweep(&sweeper, 10, WITHIN).await.expect("swept");
     assert_eq!(swept.abandoned, 1);
     steward.sweep(&sweeper, 10, WITHIN).await.expect("swept");
-    assert!(!world.keys("run").iter().any(|key| key.contains("/h/")), "nothing is held");
+    assert!(
+        !world.keys("run").iter().any(|key| key.contains("/h/")),
+        "nothing is held"
+    );
     assert_eq!(world.in_use(&["run"]).await, ["run"], "its objects are to be removed");
     for task in steward.to_free(None, 10, WITHIN).await.expect("listed").tasks {
         for freed in steward.freed(&sweeper, &[task.sample], WITHIN).await {

@@ -120,7 +120,9 @@ async fn an_empty_store_is_forgotten_in_time() {
 /// How many seconds of a processor etcd has used.
 fn processor_seconds(etcd: &EtcdCluster) -> f64 {
     let text = tokio::task::block_in_place(|| etcd.metrics()).expect("etcd's metrics");
-    let line = text.lines().find_map(|line| line.strip_prefix("process_cpu_seconds_total "));
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("process_cpu_seconds_total "));
     line.and_then(|value| value.parse().ok()).expect("the metric")
 }
 

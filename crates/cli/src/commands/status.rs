@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use futures_util::future::join_all;
 use serde_json::Value;
 use tensorhold_core::StoreId;
 use tensorhold_index::{BudgetUse, Counts, Index as _, Stage};
@@ -35,8 +35,16 @@ pub(crate) async fn run(reach: &Reach, context: &Context<'_>, progress: &mut Pro
         Some(_) => vec![progress.wait("asking etcd", reach.store()).await?],
         None => progress.wait("asking etcd", reach.stores()).await?,
     };
-    let looks = stream::iter(all.iter().map(|store| look(reach, store))).buffered(AT_ONCE);
-    let mut stores: Vec<StoreStatus> = progress.wait("counting records", looks.try_collect()).await?;
+    let looking = async {
+        let mut stores = Vec::with_capacity(all.len());
+        for part in all.chunks(AT_ONCE) {
+            for looked in join_all(part.iter().map(|store| look(reach, store))).await {
+                stores.push(looked?);
+            }
+        }
+        Ok::<Vec<StoreStatus>, Failure>(stores)
+    };
+    let mut stores = progress.wait("counting records", looking).await?;
     stores.sort_by_key(StoreStatus::place);
     stores.truncate(MOST);
     let engine = progress.wait("asking the master", engine).await;

@@ -95,33 +95,33 @@ const IN_THE_WAY: [(&str, &str, &str); 12] = [
 pub async fn forget(txn_store: &dyn TxnStore, store: &StoreId, clock: &dyn Clock, within: Duration) -> Result<bool> {
     let deadline = Deadline::after(clock, within);
     let layout = Layout::new(store);
-    let (mut deleted, mut last) = (false, None);
+    // The reply to a transaction that deletes everything, if it was lost.
+    let mut lost: Option<Error> = None;
     while !deadline.passed(clock) {
-        let entries = keys_of_one_that_is_over(txn_store, &layout, deadline.remaining(clock)).await?;
+        let left = deadline.remaining(clock);
+        let entries = match (keys_of_one_that_is_over(txn_store, &layout, left).await, lost.take()) {
+            // It was not deleted, or it was and a process has begun it anew.
+            (Err(error), Some(lost)) if error.kind() == ErrorKind::Conflict => return Err(lost),
+            (Ok(entries), Some(_)) if entries.is_empty() => return Ok(true),
+            (entries, _) => entries?,
+        };
         if entries.is_empty() {
-            return Ok(deleted);
+            return Ok(false);
         }
-        let transaction = match entries.len() <= AT_ONCE {
+        let is_all = entries.len() <= AT_ONCE;
+        let transaction = match is_all {
             true => delete_all(&layout, &entries),
             false => make_fewer(&layout, &entries)?,
         };
         match txn_store.transact(&transaction, deadline.remaining(clock)).await {
-            Ok(TxnOutcome::Committed(_)) => deleted = true,
-            // Something has changed since it was read.
-            Ok(TxnOutcome::Rejected) => {}
-            Err(error) if error.retry() == Retry::Ambiguous => {
-                // If the next look finds nothing, it was this one.
-                deleted = true;
-                last = Some(error);
-            }
-            Err(error) => return Err(error),
+            Ok(TxnOutcome::Committed(_)) if is_all => return Ok(true),
+            // Something has changed since it was read, or there is more to do.
+            Ok(_) => {}
+            Err(error) if error.retry() != Retry::Ambiguous => return Err(error),
+            Err(error) => lost = Some(error).filter(|_| is_all),
         }
     }
-    let error = Error::unavailable(
-        OPERATION,
-        "the store kept changing until the deadline; nothing of it is lost",
-    );
-    Err(last.into_iter().fold(error, Error::caused_by))
+    Err(lost.unwrap_or_else(|| Error::unavailable(OPERATION, "the store kept changing until the deadline; ask again")))
 }
 
 /// The first keys of a store. Refuses one that is in use, or holds something, at the same moment.

@@ -63,7 +63,10 @@ pub async fn in_use(
             keys_only: true,
         };
         let of_store = |layout: &Layout| {
-            let sessions = [sessions(layout.all_existed(), true), sessions(layout.all_alive(), false)];
+            let sessions = [
+                sessions(layout.all_existed(), true),
+                sessions(layout.all_alive(), false),
+            ];
             sessions.into_iter().chain(layout.due().map(first))
         };
         let reads: Vec<Read> = layouts.iter().flat_map(of_store).collect();
