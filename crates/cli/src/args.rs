@@ -130,7 +130,7 @@ pub(crate) enum Command {
     Forget {
         /// The store
         #[arg(value_name = "STORE")]
-        store: String,
+        name: String,
     },
     /// Look after stores until it is stopped: sweep, free, audit, watch; answer over HTTP (docs/steward.md)
     Steward(Steward),

@@ -9,9 +9,8 @@ use crate::reach::Reach;
 use crate::text::shown;
 
 pub(crate) async fn run(reach: &Reach, store: &str, progress: &mut Progress<'_>) -> Result<Answer, Failure> {
-    let store: StoreId = store
-        .parse()
-        .map_err(|error| Failure::of("this is no name of a store", &error))?;
+    let parsed = store.parse::<StoreId>();
+    let store = parsed.map_err(|error| Failure::of("this is no name of a store", &error))?;
     let name = shown(store.as_str());
     // Sessions that have ended and hold nothing are cleared first, as a steward does.
     let forgetting = async {

@@ -119,9 +119,9 @@ pub(crate) async fn run(
             let reach = look(progress, FREE).await?;
             reclaim::end(&reach, others, &context, progress).await
         }
-        Command::Forget { store } => {
+        Command::Forget { name } => {
             let reach = look(progress, CHANGE).await?;
-            forget::run(&reach, &store, progress).await
+            forget::run(&reach, &name, progress).await
         }
         // These need no server and were run before.
         Command::Up(_)
