@@ -190,7 +190,7 @@ class Tensorhold:
         self.slots = slots
 
     def put(self, slot: int, name: str) -> tensorhold.SampleRef:
-        return self.store.put(name, self.slots[slot])
+        return self.store.put(name, self.slots[slot], groups=())
 
     def get(self, slot: int, where: tensorhold.SampleRef) -> Mapping[str, torch.Tensor]:
         return self.store.get(where, as_="torch")
@@ -216,7 +216,7 @@ class Pipeline:
         """Puts samples. Returns when all of them are visible to all processes."""
         with self._store.writer(in_flight=self.in_flight) as writer:
             for name, sample in samples:
-                writer.put(name, sample)
+                writer.put(name, sample, groups=())
 
     def free(self, names: Sequence[str]) -> None:
         """Frees samples that were put, and waits until they are gone."""

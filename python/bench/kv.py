@@ -177,7 +177,7 @@ def main() -> None:
     rounds = options.rounds or (61 if options.quick else 301)
     found: dict[str, float] = {}
     told: dict[str, Ratio] = {}
-    with running_cluster(segment_mib=SEGMENT_MIB, etcd=1, lease_ttl="5s") as cluster:
+    with running_cluster(segment_mib=SEGMENT_MIB, etcd=1, lease_ttl="5s") as cluster, parts.published():
         watch = Stopwatch(cluster.pids.values())
         os.environ.update({**cluster.client_env, "MC_LOG_LEVEL": "ERROR"})  # read when the engine is loaded
         for number, (size, layers) in enumerate(SIZES.items()):

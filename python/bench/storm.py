@@ -230,7 +230,7 @@ def sync_storm(ledger: Ledger, store: tensorhold.FeatureStore) -> None:
     for number in range(4):  # for gets: read by name, and no group takes them
         name = f"{ledger.name}-kept-{number}"
         kept.append(name)
-        store.put(name, {"x": bytes_of(name)})
+        store.put(name, {"x": bytes_of(name)}, groups=())
     while not ledger.done:
         kind = ledger.kind()
         leases: list[tensorhold.Lease] = []
@@ -272,7 +272,7 @@ async def asyncio_storm(ledger: Ledger, cluster: dict[str, Any]) -> None:
     async with await tensorhold.aio.open(STORE, **settings_of(cluster)) as store:
         kept = [f"{ledger.name}-kept-{number}" for number in range(4)]
         for name in kept:
-            await store.put(name, {"x": bytes_of(name)})
+            await store.put(name, {"x": bytes_of(name)}, groups=())
         await asyncio.gather(*(asyncio_worker(ledger, store, kept) for _ in range(6)))
         for name in kept:
             for _ in range(10):
@@ -404,7 +404,7 @@ def whole_budget_is_there(store: tensorhold.FeatureStore) -> int:
     while missing < BUDGET:
         data = numpy.zeros(BUDGET - missing, dtype=numpy.uint8)
         try:
-            ref = store.put("whole", {"x": data}, timeout=15)
+            ref = store.put("whole", {"x": data}, groups=(), timeout=15)
         except TensorholdError:
             missing += step
             continue

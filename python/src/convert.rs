@@ -166,7 +166,6 @@ pub(crate) fn live_session(py: Python<'_>, session: LiveSession) -> PyResult<Py<
             started_ms,
             steward: _,
             settings: _,
-            follows_moves: _,
         } = identity;
         (host, pid, program, version, role, started_ms)
     });

@@ -24,7 +24,7 @@ use crate::named::{Gettable, Named, get_named, lease_shared, too_few};
 use crate::opening::{Opened, Parts, Settings, guard, open};
 use crate::operation::{Operation, Until};
 use crate::process::ProcessBound;
-use crate::tensors::{Given, Got, IntoMemory, Ready, Wish, memory, sources, spec};
+use crate::tensors::{Given, Got, IntoMemory, Ready, Wish, found_for, memory, sources, spec};
 use crate::writer::PyWriter;
 
 /// Sample, tensors, groups, retain, most attempts.
@@ -245,7 +245,7 @@ impl Core {
             let wanted = |lease: &Lease| (lease.clone(), wish.of_pool().unwrap_or_default());
             let got = parts.store.get_ahead(leases.iter().map(wanted).collect(), within);
             let got = got.await.into_iter();
-            let got = got.map(|got| got.map(|got| Got::new(got, parts.clone(), true)));
+            let got = got.map(|got| got.map(|got| Got::new(got, parts.clone())));
             Ok(leases.into_iter().zip(got).collect())
         };
         let deliver = |py: Python<'_>, taken: Vec<(Lease, Result<Got>)>, late| {
@@ -291,12 +291,13 @@ impl Core {
         timeout: f64,
     ) -> PyResult<Operation> {
         let (parts, within) = self.begin(py, timeout)?;
-        let (lease, from_pool) = (held.get().lease(py)?, into.is_none());
+        let lease = held.get().lease(py)?;
         let (wish, until) = (Wish::of(py, names, into)?, Until::after(within));
         let work = async move {
             let wanted = wish.wanted(&parts, lease.description(), until.left()).await?;
+            let found_for = found_for(&wanted);
             let tensors = parts.store.get(&lease, wanted, until.left()).await?;
-            Ok(Got::new(tensors, parts, from_pool))
+            Ok(Got::some_found(tensors, parts, found_for))
         };
         Operation::begin(within, work, |py, got: Got, _late| got.deliver(py)).or_raise(py)
     }
@@ -313,18 +314,18 @@ impl Core {
     ) -> PyResult<Operation> {
         let (parts, within) = self.begin(py, timeout)?;
         let (sample, exact) = named.read().or_raise(py)?;
-        let from_pool = into.is_none();
         let (wish, until) = (Wish::of(py, names, into)?, Until::after(within));
         let work = async move {
             let generation = exact.as_ref().map(|exact| exact.reference.generation);
             if let (Some(exact), Some(wanted)) = (exact, wish.of_pool()) {
                 let got = parts.store.get_described(exact, wanted, until.left()).await?;
-                return Ok(Got::new(got, parts, from_pool));
+                return Ok(Got::new(got, parts));
             }
             let glimpse = parts.store.find_live(&sample, generation, until.left()).await?;
             let wanted = wish.wanted(&parts, glimpse.description(), until.left()).await?;
+            let found_for = found_for(&wanted);
             let got = parts.store.get_unleased(glimpse, wanted, until.left()).await?;
-            Ok(Got::new(got, parts, from_pool))
+            Ok(Got::some_found(got, parts, found_for))
         };
         Operation::begin(within, work, |py, got: Got, _late| got.deliver(py)).or_raise(py)
     }
@@ -367,9 +368,7 @@ impl Core {
                 .map(next)
                 .map(|got| got.unwrap_or_else(|| too_few("python.get")));
             let parts = &parts;
-            Ok(all
-                .map(|got| got.map(|got| Got::new(got, parts.clone(), true)))
-                .collect())
+            Ok(all.map(|got| got.map(|got| Got::new(got, parts.clone()))).collect())
         };
         let deliver = |py: Python<'_>, all, late| each(py, all, late, |py, got: Got| got.deliver(py));
         Operation::begin(within, work, deliver).or_raise(py)
@@ -388,7 +387,7 @@ impl Core {
             };
             let wanted = wish.of_pool().unwrap_or_default();
             let (lease, got) = parts.store.lease_shared_and_get(exact, wanted, until.left()).await?;
-            Ok((lease, Got::new(got, parts, true)))
+            Ok((lease, Got::new(got, parts)))
         };
         let deliver =
             |py: Python<'_>, (lease, got): (Lease, Got), _late| (PyLease::new(lease), got.deliver(py)?).into_py_any(py);
@@ -608,7 +607,8 @@ impl Core {
     fn buffers(&self, py: Python<'_>, nbytes: Vec<usize>, timeout: f64) -> PyResult<Operation> {
         let (parts, within) = self.begin(py, timeout)?;
         let work = async move {
-            let spans = parts.store.pool().buffers(&nbytes, within).await?;
+            let found = parts.store.pool().buffers(&nbytes, within);
+            let spans = parts.store.unless_closed("python.empty", found).await?;
             Ok((spans, parts))
         };
         let deliver = |py: Python<'_>, (spans, parts): (Vec<_>, Parts), _late| {

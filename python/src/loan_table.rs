@@ -120,6 +120,8 @@ pub(crate) struct Piece {
     pub(crate) address: usize,
     pub(crate) len: usize,
     pub(crate) owner: Py<PyAny>,
+    /// Whether its owner is memory of a store, which stays in place as long as the owner lives.
+    pub(crate) is_ours: bool,
 }
 
 impl Piece {
@@ -205,6 +207,12 @@ fn inside(outputs: &Outputs, piece: &Piece) -> Option<(Arc<Output>, Result<Span>
 }
 
 impl LoanTable {
+    /// The span of a piece inside a live output.
+    pub(crate) fn known(&self, piece: &Piece) -> Option<Result<Span>> {
+        let found = inside(&self.outputs.lock(), piece);
+        found.map(|(_output, span)| span)
+    }
+
     /// Registered memory for each piece, in order. Waits for ranges that earlier calls have lent.
     pub(crate) async fn lend(
         self: &Arc<Self>,

@@ -22,8 +22,9 @@ use tensorhold_engine::Engine;
 use tensorhold_engine_mooncake::{MooncakeConfig, MooncakeEngine};
 use tensorhold_features::seal::Keyring;
 use tensorhold_features::{FeatureConfig, FeatureStore};
+use tensorhold_index::placement::NewStore;
 use tensorhold_index::{Identity, Index, IndexConfig, TxnIndex};
-use tensorhold_index_etcd::{EtcdClusters, EtcdConfig, EtcdStore, NewStore, open_store, restore_guard};
+use tensorhold_index_etcd::{EtcdClusters, EtcdConfig, EtcdStore, open_store, restore_guard};
 
 use crate::loan_table::{EngineReaper, LoanTable};
 use crate::process;
@@ -179,7 +180,7 @@ pub(crate) async fn open(settings: Settings, client: Option<Py<PyAny>>, within: 
     let home = EtcdStore::open(etcd.clone(), Arc::clone(&clock), left()).await?;
     let rng: Arc<dyn Rng> = Arc::new(SystemRng);
     let clusters = Arc::new(EtcdClusters::new(home, etcd, Arc::clone(&clock)));
-    let txn_store = open_store(clusters, &features.store, NewStore::Begins, &*rng, left()).await?;
+    let txn_store = open_store(clusters, &features.store, NewStore::Begins, Arc::clone(&rng), left()).await?;
     let index = TxnIndex::new(txn_store, &features.store, index, Arc::clone(&clock), Arc::clone(&rng)).with_identity(
         Identity {
             program,
@@ -225,7 +226,20 @@ pub(crate) async fn open(settings: Settings, client: Option<Py<PyAny>>, within: 
 
 /// Declares the current content of etcd to be the index from now on. Returns the name of the epoch that begins with it.
 pub(crate) async fn guard(settings: Settings, within: Duration) -> Result<String> {
-    restore_guard(settings.etcd, Arc::new(SystemClock::new()), within).await
+    let restored = restore_guard(settings.etcd, Arc::new(SystemClock::new()), within).await?;
+    const NEXT: &str = "run `tensorhold clusters check` before new stores begin";
+    match restored.checked {
+        Ok(report) => {
+            for (cluster, error) in &report.silent {
+                tracing::warn!(%cluster, %error, "a cluster of the index could not be asked for its stores: {NEXT}");
+            }
+            for (store, cluster) in &report.twice {
+                tracing::error!(%store, %cluster, "this cluster has a store of this name that the home does not know");
+            }
+        }
+        Err(error) => tracing::warn!(%error, "the clusters of the index could not be checked: {NEXT}"),
+    }
+    Ok(restored.epoch)
 }
 
 /// Checks that a master answers at an admin address. Without one, a store opens and the first call that needs it fails:

@@ -2,18 +2,24 @@
 //!
 //! Tensors are put from where they lie. Only small ones (token ids, masks) are copied into the pool first, because
 //! registering and forgetting their memory takes longer than the copy.
+//!
+//! Nothing arrives in host memory that is not the store's. A transfer may outlive its call, and then writes whenever it
+//! ends; no reference to a Python object keeps its memory in place until then (`share_memory_` of torch, which its
+//! multiprocessing calls, exchanges the memory *in* a storage, and `resize_` does). So the bytes arrive in memory of the
+//! store, are checked there, and are copied by the caller's own thread before its call returns (`_inputs.fill`).
 
 #![expect(
     unsafe_code,
     reason = "the FFI edge: bytes of Python objects, named by their address"
 )]
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
-use tensorhold_core::{DType, Error, Result, TensorName, TensorSpec};
+use tensorhold_core::{DType, Error, ErrorKind, Result, TensorName, TensorSpec};
 use tensorhold_engine::{Access, Busy, Span};
 use tensorhold_features::{Description, Destination, DeviceBytes, Source, TensorIn, TensorOut, Wanted};
 
@@ -63,10 +69,25 @@ impl Place {
                 }
                 let (address, len) = (output.span().address(), output.span().len());
                 let owner = memory.into_any();
-                Self::Piece(Piece { address, len, owner })
+                Self::Piece(Piece {
+                    address,
+                    len,
+                    owner,
+                    is_ours: true,
+                })
             }
             Some(Bytes::Lent(_, 0, _)) => Self::Nowhere,
-            Some(Bytes::Lent(address, len, owner)) => Self::Piece(Piece { address, len, owner }),
+            // The last net: small pieces are copied from here without any further look.
+            Some(Bytes::Lent(0, ..)) => {
+                let message = "a tensor says that its bytes lie at address 0; pass one that has bytes of its own";
+                return Err(Error::new(ErrorKind::Unsupported, "python.tensor", message));
+            }
+            Some(Bytes::Lent(address, len, owner)) => Self::Piece(Piece {
+                address,
+                len,
+                owner,
+                is_ours: false,
+            }),
         })
     }
 }
@@ -188,8 +209,11 @@ pub(crate) async fn sources(parts: &Parts, samples: Vec<Vec<Ready>>, within: Dur
         specs.push(of_sample);
     }
     let until = Until::after(within);
-    let places = small_copied(parts, places, until.left()).await?;
-    let mut memory = registered(parts, places, until.left()).await?.into_iter();
+    let found = async {
+        let places = small_copied(parts, places, until.left()).await?;
+        registered(parts, places, until.left()).await
+    };
+    let mut memory = parts.store.unless_closed("python.put", found).await?.into_iter();
     let tensor = |spec: TensorSpec, memory: Option<Source>| TensorIn {
         spec,
         bytes: memory.unwrap_or(Source::Spans(Vec::new())),
@@ -275,19 +299,35 @@ impl Wish {
             }
             Self::Into(chosen) => {
                 let mut names = Vec::with_capacity(chosen.len());
-                let mut places = Vec::with_capacity(chosen.len());
+                let mut known = Vec::with_capacity(chosen.len());
+                let mut ours = Vec::new();
                 for Ready { spec, place } in chosen {
                     check_fits(sample, &spec)?;
                     names.push(spec.name().clone());
-                    places.push(place);
+                    known.push(match place {
+                        Place::Piece(piece) if !piece.is_ours => Some(match parts.loans.known(&piece) {
+                            Some(span) => Destination::Spans(vec![span?]),
+                            None => Destination::Pool,
+                        }),
+                        place => {
+                            ours.push(place);
+                            None
+                        }
+                    });
                 }
-                let memory = registered(parts, places, within).await?.into_iter();
-                let destinations = memory.map(|source| match source {
+                let found = registered(parts, ours, within);
+                let memory = parts.store.unless_closed("python.get", found).await?.into_iter();
+                let mut ours = memory.map(|source| match source {
                     Source::Spans(spans) => Destination::Spans(spans),
                     Source::Lent(memory) => Destination::Lent(memory),
                     Source::Device(bytes) => Destination::Device(bytes),
                 });
-                Wanted::Into(names.into_iter().zip(destinations).collect())
+                let missing = || Error::internal("python.get", "a tensor got no memory; this is a bug in Tensorhold");
+                let destinations = known
+                    .into_iter()
+                    .map(|known| known.or_else(|| ours.next()).ok_or_else(missing));
+                let destinations: Result<Vec<Destination>> = destinations.collect();
+                Wanted::Into(names.into_iter().zip(destinations?).collect())
             }
         })
     }
@@ -315,15 +355,33 @@ fn check_fits(sample: &Description, given: &TensorSpec) -> Result<()> {
 pub(crate) struct Got {
     tensors: Vec<TensorOut>,
     parts: Parts,
-    from_pool: bool,
+    /// The tensors that the store found memory for; none if it did for all.
+    found_for: Option<HashSet<TensorName>>,
+}
+
+/// The tensors of a get for which the store finds memory; none if it does for all.
+pub(crate) fn found_for(wanted: &Wanted) -> Option<HashSet<TensorName>> {
+    match wanted {
+        Wanted::All | Wanted::Names(_) => None,
+        Wanted::Into(named) => {
+            let found = named.iter().filter(|(_, to)| matches!(to, Destination::Pool));
+            Some(found.map(|(name, _)| name.clone()).collect())
+        }
+    }
 }
 
 impl Got {
-    pub(crate) fn new(tensors: Vec<TensorOut>, parts: Parts, from_pool: bool) -> Self {
+    /// Of tensors that are all in memory that the store found.
+    pub(crate) fn new(tensors: Vec<TensorOut>, parts: Parts) -> Self {
+        Self::some_found(tensors, parts, None)
+    }
+
+    /// Of tensors of which only these are in memory that the store found: see [`found_for`].
+    pub(crate) fn some_found(tensors: Vec<TensorOut>, parts: Parts, found_for: Option<HashSet<TensorName>>) -> Self {
         Self {
             tensors,
             parts,
-            from_pool,
+            found_for,
         }
     }
 
@@ -332,8 +390,10 @@ impl Got {
         for tensor in self.tensors {
             let spec = Spec::of(&tensor.spec);
             let mut spans = tensor.parts.into_iter();
-            // For a get into the caller's own memory there is nothing to keep alive.
-            let memory = match spans.next().filter(|_| self.from_pool) {
+            // What arrived in memory that the caller named is there already.
+            let found_for = self.found_for.as_ref();
+            let is_found = found_for.is_none_or(|names| names.contains(tensor.spec.name()));
+            let memory = match spans.next().filter(|_| is_found) {
                 Some(span) => Some(Py::new(py, memory(span, &self.parts))?),
                 None => None,
             };

@@ -130,7 +130,7 @@ class Writer:
         sample: str,
         tensors: Mapping[str, TensorLike],
         *,
-        groups: Iterable[str] = (),
+        groups: Iterable[str] | None = None,
         retain: bool = False,
         max_attempts: int = 3,
         timeout: float | None = None,
@@ -217,7 +217,7 @@ class StoreCalls:
         sample: str,
         tensors: Mapping[str, TensorLike],
         *,
-        groups: Iterable[str] = (),
+        groups: Iterable[str] | None = None,
         retain: bool = False,
         max_attempts: int = 3,
         timeout: float | None = None,
@@ -226,7 +226,8 @@ class StoreCalls:
         replaces it.
 
         Each of ``groups`` gets it once. When all groups have acknowledged it, it is freed, unless ``retain`` keeps it
-        for another epoch (:meth:`reopen`). Without groups it stays until it is aborted or retired. A group may take it
+        for another epoch (:meth:`reopen`). ``groups`` must be given: with ``groups=()`` no take returns the sample, and it
+        stays until it is used up, retired or aborted, or the store is ended. A group may take it
         ``max_attempts`` times. Over the store's budget the call waits for room, and raises :class:`Capacity` at the
         timeout.
 
@@ -338,8 +339,8 @@ class StoreCalls:
 
         ``names`` selects some of the tensors. They arrive in memory of the store's pool, are seen without a copy as a
         :class:`Tensor`, a torch tensor or a numpy array, and the memory returns to the pool when the last view is gone.
-        With ``into`` the bytes go into the caller's tensors instead, which are returned; after an error their content
-        is unspecified.
+        With ``into`` the bytes go into the caller's tensors, which are returned. Bytes for host memory that is not the store's are
+        copied there at the end of the call; after an error the content of other tensors is unspecified.
 
         With ``device`` (and ``as_="torch"``) they arrive on that device: through stages in page-locked memory, on a stream of
         Tensorhold's, and the call returns when they are there.
@@ -510,7 +511,7 @@ class StoreCalls:
         what: Announced | str,
         tensors: Iterable[AdoptedTensor],
         *,
-        groups: Iterable[str] = (),
+        groups: Iterable[str] | None = None,
         retain: bool = False,
         max_attempts: int = 3,
         timeout: float | None = None,
@@ -568,8 +569,8 @@ class StoreCalls:
         return await self._calls.quarantined_bytes(which, timeout)
 
     async def set_budget(self, nbytes: int, *, timeout: float | None = None) -> None:
-        """Changes the store's budget, for all processes. It shrinks as far as samples do not hold it; :class:`Capacity` if
-        they hold more. Processes that opened the store before its first budget are not bound by it."""
+        """Changes the store's budget, for all processes. :class:`Capacity` if samples hold more than that: then nothing has
+        changed. Processes that opened the store before its first budget are not bound by it."""
         await self._calls.set_budget(nbytes, timeout)
 
     async def end(self, *, others: bool = False, timeout: float | None = None) -> int:

@@ -335,7 +335,7 @@ class Calls(Generic[L]):
         self,
         what: _tensorhold.Announced | str,
         tensors: Iterable[AdoptedTensor],
-        groups: Iterable[str],
+        groups: Iterable[str] | None,
         retain: bool,
         max_attempts: int,
         timeout: float | None,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from tensorhold import _tensorhold
-from tensorhold._inputs import describe_tensor
+from tensorhold._inputs import describe_tensor, fill
 from tensorhold._tensor import Tensor
 from tensorhold._values import (
     AdoptedTensor,
@@ -150,6 +150,9 @@ def views(
 ) -> dict[str, Any]:
     """The result of a get, in the view that the caller asked for."""
     if into is not None:
+        for (name, *_), memory in got:
+            if memory is not None:
+                fill(into[name], memory, name)
         return {spec[0]: into[spec[0]] for spec, _ in got}
     if device is not None:
         return {name: one.to(device) for name, one in views(got, None, "torch").items()}
@@ -194,8 +197,15 @@ def names_of(names: Iterable[str] | None) -> list[str] | None:
     return None if names is None else list(names)
 
 
-def groups_of(groups: Iterable[str]) -> list[str]:
-    """Groups as a list. A single string is refused: it would be read as a list of its letters."""
+def groups_of(groups: Iterable[str] | None) -> list[str]:
+    """Groups as a list. None is refused: a sample for no group stays, and counts against the budget, until it is retired. So
+    is a single string, which would be read as a list of its letters."""
+    if groups is None:
+        raise Invalid(
+            'say which groups are to use the sample: groups=["trainers"] for one, which take("trainers") returns; groups=() '
+            "for none, and then it stays until it is used up, retired or aborted",
+            operation="python.put",
+        )
     if isinstance(groups, str):
         raise Invalid("groups is a list of names, not one string", operation="python.put", facts={"groups": groups})
     return list(groups)

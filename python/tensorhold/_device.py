@@ -28,6 +28,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from tensorhold import _tensorhold
+from tensorhold._inputs import without_bytes
 from tensorhold.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -202,11 +203,7 @@ def on_device(tensor: torch.Tensor, what: str) -> _tensorhold.OnDevice:
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
     if isinstance(tensor, FakeTensor) or is_traceable_wrapper_subclass(tensor):
-        raise Unsupported(
-            "this tensor has no bytes of its own on the device; pass the one that has (of a DTensor: .to_local())",
-            operation="python.tensor",
-            facts={"tensor": what, "type": type(tensor).__name__},
-        )
+        raise without_bytes(tensor, what)
     return DeviceTensor(tensor, what).native
 
 

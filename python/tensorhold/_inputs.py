@@ -1,16 +1,22 @@
 """Takes input tensors apart: their type and shape, and where their bytes lie. Nothing is copied.
 
-Until the engine has finished with the bytes, their owner is kept alive. That need not be the object that was passed: a
-torch tensor can be given another storage (``t.data = ...``, ``t.set_(...)``), and the old one would be freed while the
-engine uses it.
+**Bytes that are put.** Until the engine has finished with them, their owner is kept alive. That need not be the object that
+was passed: a torch tensor can be given another storage (``t.data = ...``, ``t.set_(...)``), and the old one would be freed
+while the engine uses it.
 
 | passed | kept alive | the bytes stay in place unless |
 |---|---|---|
 | torch tensor on a device | the tensor, until its copies have ended (module ``_device``) | as below |
-| torch tensor | its storage | the storage itself is resized (``untyped_storage().resize_``, as some sharding code does) |
+| torch tensor | its storage | the storage's memory is exchanged: ``share_memory_()``, ``untyped_storage().resize_`` |
 | numpy array | a view of it, which holds the owner of the bytes | ``resize(..., refcheck=False)`` is called on the owner |
 | ``__dlpack__`` | the object in the capsule | its producer breaks DLPack's rule |
 | buffer (bytearray, memoryview, ``array``, mmap) | the exported buffer | never: its owner refuses to move or free it |
+
+``torch.multiprocessing`` calls ``share_memory_()`` for what it sends. If the bytes do not stay, a put that is in flight sends other bytes, as if the tensor had been written to. One that has failed
+may still be read by the engine; what it reads is not committed.
+
+**Bytes that arrive** in memory that is not a store's never do so directly: a transfer that outlives its call would write
+into memory that has become another's by one of these ways. They arrive in the pool, and :func:`fill` copies them.
 
 Neither torch nor numpy is imported here: a program that passes their tensors has imported them itself.
 """
@@ -68,8 +74,39 @@ def describe_tensor(tensor: object, what: str) -> Input:
     return _of_buffer(tensor, what)
 
 
+def fill(tensor: object, memory: _tensorhold.Memory, what: str) -> None:
+    """Copies bytes that have arrived, on the thread of the caller that waited for them. The place is asked for anew: the
+    tensor may have been given another storage while they were under way."""
+    source = describe_tensor(tensor, what).source
+    if not isinstance(source, tuple) or source[1] != memory.nbytes:
+        raise _refusal("the memory to get into became another while the get was in flight", what)
+    address, nbytes, _owner = source
+    ctypes.memmove(address, memory.address, nbytes)
+
+
 def _refusal(why: str, what: str) -> Invalid:
     return Invalid(why, operation="python.tensor", facts={"tensor": what})
+
+
+def without_bytes(tensor: torch.Tensor, what: str) -> Unsupported:
+    """Why a tensor that only stands for others is refused: what it calls its memory is not its elements."""
+    return Unsupported(
+        "this tensor has no bytes of its own; pass the one that has them: of a DTensor .to_local() or .full_tensor(), of a "
+        "quantised one its parts or .dequantize(), of a zero tensor of autograd torch.zeros_like(...)",
+        operation="python.tensor",
+        facts={"tensor": what, "type": type(tensor).__name__},
+    )
+
+
+def address_of(tensor: torch.Tensor, what: str) -> int:
+    """Where the bytes of a tensor in host memory lie. Raises for a tensor that wraps others, or whose elements are computed."""
+    try:
+        address = tensor.data_ptr()
+    except RuntimeError as error:  # of torch.func, inside of vmap and grad
+        raise without_bytes(tensor, what) from error
+    if not address:
+        raise without_bytes(tensor, what)
+    return address
 
 
 def _of_torch(tensor: torch.Tensor, what: str) -> Input:
@@ -86,7 +123,7 @@ def _of_torch(tensor: torch.Tensor, what: str) -> Input:
 
         source = on_device(tensor, what)
     elif nbytes:
-        source = (tensor.data_ptr(), nbytes, tensor.untyped_storage())
+        source = (address_of(tensor, what), nbytes, tensor.untyped_storage())
     return Input(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), source, True)
 
 

@@ -143,7 +143,7 @@ class PartitionedStore(Partitions[FeatureStore]):
         sample: str,
         tensors: Mapping[str, TensorLike],
         *,
-        groups: Iterable[str] = (),
+        groups: Iterable[str] | None = None,
         retain: bool = False,
         max_attempts: int = 3,
         timeout: float | None = None,
@@ -212,7 +212,7 @@ def lazy_partitions(store: str, partitions: int, settings: dict[str, Any]) -> li
 
 def open_partitions(store: str, partitions: int, **settings: Any) -> PartitionedStore:
     """Opens a store that is divided by sample id into ``partitions`` stores: ``train.0-of-4`` to ``train.3-of-4``. They are
-    placed on the clusters of the index in turn (``tensorhold clusters``), and each can be moved (``tensorhold move``).
+    placed on the clusters of the index in turn (``tensorhold clusters``), and each stays where it began.
 
     The number is part of their names and cannot be changed: all processes give the same. ``settings`` are those of
     :func:`tensorhold.open`; ``budget`` is for all partitions together, and each has an equal part of it. Each partition has a

@@ -9,8 +9,8 @@ from typing import Literal, cast
 from tensorhold import _tensorhold
 
 PrefetchOutcome = Literal["resident", "absent", "refused", "expired", "cancelled", "failed"]
-"""``resident``: in memory, of this process or of a holder. ``refused``: memory or the queue was short, and the object was
-not tried. ``expired``: not in memory within its time. ``cancelled``: given up before it was begun."""
+"""``resident``: in memory, of this process or of a holder. ``refused``: memory or the queue was short, or another program
+chose the object's key and may write other bytes under it; it was not tried. ``expired``: not in memory within its time. ``cancelled``: given up before it was begun."""
 
 Tier = Literal["local", "dram", "ssd", "missing"]
 """Where a sample is: read ahead into this process's memory, in DRAM of holders, on SSD only, or (a part of it) nowhere

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from tensorhold.errors import Invalid
 from tensorhold.kv import Namespace, PageStore, Rank
+
+if TYPE_CHECKING:
+    from tensorhold._sglang_pools import Meaning
 
 SGLANG_OPTIONS: Final = frozenset({"backend_name", "module_path", "class_name", "interface_v1", "extra_backend_tag"})
 """Options that SGLang itself reads, or that its own back ends know by the same name."""
@@ -124,8 +128,9 @@ class Names:
     after: tuple[str, ...]
 
     @staticmethod
-    def of(config: Any, options: Options, pool: Any, group: str, shared: bool, layout: str) -> Names:
-        """With ``shared`` all TP ranks hold the same bytes, so the names do not contain the rank."""
+    def of(config: Any, options: Options, meaning: Meaning, version: str, group: str, shared: bool) -> Names:
+        """With ``shared`` all TP ranks hold the same bytes, so the names do not contain the rank. ``version`` is the one
+        that SGLang knows its weights by."""
         pp = Rank(config.pp_rank, config.pp_size)
         cp = Rank(config.attn_cp_rank, config.attn_cp_size)
         split = config.tp_lcm_size // config.tp_size if config.should_split_heads and not shared else 1
@@ -134,12 +139,12 @@ class Names:
         else:
             ranks = [Rank(config.tp_rank * split + n, config.tp_size * split) for n in range(split)]
         namespace = Namespace(
-            model=config.model_name or "",
-            weights=options.weights_version,
-            dtype=str(getattr(pool, "dtype", "")),
-            layout=layout,
+            model=meaning.model,
+            weights=json.dumps([options.weights_version, version]),
+            dtype=meaning.dtype,
+            layout=meaning.layout,
             group=f"{group}/{'shared' if shared else 'sharded'}",
-            page_tokens=int(config.logical_page_size or getattr(pool, "page_size", 1) or 1),
+            page_tokens=meaning.page_tokens,
             tp=ranks[0],
             pp=pp,
             cp=cp,

@@ -55,7 +55,8 @@ class FeatureStore(StoreCalls):
         return self.connect()
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Ends this process's membership: waits for calls in flight and frees what was retired here. Idempotent."""
+        """Ends this process's membership: ends the calls that wait (they raise :class:`Unavailable`), waits for those whose
+        bytes move, and frees what was retired here. Idempotent."""
         closing = self._begin_close(self._calls.within(timeout))
         if closing is not None:
             closing.wait()

@@ -88,7 +88,8 @@ class PutItem:
 
     sample: str
     tensors: Mapping[str, Any]
-    groups: Iterable[str] = ()
+    groups: Iterable[str] | None = None
+    """The groups that use it, each once. It must be given: ``()`` for a sample that stays until it is retired."""
     retain: bool = False
     max_attempts: int = 3
 

@@ -66,7 +66,8 @@ class FeatureStore(StoreCalls):
             warn_about_budget(self.name, settings.budget, self._core().budget())
 
     async def close(self, *, timeout: float | None = None) -> None:
-        """Ends this process's membership: waits for calls in flight and frees what was retired here. Idempotent."""
+        """Ends this process's membership: ends the calls that wait (they raise :class:`Unavailable`), waits for those whose
+        bytes move, and frees what was retired here. Idempotent."""
         closing = self._begin_close(self._calls.within(timeout))
         if closing is not None:
             await closing
@@ -109,7 +110,7 @@ open = _awaited(_plain_open)  # noqa: A001 - tensorhold.aio.open
 class PartitionedStore(Partitions[FeatureStore]):
     """A store that is divided by sample id among several stores, its partitions. Open one with
     :func:`tensorhold.aio.open_partitions`. :class:`tensorhold.PartitionedStore` documents it; calls that concern one sample are
-    made on its partition: ``await store.of(sample).put(sample, tensors)``."""
+    made on its partition: ``await store.of(sample).put(sample, tensors, groups=groups)``."""
 
     async def put_many(self, items: Iterable[PutItem], *, timeout: float | None = None) -> list[SampleRef | TensorholdError]:
         """Puts samples, in one batch for each partition. Returns one result per sample: its reference, or the error."""

@@ -15,6 +15,9 @@ they lie (``direct_put_bytes``): if the engine reads them too late, the checksum
 A batch is one call of the engine, and no existence query precedes a set: the master ignores a set of a page that it
 has.
 
+The names of pages say what their bytes mean (module ``_sglang_pools``); a pool for which that cannot be known is
+refused when it is registered.
+
 As long as SGLang's arguments are right, no failure is raised into its threads: a store that is slow, gone or returns
 wrong bytes means misses and failed sets. :meth:`TensorholdHiCacheStorage.page_stats` counts them.
 """
@@ -44,6 +47,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 
 from tensorhold._counters import Counters, Metric
 from tensorhold._sglang_config import Names, Options
+from tensorhold._sglang_pools import Meaning, describe, weight_version
 from tensorhold.errors import TensorholdError, Invalid
 from tensorhold.kv import Memory
 
@@ -103,6 +107,8 @@ class TensorholdHiCacheStorage(HiCacheStorage):  # type: ignore[misc]  # publish
         self.storage_config = storage_config
         self.options = Options.read(storage_config.extra_config)
         self.registered_pools: dict[Any, Any] = {}
+        self._weights = weight_version()
+        self._stale_told: str | None = None
         self.pages = self.options.open()
         self._pools: dict[Any, Pool] = {}
         self._flat: Names | None = None
@@ -118,44 +124,40 @@ class TensorholdHiCacheStorage(HiCacheStorage):  # type: ignore[misc]  # publish
         super().register_mem_pool_host(mem_pool_host)
         if getattr(mem_pool_host, "kv_buffer", None) is None:
             return
-        self._add(PoolName.KV, mem_pool_host)
-        config = self.storage_config
-        layout = f"flat-{self._pools[PoolName.KV].page_bytes}"
-        self._flat = Names.of(config, self.options, mem_pool_host, "flat", config.is_mla_model, layout)
+        pool, meaning = self._add(PoolName.KV, mem_pool_host)
+        self._pools[PoolName.KV] = pool
+        self._flat = Names.of(
+            self.storage_config, self.options, meaning, self._weights, "flat", self.storage_config.is_mla_model
+        )
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
         """A side pool, such as that of an indexer, a sliding window or Mamba states."""
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
         if host_pool_name != PoolName.KV or PoolName.KV not in self._pools:
-            self._add(host_pool_name, host_pool)
+            self._pools[host_pool_name] = self._add(host_pool_name, host_pool)[0]
 
-    def _add(self, name: Any, host: Any) -> None:
-        buffers = host.get_hybrid_pool_buffer() if hasattr(host, "get_hybrid_pool_buffer") else [host.kv_buffer]
-        for buffer in buffers:
-            for tensor in buffer if isinstance(buffer, (list, tuple)) else [buffer]:
-                if tensor is not None and tensor.numel() > 0:
-                    self.pages.register(_memory(tensor))
+    def _add(self, name: Any, host: Any) -> tuple[Pool, Meaning]:
         config = self.storage_config
-        shared = self._is_shared(name, host)
+        group = name.value if isinstance(name, PoolName) else str(name)
         split = config.tp_lcm_size // config.tp_size if name == PoolName.KV and config.should_split_heads else 1
+        facts = describe(group, host, split)
         tokens = int((config.logical_page_size if config.dcp_size > 1 else None) or getattr(host, "page_size", 1) or 1)
-        pool = Pool(Names("", ("",)), 0, host, tokens, split)
-        sizes = pool.parts(torch.arange(tokens, dtype=torch.int64))[1]
-        each = len(sizes) // split
-        nbytes = sum(sizes[:each])
+        sizes = Pool(Names("", ("",)), 0, host, tokens, split).parts(torch.arange(tokens, dtype=torch.int64))[1]
+        facts["parts"] = sizes[: len(sizes) // split]
+        nbytes = sum(facts["parts"])
         if nbytes > self.pages.frame_bytes:
             raise Invalid(
                 f"a page of the pool {name} has {nbytes} bytes, more than a frame; set frame_bytes to at least that",
                 operation="sglang.register",
             )
-        tag = getattr(host, "storage_format_tag", None)
-        layout = "-".join(
-            str(part)
-            for part in (type(host).__name__, getattr(host, "layout", ""), tag, getattr(host, "layer_num", ""), sizes[:each])
-        )
-        group = name.value if isinstance(name, PoolName) else str(name)
-        names = Names.of(config, self.options, host, group, shared, layout)
-        self._pools[name] = Pool(names, nbytes, host, tokens, split)
+        meaning = Meaning.of(group, facts, config)
+        names = Names.of(config, self.options, meaning, self._weights, group, self._is_shared(name, host))
+        buffers = host.get_hybrid_pool_buffer() if hasattr(host, "get_hybrid_pool_buffer") else [host.kv_buffer]
+        for buffer in buffers:
+            for tensor in buffer if isinstance(buffer, (list, tuple)) else [buffer]:
+                if tensor is not None and tensor.numel() > 0:
+                    self.pages.register(_memory(tensor))
+        return Pool(names, nbytes, host, tokens, split), meaning
 
     def _is_shared(self, name: Any, host: Any) -> bool:
         """Whether all TP ranks hold the same pages: then one of them writes, and the names do not contain the rank."""
@@ -172,10 +174,28 @@ class TensorholdHiCacheStorage(HiCacheStorage):  # type: ignore[misc]  # publish
         """Whether the main pool has its own memory."""
         return PoolName.KV in self._pools
 
+    def _names_hold(self) -> bool:
+        """Whether the server has the weights that the names tell of. After an update it stores and finds nothing: pages
+        of the former weights may still be on their way here, and must not get names of the new ones."""
+        version = weight_version()
+        if version == self._weights:
+            return True
+        if self._stale_told != version:
+            self._stale_told = version
+            log.warning(
+                "the weights have changed from version %r to %r: no page is stored or found from now on; flush SGLang's"
+                " cache, then detach and attach the storage back end",
+                self._weights,
+                version,
+            )
+        return False
+
     # Moving pages.
 
     def _load(self, pool: Pool, keys: list[str], indices: torch.Tensor) -> list[bool]:
         names, addresses, sizes = pool.objects(keys, indices)
+        if not self._names_hold():
+            return [False] * len(keys)
         begun = time.perf_counter()
         try:
             report = self.pages.get(names, addresses, sizes, timeout=self.options.get_timeout)
@@ -189,6 +209,8 @@ class TensorholdHiCacheStorage(HiCacheStorage):  # type: ignore[misc]  # publish
 
     def _store(self, pool: Pool, keys: list[str], indices: torch.Tensor) -> list[bool]:
         names, addresses, sizes = pool.objects(keys, indices)
+        if not self._names_hold():
+            return [False] * len(keys)
         begun = time.perf_counter()
         try:
             report = self.pages.put(names, addresses, sizes, timeout=self.options.set_timeout)
@@ -206,6 +228,8 @@ class TensorholdHiCacheStorage(HiCacheStorage):  # type: ignore[misc]  # publish
         return moved
 
     def _hits(self, names: list[str], nbytes: int | None) -> int:
+        if not self._names_hold():
+            return 0
         try:
             return self.pages.prefix_hits(
                 names,
@@ -277,6 +301,8 @@ class TensorholdHiCacheStorage(HiCacheStorage):  # type: ignore[misc]  # publish
 
     def _present(self, pool: Pool, keys: list[str]) -> list[bool]:
         names = pool.names.all(keys)
+        if not self._names_hold():
+            return [False] * len(keys)
         try:
             hints = self.pages.exists(
                 names, prefetch=self.options.prefetch_on_exist, timeout=self.options.exists_timeout
@@ -327,6 +353,8 @@ class TensorholdHiCacheStorage(HiCacheStorage):  # type: ignore[misc]  # publish
         return [target if name in came else None for name, target in zip(names, targets, strict=True)]
 
     def _room(self, names: list[str]) -> list[torch.Tensor | None]:
+        if not self._names_hold():
+            return [None] * len(names)
         try:
             hints = self.pages.exists(names, timeout=self.options.exists_timeout)
         except TensorholdError as error:
@@ -349,8 +377,8 @@ class TensorholdHiCacheStorage(HiCacheStorage):  # type: ignore[misc]  # publish
         return all(self._flat_call(list(zip(self._flat_names(keys), tensors, strict=True)), load=False))
 
     def _flat_call(self, wanted: list[tuple[str, torch.Tensor]], *, load: bool) -> list[bool]:
-        if not wanted:
-            return []
+        if not wanted or not self._names_hold():
+            return [False] * len(wanted)
         names = [name for name, _ in wanted]
         # New memory for each call: with frames, registering a little of it costs nothing, and afterwards nothing else
         # refers to it.

@@ -157,7 +157,7 @@ class EagleStore:
         """Writes, reads and removes a small sample, so that connections are made now and not during the first real
         sample."""
         name = f"tensorhold-warm-up-{uuid.uuid4().hex}"
-        self._store.put(name, {"x": torch.zeros(1, dtype=torch.uint8)})
+        self._store.put(name, {"x": torch.zeros(1, dtype=torch.uint8)}, groups=())
         try:
             self._store.get(name)
         finally:
@@ -350,7 +350,7 @@ class EagleStore:
 
     def _put(self, key: str, tensors: dict[str, Any], before: list[Future[None]]) -> None:
         wait(before)  # none of them waits for this one, and each has a deadline
-        self._store.put(key, tensors)
+        self._store.put(key, tensors, groups=())
 
     def _puts_of(self, key: str) -> list[Future[None]]:
         """The puts of this key that are in flight. Call it under the lock."""

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import json
 import logging
+import platform
 import queue
 import threading
 import time
@@ -31,6 +32,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 from urllib.parse import quote
 
+import torch
+import vllm
+import vllm.envs as environment
 from vllm.v1.kv_offload.base import (
     Locality,
     LookupResult,
@@ -410,13 +414,26 @@ def _tell(what: str, errors: dict[int, TensorholdError], of: int) -> None:
 
 
 def _names(config: Any, chunk: int, tag: str | None, weights: str) -> str:
-    """The prefix of all names: a hash of everything that a chunk's bytes depend on besides its tokens (KV11). A chunk
-    holds the bytes of all workers, so the prefix covers the sizes of the groups of ranks, but no rank."""
+    """The prefix of all names: a hash of everything that a chunk's bytes depend on besides its tokens (KV11), as far as
+    vLLM tells a tier (``docs/kv.md``). A chunk holds the bytes of all workers, so the prefix covers the sizes of the
+    groups of ranks, but no rank."""
+    for what, given in (("KV cache type", config.model.dtype), ("KV cache layout", config.kv_cache_layout)):
+        if given in (None, "", "auto", "None"):
+            raise Invalid(
+                f"vLLM does not tell its {what} ({given!r}), so chunks cannot be named; set --kv-cache-dtype, or start"
+                " vLLM without this tier",
+                operation="vllm.names",
+            )
     parallel = config.parallel
     layout = {
+        "vllm": vllm.__version__,
+        "platform": _platform(),
         "chunk": chunk,
+        "worker": config.worker_kv_bytes_per_block,
         "blocks": config.cache.blocks_per_chunk,
-        "groups": [[group.tokens_per_block, list(group.layer_names)] for group in config.groups],
+        "groups": [[group.group_id, group.tokens_per_block, list(group.layer_names)] for group in config.groups],
+        "workers": parallel.world_size,
+        "stages": environment.VLLM_PP_LAYER_PARTITION,
         "dcp": parallel.dcp_size,
         "replicated": config.replicated_layout,
         "canonical": config.canonical_layout,
@@ -425,7 +442,7 @@ def _names(config: Any, chunk: int, tag: str | None, weights: str) -> str:
     namespace = Namespace(
         model=config.model.name,
         weights=weights,
-        dtype=str(config.model.dtype),
+        dtype=config.model.dtype,
         layout=json.dumps(layout, sort_keys=True),
         group="vllm",
         page_tokens=config.cache.tokens_per_hash,
@@ -435,3 +452,15 @@ def _names(config: Any, chunk: int, tag: str | None, weights: str) -> str:
     )
     before = "" if tag is None else quote(tag, safe="") + "/"
     return f"kv/{before}{namespace.root().hex()[:32]}/"
+
+
+def _platform() -> list[Any]:
+    """What of the machine decides how vLLM's attention packs a block, and which numbers its fp8 has."""
+    from vllm.platforms import current_platform
+
+    facts: list[Any] = [current_platform.device_name, str(current_platform.fp8_dtype())]
+    if current_platform.is_rocm():
+        facts.append(environment.VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT)
+    if current_platform.is_cpu():  # its instructions decide
+        facts += [platform.machine(), torch.cpu._is_amx_tile_supported()]
+    return facts

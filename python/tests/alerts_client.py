@@ -157,7 +157,7 @@ def wait_for_budget(store: str, nbytes: int) -> None:
 
     def one(_: int) -> None:
         if not done.is_set():
-            opened.put("waits", {"x": bytes(nbytes)}, timeout=20.0)
+            opened.put("waits", {"x": bytes(nbytes)}, groups=(), timeout=20.0)
             done.set()
 
     _begin(f"wait {store}", [one], 0.05)

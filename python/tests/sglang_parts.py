@@ -6,7 +6,8 @@ the KV cache never calls. :func:`load` puts empty modules in their place; what i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -29,6 +30,16 @@ def load() -> None:
     import_utils.is_torchvision_available()
     import_utils.is_sentencepiece_available()
     stand_in(*NOT_INSTALLED)
+
+
+@contextmanager
+def published(**settings: Any) -> Iterator[None]:
+    """Publishes settings as a scheduler of SGLang does, by SGLang's own means for tests."""
+    load()
+    from sglang.srt.runtime_context import get_context
+
+    with get_context().override_server_args(**{"model_path": "org/model-8b", "device": "cpu", **settings}):
+        yield
 
 
 def mooncake_store_class() -> Any:
@@ -56,56 +67,124 @@ def host_sizes(layers: int, page: int, pages: int, layout: str) -> dict[str, Any
 
 
 def mha_pool(
-    *, layers: int = 4, heads: int = 8, dim: int = 64, page: int = 16, pages: int = 8, layout: str = "page_first"
+    *,
+    layers: int = 4,
+    heads: int = 8,
+    dim: int = 64,
+    page: int = 16,
+    pages: int = 8,
+    layout: str = "page_first",
+    dtype: torch.dtype = torch.bfloat16,
+    drafts: int = 0,
+    order: str = "nhd",
+    **sizes: Any,
 ) -> Any:
-    """A real ``MHATokenToKVPoolHost``, with random bytes."""
+    """A real ``MHATokenToKVPoolHost`` of a real device pool, with random bytes. A draft model has ``drafts`` layers."""
     load()
-    from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, KVBuffers, MHABufferInfo
+    from msgspec.structs import replace
+    from sglang.srt.mem_cache.device_pool_info import KVBufferLayout
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
     from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 
-    def rows() -> tuple[torch.Tensor, ...]:
-        return tuple(torch.zeros(1, heads, dim, dtype=torch.bfloat16) for _ in range(layers))
+    def info(layers: int) -> Any:
+        device = MHATokenToKVPool(
+            size=page,
+            page_size=page,
+            dtype=dtype,
+            head_num=heads,
+            head_dim=dim,
+            layer_num=layers,
+            device="cpu",
+            enable_memory_saver=False,
+        )
+        found = device.get_device_pool_infos()[0].buffer_info
+        return replace(found, buffers=replace(found.buffers, layout=KVBufferLayout(order)))
 
-    def pointers(tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        return torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.uint64)
-
-    k, v = rows(), rows()
-    info = MHABufferInfo(
-        buffers=KVBuffers(k=k, v=v, k_data_ptrs=pointers(k), v_data_ptrs=pointers(v), layout=KVBufferLayout.NHD),
-        page_size=page,
-        head_num=heads,
-        head_dim=dim,
-        v_head_dim=dim,
-        dtype=torch.bfloat16,
-        device=torch.device("cpu"),
+    pool = MHATokenToKVPoolHost(
+        info(layers),
+        **{**host_sizes(layers, page, pages, layout), **sizes},
+        draft_buffer_infos=[info(1) for _ in range(drafts)],
     )
-    pool = MHATokenToKVPoolHost(info, **host_sizes(layers, page, pages, layout))
     fill(pool)
     return pool
 
 
-def mla_pool(*, layers: int = 4, page: int = 16, pages: int = 8, layout: str = "page_first") -> Any:
-    """A real ``MLATokenToKVPoolHost``, with random bytes."""
+def mla_device(*, layers: int = 4, page: int = 16, dtype: torch.dtype = torch.bfloat16, rank: int = 512) -> Any:
+    """A real device pool of MLA with an index of keys beside it (DSA)."""
+    load()
+    from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool
+
+    with published():
+        return DSATokenToKVPool(
+            size=page,
+            page_size=page,
+            dtype=dtype,
+            kv_lora_rank=rank,
+            qk_rope_head_dim=576 - rank,
+            layer_num=layers,
+            device="cpu",
+            index_head_dim=128,
+            enable_memory_saver=False,
+            kv_cache_dim=576,
+        )
+
+
+def mla_pool(
+    *,
+    layers: int = 4,
+    page: int = 16,
+    pages: int = 8,
+    layout: str = "page_first",
+    dtype: torch.dtype = torch.bfloat16,
+    rank: int = 512,
+    first: int = 0,
+    packed: bool = False,
+) -> Any:
+    """A real ``MLATokenToKVPoolHost``, with random bytes. It has the layers from ``first`` on of its device."""
     load()
     from sglang.srt.mem_cache.device_pool_info import MLABufferInfo
     from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
 
-    rows = tuple(torch.zeros(1, 1, 576, dtype=torch.bfloat16) for _ in range(layers))
+    rows = tuple(torch.zeros(1, 1, 576, dtype=dtype) for _ in range(layers))
     info = MLABufferInfo(
         buffers=rows,
         data_ptrs=torch.tensor([row.data_ptr() for row in rows], dtype=torch.uint64),
-        layer_indices=tuple(range(layers)),
-        device_layer_num=layers,
+        layer_indices=tuple(range(first, first + layers)),
+        device_layer_num=8,
         page_size=page,
-        kv_lora_rank=512,
-        qk_rope_head_dim=64,
+        kv_lora_rank=rank,
+        qk_rope_head_dim=576 - rank,
         kv_cache_dim=576,
-        dtype=torch.bfloat16,
+        dtype=dtype,
         device=torch.device("cpu"),
+        packed_fp8=packed,
     )
     pool = MLATokenToKVPoolHost(info, **host_sizes(layers, page, pages, layout), target_layer_num=layers)
     fill(pool)
     return pool
+
+
+def index_pool(*, layout: str = "page_first", **device: Any) -> Any:
+    """A real ``DSAIndexerPoolHost`` beside a pool of MLA."""
+    from sglang.srt.mem_cache.pool_host.dsa import DSAIndexerPoolHost
+
+    pool = mla_device(page=64, **device)
+    anchor = mla_pool(layers=pool.layer_num, page=64, pages=4, layout=layout)
+    return DSAIndexerPoolHost(decl=pool.host_pool_decls()[-1], anchor_host=anchor, pin_memory=False)
+
+
+def mamba_pool(
+    *, temporal: torch.dtype = torch.float32, conv: torch.dtype = torch.bfloat16, width: int = 3, slots: int = 4
+) -> Any:
+    """A real ``MambaPoolHost``."""
+    load()
+    from sglang.srt.mem_cache.device_pool_info import MambaStateBufferInfo
+    from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
+
+    states = MambaStateBufferInfo(
+        temporal=torch.zeros(2, 4, 8, 8, dtype=temporal), conv=(torch.zeros(2, 4, 48 // width, width, dtype=conv),)
+    )
+    return MambaPoolHost(states, 1.0, 0, device_capacity=slots, pin_memory=False, layout="page_first")
 
 
 def data(pool: Any) -> torch.Tensor:

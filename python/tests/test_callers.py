@@ -119,20 +119,20 @@ def test_a_read_that_was_there_but_never_fetched_is_let_go_of(store: FeatureStor
 
 def test_ctrl_c_in_a_put_that_waits_for_quota_takes_it_back(open_store: OpenStore) -> None:
     store = open_store(budget=1_000_000)
-    first = store.put("first", {"x": torch.ones(900_000, dtype=torch.uint8)})
+    first = store.put("first", {"x": torch.ones(900_000, dtype=torch.uint8)}, groups=())
     with interrupted(0.3), pytest.raises(KeyboardInterrupt):
-        store.put("second", {"x": torch.ones(900_000, dtype=torch.uint8)}, timeout=60)
+        store.put("second", {"x": torch.ones(900_000, dtype=torch.uint8)}, groups=(), timeout=60)
     until("the put ends", lambda: idle(store))
     store.retire(first)
     store.drain()
     assert store.find(["second"]) == [None]
-    whole = store.put("whole", {"x": torch.ones(1_000_000, dtype=torch.uint8)}, timeout=PROMPTLY_S)
+    whole = store.put("whole", {"x": torch.ones(1_000_000, dtype=torch.uint8)}, groups=(), timeout=PROMPTLY_S)
     store.retire(whole)
 
 
 def test_pool_memory_of_a_get_whose_caller_left_comes_back(open_store: OpenStore) -> None:
     store = open_store()
-    ref = store.put("sample-1", {"x": torch.ones(50_000_000, dtype=torch.uint8)})
+    ref = store.put("sample-1", {"x": torch.ones(50_000_000, dtype=torch.uint8)}, groups=())
     for seconds in (0.001, 0.01, 0.05):
         pending = store._calls.get(ref, None, None, "tensor", None, 60)
         time.sleep(seconds)

@@ -18,6 +18,7 @@ import tensorhold
 from conftest import OpenStore
 from tensorhold import AdoptedTensor, Answered, FeatureStore, GroupProgress, Lease, SampleRef, TensorSpec
 from servers import REPOSITORY, Cluster
+from waiting import until
 
 ABORTS = """
 import tensorhold, json, sys
@@ -97,7 +98,7 @@ def test_readers_use_nothing_up(open_store: OpenStore) -> None:
 
 def test_the_last_reader_that_uses_a_sample_up_ends_it(open_store: OpenStore) -> None:
     one, other = open_store(), open_store()
-    ref, grouped = one.put("used", {"x": b"1"}), one.put("grouped", {"x": b"1"}, groups=["g"])
+    ref, grouped = one.put("used", {"x": b"1"}, groups=()), one.put("grouped", {"x": b"1"}, groups=["g"])
     first, last = one.lease_shared(ref), other.lease_shared(ref)
     assert not first.use_up().retired and first.answered
     with pytest.raises(tensorhold.Fenced):
@@ -145,8 +146,8 @@ def test_a_retained_sample_comes_again(store: FeatureStore) -> None:
 
 
 def test_a_second_put_takes_the_place_of_the_first(store: FeatureStore) -> None:
-    first = store.put("a", sample(1))
-    second = store.put("a", sample(2))
+    first = store.put("a", sample(1), groups=())
+    second = store.put("a", sample(2), groups=())
     assert second > first
     assert store.get("a", as_="torch")["x"][0] == 2
     with pytest.raises(KeyError):
@@ -174,17 +175,17 @@ def test_an_abort_by_another_process_makes_gets_fail(store: FeatureStore, cluste
 
 
 def test_what_somebody_else_wrote_is_adopted(store: FeatureStore, store_name: str) -> None:
-    donor = store.put("donor", {"x": torch.arange(100)})
+    donor = store.put("donor", {"x": torch.arange(100)}, groups=())
     # Objects of our own serve as another writer's: only Tensorhold recognizes their keys, by their form.
     announced = store.announce("theirs", [f"{store_name}/k1", f"{store_name}/k2"], 800)
     assert announced.ref.sample == "theirs" and announced.keys == [f"{store_name}/k1", f"{store_name}/k2"]
     tensor = AdoptedTensor(TensorSpec("x", "int64", (100,)), f"{store_name}/k1")
     with pytest.raises(tensorhold.NotFound, match="does not exist"):
-        store.adopt(announced, [tensor])
+        store.adopt(announced, [tensor], groups=())
     with pytest.raises(tensorhold.Invalid, match="announce"):
-        store.adopt(announced, [AdoptedTensor(tensor.spec, "stranger")])
+        store.adopt(announced, [AdoptedTensor(tensor.spec, "stranger")], groups=())
     with pytest.raises(tensorhold.NotFound):
-        store.adopt("now", [tensor])
+        store.adopt("now", [tensor], groups=())
     store.discard(announced)
     store.drain()
     assert store.find(["theirs", "donor"])[1] is not None and donor.generation > 0
@@ -210,7 +211,7 @@ def test_adopted_bytes_come_out(cluster: Cluster, store: FeatureStore, store_nam
         assert writer.is_exist(f"{store_name}/x") == 0
         assert writer.put(f"{store_name}/y", payload) == 0
         now = [AdoptedTensor(TensorSpec("x", "int64", (100,)), f"{store_name}/y")]
-        assert torch.equal(store.get(store.adopt("now", now), as_="torch")["x"], torch.arange(100))
+        assert torch.equal(store.get(store.adopt("now", now, groups=()), as_="torch")["x"], torch.arange(100))
         # The same client, lent to a store of ours.
         with tensorhold.open(store_name, **settings, client=writer, sweep_every=None) as over:
             assert torch.equal(over.get("now", as_="torch")["x"], torch.arange(100))
@@ -231,30 +232,30 @@ def test_sweeps_and_health_are_told(store: FeatureStore) -> None:
 
 
 def test_leases_are_not_pickled_and_errors_have_facts(store: FeatureStore) -> None:
-    store.put("a", sample())
+    store.put("a", sample(), groups=())
     with store.read("a") as lease, pytest.raises(TypeError, match="lease.ref"):
         pickle.dumps(lease)
     with pytest.raises(tensorhold.NotFound) as caught:
         store.read("b")
     assert caught.value.facts["sample"] == "b" and caught.value.retry == "never"
     with pytest.raises(tensorhold.Invalid):
-        store.put("x" * 300, sample())
+        store.put("x" * 300, sample(), groups=())
     with pytest.raises(tensorhold.Invalid, match="group"):
         store.put("a", sample(), groups=["no spaces"])
 
 
 def test_over_budget_is_a_memory_error(open_store: OpenStore) -> None:
     store = open_store(budget=1 << 20)
-    store.put("fits", {"x": bytes(900 << 10)})
+    store.put("fits", {"x": bytes(900 << 10)}, groups=())
     with pytest.raises(MemoryError):
-        store.put("more", {"x": bytes(900 << 10)}, timeout=1)
+        store.put("more", {"x": bytes(900 << 10)}, groups=(), timeout=1)
     store.abort("fits")
-    store.put("more", {"x": bytes(900 << 10)}, timeout=20)
+    store.put("more", {"x": bytes(900 << 10)}, groups=(), timeout=20)
 
 
 def test_a_budget_is_changed_and_serves_who_waits(open_store: OpenStore) -> None:
     store, other = open_store(budget=1 << 20), open_store()
-    store.put("first", {"x": bytes(900 << 10)})
+    store.put("first", {"x": bytes(900 << 10)}, groups=())
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(other.put, "second", {"x": bytes(900 << 10)}, timeout=20)
         with pytest.raises(TimeoutError):
@@ -267,14 +268,14 @@ def test_a_budget_is_changed_and_serves_who_waits(open_store: OpenStore) -> None
     store.drain()
     store.set_budget(1 << 20)
     with pytest.raises(tensorhold.Capacity, match="whole budget"):
-        store.put("large", {"x": bytes((1 << 20) + 1)}, timeout=5)
+        store.put("large", {"x": bytes((1 << 20) + 1)}, groups=(), timeout=5)
 
 
 def test_sessions_say_who_they_are(open_store: OpenStore) -> None:
     begun = time.time()
     first, second = open_store(role="producer"), open_store(role="trainer-3")
     for store in (first, second):
-        store.put("s", {"t": b"x"})  # a store opens its session when it is first used
+        store.put("s", {"t": b"x"}, groups=())  # a store opens its session when it is first used
     sessions = first.sessions()
     assert sorted(one.role for one in sessions) == ["producer", "trainer-3"]
     for one in sessions:
@@ -317,3 +318,44 @@ def test_a_dead_letter_is_requeued_or_dropped(open_store: OpenStore) -> None:
         store.requeue(away.ref)
     store.drain()
     assert store.dead_letters() == ([], None)
+
+
+def test_a_take_for_a_group_that_no_sample_is_for_says_so_once(
+    open_store: OpenStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_store()
+    said = "check its name"
+
+    def lines() -> list[str]:
+        return [record.getMessage() for record in caplog.records if said in record.getMessage()]
+
+    # A consumer that comes before the first producer is told nothing.
+    assert store.take("trainer", timeout=2.5) == [] and lines() == []
+    for n in range(3):
+        store.put(f"s{n}", {"x": b"1"}, groups=["trainers", "evaluators"])
+    for _ in range(3):  # short takes count together
+        assert store.take("trainer", timeout=2.5) == []
+    until("it is said", lambda: bool(lines()), 10.0)
+    assert store.take("trainer", timeout=5) == []
+    (line,) = lines()
+    assert "trainer" in line and "evaluators, trainers" in line
+    # A group that has used all of its samples is no stranger.
+    for lease in store.take("evaluators", 3):
+        lease.ack()
+    while leases := store.take("evaluators", 3, timeout=3):
+        for lease in leases:
+            lease.ack()
+    assert len(lines()) == 1
+
+
+def test_a_put_says_which_groups_use_the_sample(store: FeatureStore) -> None:
+    with pytest.raises(tensorhold.Invalid, match=r'say which groups.*groups=\["trainers"\].*groups=\(\)'):
+        store.put("s", {"x": b"1"})
+    with pytest.raises(tensorhold.Invalid, match="say which groups"):
+        store.adopt("s", [])
+    with store.writer() as writer, pytest.raises(tensorhold.Invalid, match="say which groups"):
+        writer.put("s", {"x": b"1"})
+    (refused,) = store.put_many([tensorhold.PutItem("s", {"x": b"1"})])
+    assert isinstance(refused, tensorhold.Invalid)
+    assert store.find(["s"]) == [None]
+    assert store.put("s", {"x": b"1"}, groups=()).sample == "s"

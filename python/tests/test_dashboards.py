@@ -28,6 +28,7 @@ OWN_LABELS: dict[str, set[str]] = {
     "tensorhold_certificate_end_seconds": {"certificate", "at"},
     "tensorhold_steward_stores": {"state"},
     "tensorhold_steward_forgotten_total": set(),
+    "tensorhold_steward_missing_holder_since_seconds": {"holder"},
 }
 # What Grafana puts in for its variables.
 VARIABLES = {"$__rate_interval": "1m", "$__range": "1h", "$store": ".*", "${datasource}": "a"}
@@ -110,9 +111,9 @@ def test_every_alert_says_what_the_operator_needs() -> None:
     for rule in alerts():
         name, notes = rule["alert"], rule["annotations"]
         assert rule["labels"]["severity"] in {"critical", "warning"}, name
-        assert set(notes) == {"summary", "description", "runbook"}, name
+        assert set(notes) == {"summary", "description", "runbook_url"}, name
         assert len(notes["summary"]) < 120 and not notes["summary"].endswith("."), name
-        assert notes["runbook"] == f"docs/runbook.md#{name.lower()}", name
+        assert notes["runbook_url"] == f"{{{{ $externalLabels.tensorhold_book }}}}/runbook.html#{name.lower()}", name
 
 
 def test_every_alert_has_its_entry_in_the_runbook_and_every_entry_its_alert() -> None:

@@ -46,6 +46,7 @@ def flags_of(program: str) -> frozenset[str]:
     """The flags that a program knows, by its own help."""
     help_of: dict[str, tuple[str | Path, ...]] = {
         "etcd": (REPOSITORY / ".etcd/bin/etcd", "--help"),
+        "tensorhold drain": (sys.executable, "-m", "tensorhold", "drain", "--help"),
         "tensorhold steward": (sys.executable, "-m", "tensorhold", "steward", "--help"),
         "mooncake_client": (Path(sys.executable).parent / "mooncake_client", "--help"),
         "mooncake_master": (Path(sys.executable).parent / "mooncake_master", "--help"),
@@ -310,6 +311,25 @@ def test_flags_and_settings_of_the_units_exist() -> None:
         program = "tensorhold steward" if "steward" in unit.name else Path(command[0]).name
         assert unknown_flags(program, [flag for flag in command[1:] if "flagfile" not in flag]) == [], unit
         assert unknown_variables(dict.fromkeys(re.findall(r"(?<!\w)(ETCD_\w+)=", unit.read_text()), "")) == [], unit
+
+
+def test_holders_are_drained_before_they_are_stopped_and_one_at_a_time() -> None:
+    unit = (DEPLOY / "systemd/tensorhold-holder.service").read_text()
+    [by_systemd] = re.findall(r"^ExecStop=-/opt/tensorhold/bin/(.*)$", unit, flags=re.MULTILINE)
+    pod = workloads()["run-holder"]["spec"]["template"]["spec"]
+    shell = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    for command, holder in ((by_systemd, "%H"), (shell[-1], '"$POD_IP"')):
+        assert command.startswith(f"tensorhold drain {holder} --timeout 10m")
+        assert unknown_flags("tensorhold drain", command.split()) == []
+    # What stops it waits for that.
+    assert "\nTimeoutStopSec=11min\n" in unit and pod["terminationGracePeriodSeconds"] == 11 * 60
+    budget = of_kind("PodDisruptionBudget")["run-holder"]["spec"]
+    assert budget["maxUnavailable"] == 1
+    # The index lets it in.
+    etcd = of_kind("NetworkPolicy")["run-etcd"]["spec"]["ingress"]
+    let_in = [one for rule in etcd if rule["ports"][0]["port"] == 2379 for one in rule["from"]]
+    parts = [one["podSelector"]["matchLabels"].get("app.kubernetes.io/component") for one in let_in]
+    assert "holder" in parts
 
 
 def test_the_image_has_every_program_that_is_started_from_it() -> None:

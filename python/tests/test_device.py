@@ -90,7 +90,7 @@ def test_bytes_of_every_kind_go_from_device_to_device(store: FeatureStore) -> No
         "scalar": torch.tensor(3.25),
         "empty": torch.empty(0, 4),
     }
-    ref = store.put("run/1", {**{name: on_device(one) for name, one in tensors.items()}, "host": tensors["large"]})
+    ref = store.put("run/1", {**{name: on_device(one) for name, one in tensors.items()}, "host": tensors["large"]}, groups=())
     for got in (store.get(ref, as_="torch"), store.get(ref, as_="torch", device="cpu")):
         assert {name: as_bytes(one) for name, one in got.items()} == {
             name: as_bytes(one) for name, one in {**tensors, "host": tensors["large"]}.items()
@@ -109,7 +109,7 @@ def test_bytes_of_every_kind_go_from_device_to_device(store: FeatureStore) -> No
 def test_a_sealed_store_takes_them_too(open_store: OpenStore) -> None:
     sealed = open_store(key=bytes(range(32)), features=SMALL)
     tensor = torch.randn(300, 1000)
-    ref = sealed.put("run/1", {"t": on_device(tensor)})
+    ref = sealed.put("run/1", {"t": on_device(tensor)}, groups=())
     assert late_device.content(sealed.get(ref, as_="torch", device=DEVICE)["t"]) == as_bytes(tensor)
 
 
@@ -118,20 +118,20 @@ def test_copies_come_after_what_was_queued_and_before_what_follows(store: Featur
     source = torch.empty(100_000, dtype=torch.uint8, device=DEVICE)
     for value in range(1, 6):
         late_device.fill(source, value)  # not done yet when the put begins
-        ref = store.put(f"run/{value}", {"t": source})
+        ref = store.put(f"run/{value}", {"t": source}, groups=())
         late_device.fill(source, 0xEE)
         got = store.get(ref, as_="torch", device=DEVICE)["t"]
         assert late_device.content(got) == bytes([value]) * 100_000
     mine = late_device.Stream()
     with torch.get_device_module(DEVICE).stream(mine):
         late_device.fill(source, 9)
-        ref = store.put("run/mine", {"t": source})
+        ref = store.put("run/mine", {"t": source}, groups=())
     assert store.get(ref)["t"].tobytes() == bytes([9]) * 100_000
 
 
 def test_memory_to_get_into_is_not_written_before_its_reader_is_done(store: FeatureStore) -> None:
     first, second = pattern(50_000, 1), pattern(50_000, 2)
-    refs = [store.put(f"run/{n}", {"t": one}) for n, one in enumerate((first, second))]
+    refs = [store.put(f"run/{n}", {"t": one}, groups=()) for n, one in enumerate((first, second))]
     into = torch.empty(50_000, dtype=torch.uint8, device=DEVICE)
     store.get(refs[0], into={"t": into})
     late_device.set_delay(0.05, 0.05)
@@ -144,22 +144,22 @@ def test_memory_to_get_into_is_not_written_before_its_reader_is_done(store: Feat
 
 
 def test_a_late_copy_fails_its_call_only(store: FeatureStore) -> None:
-    good = store.put("run/0", {"t": on_device(pattern(1000, 0))})
+    good = store.put("run/0", {"t": on_device(pattern(1000, 0))}, groups=())
     source = on_device(pattern(300_000, 1))
     late_device.hold(True)
     with pytest.raises(Unavailable, match="device"):
-        store.put("run/1", {"t": source}, timeout=0.2)
+        store.put("run/1", {"t": source}, groups=(), timeout=0.2)
     with pytest.raises(Unavailable, match="device"):
         store.get(good, as_="torch", device=DEVICE, timeout=0.2)
     late_device.hold(False)
     assert store.find(["run/1"]) == [None]
     for n in range(2, 12):  # the stages are back
-        ref = store.put(f"run/{n}", {"t": source})
+        ref = store.put(f"run/{n}", {"t": source}, groups=())
         assert store.get(ref)["t"].tobytes() == late_device.content(source)
 
 
 def test_what_a_late_get_still_writes_comes_before_what_the_caller_does_next(store: FeatureStore) -> None:
-    ref = store.put("run/0", {"t": pattern(1000, 0)})
+    ref = store.put("run/0", {"t": pattern(1000, 0)}, groups=())
     into = torch.empty(1000, dtype=torch.uint8, device=DEVICE)
     late_device.hold(True)
     with pytest.raises(Unavailable, match="device"):
@@ -175,7 +175,7 @@ def test_a_lost_device_costs_its_own_samples_only(store: FeatureStore) -> None:
     source = on_device(pattern(1000, 1))
     late_device.lose(True)
     host = pattern(1000, 2)
-    lost, kept = store.put_many([PutItem("run/1", {"t": source}), PutItem("run/2", {"t": host})])
+    lost, kept = store.put_many([PutItem("run/1", {"t": source}, groups=()), PutItem("run/2", {"t": host}, groups=())])
     assert isinstance(lost, Unavailable) and "the device is lost" in str(lost)
     assert isinstance(kept, SampleRef)
     assert store.get(kept)["t"].tobytes() == as_bytes(host)
@@ -187,9 +187,9 @@ def test_one_bad_tensor_fails_alone(store: FeatureStore) -> None:
     good = on_device(pattern(1000, 1))
     bad, also_bad, kept = store.put_many(
         [
-            PutItem("run/1", {"t": torch.empty(10, device="meta")}),
-            PutItem("run/2", {"t": good, "u": torch.empty(4, 4).t()}),
-            PutItem("run/3", {"t": good}),
+            PutItem("run/1", {"t": torch.empty(10, device="meta")}, groups=()),
+            PutItem("run/2", {"t": good, "u": torch.empty(4, 4).t()}, groups=()),
+            PutItem("run/3", {"t": good}, groups=()),
         ]
     )
     assert isinstance(bad, Unsupported) and "meta" in str(bad)
@@ -207,7 +207,7 @@ def test_a_source_that_its_caller_drops_is_not_used_again_too_early(open_store: 
         async with await aio.open(store_name, **settings) as store:
             for n in range(20):
                 late_device.set_delay(0, 0.02, n)
-                putting = asyncio.ensure_future(store.put(f"run/{n}", {"t": on_device(pattern(200_000, n))}))
+                putting = asyncio.ensure_future(store.put(f"run/{n}", {"t": on_device(pattern(200_000, n))}, groups=()))
                 gc.collect()  # nobody but the store has the tensor
                 try:
                     await asyncio.wait_for(putting, 0.001 * n)
@@ -243,7 +243,7 @@ def test_a_thousand_interleavings(
                 value, nbytes = chance.randrange(1, 0xD0), chance.choice(sizes)
                 source = torch.empty(nbytes, dtype=torch.uint8, device=DEVICE)
                 late_device.fill(source, value)
-                ref = store.put(f"run/{number}-{at}", {"t": source})
+                ref = store.put(f"run/{number}-{at}", {"t": source}, groups=())
                 if chance.random() < 0.5:
                     late_device.fill(source, 0xEE)
                 del source
@@ -275,7 +275,7 @@ def test_inference_mode_and_gradients_change_nothing(store: FeatureStore) -> Non
     data = pattern(100_000, 3)
     with torch.inference_mode():
         source = on_device(data)
-        ref = store.put("run/1", {"t": source})
+        ref = store.put("run/1", {"t": source}, groups=())
         into = torch.empty(100_000, dtype=torch.uint8, device=DEVICE)
         store.get(ref, into={"t": into})
         assert late_device.content(into) == as_bytes(data)
@@ -289,7 +289,7 @@ def test_tensors_without_bytes_of_their_own_are_refused(store: FeatureStore) -> 
     with FakeTensorMode(allow_non_fake_inputs=True):
         fake = torch.empty(10, device="cuda")
     with pytest.raises(Unsupported, match="no bytes of its own"):
-        store.put("run/1", {"t": fake})
+        store.put("run/1", {"t": fake}, groups=())
 
 
 def test_a_busy_caller_does_not_hold_up_others(store: FeatureStore) -> None:
@@ -302,7 +302,7 @@ def test_a_busy_caller_does_not_hold_up_others(store: FeatureStore) -> None:
     def put_late() -> None:
         with module.stream(busy):
             try:
-                store.put("run/late", {"t": source}, timeout=30)
+                store.put("run/late", {"t": source}, groups=(), timeout=30)
             except TensorholdError as error:
                 failed.append(error)
 
@@ -311,7 +311,7 @@ def test_a_busy_caller_does_not_hold_up_others(store: FeatureStore) -> None:
     try:
         other = on_device(pattern(1000, 2))
         for n in range(3):
-            store.put(f"run/{n}", {"t": other}, timeout=5)
+            store.put(f"run/{n}", {"t": other}, groups=(), timeout=5)
     finally:
         late.set()
         waiting.join(60)
@@ -321,7 +321,7 @@ def test_a_busy_caller_does_not_hold_up_others(store: FeatureStore) -> None:
 def test_a_failed_call_names_the_tensor(store: FeatureStore) -> None:
     late_device.hold(True)
     with pytest.raises(TensorholdError) as raised:
-        store.put("run/1", {"t": on_device_without_waiting(1000)}, timeout=0.2)
+        store.put("run/1", {"t": on_device_without_waiting(1000)}, groups=(), timeout=0.2)
     assert "run/1" in str(raised.value)
 
 

@@ -45,13 +45,13 @@ def test_a_reference_carries_the_description_wherever_it_goes(store: FeatureStor
     earlier.__dict__.update({"sample": "a", "generation": ref.generation})
     assert earlier == ref and earlier.description is None
     check(store.get(earlier, as_="torch"), 1)
-    many = store.put("many", {f"t{n}": torch.zeros(1) for n in range(100)})
+    many = store.put("many", {f"t{n}": torch.zeros(1) for n in range(100)}, groups=())
     assert many.description is None, "too long"
     assert len(store.get(many)) == 100
 
 
 def test_what_a_reference_carries_is_never_believed(store: FeatureStore) -> None:
-    ref = store.put("a", sample(1))
+    ref = store.put("a", sample(1), groups=())
     assert ref.description is not None
     shape = ref.description.replace(b'"shape":[64]', b'"shape":[8,8]')
     kind = ref.description.replace(b"int64", b"float64")
@@ -59,7 +59,7 @@ def test_what_a_reference_carries_is_never_believed(store: FeatureStore) -> None
     for carried in (shape, kind, b"", b"{}", b"\xff\x00", forged(ref, nonce=7).description, forged(ref, v=2).description):
         check(store.get(SampleRef("a", ref.generation, carried), as_="torch"), 1)
     with store.lease_shared(ref):  # keeps the bytes
-        later = store.put("a", sample(2))
+        later = store.put("a", sample(2), groups=())
         with pytest.raises(tensorhold.Fenced):
             store.get(ref)
         with pytest.raises(tensorhold.Fenced):
@@ -72,7 +72,7 @@ def test_what_a_reference_carries_is_never_believed(store: FeatureStore) -> None
 
 
 def test_a_reader_and_its_tensors_come_together(store: FeatureStore, open_store: OpenStore) -> None:
-    ref = store.put("a", sample(1))
+    ref = store.put("a", sample(1), groups=())
     for what in (ref, "a", SampleRef("a", ref.generation)):
         lease, tensors = store.lease_get(what, ["x"], as_="torch")
         assert tensors.keys() == {"x"} and torch.equal(tensors["x"], sample(1)["x"])

@@ -78,7 +78,7 @@ def test_a_lost_session_is_a_warning_of_the_logger_named_after_the_part_that_saw
     began = time.time()
     settings = {**cluster.settings(), "sweep_every": 0.2, "pool_bytes": 16 << 20}
     with tensorhold.open("run", key=KEY, **settings) as store:
-        store.put("a", {"x": b"bytes"})
+        store.put("a", {"x": b"bytes"}, groups=())
         revoke_all(cluster)
         record = kept.first(lambda record: record.name == "tensorhold.features.sessions")
         assert record.levelno == logging.WARNING and record.levelname == "WARNING"
@@ -100,15 +100,15 @@ def test_a_loggers_level_decides_which_events_come(
     with pytest.raises(tensorhold.TensorholdError):
         tensorhold.open("run", **settings, timeout=3.0, etcd_options=options)
     with tensorhold.open("run", **settings) as store:
-        store.put("a", {"x": b"bytes"})
+        store.put("a", {"x": b"bytes"}, groups=())
         revoke_all(cluster)
         kept.first(lambda record: record.levelno == logging.DEBUG and record.name == "tensorhold.index_etcd.session")
         logging.getLogger("tensorhold").setLevel(logging.CRITICAL)
         time.sleep(2 * _events.LOOK_EVERY_S)  # what is shown is that nothing comes
         before = len(kept.records)
-        store.put("b", {"x": b"bytes"})
+        store.put("b", {"x": b"bytes"}, groups=())
         revoke_all(cluster)
-        store.put("c", {"x": b"bytes"})
+        store.put("c", {"x": b"bytes"}, groups=())
         time.sleep(2 * _events.LOOK_EVERY_S)
         assert len(kept.records) == before
     assert not [record for record in kept.records if PASSWORD in record.getMessage()]
@@ -121,7 +121,7 @@ def test_a_handler_that_uses_the_store_waits_for_nobody(start_cluster: Callable[
     class Puts(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if record.name == "tensorhold.features.sessions":
-                put.append(store.put(f"record-{len(put)}", {"text": record.getMessage().encode()}))
+                put.append(store.put(f"record-{len(put)}", {"text": record.getMessage().encode()}, groups=()))
 
     with tensorhold.open("run", **cluster.settings(), sweep_every=0.2, pool_bytes=16 << 20) as store:
         handler = Puts()
@@ -179,9 +179,9 @@ SCRIPT = """
 
     def lose_a_session():
         store = tensorhold.open("run", **cluster)
-        store.put("a", {"x": b"bytes"})
+        store.put("a", {"x": b"bytes"}, groups=())
         revoke_all(Told)
-        store.put("b", {"x": b"bytes"})
+        store.put("b", {"x": b"bytes"}, groups=())
 
     if sys.argv[3] == "fork":
         import tensorhold._events as events

@@ -40,7 +40,7 @@ def test_a_sample_of_1536_mib_comes_back_through_a_pool_of_256_mib(start_cluster
     cluster = start_cluster(segment_mib=2304)
     settings = {"pool_bytes": 256 * MIB, "timeout": WHOLE_S, **cluster.settings()}
     with tensorhold.open("large", **settings) as store:
-        ref = store.put("s", {"x": filled(1024, 0), "y": filled(511, 5000), "z": filled(1, 9000)})
+        ref = store.put("s", {"x": filled(1024, 0), "y": filled(511, 5000), "z": filled(1, 9000)}, groups=())
         got = store.get(ref)
         for name, mib, first in (("x", 1024, 0), ("y", 511, 5000), ("z", 1, 9000)):
             assert is_whole(got[name].torch(), mib, first), name
@@ -50,7 +50,7 @@ def test_a_sample_of_1536_mib_comes_back_through_a_pool_of_256_mib(start_cluster
         small = got["z"]
         del got
         # What was got in memory of its own is put, looked at and got into like any other.
-        again = store.put("again", {"z": small})
+        again = store.put("again", {"z": small}, groups=())
         assert is_whole(store.get(again, as_="torch")["z"], 1, 9000)
         small.torch().zero_()
         store.get(again, into={"z": small})
@@ -59,7 +59,7 @@ def test_a_sample_of_1536_mib_comes_back_through_a_pool_of_256_mib(start_cluster
 
 def test_large_gets_at_once_wait_for_no_one_even_if_all_results_are_kept(open_store: OpenStore) -> None:
     store = open_store(pool_bytes=32 * MIB, timeout=60.0)
-    refs = [store.put(f"s{n}", {"x": filled(40, 100 * n)}) for n in range(4)]
+    refs = [store.put(f"s{n}", {"x": filled(40, 100 * n)}, groups=()) for n in range(4)]
     kept: dict[int, torch.Tensor] = {}
     threads = [
         threading.Thread(target=lambda n=n, ref=ref: kept.update({n: store.get(ref, as_="torch")["x"]}))

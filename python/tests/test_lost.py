@@ -43,8 +43,8 @@ def test_a_producer_is_told_what_was_lost(
 ) -> None:
     producer, other, reader = (open_store(features={"loss_grace": 1.0}) for _ in range(3))
     assert producer.lost(timeout=0.2) == []
-    mine = producer.put("mine", {"x": b"1234"})
-    theirs = other.put("theirs", {"x": b"5678"})
+    mine = producer.put("mine", {"x": b"1234"}, groups=())
+    theirs = other.put("theirs", {"x": b"5678"}, groups=())
     assert lose(cluster, engine, store_name) == 2
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(producer.lost, timeout=30)
@@ -62,7 +62,7 @@ def test_a_producer_is_told_what_was_lost(
     assert everyones == {mine, theirs}
     assert producer.lost(timeout=0.2) == []
     # It makes the sample again.
-    again = producer.put("mine", {"x": b"1234"})
+    again = producer.put("mine", {"x": b"1234"}, groups=())
     assert again.generation > mine.generation
 
 

@@ -81,8 +81,8 @@ def test_the_life_of_a_sample_is_told(store: FeatureStore, store_name: str) -> N
 
 def test_counts_outlive_a_store_and_add_up(open_store: OpenStore, store_name: str) -> None:
     first, second = open_store(), open_store()
-    first.put("a", {"x": b"1"})
-    second.put("b", {"x": b"2"})
+    first.put("a", {"x": b"1"}, groups=())
+    second.put("b", {"x": b"2"}, groups=())
     assert told("tensorhold_samples_put_total", store=store_name) == 2
     pool = told("tensorhold_pool_bytes", store=store_name, state="budget")
     first.close()
@@ -128,7 +128,7 @@ def test_pages_are_told(cluster: Cluster) -> None:
 
 
 def test_http(server: tensorhold.metrics.Server, store: FeatureStore, store_name: str) -> None:
-    store.put("a", {"x": b"1"})
+    store.put("a", {"x": b"1"}, groups=())
     with urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=10) as answer:
         assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
         assert value(answer.read().decode(), "tensorhold_samples_put_total", store=store_name) == 1
@@ -176,7 +176,7 @@ def test_connections_are_bounded_in_number_and_in_time(
 def test_a_forked_child_counts_from_zero_and_has_no_server(
     server: tensorhold.metrics.Server, store: FeatureStore, store_name: str
 ) -> None:
-    store.put("a", {"x": b"1"})
+    store.put("a", {"x": b"1"}, groups=())
 
     def child() -> None:
         assert server.closed
@@ -200,7 +200,7 @@ def test_a_forked_child_counts_from_zero_and_has_no_server(
 def test_a_program_with_prometheus_client_registers_a_collector(store: FeatureStore, store_name: str) -> None:
     registry = CollectorRegistry()
     registry.register(tensorhold.metrics.collector())
-    store.put("a", {"x": b"1"})
+    store.put("a", {"x": b"1"}, groups=())
     assert registry.get_sample_value("tensorhold_samples_put_total", {"store": store_name}) == 1
     # The other library writes the same text.
     series = {name: found for name, found in parsed(generate_latest(registry).decode()).items() if "seconds" not in name[0]}
@@ -223,7 +223,7 @@ def test_off(cluster: Cluster, store_name: str, monkeypatch: pytest.MonkeyPatch)
         """
 import tensorhold.metrics
 with tensorhold.open(sys.argv[1], **settings) as store:
-    store.put("a", {"x": b"1"})
+    store.put("a", {"x": b"1"}, groups=())
     print(repr(tensorhold.metrics.text()), store.health()["counters"]["puts"])
 """,
         cluster,

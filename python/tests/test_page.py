@@ -222,6 +222,45 @@ def test_everybody_can_use_it(scene: Scene, pictures: Path, scheme: str, width: 
     assert complaints(browser) == []
 
 
+@pytest.mark.parametrize("width", [320, 400, 620, 850, 1280])
+def test_nothing_is_cut_off_at_an_edge(scene: Scene, width: int) -> None:
+    browser = scene.browser
+    browser.show_as(scheme="light", width=width, height=900)
+    open_page(browser, scene.address)
+    browser.until("leases are shown", "return document.querySelectorAll('#leases tbody th').length > 2")
+    browser.until("dead letters are shown", "return document.querySelectorAll('#dead tbody th').length > 0")
+    browser.run("for (const id of ['sessions', 'points']) document.getElementById(id).open = true")
+    browser.until("sessions are shown", "return document.querySelectorAll('#sessions tbody th').length > 2")
+    cut = """
+        return [...document.querySelectorAll('.wide')].filter((one) => one.scrollWidth > one.clientWidth + 1)
+            .map((one) => [one.querySelector('table').id || one.closest('details').id, one.scrollWidth, one.clientWidth]);
+    """
+    assert browser.run(cut) == [], "columns are behind the edge"
+    letters = "return document.querySelector('#chart text').getBoundingClientRect().height"
+    assert browser.until("a chart is drawn", letters) > 9, "its text is too small to read"
+    row = "document.querySelector('#stores tbody tr')"
+    shown = browser.run(f"return [...{row}.children].map((cell) => cell.getBoundingClientRect().right)")
+    assert len(shown) == 9 and all(0 < right <= width for right in shown), shown
+
+
+def test_what_needs_attention_comes_first_and_names_its_runbook(scene: Scene) -> None:
+    browser = scene.browser
+    browser.show_as(scheme="light", width=1280, height=1000)
+    open_page(browser, scene.address)
+    told = "return document.getElementById('attention').hidden ? '' : document.getElementById('attention').textContent"
+    letters = "runbook.md#tensorholddeadletters"
+    said = browser.until("dead letters are told", f"return (() => {{ {told} }})().includes('{letters}')")
+    assert said
+    above = "const top = (id) => document.getElementById(id).getBoundingClientRect().top; return top('attention') < top('stores')"
+    assert browser.run(above)
+    group = "const cells = document.querySelector('#groups tbody tr').children; return [...cells].map((cell) => cell.textContent)"
+    browser.until("changes are told", f"return /s$/.test((() => {{ {group} }})()[2])")
+    name, waiting, change, oldest, _leased = browser.run(group)
+    assert name == "trainers" and int(waiting.replace(",", "")) > 0, waiting
+    assert re.fullmatch(r"[+−][\d.,]+/s", change), change
+    assert oldest.endswith(" ago"), oldest
+
+
 def test_figures_follow_the_store(scene: Scene) -> None:
     browser, store = scene.browser, scene.load.consumer
     browser.show_as(scheme="light", width=1280, height=1750)
@@ -430,7 +469,8 @@ def test_a_lost_steward_is_told_and_found_again(scene: Scene) -> None:
     browser.log()
 
 
-def test_top_shows_the_same_in_a_terminal(scene: Scene, pictures: Path) -> None:
+@pytest.mark.parametrize(("columns", "lines"), [(120, 40), (60, 30), (40, 30)])
+def test_top_shows_the_same_in_a_terminal(scene: Scene, pictures: Path, columns: int, lines: int) -> None:
     socket = f"tensorhold-{uuid.uuid4().hex[:8]}"
     variables = {**os.environ, **scene.cluster.variables(), "PYTHONPATH": str(REPOSITORY / "python"), "LANG": "C.UTF-8"}
 
@@ -442,15 +482,21 @@ def test_top_shows_the_same_in_a_terminal(scene: Scene, pictures: Path) -> None:
         return ran.stdout
 
     command = [sys.executable, "-m", "tensorhold", "top", "--store", STORE]
-    tmux("new-session", "-d", "-x", "120", "-y", "40", *command)
+    # A wide terminal has a table, whose heads are in capitals.
+    wanted = ["WAITING", "DEAD", "OLDEST", "producer-0"] if columns == 120 else ["waiting", "dead", "budget", "oldest", "change"]
+    tmux("new-session", "-d", "-x", str(columns), "-y", str(lines), *command)
     try:
-        eventually("it shows the store", lambda: "producer-0" in tmux("capture-pane", "-p"))
+        eventually("it shows the store", lambda: all(word in tmux("capture-pane", "-p") for word in [*wanted, "/s"]))
         shown = tmux("capture-pane", "-e", "-p")
         tmux("send-keys", "q")
     finally:
         subprocess.run(["tmux", "-L", socket, "kill-server"], capture_output=True, timeout=30)
     plain = re.sub(r"\x1b\[[0-9;]*m", "", shown)
-    assert "tensorhold top" in plain and STORE in plain and "producer-0" in plain, plain
+    assert "tensorhold top" in plain and "q quits" in plain and STORE in plain, plain
+    if columns < 120:
+        assert "more lines" in plain, "it does not fit, and that is not told"
+        return
+    assert "needs attention:" in plain and "runbook.md#tensorholddeadletters" in plain, plain
     page = as_html(shown.rstrip())
     browser = scene.browser
     browser.show_as(scheme="dark", width=1040, height=40 + 18 * page.count("\n"))

@@ -63,9 +63,9 @@ def test_another_budget_than_the_one_in_force_is_told(
         open_store()
     with pytest.warns(RuntimeWarning, match=f"{1 << 20} bytes already.* {2 << 20} bytes"):
         second = open_store(budget=2 << 20)
-    first.put("a", {"x": torch.zeros(1 << 19, dtype=torch.uint8)})
+    first.put("a", {"x": torch.zeros(1 << 19, dtype=torch.uint8)}, groups=())
     with pytest.raises(tensorhold.Capacity, match="whole budget"):
-        second.put("b", {"x": torch.zeros((1 << 20) + 1, dtype=torch.uint8)}, timeout=1)
+        second.put("b", {"x": torch.zeros((1 << 20) + 1, dtype=torch.uint8)}, groups=(), timeout=1)
 
     async def opened() -> None:
         settings = {"pool_bytes": 16 << 20, "sweep_every": None, **cluster.settings()}
@@ -83,8 +83,8 @@ def test_an_abort_that_is_tried_again_ends_what_was_meant_and_nothing_newer(
     settings = {"pool_bytes": 16 << 20, "sweep_every": None, "timeout": 3.0, **cluster.settings()}
     with tensorhold.open("run", **settings) as store:
         removals = Removals(store)
-        first = store.put("a", {"x": torch.zeros(10)})
-        store.put("b", {"x": torch.zeros(10)})
+        first = store.put("a", {"x": torch.zeros(10)}, groups=())
+        store.put("b", {"x": torch.zeros(10)}, groups=())
         os.kill(cluster.pids["etcd-0"], signal.SIGSTOP)
         try:
             assert not removals.abort("a", first, 40), "it is owed"
@@ -93,7 +93,7 @@ def test_an_abort_that_is_tried_again_ends_what_was_meant_and_nothing_newer(
         finally:
             os.kill(cluster.pids["etcd-0"], signal.SIGCONT)
         assert len(removals) == 1
-        newer = store.put("a", {"x": torch.ones(10)}, timeout=20)
+        newer = store.put("a", {"x": torch.ones(10)}, groups=(), timeout=20)
         assert removals.try_again()[0] == 1
         found = store.find(["a", "b"])
         assert [one.ref.generation if one else None for one in found][0] == newer.generation

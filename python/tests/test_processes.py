@@ -125,7 +125,7 @@ import subprocess
 maker = '''
 import sys, json, numpy, tensorhold
 with tensorhold.open(sys.argv[1], **json.loads(sys.argv[2])) as store:
-    print(*[store.put(f"s{n}", {"x": numpy.full((5000,), n)}) for n in range(12)], sep="\\\\n")
+    print(*[store.put(f"s{n}", {"x": numpy.full((5000,), n)}, groups=()) for n in range(12)], sep="\\\\n")
 '''
 env = {**os.environ, "PYTHONPATH": sys.path[0]}
 made = subprocess.run([sys.executable, "-c", maker, *sys.argv[1:3]], capture_output=True, text=True, env=env, check=True)
@@ -144,7 +144,7 @@ store.close()
 
 
 def test_spawned_workers_get_a_store_of_their_own(store: FeatureStore) -> None:
-    refs = [store.put(f"s{n}", {"x": torch.full((5000,), n)}) for n in range(6)]
+    refs = [store.put(f"s{n}", {"x": torch.full((5000,), n)}, groups=()) for n in range(6)]
     loader = DataLoader(Samples(store, refs), batch_size=3, num_workers=1, multiprocessing_context="spawn")
     assert [int(value) for batch in loader for value in batch[:, 0]] == list(range(6))
     again: FeatureStore = pickle.loads(pickle.dumps(store))
@@ -257,3 +257,21 @@ def takes(store_name: str, settings: dict[str, Any]) -> None:
 
 
 kept: Any = None
+
+
+def test_a_forked_child_ends_by_sys_exit_with_its_status(cluster: Cluster, store_name: str) -> None:
+    said = run(
+        """
+store = tensorhold.open(sys.argv[1], **settings)
+store.put("a", {"x": bytes(100000)}, groups=())
+child = os.fork()
+if child == 0:
+    print("the child's last words")
+    sys.exit(7)
+print("ended with", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+assert len(store.get("a")["x"].tobytes()) == 100000
+""",
+        cluster,
+        store_name,
+    )
+    assert said.splitlines()[-2:] == ["the child's last words", "ended with 7"]

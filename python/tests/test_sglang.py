@@ -34,6 +34,13 @@ def pages_cluster() -> Iterator[Cluster]:
         yield running
 
 
+@pytest.fixture(scope="module", autouse=True)
+def scheduler() -> Iterator[None]:
+    """The process is one of SGLang's schedulers."""
+    with parts.published():
+        yield
+
+
 def options(cluster: Cluster, **more: Any) -> dict[str, Any]:
     """The extra config of a server on this cluster."""
     return backend(cluster, f"test-{uuid.uuid4().hex[:8]}", **{"frame_bytes": 4 << 20, **more})
@@ -127,6 +134,7 @@ def test_ranks_share_pages_of_mla_and_never_those_of_mha(make: Make) -> None:
 
 
 def test_whatever_the_bytes_depend_on_is_in_the_name(make: Make) -> None:
+    """All of it: ``test_sglang_names.py``."""
     pool = parts.mha_pool()
     keys = hashes(1)
     assert make(pool).batch_set_v1(keys, parts.indices(pool, [0])) == [True]
@@ -134,7 +142,6 @@ def test_whatever_the_bytes_depend_on_is_in_the_name(make: Make) -> None:
     others: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
         (pool, {"extra_backend_tag": "another"}, {}),
         (pool, {"weights_version": "2"}, {}),
-        (pool, {}, {"model_name": "org/other"}),
         (pool, {}, {"tp_size": 2}),
         (pool, {}, {"pp_size": 2}),
         (parts.mha_pool(page=8, pages=16), {}, {}),
@@ -143,6 +150,55 @@ def test_whatever_the_bytes_depend_on_is_in_the_name(make: Make) -> None:
     ]
     for other, extra, config in others:
         assert make(other, extra, **config).batch_exists(keys) == 0, (extra, config)
+
+
+def test_pages_of_another_fp8_are_misses(make: Make) -> None:
+    from sglang.srt.runtime_context import get_model
+
+    pools = {"fp8_e4m3": parts.mha_pool(dtype=torch.float8_e4m3fn), "fp8_e5m2": parts.mha_pool(dtype=torch.float8_e5m2)}
+    servers = {}
+    for kind, pool in pools.items():
+        with get_model().override(kv_cache_dtype=kind):
+            servers[kind] = make(pool)
+    writer, other = servers.values()
+    pool, theirs = pools.values()
+    assert pool.dtype == theirs.dtype == torch.uint8
+    keys, where = hashes(4), parts.indices(pool, range(4))
+    assert writer.batch_set_v1(keys, where) == [True] * 4
+    before = parts.page_bytes(theirs, range(4))
+    assert other.batch_exists(keys) == 0
+    assert other.batch_get_v1(keys, where) == [False] * 4
+    assert parts.page_bytes(theirs, range(4)) == before, "nothing was written"
+    with get_model().override(kv_cache_dtype="fp8_e4m3"):
+        assert make(theirs).batch_get_v1(keys, where) == [True] * 4
+    assert parts.page_bytes(theirs, range(4)) == parts.page_bytes(pool, range(4))
+
+
+def test_no_page_is_stored_or_found_once_the_weights_have_changed(make: Make) -> None:
+    """SGLang's scheduler publishes the version that comes with an update; pages of former weights may be under way."""
+    from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
+    from sglang.srt.runtime_context import get_serving
+
+    pool = parts.mha_pool()
+    storage = make(pool)
+    keys, late = hashes(2), hashes(2)
+    where = parts.indices(pool, range(2))
+    assert storage.batch_set_v1(keys, where) == [True] * 2
+    with get_serving().override(weight_version="2"):
+        assert storage.batch_exists(keys) == 0
+        assert storage.batch_get_v1(keys, where) == [False] * 2
+        assert storage.batch_set_v1(late, where) == [False] * 2
+        assert storage.batch_set_v2([PoolTransfer(name=PoolName.KV, keys=late, host_indices=where)]) == {
+            PoolName.KV: [False] * 2
+        }
+        assert not storage.set(late[0], parts.data(pool)[:4096])
+        assert storage.get(late[0]) is None
+        attached = make(pool)
+        assert attached.batch_exists([*keys, *late]) == 0
+        assert attached.batch_set_v1(late, where) == [True] * 2
+        assert attached.batch_exists(late) == 2
+    assert storage.batch_exists(keys) == 2
+    assert storage.batch_exists(late) == 0
 
 
 def test_ranks_of_another_tp_size_find_pages_whose_heads_are_split(make: Make) -> None:

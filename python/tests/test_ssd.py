@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from contextlib import ExitStack
 from typing import Any, get_args
 
 import numpy
@@ -38,12 +39,12 @@ def test_pages_on_ssd_are_prefetched_and_read_from_memory(ssd_cluster: Cluster) 
         memory[n] = n
     with open_pages(ssd_cluster) as pages:
         run = pages.register(memory)
-        keys = [f"page/{tag}/{n}" for n in range(count)]
+        keys = [f"kv/{tag}/{n}" for n in range(count)]
         parts_of = [run.address + n * MIB for n in range(count)]
         assert all(pages.put(keys, parts_of, [MIB] * count).stored)
         assert crowd_out(pages, keys) == keys
 
-        hints, prefetch = pages.exists_and_prefetch([*keys, "page/none"])
+        hints, prefetch = pages.exists_and_prefetch([*keys, "kv/none"])
         assert hints[-1] is None and all(hint is not None and hint.nbytes == MIB for hint in hints[:-1])
         assert prefetch.wait(10.0), prefetch
         assert prefetch.outcomes == ["resident"] * count + ["absent"]
@@ -74,8 +75,10 @@ def test_sglang_reads_prefix_pages_from_memory(ssd_cluster: Cluster, on: bool) -
     pool = parts.mha_pool(pages=16)
     tag = f"test-{uuid.uuid4().hex[:8]}"
     extra = backend(ssd_cluster, tag, prefetch_on_exist=on, prefetch={"wait_for_prefetch": 5.0})
-    storage = StorageBackendFactory.create_backend("dynamic", parts.storage_config(extra), pool)
-    try:
+    with ExitStack() as opened:
+        opened.enter_context(parts.published())
+        storage = StorageBackendFactory.create_backend("dynamic", parts.storage_config(extra), pool)
+        opened.callback(storage.close)
         storage.register_mem_pool_host(pool)
         storage.on_host_pools_registered()
         places, took = list(range(8)), []
@@ -101,8 +104,6 @@ def test_sglang_reads_prefix_pages_from_memory(ssd_cluster: Cluster, on: bool) -
         print(f"prefetch {on}: get of {len(places)} pages, median {sorted(took)[1] * 1e3:.1f} ms, {stats}")
         assert stats["gets_local"] == (all_keys if on else 0)
         assert stats["gets_ssd"] == (0 if on else all_keys)
-    finally:
-        storage.close()
 
 
 def open_samples(cluster: Cluster) -> tensorhold.FeatureStore:
@@ -177,7 +178,7 @@ def test_the_page_about_ssd_runs_as_printed(ssd_cluster: Cluster) -> None:
     memory = numpy.zeros((4, MIB), dtype=numpy.uint8)
     with open_samples(ssd_cluster) as store, open_pages(ssd_cluster) as pages:
         run = pages.register(memory)
-        keys = [f"page/{uuid.uuid4().hex}" for _ in memory]
+        keys = [f"kv/{uuid.uuid4().hex}" for _ in memory]
         assert all(pages.put(keys, [run.address + n * MIB for n in range(4)], [MIB] * 4).stored)
         put_samples(store, 16)
         assert crowd_out(pages, keys) == keys

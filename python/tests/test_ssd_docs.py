@@ -67,12 +67,12 @@ def test_samples_spill_with_the_flags_as_printed(cluster: Cluster, tmp_path: Pat
                 assert holding.poll() is None and time.monotonic() < deadline, logs["holder"].read_text()
                 try:
                     # The holder may not be there yet.
-                    put = [store.put("run/0", tensors, timeout=20)]
+                    put = [store.put("run/0", tensors, groups=(), timeout=20)]
                 except (errors.Capacity, errors.Unavailable):
                     time.sleep(0.2)
             assert any(path.is_file() for path in folder.rglob("*")), "it is in the folder"
             assert store.tiers(["run/0"]) == ["dram"]
             begun = time.monotonic()
-            store.put("run/1", tensors, timeout=20)
+            store.put("run/1", tensors, groups=(), timeout=20)
             # The last heartbeat has just been: by Mooncake's default the next one is ten seconds away.
             assert time.monotonic() - begun < 5, "a heartbeat or two"

@@ -96,7 +96,7 @@ def test_bytes_that_come_back_within_the_grace_are_got(open_store: OpenStore, en
     adopted = [tensorhold.AdoptedTensor(spec, f"{store.name}/k/{spec.name}") for spec in specs]
     for tensor in adopted:
         assert engine.put(tensor.key, raw[tensor.spec.name]) == 0
-    store.adopt("k", adopted)
+    store.adopt("k", adopted, groups=())
     gone = adopted[1].key
     assert engine.remove(gone, force=True) == 0
     back = threading.Timer(1.0, lambda: engine.put(gone, raw["ids"]))
@@ -232,12 +232,12 @@ class Held:
         self.begun, self.go, self.passed = threading.Event(), threading.Event(), threading.Event()
         put = eagle._store.put
 
-        def held(key: str, tensors: Any) -> Any:
+        def held(key: str, tensors: Any, **more: Any) -> Any:
             if not self.begun.is_set():
                 self.begun.set()
                 self.go.wait(20)
-                return put(key, tensors)
-            ref = put(key, tensors)
+                return put(key, tensors, **more)
+            ref = put(key, tensors, **more)
             self.passed.set()
             return ref
 

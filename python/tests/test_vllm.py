@@ -50,6 +50,7 @@ def spec(model: str = "org/model-8b") -> Any:
         model=OffloadingModelConfig(name=model, dtype="bfloat16"),
         cache=OffloadingCacheConfig(tokens_per_hash=16, blocks_per_chunk=1),
         parallel=OffloadingParallelConfig(0, 1, 1, 1, 1, 1, 0, 1, None, True),
+        kv_cache_layout="LBNHC",
     )
     # Whether anybody hears of events is the spec's to say; whether the tier tells any, its own options'.
     events = OffloadingKVEventsConfig(enable_kv_cache_events=True, self_describing_kv_events=False)

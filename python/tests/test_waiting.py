@@ -50,7 +50,7 @@ def test_other_threads_run_while_128_mib_move(open_store: OpenStore) -> None:
     mine = torch.empty_like(data)
     with counting() as pauses:
         begun = time.monotonic()
-        ref = store.put("large", {"x": data}, timeout=60)
+        ref = store.put("large", {"x": data}, groups=(), timeout=60)
         got = store.get(ref, timeout=60)
         store.get(ref, into={"x": mine}, timeout=60)
         took = time.monotonic() - begun
@@ -89,11 +89,11 @@ def test_ctrl_c_during_a_put_leaves_nothing_half_done(store: FeatureStore) -> No
     for _ in range(3):
         try:
             with interrupted(0.02):
-                store.put("cut", {"x": data})
+                store.put("cut", {"x": data}, groups=())
                 time.sleep(0.05)
         except KeyboardInterrupt:
             pass
-    ref = store.put("cut", {"x": data}, timeout=60)
+    ref = store.put("cut", {"x": data}, groups=(), timeout=60)
     assert torch.equal(store.get(ref, as_="torch")["x"], data)
 
 
@@ -122,12 +122,12 @@ def test_an_etcd_that_does_not_answer_costs_the_timeout_and_no_more(cluster: Clu
 def test_a_stopped_master_costs_the_timeout_and_no_more(start_cluster: Callable[..., Cluster]) -> None:
     own = start_cluster(segment_mib=16)
     with tensorhold.open("s", **own.settings(), sweep_every=None, timeout=10) as store:
-        ref = store.put("a", {"x": b"here"})
+        ref = store.put("a", {"x": b"here"}, groups=())
         os.kill(own.pids["master-0"], signal.SIGSTOP)
         try:
             begun = time.monotonic()
             with pytest.raises(TimeoutError) as caught:
-                store.put("b", {"x": b"late"}, timeout=1.5)
+                store.put("b", {"x": b"late"}, groups=(), timeout=1.5)
             assert time.monotonic() - begun < 2.5
             assert isinstance(caught.value, tensorhold.Unavailable)
         finally:
@@ -138,7 +138,7 @@ def test_a_stopped_master_costs_the_timeout_and_no_more(start_cluster: Callable[
 def test_a_drain_that_cannot_end_is_a_timeout_error(start_cluster: Callable[..., Cluster]) -> None:
     own = start_cluster(segment_mib=16)
     with tensorhold.open("s", **own.settings(), sweep_every=None, timeout=10) as store:
-        store.put("a", {"x": b"here"})
+        store.put("a", {"x": b"here"}, groups=())
         os.kill(own.pids["master-0"], signal.SIGSTOP)
         try:
             store.abort("a")
@@ -159,14 +159,14 @@ def test_a_timeout_is_a_time(store: FeatureStore) -> None:
 
 def test_a_closed_store_says_so_and_closes_again(open_store: OpenStore) -> None:
     store = open_store()
-    ref = store.put("a", {"x": bytes(100)})
+    ref = store.put("a", {"x": bytes(100)}, groups=())
     got = store.get(ref)["x"]
     view = got.torch()
     store.close()
     store.close()
     assert store.closed and "closed" in repr(store)
     with pytest.raises(tensorhold.Unavailable, match="closed"):
-        store.put("a", {"x": b"1"})
+        store.put("a", {"x": b"1"}, groups=())
     assert view.sum() == 0, "views live on"
     del got, view
 
@@ -177,7 +177,7 @@ def test_threads_share_a_store(store: FeatureStore) -> None:
     def work(worker: int) -> None:
         try:
             for step in range(5):
-                ref = store.put(f"{worker}/{step}", {"x": torch.full((1000,), worker)})
+                ref = store.put(f"{worker}/{step}", {"x": torch.full((1000,), worker)}, groups=())
                 assert store.get(ref, as_="torch")["x"][999] == worker
         except BaseException as error:  # told below, by the main thread
             errors.append(error)

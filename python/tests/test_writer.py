@@ -55,11 +55,11 @@ def test_what_failed_is_told_by_sample_and_harms_no_other(store: tensorhold.Feat
 
 def test_a_later_put_tells_of_an_earlier_failure_and_the_writer_goes_on(store: tensorhold.FeatureStore) -> None:
     writer = store.writer(in_flight=1)
-    writer.put("bad", {"x": torch.arange(10)}, max_attempts=0)
+    writer.put("bad", {"x": torch.arange(10)}, groups=(), max_attempts=0)
     with pytest.raises(tensorhold.PutsFailed, match="bad"):
-        writer.put("next", {"x": torch.arange(10)})
+        writer.put("next", {"x": torch.arange(10)}, groups=())
     assert store.find(["next"]) == [None], "it was not begun"
-    writer.put("next", {"x": torch.arange(10)})
+    writer.put("next", {"x": torch.arange(10)}, groups=())
     writer.flush()
     assert store.find(["next"]) != [None]
     with pytest.raises(tensorhold.Invalid, match="at least one"):
@@ -69,7 +69,7 @@ def test_a_later_put_tells_of_an_earlier_failure_and_the_writer_goes_on(store: t
 def test_a_block_that_raises_leaves_nothing_half_done(store: tensorhold.FeatureStore) -> None:
     with pytest.raises(ZeroDivisionError), store.writer(in_flight=4) as writer:
         for sample, tensor in samples(4):
-            writer.put(sample, {"x": tensor})
+            writer.put(sample, {"x": tensor}, groups=())
         raise ZeroDivisionError
     store.drain()
     for found in store.find([f"s{n}" for n in range(4)]):
@@ -84,4 +84,4 @@ async def test_asyncio(astore: aio.FeatureStore) -> None:
     assert all(await astore.find([f"s{n}" for n in range(12)]))
     with pytest.raises(tensorhold.PutsFailed):
         async with astore.writer() as writer:
-            await writer.put("bad", {"x": torch.arange(3)}, max_attempts=0)
+            await writer.put("bad", {"x": torch.arange(3)}, groups=(), max_attempts=0)

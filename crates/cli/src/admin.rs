@@ -10,6 +10,7 @@ use tensorhold_core::{Deadline, ErrorKind, SystemClock};
 
 use crate::failure::Failure;
 use crate::http;
+use crate::output::object;
 use crate::settings::Settings;
 use crate::text::shown;
 
@@ -23,8 +24,19 @@ const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
 const MOST_QUERY_BYTES: usize = 16 << 10;
 
 /// A holder's memory, as the master knows it.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
 pub(crate) struct Segment {
+    /// The holder's name.
+    pub(crate) segment_name: String,
+    /// Another one under the same name means that what lay there is gone.
+    pub(crate) segment_id: String,
+    /// The holder as copies on its SSD name it.
+    pub(crate) client_id: String,
+    /// The holder as copies in its DRAM name it.
+    pub(crate) te_endpoint: String,
+    /// `OK` if it is given new objects.
+    pub(crate) status: String,
     pub(crate) allocator_used_bytes: u64,
     pub(crate) allocator_capacity_bytes: u64,
 }
@@ -41,7 +53,12 @@ pub(crate) struct Cluster {
 /// Where one object is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Presence {
-    Present { dram: usize, ssd: usize, bytes: u64 },
+    /// Its copies in DRAM and on SSD, each by the name of its holder if that is known.
+    Present {
+        dram: Vec<String>,
+        ssd: Vec<String>,
+        bytes: u64,
+    },
     Unfinished,
     Absent,
     Unknown(String),
@@ -50,34 +67,16 @@ pub(crate) enum Presence {
 impl Cluster {
     /// Asks the masters one after the other; of several only the leader answers.
     pub(crate) fn ask(admin: &[String], within: Duration) -> Result<Self, String> {
-        let clock = SystemClock::new();
-        let deadline = Deadline::after(&clock, within);
-        let mut last = "no admin address is known; name it: --admin, or TENSORHOLD_ADMIN".to_owned();
-        for (turn, address) in admin.iter().enumerate() {
-            // One that hangs must not use up the time of the others.
-            let share = u32::try_from(admin.len() - turn).unwrap_or(1);
-            let part = deadline.remaining(&clock) / share;
-            match Self::ask_one(address, part) {
-                Ok(cluster) => return Ok(cluster),
-                Err(error) => last = error,
-            }
-        }
-        Err(last)
+        leader(admin, within, Self::ask_one)
     }
 
     fn ask_one(address: &str, within: Duration) -> Result<Self, String> {
-        #[derive(Deserialize)]
-        struct Segments {
-            segments: Vec<Segment>,
-        }
         let half = within / 2;
-        let detail = body(address, "/get_segments_detail", half)?;
-        let segments: Segments = serde_json::from_str(&detail)
-            .map_err(|_| format!("what answers at {address} is no master of a release that Tensorhold knows"))?;
+        let segments = segments_of(address, half)?;
         let metrics = body(address, "/metrics", half)?;
         Ok(Self {
             address: address.to_owned(),
-            segments: segments.segments,
+            segments,
             metrics: parse_metrics(&metrics),
         })
     }
@@ -110,12 +109,98 @@ impl Cluster {
     }
 }
 
+/// The memory of every holder, by the leading master.
+pub(crate) fn segments(admin: &[String], within: Duration) -> Result<Vec<Segment>, String> {
+    leader(admin, within, segments_of)
+}
+
+fn segments_of(address: &str, within: Duration) -> Result<Vec<Segment>, String> {
+    #[derive(Deserialize)]
+    struct Segments {
+        segments: Vec<Segment>,
+    }
+    let detail = body(address, "/get_segments_detail", within)?;
+    let segments: Segments = serde_json::from_str(&detail)
+        .map_err(|_| format!("what answers at {address} is no master of a release that Tensorhold knows"))?;
+    Ok(segments.segments)
+}
+
+/// What came of asking that a holder be given nothing new.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Closed {
+    /// From now on, until this job is cancelled or the holder registers anew.
+    By(String),
+    /// It was given nothing new before.
+    Already,
+}
+
+/// Has the master give a holder nothing new. Its job moves what is not pinned to other holders, one object at a time.
+pub(crate) fn close(admin: &[String], holder: &str, within: Duration) -> Result<Closed, String> {
+    #[derive(Deserialize)]
+    struct Job {
+        job_id: String,
+    }
+    let request = object!("segments": [holder], "target_segments": [""; 0], "max_concurrency": 1);
+    leader(admin, within, |address, within| {
+        let reply = http::post(&format!("{address}/api/v1/drain_jobs"), &request, within)?;
+        match reply.status {
+            200 => match serde_json::from_str::<Job>(&reply.body) {
+                Ok(job) => Ok(Closed::By(job.job_id)),
+                Err(_) => Err(format!("the answer of the master at {address} cannot be read")),
+            },
+            409 => Ok(Closed::Already),
+            status => Err(refused(address, status)),
+        }
+    })
+}
+
+/// Lets a holder be given new objects again. False if the job is busy, or over.
+pub(crate) fn reopen(admin: &[String], job: &str, within: Duration) -> Result<bool, String> {
+    let escaped = utf8_percent_encode(job, ESCAPED).to_string();
+    leader(admin, within, |address, within| {
+        let url = format!("{address}/api/v1/drain_jobs/cancel?job_id={escaped}");
+        let reply = http::post(&url, &object!("job_id": job), within)?;
+        match reply.status {
+            200 => Ok(true),
+            409 => Ok(false),
+            404 => Err("the leading master knows no such job; a master that begins anew lets every holder be given new objects".to_owned()),
+            status => Err(refused(address, status)),
+        }
+    })
+}
+
+/// Asks the masters one after the other; of several only the leader answers.
+fn leader<T>(
+    admin: &[String],
+    within: Duration,
+    ask: impl Fn(&str, Duration) -> Result<T, String>,
+) -> Result<T, String> {
+    let clock = SystemClock::new();
+    let deadline = Deadline::after(&clock, within);
+    let mut last = "no admin address is known; name it: --admin, or TENSORHOLD_ADMIN".to_owned();
+    for (turn, address) in admin.iter().enumerate() {
+        // One that hangs must not use up the time of the others.
+        let share = u32::try_from(admin.len() - turn).unwrap_or(1);
+        match ask(address, deadline.remaining(&clock) / share) {
+            Ok(answer) => return Ok(answer),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+fn refused(address: &str, status: u16) -> String {
+    match status {
+        503 => format!("the master at {address} is not the leader now"),
+        status => format!("the master at {address} answers with status {status}"),
+    }
+}
+
 fn body(address: &str, path: &str, within: Duration) -> Result<String, String> {
     let reply = http::get(&format!("{address}{path}"), within)?;
     match reply.status {
         200 => Ok(reply.body),
-        503 => Err(format!("the master at {address} is not the leader now")),
-        status => Err(format!("the master at {address} answers with status {status}")),
+        status => Err(refused(address, status)),
     }
 }
 
@@ -132,6 +217,7 @@ fn parse_metrics(text: &str) -> HashMap<String, f64> {
 pub(crate) fn probe(admin: &[String], keys: &[String], within: Duration) -> Result<Vec<Presence>, String> {
     let clock = SystemClock::new();
     let deadline = Deadline::after(&clock, within);
+    let holders = Names::of(&segments(admin, deadline.remaining(&clock))?);
     let mut found = Vec::with_capacity(keys.len());
     let mut from = 0;
     while from < keys.len() {
@@ -148,13 +234,41 @@ pub(crate) fn probe(admin: &[String], keys: &[String], within: Duration) -> Resu
             query.push_str(&escaped);
             to += 1;
         }
-        found.extend(probe_some(admin, &keys[from..to], &query, deadline.remaining(&clock))?);
+        let keys = &keys[from..to];
+        found.extend(leader(admin, deadline.remaining(&clock), |address, within| {
+            probe_some(address, keys, &query, &holders, within)
+        })?);
         from = to;
     }
     Ok(found)
 }
 
-fn probe_some(admin: &[String], keys: &[String], query: &str, within: Duration) -> Result<Vec<Presence>, String> {
+/// The names of holders, by what copies name.
+struct Names {
+    by_endpoint: HashMap<String, String>,
+    by_client: HashMap<String, String>,
+}
+
+impl Names {
+    fn of(segments: &[Segment]) -> Self {
+        let by = |key: fn(&Segment) -> &String| {
+            let pairs = segments.iter().map(|one| (key(one).clone(), one.segment_name.clone()));
+            pairs.collect()
+        };
+        Self {
+            by_endpoint: by(|one| &one.te_endpoint),
+            by_client: by(|one| &one.client_id),
+        }
+    }
+}
+
+fn probe_some(
+    address: &str,
+    keys: &[String],
+    query: &str,
+    holders: &Names,
+    within: Duration,
+) -> Result<Vec<Presence>, String> {
     #[derive(Deserialize)]
     struct Answer {
         data: HashMap<String, Entry>,
@@ -173,57 +287,55 @@ fn probe_some(admin: &[String], keys: &[String], query: &str, within: Duration) 
     #[derive(Deserialize)]
     struct Memory {
         size_: u64,
+        #[serde(default)]
+        transport_endpoint_: String,
     }
     #[derive(Deserialize)]
     struct Disk {
         object_size: u64,
+        #[serde(default)]
+        client_id: String,
     }
-    let mut last = "no admin address is known; name it: --admin, or TENSORHOLD_ADMIN".to_owned();
-    for address in admin {
-        let text = match body(address, query, within / u32::try_from(admin.len()).unwrap_or(1)) {
-            Ok(text) => text,
-            Err(error) => {
-                last = error;
-                continue;
+    // A holder that has just left has no name any more, and its copies stay for a while.
+    let name = |names: &HashMap<String, String>, at: &String| names.get(at).unwrap_or(at).clone();
+    let text = body(address, query, within)?;
+    let answer: Answer = serde_json::from_str(&text).map_err(|_| {
+        format!("what the master at {address} says of objects cannot be read; is it a release that Tensorhold knows?")
+    })?;
+    let of = |key: &String| match answer.data.get(key) {
+        Some(entry) if entry.ok => {
+            let dram = entry.values.as_deref().unwrap_or_default();
+            let ssd: Vec<&Disk> = entry
+                .disk_values
+                .iter()
+                .chain(&entry.local_disk_values)
+                .flatten()
+                .collect();
+            let bytes = dram
+                .first()
+                .map(|one| one.size_)
+                .or_else(|| ssd.first().map(|one| one.object_size));
+            let memory = dram
+                .iter()
+                .map(|one| name(&holders.by_endpoint, &one.transport_endpoint_));
+            let disk = ssd.iter().map(|one| name(&holders.by_client, &one.client_id));
+            match bytes {
+                Some(bytes) => Presence::Present {
+                    dram: memory.collect(),
+                    ssd: disk.collect(),
+                    bytes,
+                },
+                None => Presence::Unfinished,
             }
-        };
-        let answer: Answer = serde_json::from_str(&text).map_err(|_| {
-            format!(
-                "what the master at {address} says of objects cannot be read; is it a release that Tensorhold knows?"
-            )
-        })?;
-        let of = |key: &String| match answer.data.get(key) {
-            Some(entry) if entry.ok => {
-                let dram = entry.values.as_deref().unwrap_or_default();
-                let ssd: Vec<&Disk> = entry
-                    .disk_values
-                    .iter()
-                    .chain(&entry.local_disk_values)
-                    .flatten()
-                    .collect();
-                let bytes = dram
-                    .first()
-                    .map(|one| one.size_)
-                    .or_else(|| ssd.first().map(|one| one.object_size));
-                match bytes {
-                    Some(bytes) => Presence::Present {
-                        dram: dram.len(),
-                        ssd: ssd.len(),
-                        bytes,
-                    },
-                    None => Presence::Unfinished,
-                }
-            }
-            Some(entry) => match entry.error.as_deref() {
-                Some("OBJECT_NOT_FOUND") => Presence::Absent,
-                Some("REPLICA_IS_NOT_READY") => Presence::Unfinished,
-                other => Presence::Unknown(other.unwrap_or("no reason").to_owned()),
-            },
-            None => Presence::Unknown("the answer lacks it".to_owned()),
-        };
-        return Ok(keys.iter().map(of).collect());
-    }
-    Err(last)
+        }
+        Some(entry) => match entry.error.as_deref() {
+            Some("OBJECT_NOT_FOUND") => Presence::Absent,
+            Some("REPLICA_IS_NOT_READY") => Presence::Unfinished,
+            other => Presence::Unknown(other.unwrap_or("no reason").to_owned()),
+        },
+        None => Presence::Unknown("the answer lacks it".to_owned()),
+    };
+    Ok(keys.iter().map(of).collect())
 }
 
 /// Whether anything listens at an address, by a plain connection: the engine's own attempt at a dead master takes a

@@ -86,16 +86,10 @@ pub(crate) enum Command {
         #[command(subcommand)]
         change: Option<BudgetChange>,
     },
-    /// The etcd clusters of the index, and how many stores are on each; or add one
+    /// The etcd clusters of the index, and how many stores are on each; or change them
     Clusters {
         #[command(subcommand)]
         change: Option<ClustersChange>,
-    },
-    /// Move a store to another etcd cluster while it is in use
-    Move {
-        /// The name of the cluster, as `tensorhold clusters` says it
-        #[arg(value_name = "CLUSTER")]
-        to: String,
     },
     /// Samples that ran out of attempts
     #[command(subcommand)]
@@ -114,6 +108,8 @@ pub(crate) enum Command {
         #[arg(long, requires = "repair")]
         force: bool,
     },
+    /// Make it safe to stop a holder: move what it holds of all stores to the others
+    Drain(Drain),
     /// Take samples out of circulation and free them
     Rm {
         /// The samples
@@ -222,6 +218,9 @@ pub(crate) struct Ls {
     /// Only samples that this session produced or holds
     #[arg(long, value_name = "SESSION")]
     pub(crate) session: Option<String>,
+    /// Only samples with a copy on this holder, as `why` names it; or on this host, if it has one holder
+    #[arg(long, value_name = "HOLDER")]
+    pub(crate) holder: Option<String>,
     /// Only samples that have been in their state for longer than this, such as 10m
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub(crate) older_than: Option<Duration>,
@@ -231,6 +230,16 @@ pub(crate) struct Ls {
     /// Go on after the place that the last page ended at
     #[arg(long, value_name = "PLACE")]
     pub(crate) after: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Drain {
+    /// The holder, as `why` names it; or its host, if that has one holder
+    #[arg(value_name = "HOLDER")]
+    pub(crate) holder: String,
+    /// Do not drain it: let it be given new objects again, after the drain that had this number
+    #[arg(long, value_name = "JOB")]
+    pub(crate) undo: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -252,6 +261,9 @@ pub(crate) enum ClustersChange {
         /// The client addresses of its nodes, such as http://10.0.0.4:2379
         #[arg(required = true, value_name = "ENDPOINT")]
         endpoints: Vec<String>,
+        /// It was part of the index before, and it or the home was restored or replaced (docs/etcd-restore.md)
+        #[arg(long)]
+        again: bool,
     },
     /// Let new stores begin on a cluster
     Open {
@@ -263,6 +275,13 @@ pub(crate) enum ClustersChange {
         /// Its name
         name: String,
     },
+    /// Make a cluster no part of the index any more: it must be closed, and no store may be on it
+    Remove {
+        /// Its name
+        name: String,
+    },
+    /// Ask every cluster for its stores, after the home was restored (docs/etcd-restore.md)
+    Check,
 }
 
 #[derive(Debug, Subcommand)]

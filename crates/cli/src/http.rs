@@ -1,4 +1,4 @@
-//! A GET with a deadline, to a master's admin port or to etcd's health page.
+//! A request with a deadline, to a master's admin port or to etcd's health page.
 //!
 //! No proxy is asked: these ports are inside a cluster.
 
@@ -16,13 +16,26 @@ pub(crate) struct Reply {
 
 /// Asks; the error says why there was no answer.
 pub(crate) fn get(url: &str, within: Duration) -> Result<Reply, String> {
-    let agent = ureq::Agent::config_builder()
+    read(agent(within).get(url).call())
+}
+
+/// Posts JSON; the error says why there was no answer.
+pub(crate) fn post(url: &str, body: &serde_json::Value, within: Duration) -> Result<Reply, String> {
+    let request = agent(within).post(url).header("Content-Type", "application/json");
+    read(request.send(body.to_string()))
+}
+
+fn agent(within: Duration) -> ureq::Agent {
+    ureq::Agent::config_builder()
         .http_status_as_error(false)
         .proxy(None)
         .timeout_global(Some(within.max(Duration::from_millis(1))))
         .build()
-        .new_agent();
-    let mut answer = agent.get(url).call().map_err(|error| error.to_string())?;
+        .new_agent()
+}
+
+fn read(answer: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Result<Reply, String> {
+    let mut answer = answer.map_err(|error| error.to_string())?;
     let status = answer.status().as_u16();
     let body = answer.body_mut().with_config().limit(MOST_BYTES).read_to_string();
     Ok(Reply {

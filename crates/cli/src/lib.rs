@@ -32,6 +32,7 @@ mod doctor;
 #[cfg(feature = "embed")]
 pub mod embedded;
 pub mod failure;
+mod holders;
 mod http;
 mod io;
 mod local;
@@ -59,6 +60,7 @@ use crate::output::{Answer, Output};
 pub fn run(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>, io: &mut Io<'_>, host: &Host) -> u8 {
     let plain = host.variable("NO_COLOR").is_some();
     let output = Output {
+        width: None,
         colour: io.out_is_terminal && !plain,
         terminal: io.out_is_terminal,
     };

@@ -12,6 +12,8 @@ pub(crate) struct Output {
     pub(crate) colour: bool,
     /// Whether a person sees it as it is written.
     pub(crate) terminal: bool,
+    /// The columns that there are, if no line may be longer.
+    pub(crate) width: Option<u16>,
 }
 
 /// What a command answers.
@@ -58,6 +60,68 @@ pub(crate) fn draw(table: &Table) -> String {
     format!("{}\n", lines.join("\n"))
 }
 
+/// The lines of a table, none of them longer than there is room: otherwise each row becomes a paragraph, in which every
+/// value has its column's name.
+pub(crate) fn fitted(table: &Table, output: Output) -> String {
+    let text = draw(table);
+    let Some(width) = output.width.map(usize::from) else {
+        return text;
+    };
+    if text.lines().all(|line| line.chars().count() <= width) {
+        return text;
+    }
+    let names: Vec<String> = table
+        .header()
+        .into_iter()
+        .flat_map(|row| row.cell_iter())
+        .map(Cell::content)
+        .collect();
+    let mut text = String::new();
+    for row in table.row_iter() {
+        let mut cells = row.cell_iter().zip(&names);
+        if let Some((first, _)) = cells.next() {
+            text.push_str(&first.content());
+        }
+        let mut line = String::new();
+        for (cell, name) in cells {
+            let part = format!("{} {}", name.to_lowercase(), cell.content());
+            if !line.is_empty() && line.chars().count() + 2 + part.chars().count() <= width {
+                line.push_str(&format!("  {part}"));
+            } else {
+                text.push_str(&line);
+                line = format!("\n  {part}");
+            }
+        }
+        text.push_str(&line);
+        text.push('\n');
+    }
+    wrapped(&text, width)
+}
+
+/// A text without lines that are longer than there is room.
+pub(crate) fn wrapped(text: &str, width: usize) -> String {
+    let width = width.max(1);
+    let mut all = String::with_capacity(text.len());
+    for line in text.lines() {
+        let mut rest: Vec<char> = line.chars().collect();
+        while rest.len() > width {
+            // At the last blank that still fits; the indentation is none.
+            let indented = rest.iter().take_while(|one| **one == ' ').count();
+            let blank = rest[..=width]
+                .iter()
+                .rposition(|one| *one == ' ')
+                .filter(|at| *at > indented);
+            let tail = rest.split_off(blank.unwrap_or(width));
+            all.extend(rest);
+            all.push('\n');
+            rest = tail.into_iter().skip(usize::from(blank.is_some())).collect();
+        }
+        all.extend(rest);
+        all.push('\n');
+    }
+    all
+}
+
 /// A number, at the right of its column.
 pub(crate) fn number(text: impl ToString) -> Cell {
     Cell::new(text).set_alignment(CellAlignment::Right)
@@ -82,3 +146,40 @@ macro_rules! object {
     }};
 }
 pub(crate) use object;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NARROW: Output = Output {
+        colour: false,
+        terminal: false,
+        width: Some(24),
+    };
+
+    #[test]
+    fn a_table_that_is_too_wide_becomes_paragraphs_and_loses_nothing() {
+        let mut rows = table(NARROW, &["store", "live", "waiting", "budget"]);
+        rows.add_row(["run-7", "4", "2", "1000 B of 1 MiB used"]);
+        let narrow = fitted(&rows, NARROW);
+        assert_eq!(narrow, "run-7\n  live 4  waiting 2\n  budget 1000 B of 1 MiB\nused\n");
+        assert!(narrow.lines().all(|line| line.chars().count() <= 24), "{narrow}");
+        let wide = Output {
+            width: Some(200),
+            ..NARROW
+        };
+        assert_eq!(fitted(&rows, wide), draw(&rows), "with room it is a table");
+    }
+
+    #[test]
+    fn a_long_line_is_broken_at_blanks_and_a_long_word_anywhere() {
+        assert_eq!(wrapped("one two three\nfour", 7), "one two\nthree\nfour\n");
+        assert_eq!(wrapped("abcdefghij", 4), "abcd\nefgh\nij\n");
+        assert_eq!(
+            wrapped("  abcdef", 4),
+            "  ab\ncdef\n",
+            "an indentation is no place to break"
+        );
+        assert_eq!(wrapped("", 4), "");
+    }
+}

@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tensorhold_core::{Clock, Deadline, ErrorKind, StoreId, SystemClock, SystemRng};
+use tensorhold_index::placement::NewStore;
 use tensorhold_index::store::TxnStore;
-use tensorhold_index::{Identity, TxnIndex, has_clock, stores};
-use tensorhold_index_etcd::{EtcdClusters, EtcdStore, NewStore, open_store};
+use tensorhold_index::{Identity, TxnIndex, stores};
+use tensorhold_index_etcd::{EtcdClusters, EtcdStore, open_store};
 
 use crate::failure::Failure;
 use crate::settings::Settings;
@@ -68,13 +69,27 @@ impl Reach {
         found.map_err(|error| self.failure(&error))
     }
 
+    /// All stores in the index, however many.
+    pub(crate) async fn all_stores(&self) -> Result<Vec<StoreId>, Failure> {
+        let mut all: Vec<StoreId> = Vec::new();
+        loop {
+            let part = stores(&self.etcd, all.last(), MOST_STORES, &*self.clock, self.left()).await;
+            let part = part.map_err(|error| self.failure(&error))?;
+            let is_last = part.len() < MOST_STORES;
+            all.extend(part);
+            if is_last {
+                return Ok(all);
+            }
+        }
+    }
+
     /// The store that the command is about: the one that is named, or the only one. It must exist.
     pub(crate) async fn store(&self) -> Result<StoreId, Failure> {
         if let Some(store) = &self.settings.store {
-            let txn_store = self.txn_store(store).await?;
-            let is_there = has_clock(&*txn_store, store, self.left()).await;
-            if is_there.map_err(|error| self.failure(&error))? {
-                return Ok(store.clone());
+            match self.open_store(store).await {
+                Ok(_) => return Ok(store.clone()),
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => return Err(self.failure(&error)),
             }
         }
         let all = self.stores().await?;
@@ -115,14 +130,19 @@ impl Reach {
 
     /// The cluster that a store is on.
     pub(crate) async fn txn_store(&self, store: &StoreId) -> Result<Arc<dyn TxnStore>, Failure> {
-        let opened = open_store(
-            Arc::clone(&self.clusters),
-            store,
-            NewStore::IsLeft,
-            &SystemRng,
-            self.left(),
-        );
-        opened.await.map_err(|error| self.failure(&error))
+        self.open_store(store).await.map_err(|error| self.failure(&error))
+    }
+
+    /// Makes sure that a store is there: a new one begins.
+    pub(crate) async fn begin(&self, store: &StoreId) -> Result<(), Failure> {
+        let clusters = Arc::clone(&self.clusters);
+        let begun = open_store(clusters, store, NewStore::Begins, Arc::new(SystemRng), self.left()).await;
+        begun.map(drop).map_err(|error| self.failure(&error))
+    }
+
+    async fn open_store(&self, store: &StoreId) -> tensorhold_core::Result<Arc<dyn TxnStore>> {
+        let clusters = Arc::clone(&self.clusters);
+        open_store(clusters, store, NewStore::IsLeft, Arc::new(SystemRng), self.left()).await
     }
 
     /// The index of a store. Its sessions, if there are any, say that they are this command's.

@@ -49,6 +49,8 @@ pub(crate) struct Settings {
     pub(crate) protocol: String,
     pub(crate) residency: String,
     pub(crate) source: Source,
+    /// Whether etcd is the one that `tensorhold up` has started, however it was named: `tensorhold env` names it by variables.
+    pub(crate) etcd_is_of_up: bool,
     /// All of them, as they were read.
     pub(crate) all: tensorhold_settings::Settings,
 }
@@ -65,6 +67,10 @@ impl Settings {
         let etcd: EtcdConfig = typed("etcd_options", etcd)?;
         etcd.check()
             .map_err(|error| Failure::of("etcd cannot be asked with these settings", &error))?;
+        // A record that cannot be read says nothing of another cluster.
+        let up = state::folder(place.dir.as_deref(), host).ok();
+        let up = up.and_then(|folder| State::load(&folder).ok().flatten());
+        let etcd_is_of_up = up.is_some_and(|up| etcd.endpoints == [up.endpoints.etcd]);
         let master = all.text("master");
         let admin = match all.given("admin") {
             Some(found) => serde_json::from_value(found.value.clone()).unwrap_or_default(),
@@ -91,6 +97,7 @@ impl Settings {
             protocol: all.text("protocol"),
             residency: all.text("residency"),
             source,
+            etcd_is_of_up,
             all,
         })
     }
@@ -322,6 +329,31 @@ mod tests {
             ("a:5", "http://a:9003"),
             "not the environment's"
         );
+    }
+
+    #[test]
+    fn the_etcd_of_up_is_known_also_by_its_address() {
+        let scratch = tempfile::tempdir().expect("a folder");
+        let home = scratch.path().display().to_string();
+        std::fs::create_dir(scratch.path().join("tensorhold")).expect("a folder");
+        let record = r#"{"version": 1, "ready": true, "processes": [],
+            "endpoints": {"etcd": "http://127.0.0.1:7", "master": "m:1", "admin": "http://m:2", "metadata": "P2PHANDSHAKE"}}"#;
+        std::fs::write(scratch.path().join("tensorhold/state.json"), record).expect("written");
+        let named = |etcd: &str| {
+            let settings = read(
+                &Where::default(),
+                &[("XDG_STATE_HOME", &home), ("TENSORHOLD_ETCD", etcd)],
+            );
+            (settings.source, settings.etcd_is_of_up)
+        };
+        assert_eq!(
+            named("http://127.0.0.1:7"),
+            (Source::Given, true),
+            "as `tensorhold env` names it"
+        );
+        assert_eq!(named("http://127.0.0.1:8"), (Source::Given, false));
+        std::fs::write(scratch.path().join("tensorhold/state.json"), "damaged").expect("written");
+        assert_eq!(named("http://127.0.0.1:7"), (Source::Given, false));
     }
 
     #[test]

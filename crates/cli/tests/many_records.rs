@@ -14,9 +14,10 @@ use futures_util::stream::{self, TryStreamExt as _};
 use tensorhold_core::{Clock, DType, SystemClock, SystemRng, TensorSpec};
 use tensorhold_engine::{MemoryCluster, MemoryConfig};
 use tensorhold_features::{FeatureConfig, FeatureStore, GroupName, Publication, PutItem, TensorIn};
+use tensorhold_index::placement::NewStore;
 use tensorhold_index::store::{Read, Transaction, TxnStore as _, Write};
 use tensorhold_index::{IndexConfig, TxnIndex};
-use tensorhold_index_etcd::{EtcdConfig, EtcdStore};
+use tensorhold_index_etcd::{EtcdClusters, EtcdConfig, EtcdStore, open_store};
 use tensorhold_testkit::Cluster;
 
 const WITHIN: Duration = Duration::from_secs(60);
@@ -35,9 +36,10 @@ async fn a_look_takes_less_than_a_second() {
     });
     let endpoints = cluster.endpoints();
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-    let etcd = EtcdStore::open(EtcdConfig::new(endpoints.etcd.clone()), Arc::clone(&clock), WITHIN);
+    let config = EtcdConfig::new(endpoints.etcd.clone());
+    let etcd = EtcdStore::open(config.clone(), Arc::clone(&clock), WITHIN);
     let etcd = etcd.await.expect("etcd");
-    put_one(&etcd, &clock).await;
+    put_one(&etcd, &config, &clock).await;
     multiply(&etcd, records).await;
 
     let shell = Shell::at(&endpoints);
@@ -59,10 +61,12 @@ async fn a_look_takes_less_than_a_second() {
 }
 
 /// A sample as any process puts it, on an engine in memory.
-async fn put_one(etcd: &EtcdStore, clock: &Arc<dyn Clock>) {
+async fn put_one(etcd: &EtcdStore, config: &EtcdConfig, clock: &Arc<dyn Clock>) {
     let name = "run-7".parse().expect("a name");
+    let clusters = EtcdClusters::new(etcd.clone(), config.clone(), Arc::clone(clock));
+    let opened = open_store(Arc::new(clusters), &name, NewStore::Begins, Arc::new(SystemRng), WITHIN).await;
     let index = TxnIndex::new(
-        Arc::new(etcd.clone()),
+        opened.expect("the store"),
         &name,
         IndexConfig::default(),
         Arc::clone(clock),

@@ -4,6 +4,7 @@
 mod common;
 
 use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -240,4 +241,71 @@ fn a_folder_of_another_program_is_left_alone() {
     let kept = fs::read_to_string(run.join("results")).expect("it is there");
     assert_eq!(kept, "of another program");
     assert!(!folder.state().exists(), "nothing is recorded");
+}
+
+/// A record as another user may leave it: `up` would start that program, and `env` print that address.
+fn prepared(folder: &Path, address: &str) -> (PathBuf, PathBuf) {
+    let (state, proof) = (folder.join("state"), folder.join("proof"));
+    fs::create_dir(&state).expect("a folder");
+    let process = |name: &str| {
+        serde_json::json!({
+            "name": name, "identity": {"pid": 999_999, "start_ticks": 1, "boot": "x"}, "program": "/bin/touch",
+            "arguments": [proof], "variables": [], "log": state.join("log"),
+        })
+    };
+    let processes = ["etcd", "master", "holder"].map(process);
+    let record = serde_json::json!({
+        "version": 1, "ready": true,
+        "endpoints": {"etcd": address, "master": "127.0.0.1:2", "admin": "http://127.0.0.1:3", "metadata": "P2PHANDSHAKE"},
+        "processes": processes,
+    });
+    fs::write(state.join("state.json"), record.to_string()).expect("written");
+    (state, proof)
+}
+
+#[test]
+fn a_record_that_another_user_may_have_written_is_not_believed() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let (state, proof) = prepared(scratch.path(), "http://127.0.0.1:1");
+    let file = state.join("state.json");
+    let allow = |path: &Path, mode: u32| fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("allowed");
+    let is_refused = |dir: &Path, why: &str| {
+        let shell = Shell::new();
+        for command in ["up", "env", "down", "status"] {
+            let ran = shell.run(&[command, "--timeout", "1s", "--dir", &dir.display().to_string()]);
+            let refused = ran.code != 0 && ran.err.contains("is not safe to use") && ran.err.contains(why);
+            assert!(refused, "{command}: {ran:?}");
+            assert!(!proof.exists(), "{command} has run their program");
+        }
+    };
+    allow(&state, 0o777);
+    is_refused(&state, "other users may write to it");
+    allow(&state, 0o700);
+    allow(&file, 0o666);
+    is_refused(&state, "other users may write to it");
+    allow(&file, 0o600);
+    let link = scratch.path().join("link");
+    symlink(&state, &link).expect("a link");
+    is_refused(&link, "it is a link");
+    // Only root can give files away.
+    if chown(&state, Some(65_534), None).is_ok() {
+        is_refused(&state, "it belongs to another user");
+    }
+}
+
+#[test]
+fn a_shell_reads_the_variables_as_they_are() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let proof = scratch.path().join("ran");
+    let address = format!("http://127.0.0.1:1'; touch {}; echo '$HOME", proof.display());
+    let (state, _) = prepared(scratch.path(), &address);
+    let env = Shell::new().run(&["env", "--dir", &state.display().to_string()]);
+    assert_eq!(env.code, 0, "{env:?}");
+    let script = format!("{}\nprintf %s \"$TENSORHOLD_ETCD\"", env.out);
+    let read = std::process::Command::new("sh")
+        .args(["-c", &script])
+        .output()
+        .expect("a shell");
+    assert_eq!(String::from_utf8_lossy(&read.stdout), address);
+    assert!(!proof.exists(), "it ran what the record says");
 }

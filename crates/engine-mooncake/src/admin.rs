@@ -7,10 +7,14 @@
 //! sent at all; [`tensorhold_core::ObjectKey`] refuses such keys from the start. Everything else is percent-escaped. The
 //! endpoint knows the default tenant only.
 //!
+//! After a failover the new leader knows the objects of holders that have never registered with it, and this endpoint tells
+//! them like any other. No reader can read them. So a probe compares where the copies are with the holders that are listed,
+//! and says which objects it cannot vouch for; the module says whether the engine has those ([`crate::store`]).
+//!
 //! Of several masters only the leader answers; the others say that they do not lead, and the next one is asked. The
 //! master that answered is asked first the next time.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -45,6 +49,16 @@ pub(crate) struct Admin {
     leader: AtomicUsize,
     clock: SystemClock,
     incarnation: Mutex<Incarnation>,
+    /// Where the holders serve transfers that were listed last.
+    listed: Mutex<BTreeSet<String>>,
+}
+
+/// What a probe has found.
+#[derive(Debug, Default)]
+pub(crate) struct Probed {
+    pub(crate) found: Vec<Presence>,
+    /// Those of them, by position, whose copies are all with holders that the master does not list.
+    pub(crate) doubtful: Vec<usize>,
 }
 
 /// Tells one incarnation of the master's directory from the next: by which master answers, and by its request counters,
@@ -87,11 +101,15 @@ struct KeyAnswer {
 struct DramReplica {
     #[serde(rename = "size_")]
     size: u64,
+    #[serde(rename = "transport_endpoint_", default)]
+    endpoint: String,
 }
 
 #[derive(Deserialize)]
 struct DiskReplica {
     object_size: u64,
+    #[serde(rename = "transport_endpoint", default)]
+    endpoint: String,
 }
 
 #[derive(Deserialize)]
@@ -103,6 +121,10 @@ struct SegmentsAnswer {
 struct Segment {
     #[serde(default)]
     segment_name: String,
+    #[serde(default)]
+    segment_id: String,
+    #[serde(default)]
+    te_endpoint: String,
     allocator_used_bytes: u64,
     allocator_capacity_bytes: u64,
 }
@@ -123,6 +145,7 @@ impl Admin {
             leader: AtomicUsize::new(0),
             clock: SystemClock::new(),
             incarnation: Mutex::default(),
+            listed: Mutex::default(),
         }
     }
 
@@ -132,10 +155,11 @@ impl Admin {
     }
 
     /// Where objects are, without side effects.
-    pub(crate) fn probe(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<Presence>> {
+    pub(crate) fn probe(&self, keys: &[ObjectKey], within: Duration) -> Result<Probed> {
         const OPERATION: &str = "engine.probe";
         let deadline = Deadline::after(&self.clock, within);
         let mut found = Vec::with_capacity(keys.len());
+        let mut unlisted: Vec<(usize, Vec<String>)> = Vec::new();
         for (chunk, query) in queries(keys) {
             let text = self.ask(OPERATION, &query, deadline)?;
             let mut answer: QueryAnswer = parse(OPERATION, &text)?;
@@ -144,18 +168,39 @@ impl Admin {
                 let entry = answer.data.get_mut(key.as_str()).ok_or_else(|| {
                     Error::internal(OPERATION, "the master's answer lacks a key that was asked for").with("key", key)
                 })?;
+                let listed = self.listed.lock();
+                if entry.is_only_with(|endpoint| !listed.contains(endpoint)) {
+                    unlisted.push((found.len(), entry.endpoints()));
+                }
+                drop(listed);
                 found.push(entry.presence(key)?);
             }
         }
-        Ok(found)
+        if !unlisted.is_empty() {
+            // Holders may have come since they were listed last.
+            self.segments(OPERATION, deadline)?;
+            let listed = self.listed.lock();
+            unlisted.retain(|(_, endpoints)| endpoints.iter().all(|endpoint| !listed.contains(endpoint)));
+        }
+        Ok(Probed {
+            found,
+            doubtful: unlisted.into_iter().map(|(at, _)| at).collect(),
+        })
+    }
+
+    /// The segments that are mounted.
+    fn segments(&self, operation: &'static str, deadline: Deadline) -> Result<SegmentsAnswer> {
+        let text = self.ask(operation, "/get_segments_detail", deadline)?;
+        let answer: SegmentsAnswer = parse(operation, &text)?;
+        *self.listed.lock() = answer.segments.iter().map(|one| one.te_endpoint.clone()).collect();
+        Ok(answer)
     }
 
     /// Capacity and use of the whole cluster.
     pub(crate) fn usage(&self, within: Duration) -> Result<Usage> {
         const OPERATION: &str = "engine.usage";
         let deadline = Deadline::after(&self.clock, within);
-        let text = self.ask(OPERATION, "/get_segments_detail", deadline)?;
-        let answer: SegmentsAnswer = parse(OPERATION, &text)?;
+        let answer = self.segments(OPERATION, deadline)?;
         let metrics = self.ask(OPERATION, "/metrics", deadline)?;
         let master = self.leader.load(Ordering::Relaxed);
         let restarts = self.incarnation.lock().saw(master, counted(&metrics));
@@ -166,8 +211,7 @@ impl Admin {
     pub(crate) fn holders(&self, within: Duration) -> Result<Vec<Holder>> {
         const OPERATION: &str = "engine.holders";
         let deadline = Deadline::after(&self.clock, within);
-        let text = self.ask(OPERATION, "/get_segments_detail", deadline)?;
-        Ok(parse::<SegmentsAnswer>(OPERATION, &text)?.holders())
+        Ok(self.segments(OPERATION, deadline)?.holders())
     }
 
     /// The keys that begin with `prefix`, after this one, up to `limit`. The master has no parts and sends all keys each
@@ -273,6 +317,8 @@ impl SegmentsAnswer {
     fn holders(self) -> Vec<Holder> {
         let holder = |segment: Segment| Holder {
             name: segment.segment_name,
+            address: segment.te_endpoint,
+            memory: segment.segment_id,
             dram_capacity: segment.allocator_capacity_bytes,
             dram_used: segment.allocator_used_bytes,
         };
@@ -292,11 +338,27 @@ impl SegmentsAnswer {
             ssd_capacity: gauge(metrics, "master_total_file_capacity_bytes"),
             ssd_used: gauge(metrics, "master_allocated_file_size_bytes"),
             objects: gauge(metrics, "master_key_count"),
+            // A holder that mounts asks to be mounted again, too; one that was given up and comes back asks only that.
+            mounts: gauge(metrics, "master_remount_segment_requests_total"),
         }
     }
 }
 
 impl KeyAnswer {
+    /// Where its copies are with holders.
+    fn endpoints(&self) -> Vec<String> {
+        let dram = self.values.iter().flatten().map(|replica| &replica.endpoint);
+        let ssd = self.local_disk_values.iter().flatten().map(|replica| &replica.endpoint);
+        dram.chain(ssd).cloned().collect()
+    }
+
+    /// Whether it has copies, and all are with holders of which this is so. A copy that names no holder is with none.
+    fn is_only_with(&self, is_so: impl Fn(&str) -> bool) -> bool {
+        let endpoints = self.endpoints();
+        let with_none = self.disk_values.iter().flatten().count();
+        with_none == 0 && !endpoints.is_empty() && endpoints.iter().all(|one| !one.is_empty() && is_so(one))
+    }
+
     fn presence(&mut self, key: &ObjectKey) -> Result<Presence> {
         if self.ok {
             let dram = self.values.as_deref().unwrap_or_default();
@@ -464,6 +526,20 @@ mod tests {
     }
 
     #[test]
+    fn an_object_is_doubtful_if_all_its_copies_are_with_holders_that_are_not_listed() {
+        let text = r#"{"success":true,"data":{
+            "gone":{"ok":true,"error":null,"values":[{"size_":7,"transport_endpoint_":"h:1"}],"disk_values":null,"local_disk_values":null},
+            "copy":{"ok":true,"error":null,"values":[{"size_":7,"transport_endpoint_":"h:1"},{"size_":7,"transport_endpoint_":"h:2"}],"disk_values":null,"local_disk_values":null},
+            "ssd":{"ok":true,"error":null,"values":[],"disk_values":null,"local_disk_values":[{"client_id":"c","object_size":9,"transport_endpoint":"h:1"}]},
+            "file":{"ok":true,"error":null,"values":[],"disk_values":[{"object_size":9}],"local_disk_values":null},
+            "none":{"ok":true,"error":null,"values":[{"size_":7}],"disk_values":null,"local_disk_values":null}}}"#;
+        let answer: QueryAnswer = parse("test", text).expect("reads");
+        let is_doubtful = |name: &str| answer.data[name].is_only_with(|endpoint| endpoint != "h:2");
+        assert!(is_doubtful("gone") && is_doubtful("ssd"));
+        assert!(!is_doubtful("copy") && !is_doubtful("file") && !is_doubtful("none"));
+    }
+
+    #[test]
     fn a_master_whose_counters_fall_was_restarted() {
         let text = |n: u64| {
             format!(
@@ -484,6 +560,21 @@ mod tests {
         let text = format!(r#"{{"segments":[{segment},{segment}]}}"#);
         let usage = parse::<SegmentsAnswer>("test", &text).expect("reads").usage("", 0);
         assert_eq!((usage.dram_used, usage.dram_capacity), (u64::MAX, 2));
+    }
+
+    #[test]
+    fn holders_are_read_as_the_master_writes_them() {
+        let text = r#"{"total_segments":1,"segments":[{"segment_name":"h:1","segment_id":"7-8","client_id":"1-2","base_address":"0x7f",
+            "size_bytes":64,"te_endpoint":"h:2","protocol":"tcp","status":"OK","allocator_used_bytes":3,"allocator_capacity_bytes":64}]}"#;
+        let holders = parse::<SegmentsAnswer>("test", text).expect("reads").holders();
+        let wanted = Holder {
+            name: "h:1".to_owned(),
+            address: "h:2".to_owned(),
+            memory: "7-8".to_owned(),
+            dram_capacity: 64,
+            dram_used: 3,
+        };
+        assert_eq!(holders, [wanted]);
     }
 
     #[test]

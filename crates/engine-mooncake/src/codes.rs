@@ -6,7 +6,7 @@
 use std::fmt;
 
 use tensorhold_core::{Error, ErrorKind, ObjectKey, Retry};
-use tensorhold_engine::{GetOutcome, PutOutcome, RemoveOutcome};
+use tensorhold_engine::{GetOutcome, PutOutcome, RelocateOutcome, RemoveOutcome};
 
 /// DRAM is full at the moment.
 const NO_AVAILABLE_HANDLE: i64 = -200;
@@ -98,8 +98,20 @@ pub(crate) fn put(key: &ObjectKey, code: i64) -> PutOutcome {
     match code {
         0 | OBJECT_ALREADY_EXISTS => PutOutcome::Stored,
         NO_AVAILABLE_HANDLE => PutOutcome::Full,
+        // The engine gives up a dead holder's space while bytes are on their way there.
+        OBJECT_NOT_FOUND => PutOutcome::Failed(holder_gone(
+            Error::unavailable("engine.put", "the holder is gone")
+                .with("code", code)
+                .with_retry(Retry::Ambiguous),
+            key,
+        )),
+        TRANSFER_FAIL => PutOutcome::Failed(holder_gone(error("engine.put", code, Retry::Ambiguous), key)),
         _ => PutOutcome::Failed(error("engine.put", code, Retry::Ambiguous).with("key", key)),
     }
+}
+
+fn holder_gone(error: Error, key: &ObjectKey) -> Error {
+    error.with("reason", "holder").with("key", key)
 }
 
 /// The outcome of one object of a get that wanted `wanted` bytes.
@@ -120,6 +132,15 @@ pub(crate) fn remove(key: &ObjectKey, code: i64) -> RemoveOutcome {
         OBJECT_NOT_FOUND => RemoveOutcome::Absent,
         REPLICA_IS_NOT_READY => RemoveOutcome::Unfinished,
         _ => RemoveOutcome::Failed(error("engine.remove", code, Retry::Ambiguous).with("key", key)),
+    }
+}
+
+/// The outcome of one object of a request to move.
+pub(crate) fn relocate(key: &ObjectKey, code: i64) -> RelocateOutcome {
+    match code {
+        0 => RelocateOutcome::Asked,
+        OBJECT_NOT_FOUND => RelocateOutcome::Absent,
+        _ => RelocateOutcome::Failed(error("engine.relocate", code, Retry::Safe).with("key", key)),
     }
 }
 
@@ -163,6 +184,17 @@ mod tests {
                 panic!("{code} is a failure")
             };
             assert_eq!((error.kind(), error.retry()), (ErrorKind::Unavailable, Retry::Safe));
+        }
+    }
+
+    #[test]
+    fn a_put_says_that_it_met_a_dead_holder() {
+        for (code, is_holder) in [(-800, true), (-704, true), (-900, false), (-101, false)] {
+            let PutOutcome::Failed(error) = put(&key(), code) else {
+                panic!("{code} is a failure")
+            };
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{code}");
+            assert_eq!(error.fact("reason") == Some("holder"), is_holder, "{code}");
         }
     }
 

@@ -41,7 +41,8 @@ pub struct MooncakeConfig {
     /// Port of the client's own HTTP metrics, if it should serve them. Default: none.
     pub client_http_port: Option<u16>,
     /// Environment variables that the engine reads when it is loaded (`MC_…`, `GLOG_…`, `MOONCAKE_…`). They are set for
-    /// the whole process, before the first engine in it is made. Default: none.
+    /// the whole process, before the first engine in it is made. Default: none; `MC_LOG_LEVEL` is set to `ERROR` if it is
+    /// not set anywhere.
     pub environment: BTreeMap<String, String>,
     /// Also open the engine with a release of Mooncake that was never tested with this release of Tensorhold. The
     /// environment variable `TENSORHOLD_UNTESTED_MOONCAKE=1` does the same. Default: no.

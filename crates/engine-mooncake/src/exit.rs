@@ -21,6 +21,9 @@
 //! - EX2: no handler that was registered before ours, and no destructor of the library's, runs while a thread is inside
 //!   the module.
 //!
+//! A forked child has its parent's handlers and none of its threads: the library's handler would wait for them, or crash.
+//! So in a child of the process that registered the handler, ours ends the child at once by `_exit`, with the same status.
+//!
 //! After `_exit`, the master learns of the end as it learns of a crash: by the client's silence.
 //!
 //! What is not covered:
@@ -36,8 +39,9 @@
     reason = "the FFI edge: exit handlers are the C library's; each block says why it holds"
 )]
 
+use std::process;
 use std::ptr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::interpreter;
@@ -58,12 +62,16 @@ unsafe extern "C" {
     ) -> libc::c_int;
 }
 
+/// The process that registered the handler last.
+static REGISTERED_BY: AtomicU32 = AtomicU32::new(0);
+
 /// Registers the handler. It runs before all that has been registered in this process so far.
 pub(crate) fn register() {
     static TIMES: AtomicUsize = AtomicUsize::new(0);
     if TIMES.fetch_add(1, Ordering::Relaxed) >= MOST_REGISTRATIONS {
         return;
     }
+    REGISTERED_BY.store(process::id(), Ordering::SeqCst);
     // SAFETY: the handler is a function with that signature, it takes no argument of ours, and its code stays loaded:
     // neither a program nor CPython unloads it.
     let refused = unsafe { on_exit(at_exit, ptr::null_mut()) };
@@ -75,6 +83,10 @@ pub(crate) fn register() {
 /// Nothing is logged here: the thread-local values of the thread that ends the process are gone, and a subscriber may
 /// need them.
 extern "C" fn at_exit(status: libc::c_int, _argument: *mut libc::c_void) {
+    if REGISTERED_BY.load(Ordering::SeqCst) != process::id() {
+        // SAFETY: it takes a number, touches no memory and does not return.
+        unsafe { libc::_exit(status) }
+    }
     // If it was called before, it has waited, and the interpreter may be gone: a thread that comes back to it now
     // would abort the process.
     let within = if interpreter::is_ending() {
@@ -92,7 +104,7 @@ extern "C" fn at_exit(status: libc::c_int, _argument: *mut libc::c_void) {
 mod tests {
     use super::*;
     use std::env;
-    use std::process::{self, Command, Stdio};
+    use std::process::{Command, Stdio};
     use std::sync::atomic::AtomicBool;
     use std::thread;
 
@@ -178,6 +190,23 @@ mod tests {
                 leave_a_call_behind();
                 assert!(!interpreter::end(Duration::ZERO), "it never returns");
             }
+            "a forked child" => {
+                library_registers();
+                register();
+                // SAFETY: the child does nothing but end; the status is a local value of this process.
+                let ended = unsafe {
+                    let child = libc::fork();
+                    if child == 0 {
+                        process::exit(STATUS);
+                    }
+                    let mut status = 0;
+                    assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+                    status
+                };
+                assert!(libc::WIFEXITED(ended), "status {ended}");
+                // SAFETY: it takes a number, touches no memory and does not return.
+                unsafe { libc::_exit(libc::WEXITSTATUS(ended)) }
+            }
             _ => panic!("an unknown way to end: {mode}"),
         }
         process::exit(STATUS);
@@ -212,6 +241,11 @@ mod tests {
         let (code, took) = end("a call that hangs");
         assert_eq!(code, Some(STATUS));
         assert!(took >= CALLS_RETURN_WITHIN, "{took:?}");
+    }
+
+    #[test]
+    fn a_forked_child_ends_without_the_handlers_of_its_parents_library() {
+        assert_eq!(end("a forked child").0, Some(STATUS));
     }
 
     #[test]

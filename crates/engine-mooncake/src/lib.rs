@@ -65,14 +65,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use tensorhold_core::{Deadline, Error, ErrorKind, ObjectKey, Result, SystemClock};
+use tensorhold_core::{Deadline, Error, ErrorKind, ObjectKey, Result, Retry, SystemClock};
 use tensorhold_engine::batch::{check_count, check_limit, check_options, check_time, check_transfers};
 use tensorhold_engine::{
     Capabilities, Engine, EngineId, GetOutcome, Holder, HostMemory, Listing, Presence, PromoteOutcome, PutOptions,
-    PutOutcome, Region, Registrar, Registrations, RemoveOutcome, Transfer, Usage,
+    PutOutcome, Region, Registrar, Registrations, RelocateOutcome, RemoveOutcome, Transfer, Usage,
 };
 
-use admin::Admin;
+use admin::{Admin, Probed};
 use calls::{CallPool, Effect};
 use codes::EngineCode;
 pub use config::{IdleWaits, MooncakeConfig};
@@ -205,6 +205,30 @@ impl Client {
         Ok(())
     }
 
+    /// Where objects are. What only holders have that are not listed, the engine is asked for: it does not have it, unless they
+    /// have come meanwhile. That question grants a lease to an object that is there.
+    fn probe(&self, keys: &[ObjectKey], within: Duration) -> Result<Vec<Presence>> {
+        let clock = SystemClock::new();
+        let deadline = Deadline::after(&clock, within);
+        let Probed { mut found, doubtful } = self.admin.probe(keys, within)?;
+        if doubtful.is_empty() {
+            return Ok(found);
+        }
+        let asked: Vec<ObjectKey> = doubtful.iter().map(|&at| keys[at].clone()).collect();
+        let (store, left) = (Arc::clone(&self.store), deadline.remaining(&clock));
+        let exist = self
+            .calls
+            .run("engine.probe", Effect::Repeatable, left, move || store.exist(&asked))??;
+        for (at, code) in doubtful.into_iter().zip(exist) {
+            match code {
+                0 => found[at] = Presence::Absent,
+                1 => {}
+                code => return Err(codes::error("engine.probe", code, Retry::Safe).with("key", &keys[at])),
+            }
+        }
+        Ok(found)
+    }
+
     /// Posts the unregistration of `memory` and does not wait for it. Only the drop of the client waits.
     fn post_forget(&self, memory: HostMemory) {
         let regions = Arc::clone(&self.regions);
@@ -235,10 +259,10 @@ impl Client {
         }
         let keys: Vec<_> = doubtful.iter().map(|&at| batch[at].key.clone()).collect();
         // If the probe fails too, the outcome keeps its first error.
-        let Ok(found) = self.admin.probe(&keys, within) else {
+        let Ok(probed) = self.admin.probe(&keys, within) else {
             return;
         };
-        for (at, presence) in doubtful.into_iter().zip(found) {
+        for (at, presence) in doubtful.into_iter().zip(probed.found) {
             if let Presence::Present { bytes, .. } = presence
                 && bytes != batch[at].bytes()
             {
@@ -393,7 +417,7 @@ impl Engine for MooncakeEngine {
         check_time("engine.probe", within)?;
         check_count("engine.probe", keys.len(), &self.capabilities())?;
         self.0.can_probe()?;
-        self.0.admin.probe(keys, within)
+        self.0.probe(keys, within)
     }
 
     fn list(&self, prefix: &str, after: Option<&ObjectKey>, limit: usize, within: Duration) -> Result<Listing> {
@@ -411,7 +435,7 @@ impl Engine for MooncakeEngine {
         self.0.can_probe()?;
         let clock = SystemClock::new();
         let deadline = Deadline::after(&clock, within);
-        let found = self.0.admin.probe(keys, within)?;
+        let found = self.0.probe(keys, within)?;
         let outcomes: Vec<_> = found
             .into_iter()
             .map(|presence| match presence {
@@ -444,6 +468,22 @@ impl Engine for MooncakeEngine {
     fn holders(&self, within: Duration) -> Result<Vec<Holder>> {
         check_time("engine.holders", within)?;
         self.0.admin.holders(within)
+    }
+
+    fn relocate(&self, keys: &[ObjectKey], from: &str, to: &str, within: Duration) -> Result<Vec<RelocateOutcome>> {
+        const OPERATION: &str = "engine.relocate";
+        check_time(OPERATION, within)?;
+        check_count(OPERATION, keys.len(), &self.capabilities())?;
+        let (store, owned) = (Arc::clone(&self.0.store), keys.to_vec());
+        let (from, to) = (from.to_owned(), to.to_owned());
+        let codes = self.0.calls.run(OPERATION, Effect::Repeatable, within, move || {
+            store.relocate(&owned, &from, &to)
+        })??;
+        Ok(keys
+            .iter()
+            .zip(codes)
+            .map(|(key, code)| codes::relocate(key, code))
+            .collect())
     }
 }
 

@@ -156,6 +156,13 @@ impl Store {
         })
     }
 
+    /// Whether the engine has these objects: 1, 0, or a code. It grants a lease to each that it has.
+    pub(crate) fn exist(&self, keys: &[ObjectKey]) -> Result<Vec<i64>> {
+        self.many("engine.probe", keys.len(), |py, store| {
+            store.call_method1(intern!(py, "batch_is_exist"), (names(py, keys)?,))
+        })
+    }
+
     /// Asks for replica descriptors and discards them: the question counts as a hit on each object.
     pub(crate) fn touch(&self, keys: &[ObjectKey]) -> Result<()> {
         attached("engine.raise", |py| {
@@ -167,6 +174,21 @@ impl Store {
                 })
                 .map(drop)
                 .map_err(raised("engine.raise", "the engine's module raised an exception"))
+        })
+    }
+
+    /// Asks for one task per object: the module has no batch of them.
+    pub(crate) fn relocate(&self, keys: &[ObjectKey], from: &str, to: &str) -> Result<Vec<i64>> {
+        const OPERATION: &str = "engine.relocate";
+        attached(OPERATION, |py| {
+            let (store, method) = (self.object.bind(py), intern!(py, "create_move_task"));
+            let ask = |key: &ObjectKey| {
+                let answer = store.call_method1(method, (key.as_str(), from, to))?;
+                // The task's id, and the code. What became of the task is seen by where the object is.
+                answer.get_item(1)?.extract()
+            };
+            let asked: PyResult<Vec<i64>> = keys.iter().map(ask).collect();
+            asked.map_err(raised(OPERATION, "the engine's module raised an exception"))
         })
     }
 
@@ -270,12 +292,11 @@ fn names<'a, 'py>(
     PyList::new(py, keys.into_iter().map(|key| PyString::new(py, key.as_str())))
 }
 
-/// Sets the environment variables that the engine's libraries read when they are loaded.
+/// Sets the environment variables that the engine's libraries read when they are loaded. Nobody who has not asked for its
+/// log gets a dozen lines of it for each store that is opened; its errors stay.
 fn set_environment(py: Python<'_>, config: &MooncakeConfig) -> PyResult<()> {
-    if config.environment.is_empty() {
-        return Ok(());
-    }
     let environ = py.import("os")?.getattr("environ")?;
+    environ.call_method1("setdefault", ("MC_LOG_LEVEL", "ERROR"))?;
     for (name, value) in &config.environment {
         environ.set_item(name, value)?;
     }

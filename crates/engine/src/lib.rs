@@ -35,7 +35,7 @@ pub use metered::metered;
 pub use region::{EngineId, HostMemory, Region, Registrar, Span};
 pub use types::{
     Capabilities, GetOutcome, Holder, Listing, Pin, Presence, PromoteOutcome, PutOptions, PutOutcome, Registrations,
-    RemoveOutcome, Transfer, Usage,
+    RelocateOutcome, RemoveOutcome, Transfer, Usage,
 };
 
 /// A store of objects in other processes' memory, and on their SSDs.
@@ -64,7 +64,8 @@ pub use types::{
 /// **Put.** `Stored` means that an object is under the key. If one was there before, it is unchanged. The remains of a
 /// put that never ended (its producer died) are not readable. A later put on that key may return `Stored` and write
 /// nothing, until the engine's own timeout. So no key is ever put twice, and the caller confirms a put by a checksum
-/// that it kept.
+/// that it kept. A put that met a holder which does not answer is `Failed` (`Unavailable`, with the fact `reason=holder`):
+/// nothing is stored, no later effect comes of it, and another key may go to another holder.
 ///
 /// **Get.** `Loaded` means that the object has exactly as many bytes as its buffers, and that they were transferred.
 /// Memory outside the buffers is never touched, whatever the outcome. If the object is removed while it is read, the
@@ -83,6 +84,9 @@ pub use types::{
 ///
 /// **Promote** is a hint: objects that are on SSD and not in DRAM may come to DRAM, later or never. What is in DRAM gets a
 /// read lease, so that it is still there when it is read; the engine grants none with a promotion.
+///
+/// **Relocate** is a request: a holder moves its copies of objects to another holder, later or never. An object that
+/// moves keeps its key, its bytes and its pin, and is readable all the time. Meanwhile a remove of it is `Unfinished`.
 ///
 /// **Loss.** While the master is dead, no process knows where objects are, and nothing is a `Miss` or `Absent`: every
 /// outcome, or the call, is `Unavailable`. A holder that dies takes its objects with it, pinned or not: for a while
@@ -123,7 +127,8 @@ pub trait Engine: Send + Sync + Debug {
     /// Capacity and use.
     fn usage(&self, within: Duration) -> Result<Usage>;
 
-    /// The holders that contribute memory now, in the order of their names: what [`Engine::usage`] sums up. For people.
+    /// The holders that contribute memory now, in the order of their names: what [`Engine::usage`] sums up. One that died
+    /// is among them until the engine notices; one that comes back has other memory than before.
     /// An engine that does not tell them apart says so (`Unsupported`), which is the default.
     fn holders(&self, within: Duration) -> Result<Vec<Holder>> {
         let _ = within;
@@ -131,6 +136,17 @@ pub trait Engine: Send + Sync + Debug {
             ErrorKind::Unsupported,
             "engine.holders",
             "this engine does not tell its holders apart",
+        ))
+    }
+
+    /// Asks the holder `from` to move its copies of these objects in DRAM to the holder `to`; names as
+    /// [`Engine::holders`] tells them. An engine that cannot says so (`Unsupported`), which is the default.
+    fn relocate(&self, keys: &[ObjectKey], from: &str, to: &str, within: Duration) -> Result<Vec<RelocateOutcome>> {
+        let _ = (keys, from, to, within);
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            "engine.relocate",
+            "this engine does not move objects between holders",
         ))
     }
 }

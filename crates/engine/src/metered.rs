@@ -13,7 +13,7 @@ use crate::Engine;
 use crate::region::{HostMemory, Region};
 use crate::types::{
     Capabilities, GetOutcome, Holder, Listing, Presence, PromoteOutcome, PutOptions, PutOutcome, Registrations,
-    RemoveOutcome, Transfer, Usage,
+    RelocateOutcome, RemoveOutcome, Transfer, Usage,
 };
 
 /// See the module.
@@ -163,6 +163,10 @@ impl Engine for MeteredEngine {
     /// Not counted: people ask, and no work of a run does.
     fn holders(&self, within: Duration) -> Result<Vec<Holder>> {
         self.engine.holders(within)
+    }
+
+    fn relocate(&self, keys: &[ObjectKey], from: &str, to: &str, within: Duration) -> Result<Vec<RelocateOutcome>> {
+        self.engine.relocate(keys, from, to, within)
     }
 }
 

@@ -144,6 +144,17 @@ pub enum PromoteOutcome {
     Failed(Error),
 }
 
+/// The outcome of a request to move one object to another holder.
+#[derive(Clone, Debug)]
+pub enum RelocateOutcome {
+    /// The holder has been asked. It moves the object later, or not at all.
+    Asked,
+    /// There is no such object.
+    Absent,
+    /// The request failed.
+    Failed(Error),
+}
+
 /// A part of the list of all objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listing {
@@ -171,13 +182,20 @@ pub struct Usage {
     /// How often this client has seen the engine's directory begin anew (a restarted master, another leader). An
     /// outcome from before such a change says nothing about what is stored after it.
     pub restarts: u64,
+    /// How often holders have registered memory with this incarnation of the engine's directory. It grows when a holder
+    /// comes, and when one comes back after the engine had given it up: also if both happened since the last look.
+    pub mounts: u64,
 }
 
-/// The memory that a holder contributes: one segment.
+/// The memory that a holder contributes: one segment. The engine tells SSD for all holders together ([`Usage`]).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holder {
     /// Its name in the engine; often a host and a port.
     pub name: String,
+    /// Where it serves transfers: what the replicas of objects on it name.
+    pub address: String,
+    /// Tells this memory from other memory under the same name: another one means that what lay there is gone.
+    pub memory: String,
     /// Bytes of DRAM.
     pub dram_capacity: u64,
     /// Bytes of it given to objects, finished or not.

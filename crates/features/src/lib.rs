@@ -150,8 +150,9 @@ pub use store::lease::{Found, Lease};
 
 pub use tensorhold_custody::{GroupName, Publication, Reason, Token};
 pub use tensorhold_index::{
-    AckOutcome, BudgetUse, Identity, Leader, Leaders, ListPlace, LiveSession, LostSample, Office, PassedOver,
-    Quarantined, Record, RecordList, RecordQuery, SampleRecord, SampleRef, Stage, SweepReport,
+    AckOutcome, BudgetUse, HolderSeen, HoldersSeen, Identity, Leader, Leaders, ListPlace, LiveSession, LostSample,
+    MissingHolder, Office, PassedOver, Quarantined, Record, RecordList, RecordQuery, SampleRecord, SampleRef, Stage,
+    SweepReport,
 };
 
 /// The README's example is a documentation test.

@@ -266,3 +266,35 @@ async fn stores_that_are_no_partitions_are_refused() {
     Partitions::new(Vec::new()).expect_err("none");
     Partitions::new(vec![clusters.world.open().await]).expect_err("no partition");
 }
+
+#[tokio::test]
+async fn closing_ends_a_take_of_any_partition() {
+    let clusters = Clusters::new(3);
+    let (producer, consumer) = (clusters.open().await, clusters.open().await);
+    let closing = async {
+        let waits = async |store: &FeatureStore| store.health(WITHIN).await.operations > 0;
+        for store in consumer.stores() {
+            while !waits(store).await {
+                tokio::task::yield_now().await;
+            }
+        }
+        for store in consumer.stores() {
+            store.close(WITHIN).await.expect("closed");
+        }
+    };
+    let begun = tokio::time::Instant::now();
+    let group = trainers();
+    let (taken, ()) = tokio::join!(consumer.lease_next(&group, 1, 10 * WITHIN), closing);
+    assert!(begun.elapsed() < WITHIN, "after {:?}", begun.elapsed());
+    let error = taken.expect_err("closed");
+    assert!(error.to_string().contains("this store is closed"), "{error}");
+    for number in 0..3 {
+        let sample = sample_in(&producer, number, 1);
+        put_in(&producer, &sample).await;
+        let lease = one(producer.stores()[number]
+            .lease_next(&group, 1, WITHIN)
+            .await
+            .expect("leases"));
+        assert_eq!(attempts(&producer, &lease).await, 1);
+    }
+}

@@ -257,20 +257,6 @@ impl Names {
         entries.map(|kv| self.entry(kv, epoch)).collect()
     }
 
-    /// As [`Names::entries`], each with the session that it vanishes with.
-    pub(crate) fn with_sessions(
-        &self,
-        mut response: GetResponse,
-        epoch: &Epoch,
-    ) -> Result<Vec<(Entry, Option<SessionId>)>> {
-        let entries = response.take_kvs().into_iter();
-        let with_session = |kv: KeyValue| {
-            let lease = Some(kv.lease()).filter(|lease| *lease != 0);
-            Ok((self.entry(kv, epoch)?, lease.map(session).transpose()?))
-        };
-        entries.map(with_session).collect()
-    }
-
     fn entry(&self, kv: KeyValue, epoch: &Epoch) -> Result<Entry> {
         let version = revision(kv.mod_revision(), epoch)?;
         let (key, value) = kv.into_key_value();

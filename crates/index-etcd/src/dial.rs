@@ -1,15 +1,31 @@
 //! Opens one connection to one node.
+//!
+//! **A connection is made once.** tonic's channel would make a broken one again by itself, and send the next request to
+//! whatever listens there now: an etcd that was restored meanwhile, with nothing that shows it before the request is
+//! applied. So the channel gets a connector ([`Once`]) that connects once and then fails:
+//!
+//! ```text
+//!   dial ──▶ connected ──breaks──▶ dead: each request fails, unsent, with tonic's ConnectError
+//! ```
+//!
+//! What a connection has shown (which etcd this is, [`crate::history`]) therefore holds for all requests on it. The pool
+//! forgets a dead one and dials anew.
 
+use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use etcd_client::{Channel, Client, ConnectOptions, KvClient, LeaseClient, MaintenanceClient, WatchClient};
+use hyper_util::client::legacy::connect::HttpConnector;
 use tensorhold_core::{Error, ErrorKind, Result};
+use tonic::codegen::{Service, StdError, http::Uri};
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 use zeroize::Zeroizing;
 
 use crate::config::EtcdConfig;
+use crate::history::Shown;
 use crate::outcome::{Failure, judge};
 
 const OPERATION: &str = "etcd.connect";
@@ -28,8 +44,8 @@ pub(crate) struct Link {
     pub(crate) node: usize,
     /// The number of this connection: unique, also among connections to the same node.
     pub(crate) serial: u64,
-    /// Whether the node has shown, since the last failure, that it follows a live leader.
-    pub(crate) proven: Arc<AtomicBool>,
+    /// What the node has shown on this connection since the last failure: which etcd it is, and that it follows a live leader.
+    pub(crate) shown: Arc<Shown>,
     pub(crate) kv: KvClient,
     pub(crate) lease: LeaseClient,
     pub(crate) watch: WatchClient,
@@ -60,8 +76,6 @@ fn endpoint(url: &str, config: &EtcdConfig) -> Result<Endpoint> {
     };
     let endpoint = Endpoint::from_shared(url.to_owned())
         .map_err(wrong)?
-        .connect_timeout(config.connect_timeout)
-        .tcp_nodelay(true)
         // Only with streams open: etcd closes connections that are probed without streams ("too many pings").
         .keep_alive_while_idle(false)
         .http2_keep_alive_interval(config.keep_alive)
@@ -93,6 +107,43 @@ fn tls(config: &EtcdConfig) -> Result<ClientTlsConfig> {
     Ok(tls)
 }
 
+/// Connects the first time that it is asked, and never again.
+struct Once(Option<HttpConnector>);
+
+impl Once {
+    fn new(config: &EtcdConfig) -> Self {
+        let mut connector = HttpConnector::new();
+        // TLS comes after it.
+        connector.enforce_http(false);
+        connector.set_nodelay(true);
+        connector.set_connect_timeout(Some(config.connect_timeout));
+        Self(Some(connector))
+    }
+}
+
+impl Service<Uri> for Once {
+    type Response = <HttpConnector as Service<Uri>>::Response;
+    type Error = StdError;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        match &mut self.0 {
+            Some(connector) => connector.poll_ready(cx).map_err(Into::into),
+            None => Poll::Ready(Ok(())),
+        }
+    }
+
+    fn call(&mut self, address: Uri) -> Self::Future {
+        let connecting = self.0.take().map(|mut connector| connector.call(address));
+        Box::pin(async move {
+            match connecting {
+                Some(connecting) => Ok(connecting.await?),
+                None => Err("the connection to etcd was lost".into()),
+            }
+        })
+    }
+}
+
 /// Connects to a node and, if a user is set, gets a token. The caller bounds the time.
 pub(crate) async fn dial(node: usize, url: &str, config: &Arc<EtcdConfig>) -> Result<Link, Failure> {
     static SERIAL: AtomicU64 = AtomicU64::new(0);
@@ -100,7 +151,7 @@ pub(crate) async fn dial(node: usize, url: &str, config: &Arc<EtcdConfig>) -> Re
     Ok(Link {
         node,
         serial: SERIAL.fetch_add(1, Ordering::Relaxed),
-        proven: Arc::default(),
+        shown: Arc::new(Shown::nothing()),
         kv: client.kv_client().max_decoding_message_size(LARGEST_ANSWER),
         lease: client.lease_client(),
         watch: client.watch_client().max_decoding_message_size(LARGEST_ANSWER),
@@ -126,7 +177,8 @@ pub(crate) async fn client(url: &str, config: &Arc<EtcdConfig>) -> Result<Client
             not_now(Error::internal(OPERATION, "the reading task panicked or was cancelled").caused_by(failure))
         })?
         .map_err(not_now)?;
-    let channel = endpoint.connect().await.map_err(|error| {
+    let connected = endpoint.connect_with_connector(Once::new(config)).await;
+    let channel = connected.map_err(|error| {
         let message = "there is no connection to etcd: is it up, and are the address and the certificates right?";
         let error = Error::new(ErrorKind::Unavailable, OPERATION, message).caused_by(error);
         Failure::NotDone(error.with("endpoint", url))

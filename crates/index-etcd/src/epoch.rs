@@ -32,7 +32,7 @@ use tensorhold_core::{Error, ErrorKind, Result, Rng};
 use tensorhold_custody::Version;
 
 /// The key that holds the epoch, relative to the index's root.
-pub(crate) const KEY: &str = "epoch";
+pub(crate) const KEY: &str = tensorhold_index::placement::EPOCH_KEY;
 
 /// The start of the epoch count, in seconds of Unix time (2020). It keeps numbers small and versions positive for etcd.
 const FIRST_SECOND: u64 = 1_577_836_800;

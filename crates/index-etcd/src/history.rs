@@ -5,6 +5,12 @@
 //! back to an earlier state or replaced. Another cluster id shows that too, and so do other bytes under the epoch key
 //! (see [`crate::epoch`]), which transactions compare and which every session's keeper reads at each keep-alive.
 //!
+//! **A read is checked by its own answer; a transaction is checked before it is sent**, because its answer comes too
+//! late. An etcd cannot be put back without ending its processes, and so every connection to it; and a connection is
+//! never made a second time ([`crate::dial`]). So what a connection has shown once holds for as long as it lasts: each
+//! one counts the largest revision that it has shown ([`Shown`]), and a transaction is sent only on a connection that
+//! has shown the largest one that this process knows. A new connection is asked first, by a linearizable read.
+//!
 //! ```text
 //!             revision went back · another cluster · another epoch
 //!   trusted ──────────────────────────────────────────────────────▶ cut: every call is refused, sessions and watches end
@@ -19,7 +25,15 @@
 //! - *an answer comes late*, to a request begun before the cut: it belongs to no history that can be named, so it is an
 //!   error; for a transaction, an ambiguous one.
 //! - *etcd was put back and has overtaken the revision that was seen, before this process asked again*: the revision
-//!   does not show it; the epoch does, once the guard was run.
+//!   does not show it; the epoch does, once the guard was run. So the guard is run before anything is written.
+//! - *the old etcd's last answer is read after the new one was asked*: the largest known revision is larger now than
+//!   what the new connection has shown, so the new one is asked again before the next transaction.
+//! - *a read alone leads to a removal*, of an object that no record names: the answer showed at least the revision of
+//!   every answer before it, so nothing that this process has written or seen is missing from it.
+//! - *a proxy that speaks gRPC itself is between us and etcd*: our connection may outlive etcd's process, and the first
+//!   transaction finds out by its own answer. Proxies that forward bytes, as Kubernetes' services do, are no problem.
+
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use etcd_client::{GetResponse, LeaseGrantResponse, LeaseRevokeResponse, ResponseHeader, TxnResponse};
 use parking_lot::Mutex;
@@ -77,6 +91,23 @@ impl<T> Headed for Plain<T> {
     const LINEARIZABLE: bool = false;
 }
 
+/// The largest revision that the linearizable answers on one connection have shown; less than any if it has to be asked.
+#[derive(Debug)]
+pub(crate) struct Shown(AtomicI64);
+
+impl Shown {
+    const NOTHING: i64 = -1;
+
+    pub(crate) fn nothing() -> Self {
+        Self(AtomicI64::new(Self::NOTHING))
+    }
+
+    /// Makes the next transaction ask first.
+    pub(crate) fn reset(&self) {
+        self.0.store(Self::NOTHING, Ordering::Release);
+    }
+}
+
 /// What this process knows about etcd's history.
 #[derive(Debug)]
 pub(crate) struct History {
@@ -105,6 +136,13 @@ pub(crate) struct Since {
     cuts: u64,
 }
 
+impl Since {
+    /// Whether a connection has shown as much as is known.
+    pub(crate) fn is_shown_by(&self, shown: &Shown) -> bool {
+        shown.0.load(Ordering::Acquire) >= self.largest
+    }
+}
+
 impl History {
     pub(crate) fn new() -> Self {
         Self {
@@ -129,6 +167,13 @@ impl History {
         }
     }
 
+    /// What is known by now of the history in which a call began. An error if there was a cut since.
+    pub(crate) fn by_now(&self, operation: &'static str, since: &Since) -> Result<Since, Error> {
+        let state = self.state.lock();
+        state.check(operation, since)?;
+        Ok(state.since())
+    }
+
     /// Whether there was no cut since then.
     pub(crate) fn is_since(&self, since: &Since) -> bool {
         self.state.lock().cuts == since.cuts
@@ -139,13 +184,16 @@ impl History {
         self.cuts.subscribe()
     }
 
-    /// Records the header of an answer. An error if the answer cannot be trusted.
-    pub(crate) fn saw<T: Headed>(&self, operation: &'static str, since: &Since, answer: &T) -> Result<(), Error> {
+    /// Records the header of an answer on a connection. An error if the answer cannot be trusted.
+    pub(crate) fn saw<T: Headed>(
+        &self,
+        operation: &'static str,
+        since: &Since,
+        shown: &Shown,
+        answer: &T,
+    ) -> Result<(), Error> {
         let mut state = self.state.lock();
-        if state.cuts != since.cuts {
-            let why = "etcd was restored or replaced while this call was in flight";
-            return Err(fenced(operation, state.refuses.as_deref().unwrap_or(why)));
-        }
+        state.check(operation, since)?;
         let Some(header) = answer.header() else { return Ok(()) };
         let (cluster, revision) = (header.cluster_id(), header.revision());
         let why = if state.cluster.is_some_and(|known| known != cluster) {
@@ -164,6 +212,7 @@ impl History {
         state.cluster = Some(cluster);
         if T::LINEARIZABLE {
             state.largest = state.largest.max(revision);
+            shown.0.fetch_max(revision, Ordering::AcqRel);
         }
         Ok(())
     }
@@ -232,6 +281,15 @@ impl History {
 }
 
 impl State {
+    /// An error if there was a cut since then.
+    fn check(&self, operation: &'static str, since: &Since) -> Result<(), Error> {
+        if self.cuts == since.cuts {
+            return Ok(());
+        }
+        let why = "etcd was restored or replaced while this call was in flight";
+        Err(fenced(operation, self.refuses.as_deref().unwrap_or(why)))
+    }
+
     fn since(&self) -> Since {
         Since {
             epoch: self.epoch.clone(),

@@ -65,7 +65,7 @@
 //! | `diagnosis` | what each node says of itself, for an operator |
 //! | `convert` | translates our transactions to etcd's API, and its answers back |
 //! | `store`, `session`, `watch` | the transactional store, its sessions, its watches |
-//! | `clusters`, `movable` | the etcds of an index with several; what moving a store to another one needs |
+//! | `clusters` | the etcds of an index with several |
 //! | `storage`, `compaction` | how full etcd is; has it forget its past |
 
 mod clusters;
@@ -80,7 +80,6 @@ mod group_commit;
 mod group_read;
 mod guard;
 mod history;
-mod movable;
 mod outcome;
 mod pool;
 pub mod secret;
@@ -90,11 +89,11 @@ mod storage;
 mod store;
 mod watch;
 
-pub use clusters::{EtcdClusters, NewStore, open_store};
+pub use clusters::{EtcdClusters, open_store};
 pub use compaction::{Compacted, Head, compact, has_other_keys, head};
 pub use config::{EtcdConfig, TlsConfig};
 pub use diagnosis::{NodeReport, NodeStatus, diagnose};
-pub use guard::restore_guard;
+pub use guard::{Restored, restore_guard};
 pub use secret::{Pem, Secret};
 pub use storage::{Storage, defragment, storage};
 pub use store::EtcdStore;

@@ -18,11 +18,12 @@
 //! after a failure (and once per connection) a node must first answer a linearizable read. It can do so only with a
 //! live leader, and the read may be retried.
 //!
-//! **Nor is it sent to another etcd than the one we know**: that read, like every answer, shows which one it is
-//! ([`crate::history`]).
+//! **Nor is it sent to another etcd than the one we know**: that read shows which one it is, and for as long as its
+//! connection lasts ([`crate::history`]).
 //!
 //! A connection that is in doubt is forgotten, so that the next call makes a new one; calls in flight on it are not
-//! disturbed. One caller at a time connects to a node; the others wait for it, each within its own time.
+//! disturbed. One that has broken fails every call from then on as "never connected" ([`crate::dial`]): the first such
+//! call forgets it. One caller at a time connects to a node; the others wait for it, each within its own time.
 //!
 //! **A process that was admitted once is patient.** Credentials are read for each connection. Credentials that etcd
 //! does not accept are a final error when the store is opened; later, they may be half of a rotation, and are retried
@@ -134,15 +135,7 @@ impl Pool {
                 .attempt(node, &call, call.patience * 2_u32.pow(round), &since, &request)
                 .await
             {
-                Ok(answer) => {
-                    let trusted = self.history.saw(call.operation, &since, &answer);
-                    return match trusted {
-                        Ok(()) => Ok((answer, since)),
-                        // It was applied, to whichever etcd is there now.
-                        Err(error) if call.nature == Nature::Once => Err(error.with_retry(Retry::Ambiguous)),
-                        Err(error) => Err(error),
-                    };
-                }
+                Ok(answer) => return Ok((answer, since)),
                 Err(failure) => failure,
             };
             match failure {
@@ -231,6 +224,7 @@ impl Pool {
         request: &F,
     ) -> Result<T, Failure>
     where
+        T: Headed,
         F: Fn(Link, Since) -> A,
         A: Future<Output = Result<T, etcd_client::Error>>,
     {
@@ -241,19 +235,28 @@ impl Pool {
                 silent(call.operation, node, left).with("phase", "connect"),
             ))
         })?;
-        let (serial, proven) = (link.serial, Arc::clone(&link.proven));
+        let (serial, shown) = (link.serial, Arc::clone(&link.shown));
         let outcome = async {
-            if call.nature == Nature::Once && !proven.load(Ordering::Acquire) {
+            let known = loop {
+                let known = self.history.by_now(call.operation, since).map_err(Failure::Refused)?;
+                if call.nature == Nature::Repeatable || known.is_shown_by(&shown) {
+                    break known;
+                }
                 let mut kv = link.kv.clone();
                 let options = GetOptions::new().with_count_only();
                 let asked = kv.get(self.epoch_key.clone(), Some(options));
                 let answer = self.wait_for(at, call, self.config.try_timeout, asked).await;
                 let answer = answer.map_err(Failure::before_sending)?;
-                let known = self.history.saw(call.operation, since, &answer);
-                known.map_err(Failure::Refused)?;
-                proven.store(true, Ordering::Release);
+                let trusted = self.history.saw(call.operation, &known, &shown, &answer);
+                trusted.map_err(Failure::Refused)?;
+            };
+            let answer = self.wait_for(at, call, patience, request(link, known.clone())).await?;
+            match self.history.saw(call.operation, &known, &shown, &answer) {
+                Ok(()) => Ok(answer),
+                // It was applied, to whichever etcd is there now.
+                Err(error) if call.nature == Nature::Once => Err(Failure::Refused(error.with_retry(Retry::Ambiguous))),
+                Err(error) => Err(Failure::Refused(error)),
             }
-            self.wait_for(at, call, patience, request(link, since.clone())).await
         };
         outcome.await.inspect_err(|failure| {
             if failure.spoils_connection() {
@@ -325,7 +328,7 @@ impl Pool {
             .compare_exchange(at, next, Ordering::AcqRel, Ordering::Acquire);
         if moved.is_ok() {
             if let Some(link) = &*self.nodes[next].link.lock() {
-                link.proven.store(false, Ordering::Release);
+                link.shown.reset();
             }
             tracing::debug!(from = %self.nodes[at].url, to = %self.nodes[next].url, %why, "turning to another etcd node");
         }

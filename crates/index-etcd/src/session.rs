@@ -74,16 +74,7 @@ impl EtcdSession {
         // The time of the last try, which is the one that was answered.
         let sent = *sent.lock();
         let seconds = u64::try_from(granted.ttl()).map_err(|_| convert::strange("a negative time to live"))?;
-        Self::begin(pool, granted.id(), Duration::from_secs(seconds), since, sent)
-    }
-
-    /// Keeps a lease alive that is there already. `Fenced` if it is not.
-    pub(crate) async fn resume(pool: Arc<Pool>, lease: i64, time_to_live: Duration, call: Call) -> Result<Self> {
-        let (sent, since) = keep_alive(&pool, lease, call).await?;
-        Self::begin(pool, lease, time_to_live, since, sent)
-    }
-
-    fn begin(pool: Arc<Pool>, lease: i64, time_to_live: Duration, since: Since, sent: Timestamp) -> Result<Self> {
+        let (lease, time_to_live) = (granted.id(), Duration::from_secs(seconds));
         let life = Arc::new(Life {
             id: convert::session(lease)?,
             lease,
@@ -102,7 +93,7 @@ impl EtcdSession {
 }
 
 /// etcd counts in seconds, so the time is rounded up: a session lives longer than requested rather than shorter.
-pub(crate) fn whole_seconds(time: Duration) -> i64 {
+fn whole_seconds(time: Duration) -> i64 {
     let seconds = time.as_secs().saturating_add(u64::from(time.subsec_nanos() > 0));
     i64::try_from(seconds).unwrap_or(i64::MAX)
 }
@@ -177,18 +168,13 @@ impl Life {
             deadline: Deadline::after(self.clock(), self.left()),
             patience: patience.min(self.pool.config.try_timeout),
         };
-        Ok(keep_alive(&self.pool, self.lease, call).await?.0)
+        let request = |mut link: Link, _| {
+            let (sent, lease) = (self.clock().now(), self.lease);
+            async move { link.lease.keep_alive(lease).await.map(|_stream| Plain(sent)) }
+        };
+        let (Plain(sent), _) = self.pool.call(call, request).await?;
+        Ok(sent)
     }
-}
-
-/// Sends one keep-alive. Returns when the answered try was sent, and the history in which it was answered.
-pub(crate) async fn keep_alive(pool: &Pool, lease: i64, call: Call) -> Result<(Timestamp, Since)> {
-    let request = |mut link: Link, _| {
-        let sent = pool.clock.now();
-        async move { link.lease.keep_alive(lease).await.map(|_stream| Plain(sent)) }
-    };
-    let (Plain(sent), since) = pool.call(call, request).await?;
-    Ok((sent, since))
 }
 
 #[async_trait]

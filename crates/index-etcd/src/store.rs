@@ -37,8 +37,6 @@ pub struct EtcdStore {
     names: Names,
     group_commit: Arc<GroupCommit>,
     group_read: Arc<GroupRead>,
-    /// The layout that the index had when it was opened.
-    schema: u32,
 }
 
 impl EtcdStore {
@@ -140,30 +138,17 @@ impl EtcdStore {
         let pool = Arc::new(Pool::new(config, Arc::clone(&clock), names.full(epoch::KEY))?);
         let group_commit = Arc::new(GroupCommit::new(Arc::clone(&pool), names.clone(), LIMITS));
         let group_read = Arc::new(GroupRead::new(Arc::clone(&pool), names.clone(), LIMITS));
-        let mut txn_store = Self {
+        let txn_store = Self {
             pool,
             names,
             group_commit,
             group_read,
-            schema: schema::VERSION,
         };
-        txn_store.schema = schema::check(&txn_store, clock.as_ref(), within).await?;
+        schema::check(&txn_store, clock.as_ref(), within).await?;
         Ok(txn_store)
     }
 
-    pub(crate) fn schema(&self) -> u32 {
-        self.schema
-    }
-
-    pub(crate) fn pool(&self) -> &Arc<Pool> {
-        &self.pool
-    }
-
-    pub(crate) fn names(&self) -> &Names {
-        &self.names
-    }
-
-    pub(crate) fn call(&self, operation: &'static str, within: Duration) -> Call {
+    fn call(&self, operation: &'static str, within: Duration) -> Call {
         Call {
             operation,
             nature: Nature::Repeatable,

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{CALL, START, clock, commit, config, get, index, open, put_now, wish};
-use tensorhold_core::{Error, ErrorKind, SampleId};
+use tensorhold_core::{Error, ErrorKind, Retry, SampleId};
 use tensorhold_custody::{GroupName, Reason};
 use tensorhold_index::store::{Condition, Transaction, TxnOutcome, TxnStore, Write};
 use tensorhold_index::{Index, LeaseGrant, SampleRef, Session, TxnIndex};
@@ -29,6 +29,7 @@ async fn guard(etcd: &EtcdCluster) -> String {
     restore_guard(config(&etcd.endpoints(), 0), clock(), START)
         .await
         .expect("the guard")
+        .epoch
 }
 
 fn group() -> GroupName {
@@ -268,6 +269,38 @@ async fn an_etcd_that_was_replaced_and_has_overtaken_us_is_known_by_its_epoch() 
     process.index.open_session(CALL).await.expect_err("not told yet");
     guard(&etcd).await;
     process.index.open_session(CALL).await.expect("told");
+}
+
+/// Its connection broke with the old etcd, and is not made again under a store that has no session whose keeper would find
+/// out: the first transaction after the restore is not sent before the new etcd has shown what it is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_written_to_a_restored_etcd_before_the_guard_was_run() {
+    let etcd = start();
+    let txn_store = open(&etcd.endpoints(), 0).await;
+    put_now(&txn_store, "a", "kept").await;
+    let snapshot = block_in_place(|| etcd.snapshot()).expect("a snapshot");
+    let gone = put_now(&txn_store, "b", "gone").await;
+    block_in_place(|| etcd.restore(&snapshot, Revisions::Repeat)).expect("restored");
+    let late = Transaction {
+        writes: vec![Write::put("c", "late")],
+        ..Transaction::default()
+    };
+    for _ in 0..3 {
+        let error = txn_store
+            .transact(&late, CALL)
+            .await
+            .expect_err("not the etcd that it knows");
+        assert_eq!(error.kind(), ErrorKind::Fenced, "{error:?}");
+        assert_ne!(error.retry(), Retry::Ambiguous, "it was not sent: {error:?}");
+    }
+    assert_eq!(txn_store.history().cuts, 1);
+    // A newcomer has nothing to compare with.
+    let newcomer = open(&etcd.endpoints(), 0).await;
+    assert_eq!(get(&newcomer, "b").await, None);
+    assert_eq!(get(&newcomer, "c").await, None, "it would have the version {gone}, too");
+    guard(&etcd).await;
+    let version = put_now(&txn_store, "c", "now").await;
+    assert!(version > gone, "{version} after {gone}");
 }
 
 /// The interleaving that was measured: a condition on a version that is given out again, for other content.

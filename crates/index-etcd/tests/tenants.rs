@@ -14,9 +14,10 @@ use futures_util::future::join_all;
 use secured::{SecuredEtcd, TENANTS};
 use tensorhold_core::{ErrorKind, Nonce, ObjectKey, SampleId, StoreId, SystemRng};
 use tensorhold_custody::{GroupName, Publication};
+use tensorhold_index::placement::NewStore;
 use tensorhold_index::store::{Read, Transaction, TxnStore, Write, prefix};
 use tensorhold_index::{Commit, Index, IndexConfig, Reserve, SampleRef, TxnIndex};
-use tensorhold_index_etcd::{EtcdConfig, EtcdStore, has_other_keys, head};
+use tensorhold_index_etcd::{EtcdClusters, EtcdConfig, EtcdStore, has_other_keys, head, open_store};
 use tokio::task::block_in_place;
 
 const DOCS: &str = include_str!("../../../docs/security.md");
@@ -53,6 +54,15 @@ fn index(txn_store: &EtcdStore, store: &str) -> TxnIndex {
         clock(),
         Arc::new(SystemRng),
     )
+}
+
+/// As a process opens a store.
+async fn placed(home: &EtcdStore, config: EtcdConfig, store: &str) -> tensorhold_core::Result<TxnIndex> {
+    let clusters = Arc::new(EtcdClusters::new(home.clone(), config, clock()));
+    let store = StoreId::new(store)?;
+    let txn_store = open_store(clusters, &store, NewStore::Begins, Arc::new(SystemRng), CALL).await?;
+    let settings = IndexConfig::default();
+    Ok(TxnIndex::new(txn_store, &store, settings, clock(), Arc::new(SystemRng)))
 }
 
 fn only<T>(mut all: Vec<tensorhold_core::Result<T>>) -> tensorhold_core::Result<T> {
@@ -116,10 +126,19 @@ async fn tenants_have_a_whole_store_each_and_nothing_of_the_others() {
         // Its certificate is in its name: that is enough.
         open(etcd.config_of(b, None)).await,
     );
-    live(&index(&kv_a, a)).await;
-    live(&index(&kv_b, b)).await;
+    live(
+        &placed(&kv_a, etcd.config_of(a, Some(PASSWORD)), a)
+            .await
+            .expect("a's store"),
+    )
+    .await;
+    live(&placed(&kv_b, etcd.config_of(b, None), b).await.expect("b's store")).await;
 
     // Through Tensorhold, with a's identity, at b's store.
+    let error = placed(&kv_a, etcd.config_of(a, Some(PASSWORD)), b)
+        .await
+        .expect_err("another's store");
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
     let theirs = index(&kv_a, b);
     let error = theirs.open_session(CALL).await.expect_err("another's store");
     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");

@@ -6,21 +6,18 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tensorhold_core::{Clock, Deadline, Error, ErrorKind, Result, Retry, Rng, StoreId};
+use tensorhold_core::{Clock, Deadline, ErrorKind, Result, Retry, Rng, StoreId};
 use tensorhold_custody::SessionId;
 
 use crate::quota::Quota;
 use crate::ready::ReadyLists;
 use crate::record::identity::{Identity, SaidSettings};
 use crate::store::metered::metered;
-use crate::store::{StoreSession, Transaction, TxnStore, Write, is_full};
+use crate::store::{Transaction, TxnOutcome, TxnStore, Write, is_full};
 use crate::txn::session::Session;
 use crate::txn::{IndexConfig, TxnCore};
 
 const OPERATION: &str = "index.open_session";
-/// How many sessions of the transactional store are opened for one session, at most. A move must fall between the calls
-/// that open one to leave it behind, and takes much longer than they do: twice in a row is rare already.
-const MOST_TRIES: usize = 4;
 
 /// The index of one store, over any transactional store.
 #[derive(Debug)]
@@ -84,7 +81,6 @@ impl TxnIndex {
         Identity {
             // A steward's own are not those of the store's processes.
             settings: Some(settings).filter(|_| !self.identity.steward).unwrap_or_default(),
-            follows_moves: self.core.txn_store().follows_moves(),
             ..self.identity.opened_at(self.core.clock().wall_ms())
         }
     }
@@ -94,32 +90,20 @@ impl TxnIndex {
         self.core.config()
     }
 
-    /// Opens a session. A move takes a session along by its keys, and one that is being opened has none yet: if the store
-    /// is moved at that moment, the session is left behind, and another one is opened.
+    /// Opens a session.
     pub(crate) async fn open(&self, within: Duration) -> Result<Session> {
         let deadline = self.core.deadline(within);
-        for _ in 0..MOST_TRIES {
-            let left = deadline.remaining(self.core.clock());
-            let session = self
-                .core
-                .txn_store()
-                .open_session(self.core.config().session_ttl, left)
-                .await?;
-            if self.make_known(&*session, deadline).await? {
-                self.core.doubt_clock();
-                let budget = self.quota.begin(deadline).await?;
-                return Ok(Session::new(session, budget.is_some()));
-            }
-            tracing::debug!(session = %session.id(), "a move has left this session behind; opening another one");
-        }
-        let message =
-            "the store was moved again and again while a session was opened: try again when it stays where it is";
-        Err(Error::unavailable(OPERATION, message))
+        let txn_store = self.core.txn_store();
+        let left = deadline.remaining(self.core.clock());
+        let session = txn_store.open_session(self.core.config().session_ttl, left).await?;
+        self.make_known(session.id(), deadline).await?;
+        self.core.doubt_clock();
+        let budget = self.quota.begin(deadline).await?;
+        Ok(Session::new(session, budget.is_some()))
     }
 
-    /// Writes the keys of a session that was just opened. False if a move has left it behind.
-    async fn make_known(&self, session: &dyn StoreSession, deadline: Deadline) -> Result<bool> {
-        let id = session.id();
+    /// Writes the keys of a session that was just opened, where the store is.
+    async fn make_known(&self, id: SessionId, deadline: Deadline) -> Result<()> {
         let (alive, existed) = (self.core.layout().alive(id), self.core.layout().existed(id));
         // The proof that the session existed outlives it, so that a sweep clears up after it. Writing it twice is
         // harmless.
@@ -135,30 +119,22 @@ impl TxnIndex {
             ],
         };
         loop {
-            match self
-                .core
-                .txn_store()
-                .transact(&transaction, deadline.remaining(self.core.clock()))
-                .await
-            {
-                // The store may have come back to where the session was opened. There the session is known until its time
-                // to live has passed, and nobody keeps it alive any more.
-                Ok(_) => return Ok(!self.was_left_behind(session)),
-                Err(error) if error.kind() == ErrorKind::Unavailable && !deadline.passed(self.core.clock()) => {
+            match self.core.transact_here(&transaction, deadline).await {
+                Ok(TxnOutcome::Committed(_)) => return Ok(()),
+                // It was read again where the store is.
+                Ok(TxnOutcome::Rejected) => {}
+                Err(error)
+                    if error.kind() == ErrorKind::Unavailable
+                        && error.retry() != Retry::Never
+                        && !deadline.passed(self.core.clock()) =>
+                {
                     tracing::debug!(OPERATION, %error, "trying again");
                 }
                 // Even if it was applied: no process keeps the session alive, so it ends by its time to live, and a
                 // sweep clears up after it.
                 Err(error) if is_full(&error) => return Err(error.with_retry(Retry::Safe)),
-                Err(error) if error.kind() == ErrorKind::Fenced && self.was_left_behind(session) => return Ok(false),
                 Err(error) => return Err(error),
             }
         }
-    }
-
-    /// Whether the store may have been moved without this session. A restored index has ended it as well, and refuses to
-    /// open another one.
-    fn was_left_behind(&self, session: &dyn StoreSession) -> bool {
-        self.core.txn_store().follows_moves() && !session.is_alive()
     }
 }

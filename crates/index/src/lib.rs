@@ -15,7 +15,7 @@
 //! | `ready` | which samples are ready for a group, and waiting for more |
 //! | `quota` | the store's budget: paying, waiting, giving back |
 //! | `txn` | batches of decisions as transactions; sessions, the shared clock, quarantine, lists in parts |
-//! | [`placement`] | which of several clusters a store is on, following it, and moving it |
+//! | [`placement`] | which of several clusters a store is on |
 //! | `record` | keys, records, grant lists, and what is refused because of them |
 //! | [`store`] | the transactional store that is needed, and one in memory |
 
@@ -46,15 +46,16 @@ pub use ops::forget::forget;
 pub use ops::idle::in_use;
 pub use ops::lead::LeaderWatch;
 pub use ops::lost::LostWatch;
-pub use ops::stores::{has_clock, has_keys, stores};
+pub use ops::stores::stores;
 pub use record::ahead::is_named_ahead;
+pub use record::engine::{HolderSeen, HoldersSeen, MissingHolder};
 pub use record::identity::{Identity, LiveSession, SaidSettings};
 pub use record::office::{Leader, Leaders, Office};
 pub use record::schema;
 use record::types::any_sample;
 pub use record::types::{
-    AckOutcome, Becomes, BudgetUse, Commit, CommitOutcome, Counts, FreeList, FreeTask, HeldLease, Known, LeaseGrant,
-    LeaseList, ListPlace, LiveSample, LostSample, MOST_CLAIMS, PassedOver, Quarantined, Record, RecordList,
+    AckOutcome, Backlog, Becomes, BudgetUse, Commit, CommitOutcome, Counts, FreeList, FreeTask, HeldLease, Known,
+    LeaseGrant, LeaseList, ListPlace, LiveSample, LostSample, MOST_CLAIMS, PassedOver, Quarantined, Record, RecordList,
     RecordQuery, Reserve, SampleRecord, SampleRef, Stage, SweepReport, Terms, Unreadable, Versioned,
 };
 pub use store::History;
@@ -131,7 +132,7 @@ pub trait Index: Send + Sync + Debug {
     async fn open_session(&self, within: Duration) -> Result<Session>;
 
     /// Sets the store's budget in bytes, or changes it. Sessions that are opened after the first time need quota to
-    /// reserve. A budget that shrinks below what samples hold shrinks as far as it can, and fails with `Capacity`.
+    /// reserve. One that is smaller than what samples hold is refused (`Capacity`), and the old one stays in force.
     async fn set_budget(&self, bytes: u64, within: Duration) -> Result<()>;
 
     /// Sets the store's budget if it has none. Returns the one in force.
@@ -303,6 +304,10 @@ pub trait Index: Send + Sync + Debug {
     /// How many records there are.
     async fn counts(&self, within: Duration) -> Result<Counts>;
 
+    /// What waits for the groups, in the order of their names: of the first `most` of those for which anything waits. For
+    /// people.
+    async fn backlog(&self, most: usize, within: Duration) -> Result<Vec<Backlog>>;
+
     /// The leases that are held now, the oldest first, up to `limit`; for people. What it costs grows with the number of
     /// leases, and not with the number of records. Of very many, those are looked at whose time ends first:
     /// [`LeaseList::complete`] says so.
@@ -348,6 +353,12 @@ pub trait Index: Send + Sync + Debug {
     /// Watches who holds the offices, from what was read before.
     async fn watch_leaders(&self, since: &Leaders, within: Duration) -> Result<LeaderWatch>;
 
+    /// The engine's holders, as the process that looks after the store has seen them last; nothing before the first look.
+    async fn holders_seen(&self, within: Duration) -> Result<HoldersSeen>;
+
+    /// Writes that down, and returns the version of the record. `Conflict` if it is not the one any more that was read.
+    async fn note_holders(&self, session: &Session, seen: &HoldersSeen, within: Duration) -> Result<Version>;
+
     /// The length of one tick of the shared clock.
     fn tick_length(&self) -> Duration;
 
@@ -363,6 +374,10 @@ pub trait Index: Send + Sync + Debug {
 
     /// Records that their objects could not be removed now.
     async fn free_failed(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>>;
+
+    /// Makes sure that the records of where the store is say that it is where this index reads it. Asked before something is
+    /// removed because this index has no record of it. An index whose store was not looked up cannot be elsewhere.
+    async fn confirm_place(&self, within: Duration) -> Result<()>;
 
     /// Whether the store underneath was restored or replaced, and what to do about it.
     fn history(&self) -> History {

@@ -10,7 +10,6 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use tensorhold_core::{Clock, Deadline, SystemClock};
 use tensorhold_custody::GroupName;
-use tensorhold_index::placement::MoveReport;
 use tensorhold_index::store::{Read, prefix};
 use tensorhold_index::{BudgetUse, Counts, Index, Session, Stage};
 use tensorhold_testkit::{EtcdCluster, Process, ProcessSpec, cpu_us};
@@ -21,7 +20,6 @@ use crate::etcd::EtcdFigures;
 use crate::journal::{Event, Reader};
 use crate::latency::{Latencies, merge};
 use crate::ledger::Ledger;
-use crate::moves::{Moves, add_cluster};
 use crate::report::Report;
 use crate::worker::{Arrivals, Line, Role, TASK, Task, group_name, live_id, number_of, put};
 use crate::{Options, Part, STORE, WITHIN, divide, now_us};
@@ -55,8 +53,6 @@ pub(crate) struct Ended {
     pub(crate) puts: u64,
     pub(crate) takes: u64,
     pub(crate) killed: u64,
-    /// The moves of the store, if it was moved.
-    pub(crate) moves: Option<Vec<MoveReport>>,
     /// What was left of each cluster's budget in the end, if there was one.
     pub(crate) budgets: Vec<BudgetUse>,
 }
@@ -64,7 +60,7 @@ pub(crate) struct Ended {
 /// A moment of the run, as etcd tells it.
 pub(crate) struct Moment {
     pub(crate) at_seconds: f64,
-    /// All clusters together, but for the one that `--move-every` moves to.
+    /// All clusters together.
     pub(crate) etcd: EtcdFigures,
     /// The requests that each cluster has answered.
     pub(crate) requests: Vec<f64>,
@@ -103,15 +99,6 @@ pub(crate) fn run(options: &Options, live: u64, sessions: usize) -> Result<Repor
     });
     let start = |_| EtcdCluster::start_compacted(1, options.history);
     let etcds = (0..options.clusters).map(start).collect::<Result<Vec<_>>>()?;
-    let move_every = options.move_every.map(Duration::from_secs);
-    // Ends after the runtime's tasks, which move the store to it.
-    let other = move_every
-        .map(|_| EtcdCluster::start_compacted(1, options.history))
-        .transpose()?;
-    let other_name = other
-        .as_ref()
-        .map(|other| add_cluster(&etcds[0], other, &runtime))
-        .transpose()?;
     let parts = runtime.block_on(async {
         let mut parts = Vec::with_capacity(etcds.len());
         for etcd in &etcds {
@@ -137,10 +124,7 @@ pub(crate) fn run(options: &Options, live: u64, sessions: usize) -> Result<Repor
     conductor.put_live()?;
     let idle = conductor.open_sessions(sessions)?;
     conductor.start_workers(sessions)?;
-    let moves = other_name.zip(move_every);
-    let moves = moves.map(|(other, every)| Moves::begin(&conductor.etcds[0], other, every, &conductor.runtime));
     conductor.watch()?;
-    conductor.ended.moves = moves.map(|moves| moves.end(&conductor.runtime)).transpose()?;
     // Before the workers are told to end: what it takes to count what is left is not part of a sample's cost.
     conductor.moment()?;
     for worker in std::mem::take(&mut conductor.workers) {
@@ -152,7 +136,6 @@ pub(crate) fn run(options: &Options, live: u64, sessions: usize) -> Result<Repor
         conductor.ended.budgets.extend(budget);
     }
     drop(idle);
-    drop(other);
     Report::of(
         options,
         (live, sessions),

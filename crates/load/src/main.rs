@@ -35,7 +35,6 @@ mod etcd;
 mod journal;
 mod latency;
 mod ledger;
-mod moves;
 mod report;
 mod worker;
 
@@ -47,9 +46,10 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use tensorhold_core::partition::MOST_PARTITIONS;
 use tensorhold_core::{Partition, SampleId, StoreId, SystemClock, SystemRng};
+use tensorhold_index::placement::NewStore;
 use tensorhold_index::store::TxnStore;
 use tensorhold_index::{Index, IndexConfig, Session, TxnIndex};
-use tensorhold_index_etcd::{EtcdClusters, EtcdConfig, EtcdStore, NewStore, open_store};
+use tensorhold_index_etcd::{EtcdClusters, EtcdConfig, EtcdStore, open_store};
 
 /// Enough for any one call on a machine that does other things too.
 pub(crate) const WITHIN: Duration = Duration::from_secs(60);
@@ -98,9 +98,6 @@ pub(crate) struct Options {
     /// Kill a producer or a consumer every so many seconds, in turns, and start another in its place
     #[arg(long)]
     crash_every: Option<u64>,
-    /// Move the store to another etcd and back, so many seconds after the start and after each move
-    #[arg(long)]
-    move_every: Option<u64>,
     /// Live samples that no consumer takes, put before. Several numbers for several runs, side by side: 10000,1000000
     #[arg(long, value_delimiter = ',', default_value = "0")]
     live: Vec<u64>,
@@ -157,10 +154,6 @@ impl Options {
         ensure!(
             (1..=MOST_PARTITIONS).contains(&self.clusters),
             "--clusters takes a number from 1 to {MOST_PARTITIONS}"
-        );
-        ensure!(
-            self.clusters == 1 || self.move_every.is_none(),
-            "--move-every is for one cluster"
         );
         if let Some(budget) = self.budget {
             self.check_budget(budget)?;
@@ -233,16 +226,6 @@ pub(crate) fn now_us() -> u64 {
     seconds * 1_000_000 + nanos / 1000
 }
 
-/// A connection of its own to etcd, and the clusters of the index whose home it is.
-pub(crate) async fn open_clusters(endpoints: &[String]) -> Result<(Arc<EtcdStore>, Arc<EtcdClusters>)> {
-    let clock = Arc::new(SystemClock::new());
-    let config = EtcdConfig::new(endpoints.iter().cloned());
-    let home = EtcdStore::open(config.clone(), clock.clone(), WITHIN).await;
-    let home = home.context("cannot open etcd")?;
-    let clusters = EtcdClusters::new(home.clone(), config, clock);
-    Ok((Arc::new(home), Arc::new(clusters)))
-}
-
 /// What is on one cluster: an index of its own, and this process's session in it.
 #[derive(Clone)]
 pub(crate) struct Part {
@@ -288,9 +271,19 @@ pub(crate) fn divide(parts: &[Part], samples: Described) -> Result<Vec<(&Part, D
 
 /// A connection of its own to the store's etcd, and the index over it.
 async fn open_index(endpoints: &[String]) -> Result<(Arc<dyn TxnStore>, TxnIndex)> {
-    let (_, clusters) = open_clusters(endpoints).await?;
+    let clock = Arc::new(SystemClock::new());
+    let config = EtcdConfig::new(endpoints.iter().cloned());
+    let home = EtcdStore::open(config.clone(), clock.clone(), WITHIN).await;
+    let clusters = EtcdClusters::new(home.context("cannot open etcd")?, config, clock);
     let store = StoreId::new(STORE)?;
-    let txn_store = open_store(clusters, &store, NewStore::Begins, &SystemRng, WITHIN).await;
+    let txn_store = open_store(
+        Arc::new(clusters),
+        &store,
+        NewStore::Begins,
+        Arc::new(SystemRng),
+        WITHIN,
+    )
+    .await;
     let txn_store = txn_store.context("cannot open the store")?;
     let index = TxnIndex::new(
         Arc::clone(&txn_store),

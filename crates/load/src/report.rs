@@ -124,12 +124,6 @@ impl Report {
         if let Some(bytes) = options.budget {
             report.figures.insert("budget".to_owned(), bytes.into());
         }
-        if let Some(moves) = &ended.moves {
-            let longest = moves.iter().map(|one| one.frozen).max().unwrap_or_default();
-            report.figures.insert("moves".to_owned(), moves.len().into());
-            let longest = rounded(longest.as_secs_f64() * 1e3).into();
-            report.figures.insert("longest_freeze_ms".to_owned(), longest);
-        }
         if let (Some(first), Some(last)) = (moments.first(), moments.last()) {
             for (name, of) in [
                 ("etcd_cpu_us_per_sample", last.etcd.cpu_us - first.etcd.cpu_us),

@@ -116,18 +116,6 @@ fn killed_workers_cost_no_sample() {
 }
 
 #[test]
-fn a_store_that_is_moved_under_load_costs_no_sample() {
-    let report = load(&["--rate", "60", "--seconds", "16", "--move-every", "2"]);
-    assert!(count(&report, "/moves") >= 1, "{report}");
-    assert!(figure(&report, "/longest_freeze_ms") < 5e3, "{report}");
-    assert_eq!(count(&report, "/freed"), 960);
-    assert_eq!(
-        ["/lost", "/left", "/delivered_again", "/delivered_again_unexplained"].map(|path| count(&report, path)),
-        [0; 4]
-    );
-}
-
-#[test]
 fn samples_on_several_clusters_are_all_accounted_for() {
     let mut arguments = vec!["--rate", "200", "--seconds", "4", "--clusters", "3"];
     arguments.extend([

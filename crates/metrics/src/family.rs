@@ -88,6 +88,8 @@ families! {
         "Samples that this process found lost.";
     SUSPECTED = Gauge "tensorhold_suspected_losses" ["store"],
         "Samples that the engine does not have now and that may be lost.";
+    MISSING_HOLDERS = Gauge "tensorhold_missing_holders" ["store"],
+        "Holders that the engine has listed within the last hour and lists no more; told by the process that looks at them.";
     LEASES = Gauge "tensorhold_leases_held" ["store"],
         "Leases that this process holds and has not answered for.";
     OLDEST_LEASE = Greatest "tensorhold_oldest_lease_seconds" ["store"],

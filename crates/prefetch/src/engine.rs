@@ -11,7 +11,7 @@ use tensorhold_core::{Clock, ObjectKey, Result};
 use tensorhold_engine::batch::check_time;
 use tensorhold_engine::{
     Capabilities, Engine, GetOutcome, Holder, HostMemory, Listing, Presence, PromoteOutcome, PutOptions, PutOutcome,
-    Region, Registrations, RemoveOutcome, Transfer, Usage,
+    Region, Registrations, RelocateOutcome, RemoveOutcome, Transfer, Usage,
 };
 use tensorhold_metrics::{Readings, family};
 
@@ -343,6 +343,10 @@ impl Engine for PrefetchEngine {
 
     fn holders(&self, within: Duration) -> Result<Vec<Holder>> {
         self.work.engine.holders(within)
+    }
+
+    fn relocate(&self, keys: &[ObjectKey], from: &str, to: &str, within: Duration) -> Result<Vec<RelocateOutcome>> {
+        self.work.engine.relocate(keys, from, to, within)
     }
 }
 

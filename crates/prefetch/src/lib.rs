@@ -20,9 +20,11 @@
 //! - *…the process dies?* Nothing is left behind but a read lease of the engine.
 //! - *…the reader leaves?* The object stays in the buffer for `keep`, then gives way.
 //! - *…the object is removed or written meanwhile?* Through this engine: its copy is dropped, also one that is still on its
-//!   way. By another process: a name stands for one content, so the copy is the object as it was, and it is dropped when a
-//!   probe finds the object absent; a copy that was torn by the removal is found by its checksum, like any torn read, and the
-//!   next get asks the engine.
+//!   way. By another process: a key of Tensorhold's own stands for one content (a sample's is never written again, a page's
+//!   follows from its content), so the copy is the object as it was, and it is dropped when a probe finds the object absent;
+//!   a copy that was torn by the removal is found by its checksum, like any torn read, and the next get asks the engine.
+//! - *…another program chose the key?* It may write the key again, with other bytes, once the sample that adopted the object
+//!   is freed. No copy of such an object is kept: it is not read ahead ([`Outcome::Refused`]). The engine may promote it.
 //! - *…a holder dies, or a read hangs?* The attempt ends with its deadline, and so does everybody who waits for it. Its
 //!   memory comes back when the engine lets go of it.
 //! - *…memory is short?* What does not fit is refused, and nothing is begun for a while. A get that finds nothing in the

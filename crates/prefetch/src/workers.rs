@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tensorhold_core::{Clock, Deadline, Error, ObjectKey, Result, Timestamp};
+use tensorhold_core::{Clock, Deadline, Error, KeySpace, ObjectKey, Result, Timestamp};
 use tensorhold_engine::{Engine, GetOutcome, Presence, Transfer, Usage};
 
 use crate::buffer::Buffer;
@@ -153,6 +153,11 @@ impl Work {
         for id in begun.ids() {
             let Attempt { key, bytes: len, .. } = begun.open[&id].clone();
             let len = len.unwrap_or(0);
+            if KeySpace::of(&key) == KeySpace::Foreign {
+                // Its writer may write it again, and no process would tell this one.
+                begun.end(id, Outcome::Refused);
+                continue;
+            }
             if !self.buffer.fits(len) {
                 begun.end(id, failed("it is empty, or larger than the buffer; raise buffer_bytes"));
                 continue;

@@ -17,6 +17,10 @@
 //! - *…etcd does not answer?* Nothing is known, the time for which stores were unused begins anew, and the next round asks.
 //! - *…the steward changes nothing (`read_only`)?* Then it keeps every store open: seeing that one is idle clears up after
 //!   sessions that have ended.
+//! - *…a holder goes while a store is idle?* Nobody looks, and no bytes are got. The index keeps which holders there were, so
+//!   its samples are looked for when it is opened next: by a process, or for an audit. While holders are missing, or samples
+//!   are looked for because of that, an open store stays open.
+//! - *…the store is on another cluster than the home?* It counts as in use, and stays open.
 //! - *…a process opens a store that is being forgotten?* Either it is not forgotten, or the process begins it anew.
 
 use std::collections::BTreeSet;
@@ -102,6 +106,8 @@ impl<'a> Resting<'a> {
             report.idle = is_known;
             (report.on_duty, report.users, report.trouble) = (false, Some(0), None);
             (report.steward, report.sweepers) = (None, Vec::new());
+            // They would grow old.
+            (report.holders, report.backlog) = (None, Vec::new());
         });
         Self { state, store, asked }
     }

@@ -21,6 +21,8 @@
 //! | `overview` | the page's figures, made once for all who watch |
 //! | `etcd` | how full etcd is |
 //! | `certificates` | when certificates end |
+//! | [`attention`] | what an operator should see to |
+//! | [`recent`] | how fast figures change |
 //! | `compact` | has etcd forget what nobody reads any more |
 //! | [`report`] | what was seen and done last |
 //! | `metrics` | the same as Prometheus text |
@@ -36,8 +38,10 @@
 //! - *…it is told to change nothing (`read_only`)?* It takes no office, so the store's processes sweep. It still opens a
 //!   session in each store.
 
+pub mod attention;
 pub mod http;
 pub mod options;
+pub mod recent;
 pub mod report;
 
 mod certificates;

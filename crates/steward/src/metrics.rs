@@ -1,8 +1,9 @@
 //! What the steward reports, as Prometheus text.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use crate::report::{CompactionReport, Report, StoreReport};
+use crate::report::{BacklogReport, CompactionReport, Report, StoreReport};
 
 /// A value of a store.
 type Value = fn(&StoreReport) -> Option<u64>;
@@ -101,6 +102,12 @@ const OF_A_STORE: &[(&str, &str, &str, Value)] = &[
         "gauge",
         "Records in quarantine; at most 1000 are counted.",
         |s| s.quarantined,
+    ),
+    (
+        "tensorhold_steward_suspected_samples",
+        "gauge",
+        "Samples that miss an object since a holder has gone: they are lost, or come back.",
+        |s| s.holders.as_ref().map(|holders| holders.suspected),
     ),
     (
         "tensorhold_steward_audits_total",
@@ -202,6 +209,8 @@ pub(crate) fn text(report: &Report) -> String {
             writeln!(text, "{name}{{certificate=\"{what}\",at=\"{at}\"}} {ends}").unwrap_or_default();
         }
     }
+    missing_holders(&mut text, report);
+    backlogs(&mut text, report);
     let name = "tensorhold_etcd_up";
     head(
         &mut text,
@@ -248,6 +257,50 @@ fn has_something(store: &StoreReport) -> bool {
     some(store.dead_letters) || some(store.quarantined) || store.audits.trouble.is_some()
 }
 
+/// They are the engine's, whose holders all stores share: each is told once, with the time since which a store misses it.
+fn missing_holders(text: &mut String, report: &Report) {
+    let name = "tensorhold_steward_missing_holder_since_seconds";
+    let help = "Since when the engine does not list this holder any more, in seconds since 1970; told for an hour.";
+    head(text, name, "gauge", help);
+    let mut missing: BTreeMap<&str, u64> = BTreeMap::new();
+    let holders = report.stores.values().filter_map(|store| store.holders.as_ref());
+    for holder in holders.flat_map(|holders| &holders.missing) {
+        let since = missing.entry(&holder.name).or_insert(holder.since_ms);
+        *since = holder.since_ms.min(*since);
+    }
+    for (holder, since_ms) in missing {
+        line(text, name, "holder", holder, since_ms / 1000);
+    }
+}
+
+/// They are of a group.
+fn backlogs(text: &mut String, report: &Report) {
+    type Of = fn(&BacklogReport) -> Option<u64>;
+    let families: [(&str, &str, Of); 2] = [
+        (
+            "tensorhold_steward_backlog_samples",
+            "Samples that wait for a group, of the first 20 groups.",
+            |of| Some(of.waiting),
+        ),
+        (
+            "tensorhold_steward_backlog_oldest_seconds",
+            "For how long the oldest of them has been there, since its commit.",
+            |of| of.oldest_seconds,
+        ),
+    ];
+    for (name, help, value) in families {
+        head(text, name, "gauge", help);
+        for (store, report) in &report.stores {
+            for one in &report.backlog {
+                if let Some(value) = value(one) {
+                    let (store, group) = (escaped(store), escaped(&one.group));
+                    writeln!(text, "{name}{{store=\"{store}\",group=\"{group}\"}} {value}").unwrap_or_default();
+                }
+            }
+        }
+    }
+}
+
 /// They are of etcd as a whole, so they have no label.
 fn compactions(text: &mut String, told: &CompactionReport) {
     for (name, kind, help, value) in [
@@ -292,14 +345,15 @@ fn line(text: &mut String, name: &str, label: &str, of: &str, value: u64) {
     writeln!(text, "{name}{{{label}=\"{}\"}} {value}", escaped(of)).unwrap_or_default();
 }
 
-fn escaped(label: &str) -> String {
-    label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+/// The value of a label.
+fn escaped(of: &str) -> String {
+    of.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::EtcdReport;
+    use crate::report::{EtcdReport, HoldersReport, MissingReport};
 
     #[test]
     fn every_value_has_its_line() {
@@ -307,9 +361,37 @@ mod tests {
         let store = StoreReport {
             on_duty: true,
             users: Some(3),
+            backlog: vec![
+                BacklogReport {
+                    group: "a".to_owned(),
+                    waiting: 4,
+                    oldest_seconds: Some(61),
+                },
+                BacklogReport {
+                    group: "b".to_owned(),
+                    waiting: 1,
+                    oldest_seconds: None,
+                },
+            ],
             ..StoreReport::default()
         };
         report.stores.insert("run/\"7\"".to_owned(), store);
+        for (store, since_ms) in [("a", 9_000), ("b", 7_500)] {
+            let missing = MissingReport {
+                name: "h:1".to_owned(),
+                since_ms,
+            };
+            let holders = HoldersReport {
+                missing: vec![missing],
+                suspected: 5,
+                ..HoldersReport::default()
+            };
+            let store_report = StoreReport {
+                holders: Some(holders),
+                ..StoreReport::default()
+            };
+            report.stores.insert(store.to_owned(), store_report);
+        }
         report.etcd.push(EtcdReport {
             endpoint: "http://a".to_owned(),
             bytes: 7,
@@ -326,6 +408,12 @@ mod tests {
         });
         let text = text(&report);
         assert!(text.contains("\ntensorhold_etcd_compactions_total 3\n"), "{text}");
+        let missing = "tensorhold_steward_missing_holder_since_seconds{holder=\"h:1\"} 7\n";
+        assert_eq!(text.matches(missing).count(), 1, "once for all stores: {text}");
+        assert!(
+            text.contains("tensorhold_steward_suspected_samples{store=\"a\"} 5\n"),
+            "{text}"
+        );
         assert!(
             !text.contains("\ntensorhold_etcd_compacted_revision "),
             "none is known: {text}"
@@ -337,6 +425,18 @@ mod tests {
         assert!(
             text.contains("tensorhold_steward_users{store=\"run/\\\"7\\\"\"} 3\n"),
             "{text}"
+        );
+        for line in [
+            "tensorhold_steward_backlog_samples{store=\"run/\\\"7\\\"\",group=\"a\"} 4\n",
+            "tensorhold_steward_backlog_samples{store=\"run/\\\"7\\\"\",group=\"b\"} 1\n",
+            "tensorhold_steward_backlog_oldest_seconds{store=\"run/\\\"7\\\"\",group=\"a\"} 61\n",
+        ] {
+            assert!(text.contains(line), "{line} is missing: {text}");
+        }
+        assert_eq!(
+            text.matches("backlog_oldest_seconds{").count(),
+            1,
+            "an age that is not known is not told"
         );
         assert!(
             text.contains("tensorhold_etcd_file_bytes{endpoint=\"http://a\"} 7\n"),

@@ -17,9 +17,10 @@ use tensorhold_core::{Error, Result, StoreId};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::attention::{self, Attention};
 use crate::options::default_warn_free;
 use crate::report::{
-    Action, CompactionReport, EtcdReport, LeaderReport, Report, SessionReport, StoreReport, TakenBack,
+    Action, CompactionReport, EtcdReport, LeaderReport, MissingReport, Report, SessionReport, StoreReport, TakenBack,
 };
 use crate::state::State;
 use crate::view::history::{History, HistoryReport, Point};
@@ -181,6 +182,8 @@ struct Overview<'a> {
     /// Whether no part of the steward has ended by a defect.
     whole: bool,
     look_every_ms: u64,
+    /// What an operator should see to.
+    attention: Vec<Attention>,
     stores: Vec<StoreOverview<'a>>,
     /// For a token for all stores.
     etcd: Option<EtcdOverview<'a>>,
@@ -209,6 +212,10 @@ struct StoreOverview<'a> {
     /// The latest first.
     actions: Vec<&'a Action>,
     pressure: Vec<Pressure>,
+    /// Samples that miss an object since a holder has gone.
+    suspected: u64,
+    /// Told to everybody: their samples may be lost.
+    missing_holders: &'a [MissingReport],
     #[serde(flatten)]
     view: View,
 }
@@ -251,6 +258,18 @@ impl State {
                 .is_none_or(|names| names.iter().any(|one| one == name))
         };
         let stores = report.stores.iter().filter(|(name, _)| is_seen(name));
+        let mut attention = Vec::new();
+        if audience.is_none() {
+            let warn_full = self.options.etcd.as_ref().map_or(1.0, |etcd| etcd.warn_full);
+            attention.extend(attention::of_etcd(&report.etcd, warn_full));
+        }
+        attention.extend(
+            stores
+                .clone()
+                .flat_map(|(name, report)| attention::of_report(name, report)),
+        );
+        // What is critical in any store comes first.
+        attention.sort_by_key(|one| one.level);
         let stores = stores.map(|(name, report)| {
             let mut view = views.get(name).map(|(view, _)| view.clone()).unwrap_or_default();
             if audience.is_some() {
@@ -265,6 +284,7 @@ impl State {
             read_only: report.read_only,
             whole: self.is_whole(),
             look_every_ms: u64::try_from(self.options.look_every.as_millis()).unwrap_or(u64::MAX),
+            attention,
             stores: stores.collect(),
             etcd: audience.is_none().then(|| self.etcd_overview(&report)),
         };
@@ -308,6 +328,8 @@ impl State {
             failed_frees: report.failed_frees,
             actions: report.actions.iter().rev().take(SHOWN).collect(),
             pressure: pressures,
+            suspected: report.holders.as_ref().map_or(0, |holders| holders.suspected),
+            missing_holders: report.holders.as_ref().map_or(&[], |holders| &holders.missing),
             view,
         }
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 use tensorhold_core::Result;
-use tensorhold_features::{LiveSession, Sweeping};
+use tensorhold_features::{HoldersSeen, LiveSession, Sweeping};
 use tensorhold_index::{Leader, SweepReport};
 use tensorhold_index_etcd::Storage;
 
@@ -69,8 +69,14 @@ pub struct StoreReport {
     pub budget: Option<BudgetReport>,
     /// Samples that ran out of attempts; none if they could not be counted.
     pub dead_letters: Option<u64>,
+    /// Samples whose bytes are gone; none if they could not be counted.
+    pub lost: Option<u64>,
+    /// What waits for groups, for the first twenty of them; empty without an HTTP interface, which alone tells it.
+    pub backlog: Vec<BacklogReport>,
     /// Records in quarantine, up to [`MOST_QUARANTINED`]; none if they could not be counted.
     pub quarantined: Option<u64>,
+    /// The engine's holders, as the process saw them last that looks at them; none before the first look.
+    pub holders: Option<HoldersReport>,
     /// What its audits have found since it started.
     pub audits: AuditsReport,
     /// What was done last, the latest last.
@@ -183,6 +189,54 @@ pub struct BudgetReport {
     pub first_waits_for: Option<u64>,
 }
 
+/// The engine's holders, and what may be lost with those that are missing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct HoldersReport {
+    /// How many the engine lists.
+    pub listed: u64,
+    /// Those that it lists no more.
+    pub missing: Vec<MissingReport>,
+    /// The store's samples that miss an object: they are lost, or come back.
+    pub suspected: u64,
+    /// Whether samples are still looked for because a holder has gone.
+    pub unsettled: bool,
+}
+
+/// A holder that the engine does not list any more.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct MissingReport {
+    /// Its name.
+    pub name: String,
+    /// When that was seen, in milliseconds since 1970.
+    pub since_ms: u64,
+}
+
+impl From<&HoldersSeen> for HoldersReport {
+    fn from(seen: &HoldersSeen) -> Self {
+        let missing = seen.missing.iter().map(|one| MissingReport {
+            name: one.name.clone(),
+            since_ms: one.since_ms,
+        });
+        Self {
+            listed: seen.listed.len() as u64,
+            missing: missing.collect(),
+            suspected: seen.suspected,
+            unsettled: seen.unsettled,
+        }
+    }
+}
+
+/// The samples that wait for a group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct BacklogReport {
+    /// The group.
+    pub group: String,
+    /// How many.
+    pub waiting: u64,
+    /// For how many seconds the oldest of them has been there, since its commit; none if that is not known.
+    pub oldest_seconds: Option<u64>,
+}
+
 /// Something that the steward did, or found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Action {
@@ -214,7 +268,8 @@ pub struct EtcdReport {
 }
 
 impl EtcdReport {
-    pub(crate) fn of(storage: Storage, quota: u64) -> Self {
+    /// What a node says of its storage. Its quota is what it says or, before etcd 3.6, `quota`.
+    pub fn of(storage: Storage, quota: u64) -> Self {
         Self {
             quota: storage.quota.unwrap_or(quota),
             endpoint: storage.endpoint,
@@ -254,6 +309,19 @@ impl StoreReport {
             what: what.into(),
             why: why.into(),
         });
+    }
+
+    /// Takes in what was seen of the holders.
+    pub(crate) fn saw_holders(&mut self, seen: &HoldersSeen) {
+        let now = HoldersReport::from(seen);
+        let before = self.holders.take().unwrap_or_default();
+        for gone in now.missing.iter().filter(|one| !before.missing.contains(one)) {
+            self.acted(
+                format!("missed the holder {}, and looks for the samples on it", gone.name),
+                "the engine does not list it any more",
+            );
+        }
+        self.holders = Some(now);
     }
 
     /// Takes in who sweeps.

@@ -133,8 +133,10 @@ impl State {
 
     /// Takes in how many records a store has; none if they could not be counted.
     pub(crate) fn counted(&self, store: &StoreId, counts: Option<&Counts>) {
-        let dead_letters = counts.map(|counts| counts.of(Stage::Dead));
-        self.note(store, |report| report.dead_letters = dead_letters);
+        let of = |stage| counts.map(|counts| counts.of(stage));
+        self.note(store, |report| {
+            (report.dead_letters, report.lost) = (of(Stage::Dead), of(Stage::Lost))
+        });
     }
 
     /// Takes in how an audit of a store ended.
@@ -177,6 +179,16 @@ impl State {
     /// Whether a store is audited now.
     pub(crate) fn is_audited(&self, store: &StoreId) -> bool {
         self.audited.lock().contains(store)
+    }
+
+    /// Whether holders of a store are missing, or its samples are still looked for because of that.
+    pub(crate) fn misses_holders(&self, store: &StoreId) -> bool {
+        let report = self.report.lock();
+        let holders = report
+            .stores
+            .get(store.as_str())
+            .and_then(|store| store.holders.as_ref());
+        holders.is_some_and(|seen| seen.unsettled || seen.suspected > 0 || !seen.missing.is_empty())
     }
 
     /// Takes in that a store was forgotten: it is looked after no more, until it is found again.

@@ -10,6 +10,9 @@
 //! ```
 //! The store survives a lost session by itself, so it stays open until it is idle.
 //!
+//! The store itself looks at the engine's holders while this steward is in office (`tensorhold_features`), and has its samples
+//! looked for when one has gone.
+//!
 //! Only the steward in office audits and ends. Both may take minutes, so they run beside the looks: the report stays fresh.
 //!
 //! # Unused
@@ -219,6 +222,7 @@ impl<'a> Tending<'a> {
         let mut sweeping = self.store.sweeping();
         let mut looks = interval_at(Instant::now(), self.state.options.look_every);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut holders = self.store.watching_holders();
         let mut ending: Option<BoxFuture<'a, Ending>> = None;
         loop {
             tokio::select! {
@@ -233,6 +237,14 @@ impl<'a> Tending<'a> {
                     if told.broken {
                         tracing::error!(store = %self.options.store, "this process sweeps no more; giving the store up");
                         return Closes::Stopped;
+                    }
+                }
+                changed = holders.changed() => {
+                    if changed.is_err() {
+                        return Closes::Stopped;
+                    }
+                    if let Some(seen) = &*holders.borrow_and_update() {
+                        self.state.note(&self.options.store, |report| report.saw_holders(seen));
                     }
                 }
                 _ = looks.tick() => tokio::select! {
@@ -262,7 +274,10 @@ impl<'a> Tending<'a> {
     async fn look_for_work(&mut self) -> bool {
         self.look().await;
         let store = &self.options.store;
-        let is_busy = !self.may_rest || self.state.is_audited(store) || self.is_to_end().is_some();
+        let is_busy = !self.may_rest
+            || self.state.is_audited(store)
+            || self.is_to_end().is_some()
+            || self.state.misses_holders(store);
         let is_idle = !is_busy
             && match self.state.connect.in_use(std::slice::from_ref(store), WITHIN).await {
                 Ok(in_use) => in_use.is_empty(),
@@ -345,6 +360,20 @@ impl<'a> Tending<'a> {
             Err(error) => tracing::warn!(store = %self.options.store, %error, "the budget could not be read"),
         }
         self.look_at_casualties().await;
+        self.read_holders().await;
+    }
+
+    /// What the process has seen of the holders whose turn it is to look, if that is another one.
+    async fn read_holders(&self) {
+        let store = &self.options.store;
+        if self.store.watching_holders().borrow().is_some() {
+            return;
+        }
+        match self.store.holders_seen(WITHIN).await {
+            Ok(seen) if seen.at_ms > 0 => self.state.note(store, |report| report.saw_holders(&seen)),
+            Ok(_) => {}
+            Err(error) => tracing::warn!(%store, %error, "what was seen of the holders could not be read"),
+        }
     }
 
     /// Counts the records in quarantine, and the dead letters unless the page's look does.

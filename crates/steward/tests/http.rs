@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -351,32 +351,60 @@ async fn one_that_is_to_change_nothing_does_not() {
     steward.stop(WITHIN).await.expect("stopped");
 }
 
+/// Reads the status of an answer.
+fn status_of(stream: &mut std::net::TcpStream) -> String {
+    stream.set_read_timeout(Some(WITHIN)).expect("set");
+    let mut status = [0; 12];
+    stream.read_exact(&mut status).expect("an answer");
+    String::from_utf8_lossy(&status).into_owned()
+}
+
+fn is_closed(stream: &mut std::net::TcpStream) {
+    stream.set_read_timeout(Some(WITHIN)).expect("set");
+    let left = stream.read(&mut [0]).map_err(|error| error.kind());
+    assert!(
+        matches!(left, Ok(0) | Err(std::io::ErrorKind::ConnectionReset)),
+        "{left:?}"
+    );
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn too_many_connections_are_refused_and_slow_ones_end() {
+async fn connections_that_say_nothing_keep_nobody_out() {
     let (steward, address) = start(Vec::new(), |options| {
         if let Some(http) = &mut options.http {
-            http.most = 2;
+            http.most = 4;
         }
     })
     .await;
+    let talks = move || {
+        let mut stream = std::net::TcpStream::connect(address).expect("a connection");
+        stream
+            .write_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            .expect("sent");
+        stream
+    };
     let slow = |_| {
         let mut stream = std::net::TcpStream::connect(address).expect("a connection");
         stream.write_all(b"GET /healthz HTTP/1.1\r\n").expect("sent");
         stream
     };
-    let held: Vec<_> = (0..2).map(slow).collect();
-    let refused = tokio::task::spawn_blocking(move || {
-        let url = format!("http://{address}/healthz");
-        ureq::get(&url)
-            .config()
-            .timeout_global(Some(Duration::from_secs(5)))
-            .build()
-            .call()
-            .is_err()
-    });
-    assert!(refused.await.expect("asked"), "a third one");
-    drop(held);
-    until("there is room again", || std::net::TcpStream::connect(address).is_ok()).await;
+    let mut asked = talks();
+    assert_eq!(status_of(&mut asked), "HTTP/1.1 200");
+    let mut silent: Vec<_> = (0..20).map(slow).collect();
+    // Each takes the place of a silent one.
+    let mut further = Vec::new();
+    for _ in 0..3 {
+        let mut stream = talks();
+        assert_eq!(status_of(&mut stream), "HTTP/1.1 200");
+        further.push(stream);
+    }
+    for stream in &mut silent {
+        is_closed(stream);
+    }
+    // Those that have asked keep their places: there is none for a fifth.
+    let mut refused = std::net::TcpStream::connect(address).expect("a connection");
+    is_closed(&mut refused);
+    further.pop();
     let mut status = 0;
     for _ in 0..50 {
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -387,7 +415,7 @@ async fn too_many_connections_are_refused_and_slow_ones_end() {
             break;
         }
     }
-    assert_eq!(status, 200);
+    assert_eq!(status, 200, "there is room again");
     steward.stop(WITHIN).await.expect("stopped");
 }
 

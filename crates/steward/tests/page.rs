@@ -298,6 +298,8 @@ async fn the_overview_says_what_a_store_holds_and_who_waits() {
                 && store["states"][5]["bytes"] == 0
                 && store["budget"]["waiting"] == 1
                 && store["leases"].as_array().is_some_and(|leases| leases.len() == 1)
+                && store["groups"][0]["waiting_per_s"].is_number()
+                && seen["attention"].as_array().is_some_and(|all| !all.is_empty())
                 && seen["etcd"]["nodes"].as_array().is_some_and(|nodes| nodes.len() == 1)
         })
         .await;
@@ -321,6 +323,29 @@ async fn the_overview_says_what_a_store_holds_and_who_waits() {
     assert_eq!(store["leases_complete"], true);
     assert_eq!(store["groups"][0]["waiting"], 5);
     assert_eq!(store["groups"][0]["leased"], 1);
+    let oldest = store["groups"][0]["oldest_ms"].as_u64().expect("since when it waits");
+    assert!(now_ms(&clock).saturating_sub(oldest) < 60_000, "{store}");
+    assert!(
+        store["states"][1]["samples_per_s"].is_number() && store["change_over_s"].is_number(),
+        "{store}"
+    );
+    let attention = &seen["attention"][0];
+    assert_eq!(
+        (&attention["store"], &attention["alert"], &attention["runbook"]),
+        (
+            &"run/7".into(),
+            &"TensorholdDeadLetters".into(),
+            &"docs/runbook.md#tensorholddeadletters".into()
+        ),
+        "{seen}"
+    );
+    let metrics = Answer::of(address, "/metrics", &[]).await.text().await;
+    let line = "tensorhold_steward_backlog_samples{store=\"run/7\",group=\"trainers\"} 5\n";
+    assert!(metrics.contains(line), "{metrics}");
+    assert!(
+        metrics.contains("tensorhold_steward_backlog_oldest_seconds{store=\"run/7\",group=\"trainers\"}"),
+        "{metrics}"
+    );
     assert_eq!(store["budget"]["bytes"], 12 * BYTES);
     assert_eq!(store["budget"]["first"][0]["wants"], 10 * BYTES);
     assert_eq!(store["budget"]["first"][0]["who"]["alive"], true);

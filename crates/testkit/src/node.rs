@@ -81,6 +81,11 @@ impl Node {
         self.process().identity().clone()
     }
 
+    /// What its current process, or its last one, has printed. A holder prints the name under which the master knows it.
+    pub fn output(&self) -> String {
+        self.process().output()
+    }
+
     /// Whether the process exists (it may be stopped).
     pub fn is_running(&self) -> bool {
         self.process().is_running()

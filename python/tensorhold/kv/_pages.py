@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, NamedTuple, cast
 from tensorhold import _events, _tensorhold, _process
 from tensorhold._calls import Pending
 from tensorhold._tensorhold import Settling as Settling
-from tensorhold._inputs import owner_of_array
+from tensorhold._inputs import address_of, owner_of_array
 from tensorhold._keys import OneKey
 from tensorhold._prefetch import Prefetch
 from tensorhold._secrets import Secret
@@ -41,8 +41,9 @@ class Memory(NamedTuple):
         if hasattr(array, "data_ptr"):
             if array.device.type != "cpu" or not array.is_contiguous():
                 raise Invalid("pages must lie in contiguous host memory", operation="kv.memory")
+            nbytes = array.numel() * array.element_size()
             # Holds the storage, not the tensor: a tensor can be given another storage.
-            return Memory(array.data_ptr(), array.numel() * array.element_size(), array.untyped_storage())
+            return Memory(address_of(array, "memory") if nbytes else 0, nbytes, array.untyped_storage())
         if hasattr(array, "__array_interface__"):
             if not array.flags["C_CONTIGUOUS"]:
                 raise Invalid("pages must lie in contiguous host memory", operation="kv.memory")

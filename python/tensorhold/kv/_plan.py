@@ -36,7 +36,7 @@ class Rank(NamedTuple):
 @dataclass(frozen=True)
 class Namespace:
     """Everything that a page's bytes depend on besides its tokens. Two namespaces that differ in anything share no
-    object."""
+    object. ``dtype`` is what the elements are (``fp8_e4m3``), not the type that they are stored as (``uint8``)."""
 
     model: str
     weights: str = ""

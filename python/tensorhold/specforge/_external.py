@@ -86,9 +86,9 @@ class ExternalAttempts:
     ) -> SampleRef:
         if announced is None:
             live = self._live(sample, generation)
-            return live.ref if live is not None else self._store.adopt(sample, tensors)
+            return live.ref if live is not None else self._store.adopt(sample, tensors, groups=())
         try:
-            return self._store.adopt(announced, tensors)
+            return self._store.adopt(announced, tensors, groups=())
         except TensorholdError:
             live = self._live(sample, generation)
             if live is not None and live.ref == announced.ref:

@@ -155,7 +155,7 @@ class TensorholdFeatureStore(Contract):  # type: ignore[misc]  # specforge has n
             raise ValueError("a sample needs at least one tensor")
         staged = {name: dense(tensor) for name, tensor in tensors.items()}
         with refs.in_specforge_terms():
-            ref = self._store.put(sample_id, staged)
+            ref = self._store.put(sample_id, staged, groups=())
             nbytes = self._store.estimate_bytes(staged)
         self._removals.superseded(sample_id)
         self._known.add(ref, nbytes, self._clock())

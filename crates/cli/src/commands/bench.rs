@@ -44,6 +44,7 @@ pub(crate) async fn run(
     let name = format!("bench-{:012x}", SystemRng.next_u64() >> 16);
     let name: StoreId = name.parse().map_err(|error| failed(&error))?;
     let engine = engine(reach, &name, context, progress).await?;
+    reach.begin(&name).await?;
     let store = open_on(Arc::clone(&engine), reach, &name, progress).await?;
     let mut times = Times::default();
     let measured = measure(&store, &engine, &name, wanted, reach, &mut times, progress).await;
@@ -66,7 +67,7 @@ async fn forget(reach: &Reach, name: &StoreId) -> Result<()> {
         limit: 100,
         keys_only: true,
     };
-    // The cluster that it is on, and the home, which says where it is.
+    // The cluster that it is on, and then the home, which says where it is.
     let there = reach.txn_store(name).await;
     let there = there.map_err(|failure| Error::unavailable("command.bench", failure.what))?;
     for txn_store in [&*there, &reach.etcd as &dyn TxnStore] {

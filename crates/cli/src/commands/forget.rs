@@ -1,6 +1,7 @@
 //! `forget`: removes what is left of a store that has ended. It needs no session and no engine.
 
 use tensorhold_core::{ErrorKind, StoreId};
+use tensorhold_index::{forget, in_use};
 
 use crate::failure::Failure;
 use crate::io::Progress;
@@ -14,11 +15,8 @@ pub(crate) async fn run(reach: &Reach, store: &str, progress: &mut Progress<'_>)
     let name = shown(store.as_str());
     // Sessions that have ended and hold nothing are cleared first, as a steward does.
     let forgetting = async {
-        reach
-            .clusters
-            .in_use(std::slice::from_ref(&store), reach.left())
-            .await?;
-        reach.clusters.forget(&store, reach.left()).await
+        in_use(&reach.etcd, std::slice::from_ref(&store), &*reach.clock, reach.left()).await?;
+        forget(&reach.etcd, &store, &*reach.clock, reach.left()).await
     };
     let forgotten = progress.wait("forgetting the store", forgetting).await;
     match forgotten {

@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use serde_json::Value;
+use tensorhold_core::StoreId;
 use tensorhold_custody::{GroupName, WallTime};
-use tensorhold_index::{Index as _, ListPlace, RecordQuery, SampleRecord, Stage, TxnIndex};
+use tensorhold_index::{Index as _, ListPlace, RecordList, RecordQuery, SampleRecord, Stage, TxnIndex};
 
 use super::Context;
+use super::holders::{self, Copies};
 use super::people::{self, People};
 use super::record::{generation, stage_name, summary, value};
 use crate::args::Ls;
@@ -25,6 +27,8 @@ const NEARLY_OVER: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(crate) struct Wanted {
     query: RecordQuery,
+    /// Only samples with a copy on this holder.
+    holder: Option<String>,
     limit: usize,
     after: Option<ListPlace>,
     /// The command that shows the next page.
@@ -48,6 +52,7 @@ impl Wanted {
                 session,
                 before,
             },
+            holder: options.holder,
             limit: usize::try_from(options.limit).unwrap_or(LOOK_AT),
             after: options.after.map(ListPlace::from_text),
             next: "tensorhold ls",
@@ -60,6 +65,7 @@ impl Wanted {
                 stage: Some(Stage::Dead),
                 ..RecordQuery::default()
             },
+            holder: None,
             limit: usize::try_from(limit).unwrap_or(LOOK_AT),
             after: after.map(ListPlace::from_text),
             next: "tensorhold dead ls",
@@ -68,7 +74,10 @@ impl Wanted {
 
     /// Whether records are skipped because they do not match.
     fn is_narrow(&self) -> bool {
-        self.query.group.is_some() || self.query.session.is_some() || self.query.before.is_some()
+        self.holder.is_some()
+            || self.query.group.is_some()
+            || self.query.session.is_some()
+            || self.query.before.is_some()
     }
 }
 
@@ -105,7 +114,18 @@ pub(crate) async fn run(
 ) -> Result<Answer, Failure> {
     let store = progress.wait("asking etcd", reach.store()).await?;
     let index = reach.index(&store).await?;
-    let found = read(reach, &index, &wanted, progress).await?;
+    let holder = match &wanted.holder {
+        Some(holder) => Some(holders::find(reach, holder, progress).await?.segment_name),
+        None => None,
+    };
+    let list = List {
+        reach,
+        store: &store,
+        index: &index,
+        wanted: &wanted,
+        holder,
+    };
+    let found = list.read(progress).await?;
     let people = progress.wait("reading sessions", People::read(reach, &index)).await?;
     let mut rows = table(context.output, &["sample", "generation", "state", "bytes", "since", ""]);
     for one in &found.records {
@@ -149,44 +169,64 @@ pub(crate) async fn run(
     Ok(Answer::new(value, text))
 }
 
-/// Reads until there are enough, or the list or the time is over.
-async fn read(reach: &Reach, index: &TxnIndex, wanted: &Wanted, progress: &mut Progress<'_>) -> Result<Found, Failure> {
-    let mut found = Found {
-        records: Vec::new(),
-        next: wanted.after.clone(),
-        looked_at: 0,
-        later: 0,
-    };
-    let mut look_at = if wanted.is_narrow() { LOOK_AT } else { wanted.limit };
-    loop {
-        let left = wanted.limit - found.records.len();
+/// A list that is read.
+struct List<'a> {
+    reach: &'a Reach,
+    store: &'a StoreId,
+    index: &'a TxnIndex,
+    wanted: &'a Wanted,
+    /// The whole name of the holder that is wanted.
+    holder: Option<String>,
+}
+
+impl List<'_> {
+    /// Reads until there are enough, or the list or the time is over.
+    async fn read(&self, progress: &mut Progress<'_>) -> Result<Found, Failure> {
+        let wanted = self.wanted;
+        let mut found = Found {
+            records: Vec::new(),
+            next: wanted.after.clone(),
+            looked_at: 0,
+            later: 0,
+        };
+        let mut look_at = if wanted.is_narrow() { LOOK_AT } else { wanted.limit };
+        loop {
+            let left = wanted.limit - found.records.len();
+            let part = self.part(&found, look_at.max(left), progress).await?;
+            if part.records.len() > left {
+                // A place lies behind what was looked at, so the part is read again, with no more than there is room for.
+                look_at = left;
+                found.take(self.part(&found, left, progress).await?);
+            } else {
+                found.take(part);
+            }
+            let is_late = self.reach.left() < NEARLY_OVER;
+            if found.next.is_none() || found.records.len() >= wanted.limit || is_late {
+                return Ok(found);
+            }
+        }
+    }
+
+    /// What matches among the next `limit` records.
+    async fn part(&self, found: &Found, limit: usize, progress: &mut Progress<'_>) -> Result<RecordList, Failure> {
         let what = format!("reading records, {} so far", found.looked_at);
-        let reading = index.records(&wanted.query, found.next.as_ref(), look_at.max(left), reach.left());
-        let part = progress
-            .wait(&what, reading)
-            .await
-            .map_err(|error| reach.failure(&error))?;
-        if part.records.len() > left {
-            // A place lies behind what was looked at, so the part is read again, with no more than there is room for.
-            look_at = left;
-            let reading = index.records(&wanted.query, found.next.as_ref(), left, reach.left());
-            let part = progress
-                .wait(&what, reading)
-                .await
-                .map_err(|error| reach.failure(&error))?;
-            found.take(part);
-        } else {
-            found.take(part);
+        let left = self.reach.left();
+        let reading = self.index.records(&self.wanted.query, found.next.as_ref(), limit, left);
+        let part = progress.wait(&what, reading).await;
+        let mut part = part.map_err(|error| self.reach.failure(&error))?;
+        if let Some(holder) = &self.holder {
+            let seen = progress
+                .wait(&what, holders::copies(self.reach, self.store, part.records))
+                .await?;
+            let is_there = |one: &Copies| one.objects.iter().any(|object| object.is_on(holder));
+            part.records = seen.into_iter().filter(is_there).map(|one| one.record).collect();
         }
-        let is_late = reach.left() < NEARLY_OVER;
-        if found.next.is_none() || found.records.len() >= wanted.limit || is_late {
-            return Ok(found);
-        }
+        Ok(part)
     }
 }
 
 impl Found {
-    fn take(&mut self, part: tensorhold_index::RecordList) {
+    fn take(&mut self, part: RecordList) {
         self.records.extend(part.records);
         self.next = part.next;
         self.looked_at += part.looked_at;

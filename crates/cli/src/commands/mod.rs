@@ -5,8 +5,10 @@ mod bench;
 mod budget;
 mod clusters;
 mod dead;
+mod drain;
 mod forget;
 pub(crate) mod help;
+mod holders;
 mod list;
 mod people;
 mod quarantine;
@@ -38,8 +40,8 @@ const CHANGE: Duration = Duration::from_secs(30);
 /// How long freeing may take.
 const FREE: Duration = Duration::from_secs(120);
 
-/// How long moving a store may take.
-const MOVE: Duration = Duration::from_secs(3600);
+/// How long draining a holder may take.
+const DRAIN: Duration = Duration::from_secs(3600);
 
 /// What every command has.
 pub(crate) struct Context<'a> {
@@ -90,12 +92,6 @@ pub(crate) async fn run(
             let usual = if change.is_some() { CHANGE } else { LOOK };
             clusters::run(&look(progress, usual).await?, change, &context, progress).await
         }
-        Command::Move { to } => {
-            // A long timeout is for copying: a cluster that does not answer is told as soon as by any other command.
-            let opening = Reach::open(settings, within(LOOK).min(LOOK));
-            let reach = progress.wait("asking etcd", opening).await?;
-            clusters::move_to(&reach, &to, within(MOVE), progress).await
-        }
         Command::Quarantine(what) => quarantine::run(&look(progress, LOOK).await?, what, &context, progress).await,
         Command::Steward(wanted) => steward::run(settings, wanted, place.json, host, out).await,
         Command::RestoreGuard { yes } => restore_guard::run(settings, yes, within(CHANGE), progress).await,
@@ -110,6 +106,12 @@ pub(crate) async fn run(
         Command::Audit { repair, force } => {
             let reach = look(progress, FREE).await?;
             audit::run(&reach, audit::Wanted { repair, force }, &context, progress).await
+        }
+        Command::Drain(wanted) => {
+            // The time is for moving: a server that does not answer is told as soon as by any other command.
+            let opening = Reach::open(settings, within(LOOK).min(LOOK));
+            let reach = progress.wait("asking etcd", opening).await?.renewed(within(DRAIN));
+            drain::run(&reach, wanted, &context, progress).await
         }
         Command::Rm { samples } => {
             let reach = look(progress, FREE).await?;

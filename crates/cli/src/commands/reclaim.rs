@@ -15,7 +15,7 @@ use crate::failure::{Failure, WRONG};
 use crate::io::{ConnectEngine, Host, Progress};
 use crate::output::{Answer, object, to_value};
 use crate::reach::Reach;
-use crate::settings::{Settings, typed};
+use crate::settings::typed;
 use crate::text::{count, shown};
 
 /// The store with an engine. It sweeps only when it is told to.
@@ -36,17 +36,26 @@ pub(crate) async fn engine(
     context: &Context<'_>,
     progress: &mut Progress<'_>,
 ) -> Result<Arc<dyn Engine>, Failure> {
-    let what = cannot(store);
-    let connect = engine_of(context.host, &what)?;
+    engine_for(reach, &cannot(store), context, progress).await
+}
+
+/// An engine; `what` is what cannot be done without one.
+pub(crate) async fn engine_for(
+    reach: &Reach,
+    what: &str,
+    context: &Context<'_>,
+    progress: &mut Progress<'_>,
+) -> Result<Arc<dyn Engine>, Failure> {
+    let connect = engine_of(context.host, what)?;
     crate::admin::listens(&reach.settings, reach.left()).await?;
-    let settings = quiet(&reach.settings).to_string();
+    let settings = Value::Object(reach.settings.engine.clone()).to_string();
     let left = reach.left();
     let connecting = tokio::task::spawn_blocking(move || connect(&settings, left));
     let engine = progress.wait("connecting to the cluster", connecting).await;
     let engine = engine.map_err(|failure| {
         let error =
             tensorhold_core::Error::internal("command.engine", "the task that connects panicked or was cancelled");
-        Failure::of(what.clone(), &error.caused_by(failure))
+        Failure::of(what, &error.caused_by(failure))
     })?;
     engine.map_err(|error| Failure::of(what, &error))
 }
@@ -83,19 +92,6 @@ pub(crate) fn engine_of(host: &Host, what: &str) -> Result<Arc<ConnectEngine>, F
              'tensorhold[mooncake]'",
         )
     })
-}
-
-/// The engine's settings. Its library writes every step to standard error unless it is told not to.
-pub(crate) fn quiet(settings: &Settings) -> Value {
-    let mut engine = settings.engine.clone();
-    if let Some(Value::Object(environment)) = engine.get_mut("environment") {
-        for (name, value) in [("MC_LOG_LEVEL", "ERROR"), ("GLOG_minloglevel", "3")] {
-            if std::env::var_os(name).is_none() {
-                environment.entry(name).or_insert_with(|| to_value(&value));
-            }
-        }
-    }
-    Value::Object(engine)
 }
 
 /// Closes the store; what the command has done stays done if that fails.

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use serde_json::Value;
-use tensorhold_core::Generation;
+use tensorhold_core::{Generation, StoreId};
 use tensorhold_custody::{GroupState, Lease, Progress, Reason, Stamp, Tick, WallTime};
+use tensorhold_features::object_keys;
 use tensorhold_index::{Record, SampleRecord, Stage};
 
 use super::people::{People, id};
@@ -93,6 +94,17 @@ pub(crate) fn groups(record: &Record) -> &[GroupState] {
         Record::Live(live) => &live.groups,
         Record::Retired(retired) => retired.letter.as_ref().map_or(&[][..], |letter| &letter.groups),
     }
+}
+
+/// The keys of the objects that a record's sample has, or may have been given.
+pub(crate) fn keys(store: &StoreId, found: &SampleRecord) -> tensorhold_core::Result<Vec<String>> {
+    let (nonce, plan) = match &found.record {
+        Record::Reserved(record) => (record.nonce, record.plan.as_str()),
+        Record::Live(record) => (record.nonce, ""),
+        Record::Retired(record) => (record.nonce, record.plan.as_str()),
+    };
+    let keys = object_keys(store, &found.sample, nonce, found.description.as_deref(), plan)?;
+    Ok(keys.iter().map(ToString::to_string).collect())
 }
 
 /// A record for programs: the schema of docs/command.md.

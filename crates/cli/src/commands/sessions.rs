@@ -5,7 +5,7 @@ use tensorhold_index::Index as _;
 use super::Context;
 use crate::failure::Failure;
 use crate::io::Progress;
-use crate::output::{Answer, draw, object, table};
+use crate::output::{Answer, fitted, object, table};
 use crate::reach::Reach;
 use crate::text::{ago, count, shown};
 use serde_json::Value;
@@ -54,7 +54,7 @@ pub(crate) async fn run(reach: &Reach, context: &Context<'_>, progress: &mut Pro
         0 => format!("no process has store {name} open\n"),
         _ => format!(
             "{}\n{} of store {name}\n",
-            draw(&rows),
+            fitted(&rows, context.output),
             count(number, "session", "sessions")
         ),
     };

@@ -17,14 +17,15 @@ use serde_json::Value;
 use tensorhold_core::{Clock, Error, ErrorKind, Result, StoreId, SystemClock, SystemRng};
 use tensorhold_engine::Engine;
 use tensorhold_features::Identity;
-use tensorhold_index::{Index, TxnIndex, stores};
-use tensorhold_index_etcd::{EtcdClusters, EtcdStore, NewStore, open_store};
+use tensorhold_index::placement::NewStore;
+use tensorhold_index::{Index, TxnIndex, forget, in_use, stores};
+use tensorhold_index_etcd::{EtcdClusters, EtcdStore, open_store};
 use tensorhold_steward::http::auth::{TokenEntry, fingerprint, new_token};
 use tensorhold_steward::{Compact, Connect, EtcdOptions, Options, Steward, StoreOptions};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::OnceCell;
 
-use super::reclaim::{engine_of, quiet};
+use super::reclaim::engine_of;
 use crate::args::{Steward as Wanted, Token, Where};
 use crate::failure::Failure;
 use crate::io::{ConnectEngine, Host};
@@ -200,7 +201,10 @@ impl Cluster {
         // Mooncake's library waits long for a master that is not there.
         let listens = crate::admin::listens(&self.settings, CONNECT).await;
         listens.map_err(|failure| Error::unavailable("command.engine", failure.what))?;
-        let (connect, settings) = (Arc::clone(&self.connect), quiet(&self.settings).to_string());
+        let (connect, settings) = (
+            Arc::clone(&self.connect),
+            Value::Object(self.settings.engine.clone()).to_string(),
+        );
         let connecting = tokio::task::spawn_blocking(move || connect(&settings, CONNECT));
         connecting.await.map_err(|failure| {
             Error::internal("command.engine", "the task that connects panicked or was cancelled").caused_by(failure)
@@ -218,7 +222,7 @@ impl Connect for Cluster {
     async fn index(&self, store: &StoreId, identity: Identity) -> Result<Arc<dyn Index>> {
         let clusters = Arc::clone(&self.etcd().await?.1);
         let index = TxnIndex::new(
-            open_store(clusters, store, NewStore::Begins, &SystemRng, CONNECT).await?,
+            open_store(clusters, store, NewStore::Begins, Arc::new(SystemRng), CONNECT).await?,
             store,
             self.settings.index.clone(),
             Arc::clone(&self.clock),
@@ -233,11 +237,13 @@ impl Connect for Cluster {
     }
 
     async fn in_use(&self, stores: &[StoreId], within: Duration) -> Result<Vec<StoreId>> {
-        self.etcd().await?.1.in_use(stores, within).await
+        let (home, _) = self.etcd().await?;
+        in_use(home, stores, &*self.clock, within).await
     }
 
     async fn forget(&self, store: &StoreId, within: Duration) -> Result<bool> {
-        self.etcd().await?.1.forget(store, within).await
+        let (home, _) = self.etcd().await?;
+        forget(home, store, &*self.clock, within).await
     }
 }
 

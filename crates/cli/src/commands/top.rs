@@ -4,7 +4,8 @@
 //! look (bounded) ─▶ draw ─▶ wait for a key, one interval at most ─▶ look …
 //! ```
 //! What cannot be read is shown in place of what was, and the next look tries again: a live view does not end because etcd
-//! elects a leader. The terminal is given back however the command ends, except for SIGKILL.
+//! elects a leader. No line is longer than the terminal is wide, and the last line says how many more there are below. The
+//! terminal is given back however the command ends, except for SIGKILL.
 
 use std::io::Stdout;
 use std::time::Duration;
@@ -16,15 +17,17 @@ use ratatui::layout::{Constraint, Layout};
 use ratatui::prelude::CrosstermBackend;
 use ratatui::style::{Modifier, Style};
 use ratatui::text::Line;
-use ratatui::widgets::Paragraph;
+use ratatui::widgets::{Clear, Paragraph};
 use ratatui::{Frame, Terminal};
 use serde_json::Value;
 use tensorhold_core::ErrorKind;
 
+use tensorhold_steward::recent::Recent;
+
 use super::{Context, sessions, status};
 use crate::failure::Failure;
 use crate::io::Progress;
-use crate::output::{Answer, Output};
+use crate::output::{Answer, Output, wrapped};
 use crate::reach::Reach;
 
 /// The shortest interval: every look costs etcd a few reads.
@@ -63,14 +66,11 @@ pub(crate) async fn run(
     let every = every.max(SHORTEST);
     let mut screen = Screen::open().map_err(|error| no_terminal(&error))?;
     let mut view = View::default();
+    let mut recent = Recent::default();
     loop {
-        let body = look(&reach.renewed(within), context).await;
-        view.title = format!(
-            " tensorhold top   {}   every {} ms   q quits ",
-            reach.settings.etcd_shown(),
-            every.as_millis()
-        );
-        view.body = body;
+        let width = screen.width().map_err(|error| no_terminal(&error))?;
+        view.body = look(&reach.renewed(within), width, &mut recent, context).await;
+        view.title = title(&reach.settings.etcd_shown(), every, width);
         // Waiting for a key blocks the thread; the other threads of the command go on.
         let asked =
             tokio::task::block_in_place(|| screen.show(&mut view, every)).map_err(|error| no_terminal(&error))?;
@@ -90,28 +90,48 @@ fn no_terminal(error: &std::io::Error) -> Failure {
     )
 }
 
-/// What `status` and `sessions` say now; without colours, which are the screen's.
-async fn look(reach: &Reach, context: &Context<'_>) -> String {
+/// As much as there is room for; how to quit first.
+fn title(etcd: &str, every: Duration, width: u16) -> String {
+    let parts = [
+        " tensorhold top",
+        "q quits",
+        etcd,
+        &format!("every {} ms", every.as_millis()),
+    ];
+    let mut title = String::new();
+    for part in parts {
+        if title.chars().count() + 3 + part.chars().count() <= usize::from(width) {
+            title.push_str(if title.is_empty() { "" } else { "   " });
+            title.push_str(part);
+        }
+    }
+    title
+}
+
+/// What `status` and `sessions` say now, and how fast it changes; without colours, which are the screen's.
+async fn look(reach: &Reach, width: u16, recent: &mut Recent<status::Figures>, context: &Context<'_>) -> String {
     let context = Context {
         host: context.host,
         output: Output {
             colour: false,
+            width: Some(width),
             ..context.output
         },
         now_ms: (context.host.now_ms)(),
     };
     let mut nobody = std::io::sink();
     let mut silent = Progress::new(&mut nobody, false);
-    let mut text = match status::run(reach, &context, &mut silent).await {
+    let width = usize::from(width);
+    let mut text = match status::look_and_compare(reach, &context, Some(recent), &mut silent).await {
         Ok(answer) => answer.text,
-        Err(failure) => return failure.text(false),
+        Err(failure) => return wrapped(&failure.text(false), width),
     };
     // Of several stores none is meant; `--store` names one.
     if let Ok(answer) = sessions::run(reach, &context, &mut silent).await {
         text.push('\n');
         text.push_str(&answer.text);
     }
-    text
+    wrapped(&text, width)
 }
 
 fn asked(event: &Event) -> Asked {
@@ -137,6 +157,15 @@ fn draw(frame: &mut Frame<'_>, view: &View) {
     let bar = Style::default().add_modifier(Modifier::REVERSED);
     frame.render_widget(Paragraph::new(Line::from(view.title.as_str())).style(bar), top);
     frame.render_widget(Paragraph::new(view.body.as_str()).scroll((view.scroll, 0)), rest);
+    let lines = view.body.lines().count();
+    let below = lines.saturating_sub(usize::from(view.scroll) + usize::from(rest.height));
+    if below > 0 && rest.height > 0 {
+        // The line that it covers is one of those.
+        let [_, last] = Layout::vertical([Constraint::Min(0), Constraint::Length(1)]).areas(rest);
+        let more = format!(" {} more lines: ↓ ", below + 1);
+        frame.render_widget(Clear, last);
+        frame.render_widget(Paragraph::new(Line::from(more)).style(bar), last);
+    }
 }
 
 /// The terminal while it is ours.
@@ -151,6 +180,10 @@ impl Screen {
             drop(disable_raw_mode());
         }
         entered.map(Self)
+    }
+
+    fn width(&self) -> std::io::Result<u16> {
+        Ok(self.0.size()?.width)
     }
 
     /// Draws, and waits for a key for one interval at most.
@@ -203,6 +236,37 @@ mod tests {
         terminal.draw(|frame| draw(frame, &view)).expect("drawn");
         let shown = terminal.backend().to_string();
         assert!(!shown.contains("one") && shown.contains("three"), "{shown}");
+    }
+
+    #[test]
+    fn what_has_no_room_is_said_to_be_there() {
+        let mut terminal = Terminal::new(TestBackend::new(24, 4)).expect("a terminal");
+        let mut view = View {
+            title: " top ".to_owned(),
+            body: "one\ntwo\nthree\nfour\nfive".to_owned(),
+            scroll: 0,
+        };
+        terminal.draw(|frame| draw(frame, &view)).expect("drawn");
+        let shown = terminal.backend().to_string();
+        assert!(shown.contains("two") && shown.contains("3 more lines"), "{shown}");
+        view.scroll = 2;
+        terminal.draw(|frame| draw(frame, &view)).expect("drawn");
+        let shown = terminal.backend().to_string();
+        assert!(shown.contains("five") && !shown.contains("more lines"), "{shown}");
+    }
+
+    #[test]
+    fn a_narrow_title_says_how_to_quit() {
+        let title = |width| {
+            title(
+                "http://10.20.30.40:2379,http://10.20.30.41:2379",
+                Duration::from_secs(1),
+                width,
+            )
+        };
+        assert!(title(60).contains("q quits") && title(60).len() <= 60, "{}", title(60));
+        let all = title(200);
+        assert!(all.contains("10.20.30.41") && all.contains("every 1000 ms"), "{all}");
     }
 
     #[test]

@@ -1,17 +1,17 @@
 //! `why`: everything that is known of one sample. Where its bytes are, who holds it until when, why it was not freed, and
 //! what happened to it.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde_json::Value;
 use tensorhold_core::{ObjectKey, SampleId, SampleKey, StoreId};
 use tensorhold_custody::{Progress as GroupProgress, Retired, Stamp, WallTime};
-use tensorhold_features::object_keys;
 use tensorhold_index::{Index as _, Record, SampleRecord, Stage, TxnIndex, is_named_ahead};
 
 use super::Context;
 use super::people::People;
-use super::record::{SharedClock, generation, groups, reason_name, stage_name, value};
+use super::record::{SharedClock, generation, groups, keys, reason_name, stage_name, value};
 use crate::admin::{self, Presence};
 use crate::failure::Failure;
 use crate::io::Progress;
@@ -150,14 +150,8 @@ pub(crate) async fn answer(
 }
 
 async fn objects(reach: &Reach, store: &StoreId, record: &SampleRecord, progress: &mut Progress<'_>) -> Objects {
-    let (nonce, plan) = match &record.record {
-        Record::Reserved(record) => (record.nonce, record.plan.as_str()),
-        Record::Live(record) => (record.nonce, ""),
-        Record::Retired(record) => (record.nonce, record.plan.as_str()),
-    };
-    let keys = object_keys(store, &record.sample, nonce, record.description.as_deref(), plan);
-    let keys: Vec<String> = match keys {
-        Ok(keys) => keys.iter().map(ToString::to_string).collect(),
+    let keys = match keys(store, record) {
+        Ok(keys) => keys,
         Err(error) => {
             return Objects {
                 total: 0,
@@ -357,7 +351,8 @@ fn item(
             .iter()
             .map(|(key, presence)| match presence {
                 Presence::Present { dram, ssd, bytes } => {
-                    object!("key": key, "presence": "present", "dram_copies": dram, "ssd_copies": ssd, "bytes": bytes)
+                    object!("key": key, "presence": "present", "dram_copies": dram.len(), "ssd_copies": ssd.len(),
+                        "dram_on": dram, "ssd_on": ssd, "bytes": bytes)
                 }
                 Presence::Unfinished => object!("key": key, "presence": "unfinished"),
                 Presence::Absent => object!("key": key, "presence": "absent"),
@@ -424,29 +419,37 @@ fn where_they_are(objects: &Objects) -> String {
         Ok(found) => found,
         Err(why) => return format!("unknown: {}", shown(why)),
     };
-    let counted = |wanted: fn(&Presence) -> bool| found.iter().filter(|(_, presence)| wanted(presence)).count();
     let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
-    let parts = [
-        (
-            counted(|one| matches!(one, Presence::Present { dram: 1.., .. })),
-            "in DRAM",
-        ),
-        (
-            counted(|one| matches!(one, Presence::Present { dram: 0, .. })),
-            "on SSD only",
-        ),
-        (
-            counted(|one| matches!(one, Presence::Unfinished)),
-            "not written to the end",
-        ),
-        (counted(|one| matches!(one, Presence::Absent)), "not in the engine"),
-        (counted(|one| matches!(one, Presence::Unknown(_))), "unknown"),
-    ];
-    let parts: Vec<String> = parts
-        .into_iter()
-        .filter(|(count, _)| *count > 0)
-        .map(|(count, what)| format!("{count} {what}"))
-        .collect();
+    // How many objects are in each state, and how many of them on each holder.
+    let mut states: BTreeMap<&str, (usize, BTreeMap<&str, usize>)> = BTreeMap::new();
+    for (_, presence) in found {
+        let (state, on): (_, &[String]) = match presence {
+            Presence::Present { dram, .. } if !dram.is_empty() => ("in DRAM", dram),
+            Presence::Present { ssd, .. } => ("on SSD only", ssd),
+            Presence::Unfinished => ("not written to the end", &[]),
+            Presence::Absent => ("not in the engine", &[]),
+            Presence::Unknown(_) => ("unknown", &[]),
+        };
+        let (count, holders) = states.entry(state).or_default();
+        *count += 1;
+        for holder in on {
+            *holders.entry(holder).or_default() += 1;
+        }
+    }
+    let part = |(state, (count, holders)): (&str, (usize, BTreeMap<&str, usize>))| {
+        let on: Vec<String> = holders
+            .iter()
+            .map(|(holder, objects)| match *objects == count {
+                true => shown(holder),
+                false => format!("{objects} on {}", shown(holder)),
+            })
+            .collect();
+        match on.is_empty() {
+            true => format!("{count} {state}"),
+            false => format!("{count} {state} ({})", on.join(", ")),
+        }
+    };
+    let parts: Vec<String> = states.into_iter().map(part).collect();
     let more = match objects.total - found.len() {
         0 => String::new(),
         more => format!(", {more} not asked for"),

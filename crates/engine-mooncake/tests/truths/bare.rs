@@ -108,7 +108,7 @@ impl Bare {
         }
     }
 
-    fn config<'py>(py: Python<'py>, keep: Keep, replicas: usize) -> Bound<'py, PyAny> {
+    pub fn config<'py>(py: Python<'py>, keep: Keep, replicas: usize) -> Bound<'py, PyAny> {
         let config = py
             .import("mooncake.store")
             .and_then(|module| module.call_method0("ReplicateConfig"))

@@ -13,6 +13,7 @@
 //! | `pressure` | full DRAM, eviction, pins |
 //! | `ssd` | what goes down to SSD, what comes up, what comes back from the dead |
 //! | `outages`, `failover` | masters and holders that die, hang and return |
+//! | `drain` | objects that move between holders, holders that are given nothing new |
 //! | `memory` | registration, with and without a metadata server |
 //! | `threads` | the interpreter's lock, one client in several threads |
 //! | `probe` | the master's HTTP probe |
@@ -29,6 +30,7 @@
 mod common;
 
 mod bare;
+mod drain;
 mod failover;
 mod leases;
 mod memory;

@@ -12,7 +12,7 @@ use crate::batch::check_options;
 use crate::region::{HostMemory, Region};
 use crate::types::{
     Capabilities, GetOutcome, Holder, Listing, Presence, PromoteOutcome, PutOptions, PutOutcome, Registrations,
-    RemoveOutcome, Transfer, Usage,
+    RelocateOutcome, RemoveOutcome, Transfer, Usage,
 };
 
 fn pick<T: Clone>(batch: &[T], items: &[usize]) -> Vec<T> {
@@ -107,5 +107,9 @@ impl<E: Engine + ?Sized> Engine for FaultEngine<E> {
 
     fn holders(&self, within: Duration) -> Result<Vec<Holder>> {
         self.inner().holders(within)
+    }
+
+    fn relocate(&self, keys: &[ObjectKey], from: &str, to: &str, within: Duration) -> Result<Vec<RelocateOutcome>> {
+        self.inner().relocate(keys, from, to, within)
     }
 }

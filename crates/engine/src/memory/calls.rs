@@ -199,17 +199,20 @@ impl State {
             objects: self.entries.len() as u64,
             holders: self.segments.len() as u64,
             restarts: self.restarts,
+            mounts: self.mounts,
         }
     }
 
     /// One for each segment.
     pub(super) fn holders(&self) -> Vec<Holder> {
-        let holder = |segment: &Segment| Holder {
+        let holder = |(id, segment): (&SegmentId, &Segment)| Holder {
             name: segment.name(),
+            address: segment.name(),
+            memory: id.to_string(),
             dram_capacity: segment.capacity,
             dram_used: segment.used,
         };
-        let mut holders: Vec<Holder> = self.segments.values().map(holder).collect();
+        let mut holders: Vec<Holder> = self.segments.iter().map(holder).collect();
         holders.sort_by(|one, two| one.name.cmp(&two.name));
         holders
     }
@@ -218,7 +221,8 @@ impl State {
         let error = Error::unavailable(
             operation,
             "the object's holder does not answer; try again when the engine has noticed its loss",
-        );
+        )
+        .with("reason", "holder");
         match self.segments.get(&segment) {
             Some(segment) => error.with("segment", segment.name()),
             None => error,

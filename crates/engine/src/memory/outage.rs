@@ -58,6 +58,7 @@ impl State {
         self.kill_master();
         self.master_up = true;
         self.restarts += 1;
+        self.mounts = 0;
         for holder in 0..self.holders.len() {
             if self.holders[holder].running {
                 self.mount(holder);
@@ -69,6 +70,7 @@ impl State {
     pub(super) fn mount(&mut self, which: usize) {
         let id = self.next_segment;
         self.next_segment += 1;
+        self.mounts += 1;
         let segment = Segment {
             holder: which,
             capacity: self.config.segment_bytes,

@@ -157,6 +157,8 @@ pub(super) struct State {
     pub(super) pressure: Pressure,
     /// How often the master was restarted.
     pub(super) restarts: u64,
+    /// How often a segment was registered with this master.
+    pub(super) mounts: u64,
     pub(super) next_segment: SegmentId,
     pub(super) next_order: u64,
 }
@@ -179,6 +181,7 @@ impl State {
             holders,
             pressure: Pressure::default(),
             restarts: 0,
+            mounts: 0,
             next_segment: 0,
             next_order: 0,
         };

@@ -19,6 +19,7 @@ cases! { "loss"
     a_dead_holders_objects_fail_then_miss (Setup::default) "For a while they may be `Failed` (`Unavailable`), then they are a `Miss`.";
     without_a_holder_calls_return_in_time (Setup::default) "Every call takes the time it may last and returns by then, whatever the engine does.";
     after_a_holder_restart_the_same_engine_works (Setup::default) "After holders and engine are back, the same engine value works again.";
+    a_dead_holder_leaves_the_list_and_comes_with_other_memory (two_small) "One that died is among them until the engine notices; one that comes back has other memory than before.";
     the_survivors_objects_stay (two_small) "A holder that dies takes its objects with it, and no others.";
     a_second_copy_survives (two_small) "A holder that dies takes its objects with it: its own copies.";
 }
@@ -234,6 +235,35 @@ fn after_a_holder_restart_the_same_engine_works(ctx: &Context) -> CaseResult {
     ctx.eventually(RECOVERY, "what was in a dead holder's DRAM is a miss", || {
         Ok((!ctx.bytes_or_nothing(&key, 100_000, 1)? && ctx.presence(&key)? == Presence::Absent).then_some(()))
     })
+}
+
+fn a_dead_holder_leaves_the_list_and_comes_with_other_memory(ctx: &Context) -> CaseResult {
+    let listed = |wanted: usize, what: &str| {
+        ctx.eventually(RECOVERY, what, || {
+            let holders = ctx.engine().holders(CALL)?;
+            Ok((holders.len() == wanted).then_some(holders))
+        })
+    };
+    let before = listed(2, "both holders are listed")?;
+    let mounts = ctx.engine().usage(CALL)?.mounts;
+    let is_told = |holder: &crate::Holder| !holder.memory.is_empty() && !holder.address.is_empty();
+    ensure!(
+        before.iter().all(is_told) && before[0].memory != before[1].memory,
+        "each holder has an address, and memory of its own: {before:?}"
+    );
+    ctx.harness().kill_holder(0)?;
+    let left = listed(1, "the dead holder is not listed any more")?;
+    ensure!(before.contains(&left[0]), "{left:?} was there before: {before:?}");
+    ctx.harness().restart_holder(0)?;
+    let after = listed(2, "the holder is back")?;
+    let new = |holder: &&crate::Holder| before.iter().all(|old| old.memory != holder.memory);
+    ensure!(
+        after.iter().filter(new).count() == 1,
+        "one holder came back with other memory: {before:?}, then {after:?}"
+    );
+    let now = ctx.engine().usage(CALL)?.mounts;
+    ensure!(now > mounts, "a holder came back, and {mounts} mounts became {now}");
+    Ok(())
 }
 
 fn the_survivors_objects_stay(ctx: &Context) -> CaseResult {

@@ -11,7 +11,7 @@ use tensorhold_core::{Clock, Error, ObjectKey, Result, Timestamp};
 
 use crate::{
     Capabilities, Engine, GetOutcome, Holder, HostMemory, Listing, Presence, PromoteOutcome, PutOptions, PutOutcome,
-    Region, Registrations, RemoveOutcome, Transfer, Usage,
+    Region, Registrations, RelocateOutcome, RemoveOutcome, Transfer, Usage,
 };
 
 /// Passes every call on, and remembers when reads, promotions and probes came.
@@ -150,5 +150,9 @@ impl<E: Engine + ?Sized> Engine for Observed<E> {
 
     fn holders(&self, within: Duration) -> Result<Vec<Holder>> {
         self.below.holders(within)
+    }
+
+    fn relocate(&self, keys: &[ObjectKey], from: &str, to: &str, within: Duration) -> Result<Vec<RelocateOutcome>> {
+        self.below.relocate(keys, from, to, within)
     }
 }

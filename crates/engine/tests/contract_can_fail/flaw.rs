@@ -81,6 +81,8 @@ pub(crate) enum Flaw {
     ListIgnoresPrefixes,
     /// Reports a usage of zero.
     UsageIsZero,
+    /// Tells all holders' memory alike.
+    HoldersAreNamesOnly,
     /// Keeps one copy, however many it was asked for.
     OneCopyOnly,
     /// Takes effect after it reported that it had not.
@@ -137,6 +139,10 @@ pub(crate) const FLAWS: &[(Flaw, &str)] = &[
     (ListIgnoresPrefixes, "list::only_what_begins_with_the_prefix"),
     (IgnoresNoTime, "list::a_list_without_time"),
     (UsageIsZero, "probe::capacity_is_the_segments"),
+    (
+        HoldersAreNamesOnly,
+        "loss::a_dead_holder_leaves_the_list_and_comes_with_other_memory",
+    ),
     (OneCopyOnly, "loss::a_second_copy_survives"),
     (LateEffect, "deadlines::a_put_with_hardly_any_time"),
 ];

@@ -272,7 +272,13 @@ impl Engine for Flawed {
     }
 
     fn holders(&self, within: Duration) -> Result<Vec<Holder>> {
-        self.inner.holders(self.time(within))
+        let mut holders = self.inner.holders(self.time(within))?;
+        if self.is(HoldersAreNamesOnly) {
+            holders
+                .iter_mut()
+                .for_each(|holder| holder.memory = "memory".to_owned());
+        }
+        Ok(holders)
     }
 }
 

@@ -7,9 +7,9 @@ use async_trait::async_trait;
 use tensorhold_core::{Clock, Generation, ObjectKey, Result, SampleId};
 use tensorhold_custody::{GroupName, Reason, Tick, Version};
 use tensorhold_index::{
-    AckOutcome, BudgetUse, Commit, CommitOutcome, Counts, FreeList, Index, Known, Leader, LeaderWatch, Leaders,
-    LeaseGrant, LeaseList, ListPlace, LiveSample, LiveSession, LostWatch, Office, PassedOver, Quarantined, RecordList,
-    RecordQuery, Reserve, SampleRecord, SampleRef, Session, SweepReport, Terms, Unreadable,
+    AckOutcome, Backlog, BudgetUse, Commit, CommitOutcome, Counts, FreeList, HoldersSeen, Index, Known, Leader,
+    LeaderWatch, Leaders, LeaseGrant, LeaseList, ListPlace, LiveSample, LiveSession, LostWatch, Office, PassedOver,
+    Quarantined, RecordList, RecordQuery, Reserve, SampleRecord, SampleRef, Session, SweepReport, Terms, Unreadable,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -191,6 +191,10 @@ impl Index for HookedIndex {
         self.inner.counts(within).await
     }
 
+    async fn backlog(&self, most: usize, within: Duration) -> Result<Vec<Backlog>> {
+        self.inner.backlog(most, within).await
+    }
+
     async fn leases(&self, limit: usize, within: Duration) -> Result<LeaseList> {
         self.inner.leases(limit, within).await
     }
@@ -227,12 +231,24 @@ impl Index for HookedIndex {
         self.inner.resign(session, office, within).await
     }
 
+    async fn holders_seen(&self, within: Duration) -> Result<HoldersSeen> {
+        self.inner.holders_seen(within).await
+    }
+
+    async fn note_holders(&self, session: &Session, seen: &HoldersSeen, within: Duration) -> Result<Version> {
+        self.inner.note_holders(session, seen, within).await
+    }
+
     async fn leaders(&self, within: Duration) -> Result<Leaders> {
         self.inner.leaders(within).await
     }
 
     async fn watch_leaders(&self, since: &Leaders, within: Duration) -> Result<LeaderWatch> {
         self.inner.watch_leaders(since, within).await
+    }
+
+    async fn confirm_place(&self, within: Duration) -> Result<()> {
+        self.inner.confirm_place(within).await
     }
 
     async fn tick(&self, within: Duration) -> Result<Tick> {

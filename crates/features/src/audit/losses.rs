@@ -21,10 +21,11 @@ use tensorhold_engine::Presence;
 use tensorhold_index::{RecordQuery, SampleRecord, SampleRef, Stage};
 
 use super::{MOST_EXAMPLES, Pace};
+use crate::reclaim::Reclaim;
 use crate::record::description::Description;
 use crate::record::plan::SampleObjects;
 use crate::runtime::tasks::Caller;
-use crate::store::{FeatureStore, Inner};
+use crate::store::FeatureStore;
 
 const OPERATION: &str = "features.audit_losses";
 /// Records that are read at once.
@@ -83,7 +84,7 @@ impl FeatureStore {
     pub async fn audit_losses(&self, options: LossAudit, within: Duration) -> Result<LossReport> {
         self.run_for(OPERATION, move |inner, caller| async move {
             let deadline = inner.deadline(within);
-            inner.audit_losses(&options, &caller, deadline).await
+            inner.reclaim.audit_losses(&options, Some(&caller), deadline).await
         })
         .await
     }
@@ -96,8 +97,14 @@ struct Probed {
     keys: Vec<ObjectKey>,
 }
 
-impl Inner {
-    async fn audit_losses(&self, options: &LossAudit, caller: &Caller, deadline: Deadline) -> Result<LossReport> {
+impl Reclaim {
+    /// See [`FeatureStore::audit_losses`].
+    pub(crate) async fn audit_losses(
+        &self,
+        options: &LossAudit,
+        caller: Option<&Caller>,
+        deadline: Deadline,
+    ) -> Result<LossReport> {
         let capabilities = self.runtime.engine.capabilities();
         if !capabilities.probe {
             let message = "this engine cannot be asked for its objects without side effects; name the masters' admin addresses \
@@ -130,12 +137,21 @@ impl Inner {
                 report.complete = true;
                 break;
             }
-            if caller.is_gone() || deadline.passed(&*self.runtime.clock) {
+            if caller.is_some_and(|caller| !caller.may_wait()) || deadline.passed(&*self.runtime.clock) {
                 break;
             }
         }
         if options.wait && !options.read_only && report.suspected > 0 {
-            report.complete &= self.reclaim.losses.none_left(self.runtime.left(deadline)).await;
+            let waits_end = async {
+                match caller {
+                    Some(caller) => caller.waits_end().await,
+                    None => std::future::pending().await,
+                }
+            };
+            report.complete &= tokio::select! {
+                none_left = self.losses.none_left(self.runtime.left(deadline)) => none_left,
+                () = waits_end => false,
+            };
         }
         report.complete &= report.no_room == 0;
         report.lost = self.runtime.count.read().lost - lost_before;
@@ -144,7 +160,7 @@ impl Inner {
 
     /// Makes a sample a suspect. If there is no room, waits for it or leaves the sample to the next audit.
     async fn suspect(&self, probed: &Probed, key: &ObjectKey, wait: bool, report: &mut LossReport, deadline: Deadline) {
-        let losses = &self.reclaim.losses;
+        let losses = &self.losses;
         loop {
             if losses.suspect(&probed.sample, key, &probed.description) {
                 tracing::warn!(sample = %probed.sample.sample, %key, "an audit: the engine does not have a committed object now");

@@ -35,7 +35,9 @@
 //! - if an object's generation is larger than any that this index has given out ([`Known::Ahead`]);
 //! - if more than a handful of objects, and more than a set share of all, would go.
 //!
-//! The last two are reported, and `force` is for the operator who knows better.
+//! The last two are reported, and `force` is for the operator who knows better. And whatever the operator says, before each
+//! removal the records of where the store is are read again, at the index's home and on the store's cluster
+//! ([`tensorhold_index::Index::confirm_place`]): if they do not say that it is here, or cannot be read, the audit ends.
 //!
 //! # What if…
 //! - *…the process dies half-way?* The next audit finds the rest.
@@ -212,7 +214,7 @@ impl Inner {
         }
         let mut pace = Pace::new(options.rate, &*self.runtime.clock);
         for batch in orphans.chunks(REMOVED.min(self.runtime.max_batch())) {
-            if caller.is_gone() || deadline.passed(&*self.runtime.clock) {
+            if !caller.may_wait() || deadline.passed(&*self.runtime.clock) {
                 report.complete = false;
                 break;
             }
@@ -277,8 +279,8 @@ impl Inner {
             samples.dedup();
             let mut unknown = Vec::new();
             for asked in samples.chunks(ASKED) {
-                if caller.is_gone() {
-                    return Err(Error::unavailable(OPERATION, "the caller has left"));
+                if !caller.may_wait() {
+                    return Err(caller.ended(OPERATION, "the caller has left"));
                 }
                 let known = self.runtime.index.known(asked, self.runtime.left(deadline)).await?;
                 unknown.extend(asked.iter().cloned().zip(known).filter_map(|(sample, known)| {
@@ -355,6 +357,8 @@ impl Inner {
         deadline: Deadline,
     ) -> Result<()> {
         self.one_history(Some(cuts))?;
+        // Right before each removal: what this index does not know says nothing if the store is elsewhere.
+        self.runtime.index.confirm_place(self.runtime.left(deadline)).await?;
         let samples: Vec<SampleRef> = batch.iter().map(|orphan| orphan.sample.clone()).collect();
         let known = self.runtime.index.known(&samples, self.runtime.left(deadline)).await?;
         let mut orphans = Vec::with_capacity(batch.len());

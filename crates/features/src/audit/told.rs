@@ -20,13 +20,15 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tensorhold_core::{Error, Result, Retry};
+use tensorhold_core::Result;
 use tensorhold_index::{LostSample, SampleRef};
 use tokio::sync::{mpsc, watch};
 
 use crate::runtime::Runtime;
+use crate::runtime::tasks::closed;
 use crate::store::FeatureStore;
 
+const OPERATION: &str = "features.lost";
 /// Lost samples that wait for their receiver.
 const WAITING: usize = 1024;
 /// The most samples that a task remembers as told. It bounds memory.
@@ -80,15 +82,16 @@ impl FeatureStore {
             let told = inbox.get_or_insert_with(|| self.losses(scope));
             // A caller that leaves takes nothing with it.
             match told.recv_many(&mut lost, WAITING).await {
-                0 => Err(
-                    Error::unavailable("features.lost", "this store is closed; open another").with_retry(Retry::Never),
-                ),
+                0 => Err(closed(OPERATION)),
                 _ => Ok(lost),
             }
         };
-        tokio::time::timeout(within, waiting)
-            .await
-            .unwrap_or_else(|_| Ok(Vec::new()))
+        let waiting = async {
+            tokio::time::timeout(within, waiting)
+                .await
+                .unwrap_or_else(|_| Ok(Vec::new()))
+        };
+        self.unless_closed(OPERATION, waiting).await
     }
 }
 

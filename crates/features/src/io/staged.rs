@@ -75,6 +75,7 @@ impl Io {
         &self,
         units: Vec<Vec<T>>,
         samples: usize,
+        prefer: &[String],
         deadline: Deadline,
     ) -> Vec<Result<CopiedDigests>> {
         let mut results: Vec<Result<CopiedDigests>> = (0..samples).map(|_| Ok(Vec::new())).collect();
@@ -96,7 +97,7 @@ impl Io {
             };
             let send = async {
                 match ready.take() {
-                    Some(outgoing) => self.send(outgoing, samples, deadline).await,
+                    Some(outgoing) => self.send(outgoing, samples, prefer, deadline).await,
                     None => Vec::new(),
                 }
             };
@@ -131,13 +132,14 @@ impl Io {
         &self,
         objects: Vec<OnDevice>,
         samples: usize,
+        prefer: &[String],
         deadline: Deadline,
     ) -> Vec<Result<CopiedDigests>> {
         let most = MOST_UNIT_BYTES.min(self.runtime.config.stage_bytes / 2);
         let units = split(objects, self.runtime.max_batch(), most, |object| {
             object.part.len() as u64
         });
-        self.send_staged(units, samples, deadline).await
+        self.send_staged(units, samples, prefer, deadline).await
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! One batched put serves all objects of all samples. An object that finds the engine full was not written, so it is
 //! retried with backoff until the deadline; meanwhile samples may be freed elsewhere. Any other failure is final for
-//! its sample.
+//! its sample under these keys: after a dead holder the put begins anew under others (module `put_elsewhere`).
 //!
 //! Reading is in module `read`, writing sealed samples in `write_sealed`.
 
@@ -17,6 +17,7 @@ use super::Io;
 use crate::io::checksum::digest_of;
 use crate::memory::device::ObjectMemory;
 use crate::runtime::config::Residency;
+use crate::runtime::tasks::closed;
 
 /// The first pause of a put that finds the engine full. Each later one is half as long again, up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
@@ -38,14 +39,14 @@ pub(crate) struct Outgoing {
 }
 
 impl Io {
-    fn put_options(&self) -> PutOptions {
+    fn put_options(&self, prefer: &[String]) -> PutOptions {
         PutOptions {
             replicas: self.runtime.config.replicas,
             pin: match self.runtime.config.residency {
                 Residency::Dram => Pin::Hard,
                 Residency::Spill => Pin::Evictable,
             },
-            ..PutOptions::default()
+            preferred_segments: prefer.to_vec(),
         }
     }
 
@@ -107,8 +108,14 @@ impl Io {
         }
     }
 
-    /// Writes objects. Returns for each of `samples` samples whether all its objects are stored.
-    pub(crate) async fn send(&self, objects: Vec<Outgoing>, samples: usize, deadline: Deadline) -> Vec<Result<()>> {
+    /// Writes objects, to these holders first. Returns for each of `samples` samples whether all its objects are stored.
+    pub(crate) async fn send(
+        &self,
+        objects: Vec<Outgoing>,
+        samples: usize,
+        prefer: &[String],
+        deadline: Deadline,
+    ) -> Vec<Result<()>> {
         let mut results: Vec<Result<()>> = (0..samples).map(|_| Ok(())).collect();
         let mut open = objects;
         let mut pause = FIRST_PAUSE;
@@ -117,7 +124,7 @@ impl Io {
             while !open.is_empty() {
                 let rest = open.split_off(open.len().min(self.runtime.max_batch()));
                 let batch = std::mem::replace(&mut open, rest);
-                self.send_batch(batch, &mut results, &mut full, deadline).await;
+                self.send_batch(batch, prefer, &mut results, &mut full, deadline).await;
             }
             // Nothing more is written of a sample that has failed.
             full.retain(|object: &Outgoing| results[object.sample].is_ok());
@@ -132,6 +139,12 @@ impl Io {
                 return results;
             }
             self.runtime.count.waits_for_room.one();
+            if self.runtime.tasks.is_closing() {
+                for object in full {
+                    results[object.sample] = Err(closed("features.put"));
+                }
+                return results;
+            }
             // There may be samples to be freed that no process has collected yet.
             self.queue.collect_soon();
             let spread = self
@@ -147,13 +160,14 @@ impl Io {
     async fn send_batch(
         &self,
         batch: Vec<Outgoing>,
+        prefer: &[String],
         results: &mut [Result<()>],
         full: &mut Vec<Outgoing>,
         deadline: Deadline,
     ) {
         let (samples, transfers): (Vec<usize>, Vec<Transfer>) =
             batch.into_iter().map(|object| (object.sample, object.transfer)).unzip();
-        let (engine, options) = (Arc::clone(&self.runtime.engine), self.put_options());
+        let (engine, options) = (Arc::clone(&self.runtime.engine), self.put_options(prefer));
         let answer = self
             .runtime
             .blocking

@@ -136,7 +136,13 @@ impl Unsealed {
 
 impl Io {
     /// Seals and writes. Returns for each sample how it is sealed, if all its objects are stored.
-    pub(crate) async fn send_sealed(&self, seals: &Seals, to_seal: ToSeal, deadline: Deadline) -> Vec<Result<Seal>> {
+    pub(crate) async fn send_sealed(
+        &self,
+        seals: &Seals,
+        to_seal: ToSeal,
+        prefer: &[String],
+        deadline: Deadline,
+    ) -> Vec<Result<Seal>> {
         let ToSeal {
             objects,
             seals: mut results,
@@ -144,7 +150,7 @@ impl Io {
         let units = split_growing(objects, self.runtime.max_batch(), seals.unit_bytes(), |object| {
             object.seal.run.sealed_len()
         });
-        let sent = self.send_staged(units, results.len(), deadline).await;
+        let sent = self.send_staged(units, results.len(), prefer, deadline).await;
         for (result, sent) in results.iter_mut().zip(sent) {
             if let (Ok(_), Err(error)) = (&result, sent) {
                 *result = Err(error);

@@ -135,7 +135,7 @@ impl Announced {
 }
 
 impl Inner {
-    /// Waits for quota until the caller leaves.
+    /// Waits for quota until the caller leaves, or the store closes.
     async fn announce(&self, announcement: Announcement, caller: &Caller, deadline: Deadline) -> Result<Announced> {
         refuse_foreign(self.io.seals.as_ref(), OPERATION)?;
         let mut keys = announcement.keys;
@@ -173,6 +173,10 @@ impl Inner {
                     })));
                 }
                 Some(Err(error)) if !last && self.runtime.sessions.refused(&session, &error) => {}
+                // The wait for quota has ended because the store closes.
+                Some(Err(error)) if error.kind() == ErrorKind::Capacity => {
+                    return Err(caller.store_is_open(OPERATION).err().unwrap_or(error));
+                }
                 Some(Err(error)) => return Err(error),
                 None => break,
             }

@@ -242,7 +242,7 @@ impl Inner {
                     // The get asks again, and says what is wrong. A caller that is told so knows of the sample.
                     _ => {
                         let got = self.get(&lease, wanted, caller, deadline).await;
-                        if got.is_err() && !caller.is_gone() {
+                        if got.is_err() && caller.may_wait() {
                             lease.look();
                         }
                         got

@@ -54,8 +54,8 @@ impl Inner {
         let (mut ended, mut later, mut place) = (0, 0, None);
         let live = RecordQuery::of(Stage::Live);
         loop {
-            if caller.is_gone() {
-                return Err(Error::unavailable(OPERATION, "the caller has left").with("ended", ended));
+            if !caller.may_wait() {
+                return Err(caller.ended(OPERATION, "the caller has left").with("ended", ended));
             }
             // Before each page: with many samples there is time for a process to open the store.
             if !others {
@@ -119,7 +119,12 @@ impl Inner {
                 .with("ended", ended)
                 .with("left", swept.failed));
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::select! {
+                () = tokio::time::sleep(LOOK_EVERY) => {}
+                () = caller.waits_end() => {
+                    return Err(caller.ended(OPERATION, "the caller has left").with("ended", ended));
+                }
+            }
         }
     }
 }

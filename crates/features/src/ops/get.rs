@@ -51,7 +51,7 @@ impl Inner {
         lease.set_unserved(false);
         let plan = tokio::select! {
             plan = self.plan_get(&reference, description, wanted, deadline) => plan?,
-            () = caller.left() => return Err(nobody_waits()),
+            () = caller.waits_end() => return Err(nobody_waits(caller)),
         };
         let arrived = self.arrive(lease, &plan, deadline).await;
         // The engine refused, and the deadline was not simply too short: if the sample is handed back for that, it does
@@ -142,8 +142,8 @@ impl Inner {
 }
 
 /// The error of a get whose caller left while it waited for memory. No caller sees it.
-pub(crate) fn nobody_waits() -> Error {
-    Error::unavailable(OPERATION, "the caller left while the get waited for memory")
+pub(crate) fn nobody_waits(caller: &Caller) -> Error {
+    caller.ended(OPERATION, "the caller left while the get waited for memory")
 }
 
 fn no_longer_held(lease: &Lease) -> Error {

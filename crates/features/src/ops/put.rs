@@ -17,6 +17,8 @@
 //! whose memory is busy when it is prepared (module `claims`) leaves the batch: it waits in a queue, holds nothing
 //! meanwhile, and then proceeds alone. So it delays no other sample, and no put waits for memory while it holds some.
 //!
+//! A put whose bytes met a dead holder begins anew under other keys, at another holder (module `put_elsewhere`).
+//!
 //! *Given up*, any time before the commit: the caller has left, the sample was aborted here, or a later call of this
 //! process puts the same sample (module `inflight_puts`). Waits end then.
 //!
@@ -36,6 +38,7 @@ use tokio::task::JoinSet;
 use crate::memory::claims::at_once;
 use crate::memory::tensors::TensorIn;
 use crate::ops::commit::Committed;
+use crate::ops::put_elsewhere::{Again, Attempt};
 use crate::ops::put_plan::{PutPlan, Record};
 use crate::ops::put_reserve::Reserved;
 use crate::ops::put_write::recorded;
@@ -153,7 +156,7 @@ impl Inner {
         let begun = turn.put(&item.sample)?;
         let prepared = tokio::select! {
             biased;
-            () = nobody_wants(turn, caller, std::slice::from_ref(&begun)) => return Err(unwanted(&begun)),
+            () = wait_ends(turn, caller, &begun) => return Err(unwanted(&begun, caller)),
             prepared = self.plan_put(item, deadline) => prepared?,
         };
         Ok(Ready { at, prepared, begun })
@@ -170,7 +173,7 @@ impl Inner {
     ) -> Results {
         let granted = tokio::select! {
             biased;
-            () = nobody_wants(turn, caller, std::slice::from_ref(&ready.begun)) => Err(unwanted(&ready.begun)),
+            () = wait_ends(turn, caller, &ready.begun) => Err(unwanted(&ready.begun, caller)),
             granted = self.memory.granted(waiting, deadline) => granted,
         };
         match granted {
@@ -185,26 +188,29 @@ impl Inner {
     /// Puts samples whose memory is claimed.
     async fn put_claimed(&self, samples: Vec<Ready>, turn: &PutTurn, caller: &Caller, deadline: Deadline) -> Results {
         let mut results = Results::with_capacity(samples.len());
-        let ended = self.put_once(samples, true, turn, caller, &mut results, deadline).await;
-        // A reservation made ahead ends with its session, and that may be found out as late as by the commit.
-        self.put_once(ended, false, turn, caller, &mut results, deadline).await;
+        let (mut open, mut attempt) = (samples, Attempt::first());
+        while !open.is_empty() {
+            let again = self
+                .put_once(open, &attempt, turn, caller, &mut results, deadline)
+                .await;
+            self.prepare_next(&mut attempt, &again, deadline).await;
+            open = again.samples;
+        }
         results
     }
 
-    /// Puts samples, under reservations that were made ahead if `ahead` and if there are enough. Returns those among them
-    /// whose reservation had ended: nothing was committed of them, and they can be put again.
+    /// Puts samples. Returns those that are to be put again under other keys: nothing was committed of them. Their
+    /// reservation was made ahead and had ended with its session, which may be found out as late as by the commit; or their
+    /// bytes met a holder that does not answer (module `put_elsewhere`).
     async fn put_once(
         &self,
         samples: Vec<Ready>,
-        ahead: bool,
+        attempt: &Attempt,
         turn: &PutTurn,
         caller: &Caller,
         results: &mut Results,
         deadline: Deadline,
-    ) -> Vec<Ready> {
-        if samples.is_empty() {
-            return Vec::new();
-        }
+    ) -> Again {
         // Started before the index has answered: the bytes are here already.
         let digests = (self.runtime.config.checksum && self.io.seals.is_none()).then(|| {
             self.io.digests(
@@ -219,10 +225,10 @@ impl Inner {
             Ok(session) => session,
             Err(error) => {
                 results.extend(samples.iter().map(|ready| (ready.at, Err(error.clone()))));
-                return Vec::new();
+                return Again::default();
             }
         };
-        let taken = match ahead {
+        let taken = match attempt.ahead {
             true => self.take_ahead(&session, &samples),
             false => Vec::new(),
         };
@@ -237,8 +243,8 @@ impl Inner {
         let records = tokio::select! {
             biased;
             // Memory that the engine still reads is kept until it is done; nothing of it is committed.
-            () = nobody_wants(turn, caller, &puts) => puts.iter().map(|begun| Err(unwanted(begun))).collect(),
-            (sent, digests) = self.write_and_sum(&reserved, digests, deadline) => {
+            () = nobody_wants(turn, caller, &puts) => puts.iter().map(|begun| Err(unwanted(begun, caller))).collect(),
+            (sent, digests) = self.write_and_sum(&reserved, digests, &attempt.prefer, deadline) => {
                 recorded(&reserved, sent, digests)
             }
         };
@@ -254,8 +260,8 @@ impl Inner {
         caller: &Caller,
         results: &mut Results,
         deadline: Deadline,
-    ) -> Vec<Ready> {
-        let mut ended = Vec::new();
+    ) -> Again {
+        let mut again = Again::default();
         let mut commits = Vec::new();
         let mut ready = Vec::new();
         for (sample, record) in reserved.into_iter().zip(records) {
@@ -263,7 +269,7 @@ impl Inner {
             let outcome = described.and_then(|description| {
                 let bytes = description.to_bytes()?;
                 if caller.is_gone() {
-                    return Err(unwanted(&sample.begun));
+                    return Err(unwanted(&sample.begun, caller));
                 }
                 sample.begun.may_commit()?;
                 Ok((description, bytes))
@@ -278,10 +284,13 @@ impl Inner {
                     });
                     ready.push((sample, Arc::new(description)));
                 }
-                Err(error) => {
-                    let at = sample.at;
-                    results.push((at, Err(self.undo(session, sample, error))));
-                }
+                Err(error) => match self.to_put_elsewhere(session, sample, error, deadline).await {
+                    Ok(ready) => {
+                        again.samples.push(ready);
+                        again.elsewhere = true;
+                    }
+                    Err(failed) => results.push(failed),
+                },
             }
         }
         let committed = self.commit(session, &commits, deadline).await;
@@ -304,7 +313,7 @@ impl Inner {
                 Committed::No(error)
                     if sample.prepared.reserved_as.is_some() && self.runtime.sessions.refused(session, &error) =>
                 {
-                    ended.push(self.to_put_again(session, sample));
+                    again.samples.push(self.to_put_again(session, sample));
                     continue;
                 }
                 Committed::No(error) | Committed::GivenUp(error) => Err(self.undo(session, sample, error)),
@@ -312,12 +321,12 @@ impl Inner {
             };
             results.push((at, result));
         }
-        ended
+        again
     }
 
     /// The same sample, to be put under another key. What was written under the first one is removed at once, and not when
-    /// the memory is free: all its objects were stored, so no late call writes them.
-    fn to_put_again(&self, session: &Arc<Session>, sample: Reserved) -> Ready {
+    /// the memory is free: no call that writes it is under way any more.
+    pub(super) fn to_put_again(&self, session: &Arc<Session>, sample: Reserved) -> Ready {
         let Reserved {
             at,
             mut prepared,
@@ -360,11 +369,19 @@ async fn nobody_wants(turn: &PutTurn, caller: &Caller, puts: &[Arc<Begun>]) {
     }
 }
 
+/// Pends until a put that has written nothing may not wait any longer: the store is closing, or the put is not wanted.
+async fn wait_ends(turn: &PutTurn, caller: &Caller, put: &Arc<Begun>) {
+    tokio::select! {
+        () = caller.waits_end() => {}
+        () = turn.all_are_given_up(std::slice::from_ref(put)) => {}
+    }
+}
+
 /// Why a put is not made.
-pub(super) fn unwanted(begun: &Begun) -> Error {
+pub(super) fn unwanted(begun: &Begun, caller: &Caller) -> Error {
     match begun.counts() {
         Err(error) => error,
-        Ok(()) => Error::unavailable(OPERATION, "the caller left; the sample was not committed"),
+        Ok(()) => caller.ended(OPERATION, "the caller left; the sample was not committed"),
     }
 }
 

@@ -68,11 +68,11 @@ impl Inner {
         while !open.is_empty() {
             let (wanted, given_up): (Vec<_>, Vec<_>) = open
                 .into_iter()
-                .partition(|(_, ready)| !caller.is_gone() && ready.begun.counts().is_ok());
+                .partition(|(_, ready)| caller.may_wait() && ready.begun.counts().is_ok());
             results.extend(
                 given_up
                     .into_iter()
-                    .map(|(_, ready)| (ready.at, Err(unwanted(&ready.begun)))),
+                    .map(|(_, ready)| (ready.at, Err(unwanted(&ready.begun, caller)))),
             );
             let (interrupted, generations) = self
                 .reserve_unless_given_up(&mut session, &wanted, turn, caller, deadline)
@@ -162,7 +162,7 @@ impl Inner {
     }
 
     /// Reserves; once more in another session if the current one turns out to have ended. Waits end when one of the
-    /// puts is given up, or the caller has left. Returns whether they were interrupted that way.
+    /// puts is given up, the caller has left, or the store is closing. Returns whether they were interrupted that way.
     async fn reserve_unless_given_up(
         &self,
         session: &mut Arc<Session>,
@@ -210,7 +210,7 @@ impl Inner {
         };
         let interrupt = async {
             tokio::select! {
-                () = caller.left() => {}
+                () = caller.waits_end() => {}
                 () = turn.one_is_given_up(&puts) => {}
             }
             interrupted.cancel();

@@ -21,6 +21,7 @@ impl Inner {
         &self,
         reserved: &[Reserved],
         digests: Option<Digests>,
+        prefer: &[String],
         deadline: Deadline,
     ) -> (Vec<Result<Record>>, Result<Option<Vec<Vec<Option<Digest>>>>>) {
         let bytes: u64 = reserved.iter().map(|sample| sample.prepared.bytes).sum();
@@ -28,14 +29,14 @@ impl Inner {
         // checksums take a core from them.
         if bytes <= self.io.object_bytes() {
             let digests = of_all(digests).await;
-            return (self.write(reserved, deadline).await, digests);
+            return (self.write(reserved, prefer, deadline).await, digests);
         }
-        tokio::join!(self.write(reserved, deadline), of_all(digests))
+        tokio::join!(self.write(reserved, prefer, deadline), of_all(digests))
     }
 
     /// Moves all bytes, to where the store's residency asks for. Returns for each sample what is to be recorded of it.
-    async fn write(&self, reserved: &[Reserved], deadline: Deadline) -> Vec<Result<Record>> {
-        let mut records = self.write_to_engine(reserved, deadline).await;
+    async fn write(&self, reserved: &[Reserved], prefer: &[String], deadline: Deadline) -> Vec<Result<Record>> {
+        let mut records = self.write_to_engine(reserved, prefer, deadline).await;
         if self.runtime.config.residency == Residency::Spill {
             let written = reserved.iter().zip(&records).map(|(sample, record)| match record {
                 Ok(_) => sample.keys.clone(),
@@ -52,9 +53,14 @@ impl Inner {
     }
 
     /// Sealed, or unchanged.
-    async fn write_to_engine(&self, reserved: &[Reserved], deadline: Deadline) -> Vec<Result<Record>> {
+    async fn write_to_engine(
+        &self,
+        reserved: &[Reserved],
+        prefer: &[String],
+        deadline: Deadline,
+    ) -> Vec<Result<Record>> {
         if let Some(seals) = &self.io.seals {
-            return self.write_sealed(seals, reserved, deadline).await;
+            return self.write_sealed(seals, reserved, prefer, deadline).await;
         }
         let (mut objects, mut on_device) = (Vec::new(), Vec::new());
         for (sample, reservation) in reserved.iter().enumerate() {
@@ -76,14 +82,20 @@ impl Inner {
             }
         }
         let (sent, copied) = tokio::join!(
-            self.io.send(objects, reserved.len(), deadline),
-            self.io.send_from_device(on_device, reserved.len(), deadline)
+            self.io.send(objects, reserved.len(), prefer, deadline),
+            self.io.send_from_device(on_device, reserved.len(), prefer, deadline)
         );
         let both = |(sent, copied): (Result<()>, Result<_>)| sent.and(copied).map(Record::Copied);
         sent.into_iter().zip(copied).map(both).collect()
     }
 
-    async fn write_sealed(&self, seals: &Seals, reserved: &[Reserved], deadline: Deadline) -> Vec<Result<Record>> {
+    async fn write_sealed(
+        &self,
+        seals: &Seals,
+        reserved: &[Reserved],
+        prefer: &[String],
+        deadline: Deadline,
+    ) -> Vec<Result<Record>> {
         let mut to_seal = ToSeal::default();
         for reservation in reserved {
             let sample = SampleToSeal {
@@ -95,7 +107,7 @@ impl Inner {
             };
             to_seal.add(&self.io, seals, &sample);
         }
-        let sent = self.io.send_sealed(seals, to_seal, deadline).await.into_iter();
+        let sent = self.io.send_sealed(seals, to_seal, prefer, deadline).await.into_iter();
         sent.map(|sent| sent.map(|(header, tag)| Record::Seal(header, tag)))
             .collect()
     }

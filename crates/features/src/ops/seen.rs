@@ -7,7 +7,7 @@ use std::time::Duration;
 use tensorhold_core::Result;
 use tensorhold_custody::Tick;
 use tensorhold_engine::{Holder, Usage};
-use tensorhold_index::{Counts, LeaseList};
+use tensorhold_index::{Backlog, Counts, HoldersSeen, LeaseList};
 
 use crate::store::FeatureStore;
 
@@ -15,6 +15,11 @@ impl FeatureStore {
     /// How many records the store has, by stage, and how many sessions. An index over etcd has etcd count them.
     pub async fn counts(&self, within: Duration) -> Result<Counts> {
         self.inner().runtime.index.counts(within).await
+    }
+
+    /// What waits for the groups, and since when: see [`tensorhold_index::Index::backlog`].
+    pub async fn backlog(&self, most: usize, within: Duration) -> Result<Vec<Backlog>> {
+        self.inner().runtime.index.backlog(most, within).await
     }
 
     /// The leases that any process holds now, the oldest first: see [`tensorhold_index::Index::leases`].
@@ -38,6 +43,12 @@ impl FeatureStore {
         let call = move |within| engine.holders(within);
         let blocking = &inner.runtime.blocking;
         blocking.run("features.holders", inner.deadline(within), call).await
+    }
+
+    /// The engine's holders as the process saw them last that looks at them: those that are missing, and how many samples may
+    /// be lost with them.
+    pub async fn holders_seen(&self, within: Duration) -> Result<HoldersSeen> {
+        self.inner().runtime.index.holders_seen(within).await
     }
 
     /// The store's shared clock as this process last saw it, and the length of its ticks; none if it has not seen it yet.

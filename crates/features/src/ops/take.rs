@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tensorhold_core::{Deadline, Error, Result, SampleId};
 use tensorhold_custody::GroupName;
-use tensorhold_index::{LeaseGrant, SampleRef, Terms, Unreadable};
+use tensorhold_index::{LeaseGrant, SampleRef, Session, Terms, Unreadable};
 
 use crate::record::description::{Description, is_unreadable};
 use crate::runtime::tasks::Caller;
@@ -24,6 +24,17 @@ fn not_told(operation: &'static str) -> Error {
 }
 
 impl Inner {
+    /// The current session; another one only if the store is not closing.
+    async fn session_of_take(
+        &self,
+        operation: &'static str,
+        caller: &Caller,
+        deadline: Deadline,
+    ) -> Result<Arc<Session>> {
+        caller.store_is_open(operation)?;
+        self.runtime.sessions.current(operation, deadline).await
+    }
+
     /// Takes samples in the current session; once more in another session if that one turns out to have ended.
     async fn take(
         &self,
@@ -44,7 +55,7 @@ impl Inner {
             waits: true,
         };
         for last in [false, true] {
-            let session = match self.runtime.sessions.current(OPERATION, deadline).await {
+            let session = match self.session_of_take(OPERATION, caller, deadline).await {
                 Ok(session) => session,
                 Err(error) => return vec![Err(error); samples.len()],
             };
@@ -68,6 +79,10 @@ impl Inner {
                 .into_iter()
                 .map(|held| Lease::new(held?, &readable, &session, self));
             let taken: Vec<Result<Lease>> = taken.collect();
+            // No caller could answer for them any more. Dropped, they go back as if they had never been taken.
+            if let Err(closed) = caller.store_is_open(OPERATION) {
+                return vec![Err(closed); samples.len()];
+            }
             for lease in taken.iter().flatten() {
                 lease.step_ended(&self.runtime, "take", started, None);
             }
@@ -132,13 +147,13 @@ impl Inner {
         };
         let mut again = true;
         loop {
-            let session = self.runtime.sessions.current(OPERATION, deadline).await?;
+            let session = self.session_of_take(OPERATION, caller, deadline).await?;
             let (ticks, left) = (self.runtime.config.lease_ticks, self.runtime.left(deadline));
-            let held = self
-                .runtime
-                .index
-                .take_next(&session, group, count, ticks, terms, left)
-                .await;
+            let held = tokio::select! {
+                biased;
+                held = self.runtime.index.take_next(&session, group, count, ticks, terms, left) => held,
+                never = self.look_while_unfed(group), if waits => match never {},
+            };
             let held = match held {
                 Err(error) if again && self.runtime.sessions.refused(&session, &error) => {
                     again = false;
@@ -146,8 +161,12 @@ impl Inner {
                 }
                 held => held?,
             };
+            if !held.is_empty() {
+                self.unfed.is_fed(group);
+            }
             let mut leases = Vec::with_capacity(held.len());
-            let mut refused = None;
+            let mut refused = caller.store_is_open(OPERATION).err();
+            let is_closing = refused.is_some();
             let mut unreadable = Vec::new();
             for held in held {
                 let sample = held.sample.clone();
@@ -167,9 +186,10 @@ impl Inner {
                 true => 0,
                 false => self.reclaim.quarantine(&unreadable, deadline).await,
             };
-            // Samples that were taken beside an unreadable one must not be forgotten.
+            // Samples that were taken beside an unreadable one must not be forgotten. In a store that closes no caller could
+            // answer for them any more: dropped, they go back as if they had never been taken.
             return match refused {
-                Some(error) if leases.is_empty() => Err(error),
+                Some(error) if leases.is_empty() || is_closing => Err(error),
                 // No consumer can use a sample in quarantine: there may be other samples.
                 None if leases.is_empty() && moved > 0 && !deadline.passed(&*self.runtime.clock) => continue,
                 _ => {
@@ -199,7 +219,7 @@ impl FeatureStore {
     /// Takes the next samples of a group, up to `count`. Waits for the first one; an empty result at the deadline is
     /// not an error. Samples that a later release has put and this one cannot read are passed over, for other
     /// processes. The call waits up to a second past its deadline for an answer of the index. A lease that is granted
-    /// even later goes back, and costs the group no attempt.
+    /// even later goes back, and costs the group no attempt. `Unavailable` at once if the store is closed meanwhile.
     pub async fn lease_next(&self, group: &GroupName, count: usize, within: Duration) -> Result<Vec<Lease>> {
         self.next(group, count, true, within).await
     }

@@ -73,7 +73,7 @@ impl Inner {
         let (reference, description) = (live.reference(), live.description());
         let plan = tokio::select! {
             plan = self.plan_get(reference, description, wanted, deadline) => plan?,
-            () = caller.left() => return Err(nobody_waits()),
+            () = caller.waits_end() => return Err(nobody_waits(caller)),
         };
         let arrived = self.arrive_unleased(reference, &plan, caller, deadline).await;
         let got = self.handed_out(plan, arrived).await;

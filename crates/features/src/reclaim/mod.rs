@@ -3,6 +3,7 @@
 
 pub(crate) mod collect;
 pub(crate) mod duty;
+pub(crate) mod holders;
 pub(crate) mod loss;
 pub(crate) mod queue;
 pub(crate) mod undo;
@@ -11,7 +12,7 @@ pub(crate) mod worker;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
-use tensorhold_index::{AckOutcome, SampleRef};
+use tensorhold_index::{AckOutcome, HoldersSeen, SampleRef};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -26,7 +27,7 @@ use crate::runtime::Runtime;
 /// The state of the workers.
 #[derive(Debug)]
 pub(crate) struct Reclaim {
-    runtime: Arc<Runtime>,
+    pub(crate) runtime: Arc<Runtime>,
     /// Shared with the leases and transfers that outlive an operation.
     pub(crate) queue: Arc<ReclaimQueue>,
     /// One collect of this process runs at a time.
@@ -35,6 +36,8 @@ pub(crate) struct Reclaim {
     /// Collects in a row that freed nothing of what there was to free.
     failed_collects: AtomicU32,
     pub(crate) duty: watch::Sender<Sweeping>,
+    /// What this process sees of the engine's holders while it is its turn to look.
+    pub(crate) holders: watch::Sender<Option<HoldersSeen>>,
 }
 
 impl Reclaim {
@@ -45,6 +48,7 @@ impl Reclaim {
             losses: Losses::new(Arc::clone(&runtime.clock)),
             failed_collects: AtomicU32::new(0),
             duty: watch::Sender::default(),
+            holders: watch::Sender::default(),
             runtime,
         }
     }
@@ -59,6 +63,7 @@ impl Reclaim {
             tasks.spawn(collect::collect(Arc::clone(self), stop.clone())),
         ];
         if let Some(every) = self.runtime.config.sweep_every {
+            workers.push(tasks.spawn(holders::watch(Arc::clone(self), stop.clone())));
             workers.push(tasks.spawn(duty::sweep(Arc::clone(self), every, stop.clone())));
         }
         workers

@@ -301,7 +301,7 @@ impl Reclaim {
                     RemoveOutcome::Unfinished => {
                         results[*at] = Err(Error::unavailable(
                             "features.free",
-                            "an object's put never ended; the engine removes it after its own timeout",
+                            "an object's put never ended, or a drain moves it; the engine lets go of it in its time",
                         )
                         .with("key", key));
                     }

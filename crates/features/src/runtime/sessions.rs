@@ -10,15 +10,21 @@
 //! nothing yet (a put, a lease, a sweep) opens another session. So a run of days survives a network outage of a minute.
 //!
 //! A holder of a lease or a reservation keeps the session that it was granted to, and presents only that one.
+//!
+//! A store that is closing opens another session only to complete what runs and to free what was retired; no take gets one
+//! (module `take`). Once it has ended its session none is opened any more, and one that is being opened at that moment is
+//! ended at once: no task could answer for what it would hold.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::RwLock;
 use tensorhold_core::{Clock, Deadline, Error, ErrorKind, Result};
 use tensorhold_custody::SessionId;
 use tensorhold_index::{Index, Session, SessionEnded};
+
+use super::tasks::closed;
 
 #[derive(Debug)]
 pub(crate) struct Sessions {
@@ -28,6 +34,8 @@ pub(crate) struct Sessions {
     /// One task opens a session at a time; the others use the session that it opened.
     opening: tokio::sync::Mutex<()>,
     opened: AtomicU64,
+    /// Whether the membership has ended. A session becomes current only while it has not, both under the lock of `current`.
+    ended: AtomicBool,
     /// The sessions that were opened last, the current one included.
     ours: RwLock<VecDeque<SessionId>>,
 }
@@ -43,6 +51,7 @@ impl Sessions {
             current: RwLock::new(None),
             opening: tokio::sync::Mutex::default(),
             opened: AtomicU64::new(0),
+            ended: AtomicBool::new(false),
             ours: RwLock::default(),
         }
     }
@@ -60,6 +69,16 @@ impl Sessions {
     /// Whether this process has, or had, that session.
     pub(crate) fn was_ours(&self, session: SessionId) -> bool {
         self.ours.read().contains(&session)
+    }
+
+    /// Makes a session the current one, unless the membership has ended.
+    fn make_current(&self, session: &Arc<Session>) -> bool {
+        let mut current = self.current.write();
+        let has_ended = self.ended.load(Ordering::Relaxed);
+        if !has_ended {
+            *current = Some(Arc::clone(session));
+        }
+        !has_ended
     }
 
     /// A session for a new operation: the current one, or another if that has ended.
@@ -80,10 +99,10 @@ impl Sessions {
         if let Some(session) = self.known() {
             return Ok(session);
         }
-        let session = Arc::new(self.index.open_session(deadline.remaining(&*self.clock)).await?);
-        if self.opened.fetch_add(1, Ordering::Relaxed) > 0 {
-            tracing::warn!(session = %session.id(), "the session had ended; what it held is lost, another is open");
+        if self.ended.load(Ordering::Relaxed) {
+            return Err(closed(operation));
         }
+        let session = Arc::new(self.index.open_session(deadline.remaining(&*self.clock)).await?);
         {
             let mut ours = self.ours.write();
             if ours.len() >= MOST_REMEMBERED {
@@ -91,7 +110,15 @@ impl Sessions {
             }
             ours.push_back(session.id());
         }
-        *self.current.write() = Some(Arc::clone(&session));
+        if !self.make_current(&session) {
+            if let Err(error) = session.close(deadline.remaining(&*self.clock)).await {
+                tracing::debug!(%error, "a session that was not needed any more ends by its time to live");
+            }
+            return Err(closed(operation));
+        }
+        if self.opened.fetch_add(1, Ordering::Relaxed) > 0 {
+            tracing::warn!(session = %session.id(), "the session had ended; what it held is lost, another is open");
+        }
         Ok(session)
     }
 
@@ -110,7 +137,11 @@ impl Sessions {
 
     /// Ends the membership.
     pub(crate) async fn close(&self, deadline: Deadline) -> Result<()> {
-        let session = self.current.write().take();
+        let session = {
+            let mut current = self.current.write();
+            self.ended.store(true, Ordering::Relaxed);
+            current.take()
+        };
         match session {
             Some(session) if session.is_alive() => session.close(deadline.remaining(&*self.clock)).await,
             _ => Ok(()),

@@ -15,9 +15,13 @@
 //!
 //! Results undo themselves when they are dropped (modules `lease` and `adopt`), wherever that is: at every moment a
 //! result either belongs to the caller or is undone.
+//!
+//! A store that closes ends the waits of all operations ([`Caller::waits_end`]), and their callers get an error that says
+//! so: a take returns no sample, since its caller could not answer for it any more. Bytes that move are not waits: a put
+//! whose reservation is made is completed.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tensorhold_core::{Clock, Deadline, Error, Result, Retry};
 use tokio::runtime::Handle;
@@ -27,23 +31,59 @@ use tokio_util::sync::CancellationToken;
 
 /// The caller of an operation, as the operation sees it.
 #[derive(Clone, Debug)]
-pub(crate) struct Caller(CancellationToken);
+pub(crate) struct Caller {
+    /// Cancelled when the caller has left.
+    left: CancellationToken,
+    /// Cancelled when the caller has left, and when the store begins to close.
+    waits: CancellationToken,
+    /// Cancelled when the store begins to close.
+    closing: CancellationToken,
+}
 
 impl Caller {
     /// Whether the caller has stopped waiting for the result.
     pub(crate) fn is_gone(&self) -> bool {
-        self.0.is_cancelled()
+        self.left.is_cancelled()
     }
 
     /// Pends until the caller has left.
     pub(crate) async fn left(&self) {
-        self.0.cancelled().await;
+        self.left.cancelled().await;
     }
 
-    /// The cancellation token, for calls to the index that wait.
-    pub(crate) fn token(&self) -> &CancellationToken {
-        &self.0
+    /// Whether the operation may wait for others, or begin something new: its caller is there, and the store is not closing.
+    pub(crate) fn may_wait(&self) -> bool {
+        !self.waits.is_cancelled()
     }
+
+    /// Pends until the operation may not wait any longer.
+    pub(crate) async fn waits_end(&self) {
+        self.waits.cancelled().await;
+    }
+
+    /// Cancelled when the operation may not wait any longer, for calls to the index that wait.
+    pub(crate) fn token(&self) -> &CancellationToken {
+        &self.waits
+    }
+
+    /// An error if the store is closing.
+    pub(crate) fn store_is_open(&self, operation: &'static str) -> Result<()> {
+        match self.closing.is_cancelled() {
+            true => Err(closed(operation)),
+            false => Ok(()),
+        }
+    }
+
+    /// Why an operation ended that may not wait any longer: the store is closing, or else `left` says what the caller left.
+    pub(crate) fn ended(&self, operation: &'static str, left: &str) -> Error {
+        let is_open = self.store_is_open(operation);
+        is_open.err().unwrap_or_else(|| Error::unavailable(operation, left))
+    }
+}
+
+/// The error of a call to a store that is closed, or closing.
+pub(crate) fn closed(operation: &'static str) -> Error {
+    Error::unavailable(operation, "this store is closed; open another").with_retry(Retry::Never)
 }
 
 #[derive(Debug)]
@@ -55,7 +95,7 @@ pub(crate) struct Tasks {
 #[derive(Debug, Default)]
 struct Shared {
     running: AtomicUsize,
-    closed: AtomicBool,
+    closing: CancellationToken,
     ended: Notify,
 }
 
@@ -96,12 +136,13 @@ impl Tasks {
     ) -> Result<T> {
         self.shared.running.fetch_add(1, Ordering::AcqRel);
         let running = Running(Arc::clone(&self.shared));
-        if self.shared.closed.load(Ordering::Acquire) {
-            return Err(Error::unavailable(operation, "this store is closed; open another").with_retry(Retry::Never));
+        if self.is_closing() {
+            return Err(closed(operation));
         }
-        let caller = CancellationToken::new();
-        let _here = caller.clone().drop_guard();
-        let future = act(Caller(caller));
+        let closing = self.shared.closing.clone();
+        let (left, waits) = (CancellationToken::new(), closing.child_token());
+        let _here = (left.clone().drop_guard(), waits.clone().drop_guard());
+        let future = act(Caller { left, waits, closing });
         // A result that the caller does not take is dropped before the task counts as ended: closing waits for what
         // that undoes.
         let task = self.runtime.spawn(async move { (future.await, running) });
@@ -112,9 +153,20 @@ impl Tasks {
         Ok(result)
     }
 
-    /// Accepts no more operations, and waits until the deadline for those that run. Returns how many are left.
+    /// Whether the store is closing, or closed.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.shared.closing.is_cancelled()
+    }
+
+    /// Pends until the store begins to close.
+    pub(crate) async fn closing(&self) {
+        self.shared.closing.cancelled().await;
+    }
+
+    /// Accepts no more operations, ends the waits of those that run, and waits until the deadline for their ends. Returns
+    /// how many are left.
     pub(crate) async fn close(&self, clock: &dyn Clock, deadline: Deadline) -> usize {
-        self.shared.closed.store(true, Ordering::Release);
+        self.shared.closing.cancel();
         loop {
             let mut ended = std::pin::pin!(self.shared.ended.notified());
             ended.as_mut().enable();

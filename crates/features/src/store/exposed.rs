@@ -74,6 +74,15 @@ impl Source for StoreSource {
         ] {
             readings.gauge(family, &[store], float(value));
         }
+        let missing = inner
+            .reclaim
+            .holders
+            .borrow()
+            .as_ref()
+            .map(|seen| seen.missing.len() as u64);
+        if let Some(missing) = missing {
+            readings.gauge(&family::MISSING_HOLDERS, &[store], float(missing));
+        }
         readings.gauge(
             &family::OLDEST_LEASE,
             &[store],

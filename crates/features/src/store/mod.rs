@@ -12,7 +12,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tensorhold_core::{Clock, Deadline, Error, ErrorKind, Result, Rng, TensorSpec};
 use tensorhold_engine::{Engine, HostMemory, Region, Span};
-use tensorhold_index::{BudgetUse, Index, LiveSession, Office, Quarantined};
+use tensorhold_index::{BudgetUse, HoldersSeen, Index, LiveSession, Office, Quarantined};
 use tensorhold_metrics::{Outcome, Registration, registry};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -29,6 +29,7 @@ use crate::io::sealed::Seals;
 use crate::memory::Memory;
 use crate::memory::pool::BufferPool;
 use crate::ops::ahead::{self, Ahead};
+use crate::ops::unfed::UnfedGroups;
 use crate::reclaim::Reclaim;
 use crate::reclaim::duty::Sweeping;
 use crate::reclaim::worker::Swept;
@@ -36,7 +37,7 @@ use crate::runtime::Runtime;
 use crate::runtime::config::FeatureConfig;
 use crate::runtime::counters::Counters;
 use crate::runtime::inflight_puts::InflightPuts;
-use crate::runtime::tasks::Caller;
+use crate::runtime::tasks::{Caller, closed};
 
 /// A feature store, as this process sees it. A clone is the same store.
 ///
@@ -78,6 +79,7 @@ pub(crate) struct Inner {
     pub(crate) held: Arc<HeldLeases>,
     pub(crate) inflight_puts: Arc<InflightPuts>,
     pub(crate) unreadable: Unreadable,
+    pub(crate) unfed: UnfedGroups,
     pub(crate) inboxes: Inboxes,
     pub(crate) reserved_ahead: Arc<Ahead>,
     /// Finds out which samples to read ahead.
@@ -131,6 +133,7 @@ impl FeatureStore {
             held: Arc::default(),
             inflight_puts: Arc::default(),
             unreadable: Unreadable::default(),
+            unfed: UnfedGroups::default(),
             inboxes: Inboxes::default(),
             ahead: Mutex::new(None),
             reserved_ahead,
@@ -270,6 +273,12 @@ impl FeatureStore {
         self.inner().reclaim.duty.subscribe()
     }
 
+    /// What this process sees of the engine's holders while it is its turn to look at them (module `holders`); none while it
+    /// is another one's. [`FeatureStore::holders_seen`] has what that one saw.
+    pub fn watching_holders(&self) -> watch::Receiver<Option<HoldersSeen>> {
+        self.inner().reclaim.holders.subscribe()
+    }
+
     /// Whether this process holds an office with the session that it has now, by the index itself. What
     /// [`FeatureStore::sweeping`] tells was so when it was told.
     pub async fn holds(&self, office: Office, within: Duration) -> Result<bool> {
@@ -282,8 +291,8 @@ impl FeatureStore {
         .await
     }
 
-    /// Changes the store's budget, or sets one. A budget shrinks as far as samples do not hold it: the error (`Capacity`)
-    /// says that more is held. Processes that opened the store before its first budget are not bound by it.
+    /// Changes the store's budget, or sets one. One that is smaller than what samples hold is refused (`Capacity`), and the
+    /// old one stays in force. Processes that opened the store before its first budget are not bound by it.
     pub async fn set_budget(&self, bytes: u64, within: Duration) -> Result<()> {
         self.run("features.set_budget", move |inner| async move {
             let deadline = inner.deadline(within);
@@ -314,7 +323,8 @@ impl FeatureStore {
     /// Waits until every sample that was retired here is freed. The error (kind `Timeout`) says which are left.
     pub async fn drain(&self, within: Duration) -> Result<()> {
         let inner = self.inner();
-        inner.reclaim.queue.drain(inner.deadline(within)).await
+        let drained = inner.reclaim.queue.drain(inner.deadline(within));
+        self.unless_closed("features.drain", drained).await
     }
 
     /// How the store is doing in this process. Values that engine or index do not report within the time are left out.
@@ -385,9 +395,19 @@ impl FeatureStore {
         self.inner().runtime.index.quarantined_bytes(which, within).await
     }
 
-    /// Ends this process's membership: accepts no more operations, waits for those in flight, returns the leases that
-    /// their holders have not looked at, frees the samples that were retired here, stops the workers, and ends the
-    /// session. The error says what was not done in time; the sweeps of other processes will do it.
+    /// Waits for something that is no operation of the store, until the store begins to close.
+    pub async fn unless_closed<T>(&self, operation: &'static str, wait: impl Future<Output = Result<T>>) -> Result<T> {
+        tokio::select! {
+            biased;
+            ended = wait => ended,
+            () = self.inner().runtime.tasks.closing() => Err(closed(operation)),
+        }
+    }
+
+    /// Ends this process's membership: accepts no more operations, ends the waits of the
+    /// operations in flight (their callers get an error that says so, and no sample), waits for those whose bytes move,
+    /// returns the leases that their holders have not looked at, frees the samples that were retired here, stops the
+    /// workers, and ends the session. The error says what was not done in time; the sweeps of other processes will do it.
     pub async fn close(&self, within: Duration) -> Result<()> {
         const OPERATION: &str = "features.close";
         let inner = self.inner();

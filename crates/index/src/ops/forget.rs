@@ -1,7 +1,8 @@
 //! Forgetting a store: of one that has ended and is empty, nothing stays.
 //!
 //! ```text
-//!   read all keys ──▶ in use, or not empty ──▶ refused: what is there, and what to do
+//!   read all keys ──▶ on another cluster ──▶ refused
+//!        ▲    └─────▶ in use, or not empty ──▶ refused: what is there, and what to do
 //!        ▲    └─────▶ few keys ──▶ one transaction deletes all of them ──▶ forgotten
 //!        │    └─────▶ many ──▶ deposits become fewer, leftovers are deleted ──┐
 //!        └──────────── something has changed since ◀──────────────────────────┘
@@ -10,7 +11,8 @@
 //! # Invariants
 //! - FG1: the transaction that deletes the store has the condition that its keys are as they were read, and that the store
 //!   has no other key. A session that was opened before it has a key of its own, so the transaction is refused; one that is
-//!   opened after it begins the store anew. There is no state between.
+//!   opened after it begins the store anew. There is no state between. The store's `place` is one of the keys, so a process that
+//!   knows the old one opens no session ([`crate::placement`]).
 //! - FG2: what is deleted before is worth nothing to a store that goes on: deposits are added up, which keeps the budget as it
 //!   is, and what names no record any more (claims, owners, entries of ready lists) is left over.
 //!
@@ -25,6 +27,7 @@ use std::time::Duration;
 use tensorhold_core::{Clock, Deadline, Error, ErrorKind, Result, Retry, StoreId};
 
 use super::idle::gaps;
+use crate::placement::is_at_home;
 use crate::record::codec::decode;
 use crate::record::layout::Layout;
 use crate::store::{Condition, Entry, Read, Transaction, TxnOutcome, TxnStore, Write, prefix};
@@ -87,11 +90,11 @@ const IN_THE_WAY: [(&str, &str, &str); 12] = [
     ),
 ];
 
-/// Deletes whatever the index has of a store. `Conflict` if it is in use or holds something: then nothing has changed. False
-/// if there is no such store.
+/// Deletes whatever the index has of a store, at its home. `Conflict` if it is in use or holds something, `Unsupported` if it is
+/// on another cluster: then nothing has changed. False if there is no such store.
 ///
 /// # Errors
-/// `Conflict`, and those of the transactional store.
+/// `Conflict`, `Unsupported`, `Corrupt` if its place cannot be read, and those of the transactional store.
 pub async fn forget(txn_store: &dyn TxnStore, store: &StoreId, clock: &dyn Clock, within: Duration) -> Result<bool> {
     let deadline = Deadline::after(clock, within);
     let layout = Layout::new(store);
@@ -132,6 +135,7 @@ async fn keys_of_one_that_is_over(txn_store: &dyn TxnStore, layout: &Layout, wit
         keys_only: true,
     };
     let mut reads: Vec<Read> = IN_THE_WAY.iter().map(first).collect();
+    reads.extend([layout.place(), layout.here()].map(Read::Key));
     reads.push(Read::Range {
         keys: layout.all(),
         limit: PAGE,
@@ -139,6 +143,15 @@ async fn keys_of_one_that_is_over(txn_store: &dyn TxnStore, layout: &Layout, wit
     });
     let mut entries = txn_store.read(&reads, within).await?.entries;
     let keys = entries.pop().unwrap_or_default();
+    // A mark: this is not the home.
+    let mut is_elsewhere = entries.pop().is_some_and(|here| !here.is_empty());
+    for place in entries.pop().unwrap_or_default() {
+        is_elsewhere |= !is_at_home(OPERATION, &place)?;
+    }
+    if is_elsewhere {
+        let message = "the store is on another cluster than the home of the index: such a store is not forgotten";
+        return Err(Error::new(ErrorKind::Unsupported, OPERATION, message).with("store", layout.root()));
+    }
     let found = entries.iter().zip(&IN_THE_WAY).find(|(found, _)| !found.is_empty());
     let Some((_, (_, what, advice))) = found else {
         return Ok(keys);

@@ -2,6 +2,7 @@
 //! a store alone whose run has ended, and come back when it is used again.
 //!
 //! ```text
+//!   it is on another cluster than the home ──────────────────────▶ in use
 //!   something is held, or is to be freed ────────────────────────▶ in use
 //!   nothing is, and a process is there that is no steward ───────▶ in use
 //!   nobody is, and sessions have ended that were not cleared ────▶ their keys are deleted ─▶ idle
@@ -12,6 +13,10 @@
 //! A sweep ends and frees what sessions have begun: leases, reservations, requests for quota, retired samples, and what is
 //! kept until a tick. In an idle store there is none of it, and only a session can begin some. Committed samples, and dead
 //! letters whose objects are not kept until a tick, wait for no time.
+//!
+//! # Why a store elsewhere counts as in use
+//! Its keys are on another cluster, which would have to be asked, and must be the one that the map names. So it stays open. One
+//! whose `place` cannot be read, or that is there twice, counts as in use, too: opening it says what is wrong.
 //!
 //! # What if…
 //! - *…a session is opened while its keys are read?* The reads see one moment: before it the store is idle, and the next
@@ -27,18 +32,21 @@ use std::time::Duration;
 use tensorhold_core::{Clock, Deadline, Result, StoreId};
 use tensorhold_custody::SessionId;
 
+use crate::placement::is_at_home;
 use crate::record::identity::Identity;
 use crate::record::layout::Layout;
 use crate::store::{Condition, Entry, Read, Transaction, TxnOutcome, TxnStore, Write, prefix};
 
+const OPERATION: &str = "index.in_use";
 /// The reads for each store.
-const READS: usize = 2 + DUE;
+const READS: usize = 3 + DUE;
 /// The ranges of what a sweep ends or frees.
 const DUE: usize = 5;
 /// How many sessions of a store are read. With more of them it is in use.
 const MOST_SESSIONS: usize = 16;
 
-/// Those of the stores that are in use, or have something to look after.
+/// Those of the stores that are in use, or have something to look after, as the index's home says. Those on other clusters
+/// count as in use.
 ///
 /// # Errors
 /// Those of the transactional store.
@@ -67,16 +75,18 @@ pub async fn in_use(
                 sessions(layout.all_existed(), true),
                 sessions(layout.all_alive(), false),
             ];
-            sessions.into_iter().chain(layout.due().map(first))
+            let place = Read::Key(layout.place());
+            std::iter::once(place).chain(sessions).chain(layout.due().map(first))
         };
         let reads: Vec<Read> = layouts.iter().flat_map(of_store).collect();
         let snapshot = txn_store.read(&reads, deadline.remaining(clock)).await?;
         let of_stores = snapshot.entries.chunks(READS).zip(part.iter().zip(&layouts));
         for (entries, (store, layout)) in of_stores {
-            let [existed, alive, due @ ..] = entries else {
+            let [place, existed, alive, due @ ..] = entries else {
                 continue;
             };
             let is_idle = match Sessions::of(existed, alive) {
+                _ if !place.iter().all(|place| is_at_home(OPERATION, place).unwrap_or(false)) => false,
                 _ if due.iter().any(|found| !found.is_empty()) => false,
                 Sessions::None => true,
                 Sessions::Users => false,

@@ -1,10 +1,12 @@
 //! The operations of the index. Each module says what its operations read, what custody decides, and what is written.
 
 mod answers;
+mod backlog;
 mod commit;
 pub(crate) mod follow;
 pub(crate) mod forget;
 mod free;
+mod holders;
 pub(crate) mod idle;
 mod kept;
 mod known;
@@ -37,10 +39,11 @@ use self::lost::LostWatch;
 use crate::Index;
 use crate::index::TxnIndex;
 use crate::ready::shards::ReadyEntry;
+use crate::record::engine::HoldersSeen;
 use crate::record::identity::LiveSession;
 use crate::record::office::{Leader, Leaders, Office};
 use crate::record::types::{
-    AckOutcome, BudgetUse, Commit, CommitOutcome, Counts, FreeList, Known, LeaseGrant, LeaseList, ListPlace,
+    AckOutcome, Backlog, BudgetUse, Commit, CommitOutcome, Counts, FreeList, Known, LeaseGrant, LeaseList, ListPlace,
     LiveSample, PassedOver, Quarantined, RecordList, RecordQuery, Reserve, SampleRecord, SampleRef, SweepReport, Terms,
     Unreadable,
 };
@@ -190,6 +193,10 @@ impl Index for TxnIndex {
         self.do_counts(self.core.deadline(within)).await
     }
 
+    async fn backlog(&self, most: usize, within: Duration) -> Result<Vec<Backlog>> {
+        self.do_backlog(most, self.core.deadline(within)).await
+    }
+
     async fn leases(&self, limit: usize, within: Duration) -> Result<LeaseList> {
         self.do_leases(limit, self.core.deadline(within)).await
     }
@@ -235,6 +242,14 @@ impl Index for TxnIndex {
         self.do_watch_leaders(since, self.core.deadline(within)).await
     }
 
+    async fn holders_seen(&self, within: Duration) -> Result<HoldersSeen> {
+        self.do_holders_seen(self.core.deadline(within)).await
+    }
+
+    async fn note_holders(&self, session: &Session, seen: &HoldersSeen, within: Duration) -> Result<Version> {
+        self.do_note_holders(session, seen, self.core.deadline(within)).await
+    }
+
     fn tick_length(&self) -> Duration {
         self.core.tick_length()
     }
@@ -254,6 +269,13 @@ impl Index for TxnIndex {
 
     async fn free_failed(&self, session: &Session, items: &[SampleRef], within: Duration) -> Vec<Result<()>> {
         self.do_free_failed(session, items, self.core.deadline(within)).await
+    }
+
+    async fn confirm_place(&self, within: Duration) -> Result<()> {
+        match self.core.txn_store().placed() {
+            Some(placed) => placed.confirm(within).await,
+            None => Ok(()),
+        }
     }
 
     fn history(&self) -> History {

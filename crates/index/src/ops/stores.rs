@@ -5,7 +5,7 @@ use std::time::Duration;
 use tensorhold_core::key::unescape;
 use tensorhold_core::{Clock, Deadline, Result, StoreId};
 
-use crate::record::layout::{Layout, after};
+use crate::record::layout::after;
 use crate::store::{Read, TxnStore};
 
 /// Behind every key: the last character that text can have.
@@ -68,31 +68,6 @@ pub async fn stores(
     Ok(found)
 }
 
-/// Whether a store has a shared clock in this index, as every store has that a process has opened. One key is read,
-/// however much it holds.
-///
-/// # Errors
-/// Those of the transactional store.
-pub async fn has_clock(txn_store: &dyn TxnStore, store: &StoreId, within: Duration) -> Result<bool> {
-    let clock = Read::Key(Layout::new(store).clock());
-    let snapshot = txn_store.read(&[clock], within).await?;
-    Ok(snapshot.entries.iter().any(|entries| !entries.is_empty()))
-}
-
-/// Whether a store has any key in this index.
-///
-/// # Errors
-/// Those of the transactional store.
-pub async fn has_keys(txn_store: &dyn TxnStore, store: &StoreId, within: Duration) -> Result<bool> {
-    let first = Read::Range {
-        keys: Layout::new(store).all(),
-        limit: 1,
-        keys_only: true,
-    };
-    let snapshot = txn_store.read(&[first], within).await?;
-    Ok(snapshot.entries.iter().any(|entries| !entries.is_empty()))
-}
-
 /// The first key that cannot be of the store with this escaped name: `0` is what follows `/`.
 fn behind(escaped: &str) -> String {
     format!("{escaped}0")
@@ -137,10 +112,5 @@ mod tests {
         assert_eq!(first, all[..2]);
         let rest = stores(&txn_store, Some(&all[1]), 10, &clock, CALL).await.expect("read");
         assert_eq!(rest, all[2..]);
-        let has = async |name: &str| {
-            let store = name.parse().expect("a name");
-            has_clock(&txn_store, &store, CALL).await.expect("read")
-        };
-        assert!(has("a-b").await && !has("z").await && !has("nobody").await);
     }
 }

@@ -7,18 +7,17 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tensorhold_core::{Clock, Deadline, Digest, Error, ErrorKind, Partition, Result, Retry, Rng, StoreId};
+use tensorhold_core::{Clock, Deadline, Digest, Error, Partition, Result, Retry, StoreId};
 use tensorhold_custody::Version;
 
-use super::locate::ask;
-use super::{Away, Clusters, Here, MoveId, Why, decoded, encoded};
-use crate::record::layout::Layout;
-use crate::record::schema;
-use crate::store::{Condition, MovableStore, Read, Transaction, TxnOutcome, TxnStore, Write};
+use super::{Id, decoded, encoded};
+use crate::store::{Condition, Entry, Read, Transaction, TxnOutcome, TxnStore, Write};
 
-const OPERATION: &str = "index.place";
-/// The key of the map at home, relative to the index's root.
+const OPERATION: &str = "index.clusters";
+/// The key of the map at home, relative to the index's root; at another cluster, of what that says of itself.
 pub const MAP_KEY: &str = "clusters";
+/// The key of the epoch, relative to the index's root. A cluster that cannot be restored has none.
+pub const EPOCH_KEY: &str = "epoch";
 /// The longest name of a cluster.
 const LONGEST_NAME: usize = 40;
 
@@ -78,23 +77,20 @@ pub struct ClusterAddress {
     /// The addresses of its nodes.
     pub endpoints: Vec<String>,
     /// Whether new stores may begin on it.
-    #[serde(default = "yes")]
     pub open: bool,
-}
-
-fn yes() -> bool {
-    true
+    /// What the cluster says of itself: another etcd at its addresses says something else.
+    pub id: Id,
 }
 
 /// The clusters of an index besides its home.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClusterMap {
     /// Whether new stores may begin at home.
-    #[serde(default = "yes")]
     pub home: bool,
     /// The other clusters.
-    #[serde(default)]
     pub clusters: BTreeMap<ClusterName, ClusterAddress>,
+    /// The epoch of the home in which every store of the other clusters had its place there.
+    epoch: String,
 }
 
 impl Default for ClusterMap {
@@ -102,6 +98,7 @@ impl Default for ClusterMap {
         Self {
             home: true,
             clusters: BTreeMap::new(),
+            epoch: String::new(),
         }
     }
 }
@@ -127,158 +124,125 @@ impl ClusterMap {
     }
 }
 
+/// What another cluster than the home says of itself, under [`MAP_KEY`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Member {
+    pub(super) member: ClusterName,
+    pub(super) id: Id,
+}
+
+/// What is under [`MAP_KEY`].
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+pub(super) enum Role {
+    Member(Member),
+    Home(ClusterMap),
+}
+
+impl Role {
+    pub(super) fn of(entry: Option<&Entry>) -> Result<Option<Self>> {
+        entry.map(|entry| decoded(OPERATION, entry)).transpose()
+    }
+}
+
+/// The map as the home had it at one moment, and the home's epoch then.
+#[derive(Clone, Debug)]
+pub(super) struct MapView {
+    pub(super) map: ClusterMap,
+    version: Option<Version>,
+    epoch: Option<Entry>,
+}
+
+impl MapView {
+    /// What it is read from, in this order.
+    pub(super) fn reads() -> [Read; 2] {
+        [MAP_KEY, EPOCH_KEY].map(|key| Read::Key(key.to_owned()))
+    }
+
+    /// `Invalid` if this is no home.
+    pub(super) fn of(map: Option<Entry>, epoch: Option<Entry>) -> Result<Self> {
+        let version = map.as_ref().map(|entry| entry.version);
+        let map = match Role::of(map.as_ref())? {
+            None => ClusterMap::default(),
+            Some(Role::Home(map)) => map,
+            Some(Role::Member(member)) => {
+                let message = "this etcd is one of an index's other clusters: name the addresses of the index's home";
+                return Err(Error::invalid(OPERATION, message).with("cluster", member.member));
+            }
+        };
+        Ok(Self { map, version, epoch })
+    }
+
+    pub(super) async fn read(home: &dyn TxnStore, within: Duration) -> Result<Self> {
+        let snapshot = home.read(&Self::reads(), within).await?;
+        let mut entries = snapshot.entries.into_iter().map(|entries| entries.into_iter().next());
+        let mut next = || entries.next().flatten();
+        Self::of(next(), next())
+    }
+
+    /// The conditions that neither has changed.
+    pub(super) fn unchanged(&self) -> [Condition; 2] {
+        let of = |key: &str, version| match version {
+            Some(version) => Condition::Unchanged(key.to_owned(), version),
+            None => Condition::Absent(key.to_owned()),
+        };
+        let epoch = self.epoch.as_ref().map(|entry| entry.version);
+        [of(MAP_KEY, self.version), of(EPOCH_KEY, epoch)]
+    }
+
+    /// Whether every store has its place, so that a name without one is free. An index without a map has no other cluster.
+    pub(super) fn is_verified(&self) -> bool {
+        self.version.is_none() || self.map.epoch == self.epoch()
+    }
+
+    /// The same map, verified for the home's present epoch.
+    pub(super) fn verified(&self) -> ClusterMap {
+        ClusterMap {
+            epoch: self.epoch(),
+            ..self.map.clone()
+        }
+    }
+
+    fn epoch(&self) -> String {
+        let value = self.epoch.as_ref().map_or(&[][..], |entry| &entry.value);
+        Digest::of(value).to_string()
+    }
+}
+
 /// The map of an index, as its home has it; none if the index has no other cluster.
 ///
 /// # Errors
-/// Those of the transactional store; `Corrupt` if the map cannot be read.
+/// Those of the transactional store; `Corrupt` if the map cannot be read, `Invalid` if this is no home.
 pub async fn read_map(home: &dyn TxnStore, within: Duration) -> Result<Option<ClusterMap>> {
-    Ok(read_versioned(home, within).await?.map(|(map, _)| map))
+    let view = MapView::read(home, within).await?;
+    Ok(view.version.map(|_| view.map))
 }
 
-async fn read_versioned(home: &dyn TxnStore, within: Duration) -> Result<Option<(ClusterMap, Version)>> {
-    let snapshot = home.read(&[Read::Key(MAP_KEY.to_owned())], within).await?;
-    let entry = snapshot.entries.into_iter().flatten().next();
-    entry
-        .map(|entry| Ok((decoded(OPERATION, &entry)?, entry.version)))
-        .transpose()
-}
-
-/// Changes the map. With the first one, the index's schema is raised, so that releases that know nothing of maps refuse
-/// it. Returns the map as it is now.
-///
-/// # Errors
-/// Those of the transactional store, and of `change`.
-pub async fn write_map(
+/// Changes the map, on condition that it and the epoch are as `change` saw them. A change that changes nothing writes nothing.
+pub(super) async fn change_map(
     home: &dyn TxnStore,
     clock: &dyn Clock,
-    within: Duration,
-    change: impl Fn(&mut ClusterMap) -> Result<()> + Send + Sync,
-) -> Result<ClusterMap> {
-    let deadline = Deadline::after(clock, within);
-    loop {
-        let found = read_versioned(home, deadline.remaining(clock)).await?;
-        let unchanged = match &found {
-            Some((_, version)) => Condition::Unchanged(MAP_KEY.to_owned(), *version),
-            None => Condition::Absent(MAP_KEY.to_owned()),
-        };
-        let before = found.map(|(map, _)| map);
-        let mut map = before.clone().unwrap_or_default();
-        change(&mut map)?;
-        if before.as_ref() == Some(&map) {
-            return Ok(map);
-        }
-        let writes = vec![
-            Write::put(MAP_KEY, encoded(OPERATION, &map)?),
-            Write::put(schema::KEY, schema::WITH_CLUSTERS.to_string()),
-        ];
-        let transaction = Transaction {
-            conditions: vec![unchanged],
-            writes,
-        };
-        match home.transact(&transaction, deadline.remaining(clock)).await {
-            Ok(TxnOutcome::Committed(_)) => return Ok(map),
-            // Another change was faster, or this one's reply was lost: the next round reads which.
-            Ok(TxnOutcome::Rejected) => {}
-            Err(error) if error.retry() == Retry::Ambiguous && !deadline.passed(clock) => {}
-            Err(error) => return Err(error),
-        }
-    }
-}
-
-/// Prepares an etcd to be a cluster of an index: releases that know nothing of clusters refuse it from now on.
-///
-/// # Errors
-/// Those of the transactional store.
-pub async fn prepare(cluster: &dyn TxnStore, within: Duration) -> Result<()> {
-    let transaction = Transaction {
-        conditions: Vec::new(),
-        writes: vec![Write::put(schema::KEY, schema::WITH_CLUSTERS.to_string())],
-    };
-    cluster.transact(&transaction, within).await.map(drop)
-}
-
-/// Makes sure that a store has a place: a new one gets the cluster that the map chooses. Afterwards it is found by
-/// following it from home.
-///
-/// # Errors
-/// Those of the clusters.
-pub async fn place(
-    clusters: &dyn Clusters,
-    map: &ClusterMap,
-    store: &StoreId,
-    clock: &dyn Clock,
-    rng: &dyn Rng,
-    within: Duration,
+    deadline: Deadline,
+    mut change: impl AsyncFnMut(&MapView) -> Result<ClusterMap>,
 ) -> Result<()> {
-    let deadline = Deadline::after(clock, within);
-    let layout = Layout::new(store);
-    let home = clusters
-        .connect(&ClusterName::home(), deadline.remaining(clock))
-        .await?;
-    let chosen = map.choose(store);
     loop {
-        let any = Read::Range {
-            keys: layout.all(),
-            limit: 1,
-            keys_only: true,
-        };
-        let snapshot = home.read(&[any], deadline.remaining(clock)).await?;
-        let is_new = snapshot.entries.into_iter().flatten().next().is_none();
-        if !is_new || chosen == ClusterName::home() {
+        let view = MapView::read(home, deadline.remaining(clock)).await?;
+        let mut map = change(&view).await?;
+        if view.version.is_none() {
+            map.epoch = view.epoch();
+        }
+        if view.version.is_some() && map == view.map {
             return Ok(());
         }
-        let cluster = clusters.connect(&chosen, deadline.remaining(clock)).await?;
-        let by = begin(&*cluster, &layout, &chosen, clock, rng, deadline).await?;
-        let away = Away {
-            by,
-            why: Why::Moved,
-            to: chosen.clone(),
-        };
         let transaction = Transaction {
-            conditions: vec![Condition::NoneIn(layout.all())],
-            writes: vec![Write::put(layout.away(&MoveId::first().0), encoded(OPERATION, &away)?)],
+            conditions: view.unchanged().into(),
+            writes: vec![Write::put(MAP_KEY, encoded(OPERATION, &map)?)],
         };
         match home.transact(&transaction, deadline.remaining(clock)).await {
-            Ok(_) => {}
-            Err(error) if error.retry() == Retry::Ambiguous && !deadline.passed(clock) => {}
-            Err(error) => return Err(error),
-        }
-    }
-}
-
-/// Lets a new store begin on a cluster. Two processes that do so at the same time agree on how it began.
-async fn begin(
-    cluster: &dyn MovableStore,
-    layout: &Layout,
-    name: &ClusterName,
-    clock: &dyn Clock,
-    rng: &dyn Rng,
-    deadline: Deadline,
-) -> Result<MoveId> {
-    loop {
-        let said = ask(cluster, layout, deadline.remaining(clock)).await?;
-        match (said.away(layout, &said.stay()), said.here) {
-            (None, Some(here)) => return Ok(here.by),
-            (None, None) => {}
-            (Some((away, _)), _) => {
-                let message = "this cluster says that the store is elsewhere, and the home knows no store of this name: \
-                               was the home restored to an earlier state?";
-                return Err(Error::new(ErrorKind::Conflict, OPERATION, message)
-                    .with("cluster", name)
-                    .with("elsewhere", away.to));
-            }
-        }
-        let here = Here {
-            by: MoveId::new(rng),
-            offset: 0,
-            boundary: 0,
-        };
-        let transaction = Transaction {
-            conditions: vec![Condition::Absent(layout.here())],
-            writes: vec![Write::put(layout.here(), encoded(OPERATION, &here)?)],
-        };
-        match cluster.transact(&transaction, deadline.remaining(clock)).await {
-            Ok(_) => {}
+            Ok(TxnOutcome::Committed(_)) => return Ok(()),
+            // Another change was faster, or this one's reply was lost: the next round reads which.
+            Ok(TxnOutcome::Rejected) => {}
             Err(error) if error.retry() == Retry::Ambiguous && !deadline.passed(clock) => {}
             Err(error) => return Err(error),
         }
@@ -293,6 +257,7 @@ mod tests {
         let address = ClusterAddress {
             endpoints: Vec::new(),
             open: true,
+            id: Id::default(),
         };
         ClusterMap {
             home: false,
@@ -300,6 +265,7 @@ mod tests {
                 .iter()
                 .map(|name| (name.parse().expect("a name"), address.clone()))
                 .collect(),
+            epoch: String::new(),
         }
     }
 

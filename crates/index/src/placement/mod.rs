@@ -1,67 +1,84 @@
-//! Which of several transactional stores (clusters) a store is on, following it when it is moved, and moving it.
+//! Which of several clusters a store is on. That is decided once, when the store begins, and never changes.
 //!
 //! An index may have more stores than one etcd cluster can carry. So it may have several clusters: one is its *home*,
-//! which every process is told about, and which holds the map of the others ([`ClusterMap`]). A store is on exactly one
-//! cluster. Which one is decided when it is first opened, by rendezvous hashing over the map ([`place`]), and written down
-//! at home. From then on nothing but the store's own cluster is asked: the home is read when a store is opened, and no
-//! more.
+//! which every process is told about and which holds the map of the others ([`ClusterMap`]). A store is on exactly one
+//! cluster. A cluster that is closed to new stores empties as runs end.
 //!
-//! # States
-//! A store's time on a cluster is a *stay*, named by the move that brought it there; the first one is `first`. These keys
-//! under the store's root say where it is; each cluster that it is on, or was on, has its own:
-//!
-//! | key | value | what it says |
-//! |---|---|---|
-//! | `m/here` | `Here` | the last stay here, and how versions are read in it (`placement::versions`) |
-//! | `m/away/{stay}` | `Away` | in this stay, the store cannot be written here, and why |
-//! | `m/froze` | the move | changes with every freeze |
-//! | `m/mover` | the move | a mover is at work (vanishes with its session) |
-//!
-//! A process asks about the stay that it knows: a store that has left and come back is in another one.
+//! # Records
+//! | key | where | value | what it says |
+//! |---|---|---|---|
+//! | `clusters` | home | [`ClusterMap`] | the other clusters, which are open, and the epoch of the home in which all of them were asked |
+//! | `clusters` | any other cluster | `Member` | this etcd is that cluster of an index, and no home |
+//! | `{store}/place` | home | `Place` | the store's cluster, and the store's id |
+//! | `{store}/here` | the store's cluster, unless it is home | `Mark` | the store of this id is here |
 //!
 //! ```text
-//!                    the mover            freezes             commits
-//!   source   (none) ───────────▶ (none) ─────────▶ freezing ─────────▶ moved ─ ─ ─ ▶ (its keys are deleted)
-//!                                             ▲        │ the mover dies or gives up
-//!                                             └────────┘
-//!   target   (none or moved) ──▶ arriving ──── copies ────────────────▶ arriving ──▶ (none)
-//!                                                                        any process that saw `moved` finishes it
+//!   no place ──one transaction at home──▶ place, no mark ──one transaction there──▶ place and mark ──▶ sessions
+//!             no key of the store,                         no key of the store
+//!             the map unchanged,
+//!             the home's epoch unchanged
 //! ```
 //!
 //! # Invariants
-//! - PL1. At every moment at most one cluster applies transactions of a store: each of them requires that there is no
-//!   `m/away` of its stay. The commit of a move is one transaction, at the source.
-//! - PL2. A read is valid if the cluster says at the same moment that the store is there, frozen or not.
-//! - PL3. A key's version is the same before and after a move, and versions given out later are larger. So nothing above
-//!   this room knows of moves: slots, tokens, generations, grant lists and conditions stay as they are.
-//! - PL4. Sessions keep their ids and their keys. The mover makes them known at the target before it commits, and each
-//!   process goes on keeping its own alive there.
+//! - PC1. A `place` is written once, by a transaction that requires that the home has no key of the store, and that the map and
+//!   the epoch are as they were when the cluster was chosen. Nothing but the operator's check changes it.
+//! - PC2. Every opening of a store reads its `place` at home. No cached map and no cached schema decides anything.
+//! - PC3. A mark is written only where no key of the store is. So a store never begins on the samples of another one.
+//! - PC4. Whoever finds a mark reads `place` again before the first session. So when a session is opened on a cluster, its mark
+//!   was there before a reading of the home's `place`; a later check of that cluster sees it.
+//! - PC5. The transaction that makes a session known requires that the mark (at home: `place`) is unchanged. Everything that
+//!   a session writes requires the session. The few transactions that may create a key without a session require the
+//!   mark, too.
+//! - PC6. What is removed because no record names it is removed only after `place` and the mark were read again.
+//!
+//! # A home that was restored
+//! A restored home may lack the `place` of stores that began after its snapshot. A new store of such a name would be live twice.
+//! So the map names the epoch of the home for which it is verified, and in any other epoch no store begins
+//! ([`check_clusters`]). Stores whose `place` is there are opened as always.
+//!
+//! ```text
+//!                  the restore guard                    the check: every cluster has answered
+//!   verified ───────────────────────────▶ unverified ──────────────────────────────────────────▶ verified
+//!   (new stores begin)                    (none begins)   writes each missing `place`, with the id of the mark
+//! ```
+//!
+//! | the home says | the cluster says | what it is | what is done |
+//! |---|---|---|---|
+//! | no `place` | a mark | the home was restored to before the store began | the check writes `place` |
+//! | this cluster, this id | no key of the store | the store began and was not opened, or the cluster was restored to before that | the next opening writes the mark |
+//! | this cluster, another id | a mark and nothing else | a process died between a `place` that is gone and its first session | the next opening replaces the mark |
+//! | this cluster, another id | a mark, and records | two stores of one name | refused (`Corrupt`); the check names it |
+//! | another cluster | a mark | two stores of one name | the check names it and writes so into `place`; from then on it is refused (`Corrupt`) |
+//! | any | keys without a mark | records of another index, or of a store whose mark was deleted | refused (`Corrupt`) |
+//!
+//! The operator settles a store that is there twice by deleting the keys of one of the two; the next check finds it settled.
+//! The clusters that the check asks are those of the restored map. One that was added after the snapshot must be added again
+//! before the guard runs ([`add_cluster`] brings back the places of its stores).
 //!
 //! # What if
-//! - *the mover dies*: before the commit, `freezing` vanishes with its session and the source goes on; what it has copied
-//!   stays under `arriving`, where nobody reads it, and the next move to that cluster deletes it. After the commit, the
-//!   first process that follows removes `arriving`; a second run of the move does the rest.
-//! - *the reply to the commit is lost*: `m/away` of the stay at the source says how it ended.
-//! - *a transaction was sent before the freeze and arrives after it*: it is refused by PL1, at the source, for ever. If
-//!   its reply was lost, its slot tells the truth at the target, because versions and values of slots are copied.
-//! - *a session is being opened*: it has no key yet by which the mover would take it along, so it is left behind, and ends
-//!   when its process follows. [`crate::TxnIndex`] then opens another one.
-//! - *a process sleeps through it*: its session has ended at the target, like that of any process that sleeps for longer
-//!   than its time to live.
-//! - *a process does not follow* (an earlier release, or one that opened the store before there was a map): the mover
-//!   refuses to begin while such a process has a session. Releases that know nothing of maps refuse the index as a whole:
-//!   its schema is raised with the first map.
-//! - *a cluster was restored* to a state before a move: its operator runs the restore guard there, as always; a store
-//!   that has gone on elsewhere stays there if the home still says so. A restored home may say that a store is where it
-//!   no longer is: that cluster says where it went.
+//! - *a process dies between `place` and the mark*: the next opening writes the mark.
+//! - *a reply is lost, or a transaction lands late*: everything is read again; what lands late meets a key of the store, another
+//!   map or another epoch.
+//! - *a cluster is closed while a store begins*: the map has changed, and the store chooses again.
+//! - *a cluster is removed while a store begins on it*: it must be closed first, so whatever chose it is written before the
+//!   stores are listed.
+//! - *another etcd answers at a cluster's address*: it has no `Member` of that name and id, and is refused.
+//! - *a process sleeps past its session*: the place is the same when it wakes. If the home was restored meanwhile, PC5 refuses
+//!   its next session and it reads the place again; if that is another one, its store must be opened again.
+//! - *a cluster does not answer*: its own stores cannot be used, and nothing else depends on it, but the check.
+//!
+//! # Removing a store
+//! Of a store at home one transaction deletes all keys, `place` with them, if it has no session ([`crate::forget`]): by PC5 a
+//! process that knows the old `place` opens no session any more, and begins the store anew.
+//!
+//! Nothing removes the place of a store on another cluster today. Whatever will must first make openings refuse it (a field of
+//! `Place`), then delete the store's keys on its cluster, the mark last, and then `place`: in any other order a death in between
+//! leaves a store that is nowhere, or one that a check brings back.
 
-mod follow;
+mod admin;
 mod locate;
 mod map;
-mod mover;
-mod session;
-mod versions;
-mod watch;
+mod placed;
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -69,77 +86,64 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
-use tensorhold_core::{Error, ErrorKind, Result};
+use tensorhold_core::{Error, ErrorKind, Result, Rng};
 
-use crate::store::{Entry, MovableStore};
+use crate::store::{Entry, TxnStore};
 
-pub use self::follow::FollowingStore;
-pub use self::map::{ClusterAddress, ClusterMap, ClusterName, MAP_KEY, place, prepare, read_map, write_map};
-pub use self::mover::{Move, MoveReport, MoveStep, move_store};
+pub use self::admin::{
+    CheckReport, StorePlace, add_cluster, check_clusters, close_cluster, is_home, remove_cluster, store_places,
+};
+pub use self::locate::NewStore;
+pub use self::map::{ClusterAddress, ClusterMap, ClusterName, EPOCH_KEY, MAP_KEY, read_map};
+pub use self::placed::PlacedStore;
 
-/// Connects to clusters by their names.
+/// The clusters of an index, as a process reaches them.
 #[async_trait]
 pub trait Clusters: Send + Sync + Debug {
-    /// The cluster of this name. A second call returns the same connection.
-    async fn connect(&self, cluster: &ClusterName, within: Duration) -> Result<Arc<dyn MovableStore>>;
+    /// The cluster that every process is told about.
+    fn home(&self) -> Arc<dyn TxnStore>;
 
-    /// The clusters that there are, the home first.
-    async fn names(&self, within: Duration) -> Result<Vec<ClusterName>>;
+    /// Connects to another one. A second call for the same address may return the same connection.
+    async fn connect(&self, endpoints: &[String], within: Duration) -> Result<Arc<dyn TxnStore>>;
 }
 
-/// The value under `m/here`.
+/// The value under `{store}/place`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Here {
-    /// The stay: the move that brought the store here, or the placement that began it here.
-    by: MoveId,
-    /// What is added to this cluster's versions.
-    offset: u64,
-    /// The largest version that may have been given out before the store came here.
-    boundary: u64,
+struct Place {
+    cluster: ClusterName,
+    id: Id,
+    /// Another cluster that has a store of this name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    also: Option<ClusterName>,
 }
 
-/// The value under `m/away/{stay}`.
+/// The value under `{store}/here`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Away {
-    /// The move that says so: the stay that follows this one or, if it is arriving, this one.
-    by: MoveId,
-    why: Why,
-    /// Where the store is to be looked for: the target of the move or, if it is arriving, the source.
-    to: ClusterName,
+struct Mark {
+    id: Id,
 }
 
-/// Why a store cannot be written on a cluster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Why {
-    /// A mover copies the last of it; it is still there.
-    Freezing,
-    /// It has left.
-    Moved,
-    /// It is being copied here.
-    Arriving,
-}
-
-/// One move, or the placement of a new store; random.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// A random name, of a store or a cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-struct MoveId(String);
+pub struct Id(String);
 
-impl MoveId {
-    /// The stay of a store that no move and no placement has brought to where it is.
-    fn first() -> Self {
-        Self("first".to_owned())
+impl Id {
+    fn new(rng: &dyn Rng) -> Self {
+        Self(format!("{:016x}{:016x}", rng.next_u64(), rng.next_u64()))
     }
+}
 
-    fn new(rng: &dyn tensorhold_core::Rng) -> Self {
-        Self(format!("{:016x}", rng.next_u64()))
-    }
+/// Whether the store of this `place` is at home, and there only.
+pub(crate) fn is_at_home(operation: &'static str, place: &Entry) -> Result<bool> {
+    let place: Place = decoded(operation, place)?;
+    Ok(place.cluster == ClusterName::home() && place.also.is_none())
 }
 
 /// Decodes a record of this room. One that cannot be decoded says nothing of where the store is, so nothing is done.
 fn decoded<T: for<'de> Deserialize<'de>>(operation: &'static str, entry: &Entry) -> Result<T> {
     serde_json::from_slice(&entry.value).map_err(|error| {
-        let message = "the record of where this store is cannot be read: it was written by a newer Tensorhold, or is damaged; \
+        let message = "the record of where stores are cannot be read: it was written by a newer Tensorhold, or is damaged; \
                        nothing is read or changed";
         let value = String::from_utf8_lossy(&entry.value).escape_debug().to_string();
         Error::new(ErrorKind::Corrupt, operation, message)

@@ -20,7 +20,7 @@ const OPERATION: &str = "index.set_budget";
 const CHANGE: SessionId = SessionId(0);
 const EARLIER: SessionId = SessionId(u64::MAX);
 
-/// How many deposits are taken at a time when a budget shrinks.
+/// How many deposits are taken, or put together, at a time when a budget shrinks.
 const AT_ONCE: usize = 32;
 
 impl Quota {
@@ -51,8 +51,8 @@ impl Quota {
         Ok(budget)
     }
 
-    /// Makes `bytes` the store's budget. A budget that shrinks takes deposits away, as far as there are any; what samples
-    /// hold beyond it is in the way. Sessions opened before the first budget need no quota.
+    /// Makes `bytes` the store's budget. A budget that shrinks takes deposits away; if there are not enough of them, because
+    /// samples hold more than `bytes`, it stays as it is. Sessions opened before the first budget need no quota.
     pub(crate) async fn set_budget(&self, bytes: u64, deadline: Deadline) -> Result<()> {
         self.change_budget(bytes, true, deadline).await.map(drop)
     }
@@ -82,9 +82,9 @@ impl Quota {
                 Some(entry) => Condition::Unchanged(key.clone(), entry.version),
                 None => Condition::Absent(key.clone()),
             }];
-            let (mut taken, mut writes) = (0_u64, Vec::new());
             let excess = now.saturating_sub(bytes);
-            for deposit in deposits.iter().filter(|_| excess > 0) {
+            let (mut taken, mut writes) = (0_u64, Vec::new());
+            for deposit in &deposits {
                 if taken >= excess {
                     break;
                 }
@@ -93,26 +93,32 @@ impl Quota {
                 conditions.push(Condition::Unchanged(deposit.key.clone(), deposit.version));
                 writes.push(Write::Delete(deposit.key.clone()));
             }
-            if excess > 0 && taken == 0 {
-                let message = "samples hold more than that; free some, and set it again";
-                let error = Error::new(ErrorKind::Capacity, OPERATION, message);
-                return Err(error.with("wanted", bytes).with("budget", now));
-            }
-            let budget = if excess > 0 {
-                bytes.max(now.saturating_sub(taken))
+            let is_enough = taken >= excess;
+            if is_enough {
+                let deposit = bytes.saturating_add(taken).saturating_sub(now);
+                writes.push(Write::put(key, bytes.to_string()));
+                if deposit > 0 {
+                    let replaced = entry.map_or(0, |entry| entry.version.0);
+                    let key = self.core.layout().deposit(CHANGE, replaced);
+                    writes.push(Write::put(key, deposit.to_string()));
+                }
+            } else if deposits.len() == AT_ONCE
+                && let [Write::Delete(first), _, ..] = &writes[..]
+            {
+                // There may be more behind these: they become one, and the next try sees further.
+                writes[0] = Write::put(first.clone(), taken.to_string());
             } else {
-                bytes
-            };
-            let deposit = budget.saturating_add(taken).saturating_sub(now);
-            writes.push(Write::put(key, budget.to_string()));
-            if deposit > 0 {
-                let replaced = entry.map_or(0, |entry| entry.version.0);
-                let key = self.core.layout().deposit(CHANGE, replaced);
-                writes.push(Write::put(key, deposit.to_string()));
+                let message = "samples hold more than that, so the budget was not changed; free some, and set it again";
+                let error = Error::new(ErrorKind::Capacity, OPERATION, message);
+                let held = now.saturating_sub(taken);
+                return Err(error.with("wanted", bytes).with("held", held).with("budget", now));
             }
             let transaction = Transaction { conditions, writes };
-            let left = deadline.remaining(self.core.clock());
-            match self.core.txn_store().transact(&transaction, left).await {
+            match self.core.transact_here(&transaction, deadline).await {
+                Ok(TxnOutcome::Committed(_)) if is_enough => {
+                    self.budget.store(bytes, Ordering::Relaxed);
+                    return Ok(bytes);
+                }
                 Ok(TxnOutcome::Committed(_)) => {
                     tries = 0;
                     continue;

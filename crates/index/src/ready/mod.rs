@@ -320,6 +320,11 @@ impl ReadyLists {
             let (Some(Some(stray)), live) = (entries.next(), entries.next().flatten()) else {
                 continue;
             };
+            // Samples that were reserved ahead by one write have one place in the list: another generation's entry may be
+            // there now, which nobody doubts.
+            if parse(self.core.layout(), group, &stray).map_or(true, |now| now.sample.generation != *generation) {
+                continue;
+            }
             let live: Option<Versioned<Live>> = match live.as_ref().map(decode_versioned).transpose() {
                 Ok(live) => live,
                 // Only a process that can decode the record can tell.
@@ -411,7 +416,7 @@ pub(crate) fn parse(layout: &Layout, group: &GroupName, entry: &Entry) -> Result
 }
 
 /// The position and the sample that a key of the ready list names.
-fn place(layout: &Layout, group: &GroupName, key: &str) -> Result<(Generation, SampleId)> {
+pub(crate) fn place(layout: &Layout, group: &GroupName, key: &str) -> Result<(Generation, SampleId)> {
     let order = key
         .rsplit('/')
         .nth(1)

@@ -1,9 +1,11 @@
-use tensorhold_core::{ManualClock, SampleId, SeededRng, StoreId};
+use tensorhold_core::{ManualClock, Nonce, SampleId, SeededRng, StoreId};
+use tensorhold_custody::Publication;
 
 use super::*;
 use crate::Index as _;
 use crate::index::TxnIndex;
 use crate::record::layout::shard_of;
+use crate::record::types::{Becomes, Commit, Reserve};
 use crate::store::memory::MemoryStore;
 use crate::store::{Transaction, TxnStore, Write};
 use crate::txn::IndexConfig;
@@ -64,4 +66,69 @@ async fn where_shards_have_few_samples_a_peek_names_what_the_next_take_gets() {
         let taken: Vec<SampleRef> = taken.iter().map(|entry| entry.sample.clone()).collect();
         assert_eq!(peeked, taken, "from shard {first}");
     }
+}
+
+/// Two reservations of one write have one place in the ready list, so the doubts about the first sample's entry meet the
+/// second sample's.
+#[tokio::test]
+async fn the_entry_of_a_newer_generation_in_the_same_place_is_no_stray() {
+    let clock = Arc::new(ManualClock::new());
+    let (store, group) = (StoreId::new("s").expect("a name"), GroupName::new("g").expect("a name"));
+    let txn_store = Arc::new(MemoryStore::new(clock.clone()).client());
+    let rng = Arc::new(SeededRng::new(1));
+    let index = TxnIndex::new(txn_store, &store, IndexConfig::default(), clock.clone(), rng);
+    let session = index.open_session(WITHIN).await.expect("a session");
+    let wish = || Reserve {
+        sample: session.name_ahead().expect("a name"),
+        nonce: Nonce::from_u64(7),
+        bytes: 0,
+        plan: String::new(),
+        claims: Vec::new(),
+    };
+    let reserved = [wish(), wish()];
+    let orders = index.reserve(&session, &reserved, WITHIN).await;
+    let put = async |at: usize| {
+        let commit = Commit {
+            sample: SampleRef {
+                sample: reserved[at].sample.clone(),
+                generation: *orders[at].as_ref().expect("reserved"),
+            },
+            becomes: Some(Becomes {
+                sample: SampleId::new("x").expect("a name"),
+                bytes: 10,
+            }),
+            publication: Publication {
+                groups: vec![group.clone()],
+                retain: false,
+                max_attempts: 3,
+            },
+            description: b"{}".to_vec(),
+        };
+        let committed = index.commit(&session, &[commit], WITHIN).await.remove(0);
+        Generation::new(committed.expect("committed").version.0).expect("a generation")
+    };
+    let deadline = index.core.deadline(WITHIN);
+    let entries = async || {
+        let Ready::Some(found) = index.ready.find(&session, &group, 9, deadline).await.expect("a find") else {
+            panic!("a sample waits");
+        };
+        found.to_vec()
+    };
+    let first = put(0).await;
+    let doubted = entries().await;
+    assert_eq!(doubted[0].sample.generation, first);
+    let second = put(1).await;
+    assert_eq!(
+        orders[0].as_ref().ok(),
+        orders[1].as_ref().ok(),
+        "one place in the list"
+    );
+
+    let done = index.ready.set_strays_aside(&group, &doubted, deadline).await;
+    done.expect("looked at");
+    let aside = index.quarantined(None, 9, WITHIN).await.expect("a list");
+    assert!(aside.is_empty(), "{aside:?}");
+    clock.advance(Duration::from_secs(1));
+    let found = entries().await;
+    assert_eq!(found[0].sample.generation, second, "it is still offered");
 }

@@ -30,9 +30,6 @@ pub struct Identity {
     /// Whether it only looks after the store, and neither puts nor takes samples.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub steward: bool,
-    /// Whether it notices when the store is moved to another cluster.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub follows_moves: bool,
     /// Its settings that hold for the whole store while it sweeps. A steward and an earlier release say none.
     #[serde(skip_serializing_if = "SaidSettings::is_nothing")]
     pub settings: SaidSettings,
@@ -55,7 +52,6 @@ impl Identity {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             role: role.to_owned(),
             steward: false,
-            follows_moves: false,
             settings: SaidSettings::default(),
             started_ms: 0,
         }

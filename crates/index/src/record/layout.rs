@@ -30,7 +30,8 @@
 //! | `x/o/{key}/{version}` | the original bytes of that record | as above |
 //! | `t` | the shared clock | tick |
 //! | `e/{office}` | the session that holds an office, and who that is (vanishes with it): [`crate::record::office`] | lead, resign |
-//! | `m/here`, `m/away/{stay}`, `m/froze`, `m/mover` | which cluster the store is on: see [`crate::placement`] | placement, moves |
+//! | `place` (at home), `here` (elsewhere) | which cluster the store is on: see [`crate::placement`] | its first opening |
+//! | `r` | the engine's holders, as they were seen last: [`crate::record::engine`] | the process that looks at them |
 //! | `b/budget` | the store's budget in bytes; without this key there is no budget | set_budget |
 //! | `b/a/{session}-{number}` | a deposit: bytes of the budget that no sample was paid with | reserve, freed: see [`crate::quota`] |
 //! | `b/w/{session}` | a process waits for quota, and what it wants to reserve (vanishes with its session) | reserve, freed |
@@ -152,39 +153,22 @@ impl Layout {
         prefix(self.root.clone())
     }
 
-    /// The keys that vanish with sessions.
-    pub(crate) fn of_sessions(&self) -> [Range<String>; 5] {
-        ["b/t/", "b/w/", "e/", "n/", "o/"].map(|kind| prefix(self.key(format_args!("{kind}"))))
+    /// At home: which cluster the store is on.
+    pub(crate) fn place(&self) -> String {
+        self.key(format_args!("place"))
     }
 
-    /// The keys that say on which cluster the store is. A cluster keeps its own when the store is moved.
-    pub(crate) fn of_place(&self) -> Range<String> {
-        prefix(self.key(format_args!("m/")))
-    }
-
+    /// On any other cluster: that the store is there.
     pub(crate) fn here(&self) -> String {
-        self.key(format_args!("m/here"))
-    }
-
-    /// The key that says that the store is not there any more, or not yet: of one of its stays on a cluster.
-    pub(crate) fn away(&self, stay: &str) -> String {
-        self.key(format_args!("m/away/{stay}"))
-    }
-
-    pub(crate) fn all_away(&self) -> Range<String> {
-        prefix(self.key(format_args!("m/away/")))
-    }
-
-    pub(crate) fn froze(&self) -> String {
-        self.key(format_args!("m/froze"))
-    }
-
-    pub(crate) fn mover(&self) -> String {
-        self.key(format_args!("m/mover"))
+        self.key(format_args!("here"))
     }
 
     pub(crate) fn clock(&self) -> String {
         self.key(format_args!("t"))
+    }
+
+    pub(crate) fn holders(&self) -> String {
+        self.key(format_args!("r"))
     }
 
     pub(crate) fn office(&self, office: Office) -> String {
@@ -401,6 +385,11 @@ impl Layout {
         let (shard, _) = rest.split_once('/')?;
         let shard = prefix(self.key(format_args!("q/{group}/{shard}/")));
         Some(from.to_owned()..shard.end)
+    }
+
+    /// The ready lists of all groups.
+    pub(crate) fn all_ready(&self) -> Range<String> {
+        prefix(self.key(format_args!("q/")))
     }
 
     pub(crate) fn ready(&self, group: &GroupName) -> Range<String> {

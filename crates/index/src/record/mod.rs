@@ -3,6 +3,7 @@
 
 pub(crate) mod ahead;
 pub(crate) mod codec;
+pub(crate) mod engine;
 pub(crate) mod grants;
 pub(crate) mod identity;
 pub(crate) mod layout;

@@ -3,12 +3,13 @@
 //! A program that does not know a layout must not touch it: it would read records wrongly and, worse, write them. So
 //! the first process that opens a store writes the version of its layout under [`KEY`], and every process that opens it
 //! later checks. A later layout that older programs may still use says so: `3 from 2` is version 3, which a release
-//! that knows version 2 may use as well. This program knows the versions from [`OLDEST`] to [`WITH_CLUSTERS`].
+//! that knows version 2 may use as well. This program knows the versions from [`OLDEST`] to [`VERSION`]. [`check`] is the only
+//! writer of the version, and writes it only where none is: nothing lowers it.
 //!
 //! | what is there | what [`check`] does |
 //! |---|---|
 //! | nothing | writes [`VERSION`], on condition that no other process did meanwhile |
-//! | a version from [`OLDEST`] to [`WITH_CLUSTERS`] | accepts it, and leaves it as it is |
+//! | a version from [`OLDEST`] to [`VERSION`] | accepts it, and leaves it as it is |
 //! | a newer one, `from` one that is known here | accepts it |
 //! | any other newer one, whatever else it says | refuses with `Unsupported`: upgrade this program |
 //! | an older one | refuses with `Unsupported`: open it with a release in between first |
@@ -22,11 +23,8 @@ use crate::store::{Condition, Entry, Read, Transaction, TxnOutcome, TxnStore, Wr
 
 /// The key of the version, relative to the store's root.
 pub const KEY: &str = "schema";
-/// The layout that this program writes into an empty store.
+/// The layout that this program writes into an empty store, the newest that it knows.
 pub const VERSION: u32 = 1;
-/// The layout of an index with several clusters ([`crate::placement`]), the newest that this program knows. A program that
-/// does not know it would use a store where it no longer is.
-pub const WITH_CLUSTERS: u32 = 2;
 /// The oldest layout that this program reads and writes.
 pub const OLDEST: u32 = 1;
 
@@ -71,14 +69,14 @@ fn known(entry: &Entry) -> Result<u32> {
     let text = String::from_utf8_lossy(&entry.value);
     let refuse = |kind, message: &str| {
         let error = Error::new(kind, OPERATION, message).with("schema", text.escape_debug());
-        Err(error.with("known", format!("{OLDEST} to {WITH_CLUSTERS}")))
+        Err(error.with("known", format!("{OLDEST} to {VERSION}")))
     };
     match Schema::read(&text) {
-        Some(schema) if (OLDEST..=WITH_CLUSTERS).contains(&schema.version) => Ok(schema.version),
-        Some(schema) if schema.version > WITH_CLUSTERS && schema.from.is_some_and(|from| from <= WITH_CLUSTERS) => {
+        Some(schema) if (OLDEST..=VERSION).contains(&schema.version) => Ok(schema.version),
+        Some(schema) if schema.version > VERSION && schema.from.is_some_and(|from| from <= VERSION) => {
             Ok(schema.version)
         }
-        Some(schema) if schema.version > WITH_CLUSTERS => refuse(
+        Some(schema) if schema.version > VERSION => refuse(
             ErrorKind::Unsupported,
             "the index was written by a newer Tensorhold: upgrade this one, or use another root",
         ),
@@ -110,7 +108,7 @@ impl Schema {
             (None, _) => None,
             (Some("from"), Some(from)) => number(from),
             // Our version says nothing else; a later one may.
-            _ if version > WITH_CLUSTERS => None,
+            _ if version > VERSION => None,
             _ => return None,
         };
         Some(Self { version, from })
@@ -187,7 +185,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_newer_one_that_says_so_is_opened_and_left_as_it_is() {
-        for newer in ["3 from 1", "7 from 2", "7 from 1 and more"] {
+        for newer in ["3 from 1", "7 from 1", "7 from 1 and more"] {
             let txn_store = store_with(newer).await;
             open(&txn_store).await.expect(newer);
             assert_eq!(txn_store.dump()[0].value, newer.as_bytes());
@@ -196,11 +194,11 @@ mod tests {
 
     #[tokio::test]
     async fn any_other_newer_one_is_refused_and_left_alone() {
-        for newer in ["3", "3 from 3", "9 from 3", "3 {\"form\":\"new\"}", "4294967295"] {
+        for newer in ["2", "3", "3 from 2", "9 from 3", "3 {\"form\":\"new\"}", "4294967295"] {
             let txn_store = store_with(newer).await;
             let error = open(&txn_store).await.expect_err(newer);
             assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-            assert_eq!(error.fact("known"), Some("1 to 2"));
+            assert_eq!(error.fact("known"), Some("1 to 1"));
             assert_eq!(txn_store.dump()[0].value, newer.as_bytes());
         }
     }

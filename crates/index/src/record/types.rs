@@ -368,6 +368,18 @@ pub struct LeaseList {
     pub complete: bool,
 }
 
+/// The samples that wait for a group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Backlog {
+    /// The group.
+    pub group: GroupName,
+    /// How many wait for it.
+    pub waiting: u64,
+    /// When the oldest of them was committed, by its producer's clock: as a sample that was handed back keeps its place, it
+    /// keeps this time. None if it is not known.
+    pub oldest: Option<WallTime>,
+}
+
 /// How many records a store has, by stage, and how many sessions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {

@@ -56,9 +56,7 @@ use tensorhold_custody::{SessionId, Version};
 use self::session::MemorySession;
 use self::state::State;
 use self::watch::MemoryWatch;
-use super::{
-    Entry, History, Limits, MovableStore, Read, Snapshot, StoreSession, Transaction, TxnOutcome, TxnStore, Watch, check,
-};
+use super::{Entry, History, Limits, Read, Snapshot, StoreSession, Transaction, TxnOutcome, TxnStore, Watch, check};
 
 pub use self::faults::{Fate, Faults};
 pub use self::state::Saved;
@@ -144,14 +142,6 @@ impl MemoryStore {
     pub fn kept(&self, session: SessionId, kept: bool) -> bool {
         let now = self.shared.clock.now();
         self.shared.at_once(|state| state.keep(session, kept, now))
-    }
-
-    /// The same store; the sessions that are opened in it from now on have larger ids than this. etcd's are random, and
-    /// these count from one: of two stores that sessions are moved between, one must count from elsewhere.
-    #[must_use]
-    pub fn with_sessions_after(self, id: SessionId) -> Self {
-        self.shared.at_once(|state| state.sessions_after(id));
-        self
     }
 
     /// The sessions that have not ended.
@@ -310,45 +300,6 @@ impl TxnStore for MemoryStore {
             after,
             changed,
         )))
-    }
-}
-
-#[async_trait]
-impl MovableStore for MemoryStore {
-    async fn with_sessions(
-        &self,
-        keys: Range<String>,
-        limit: usize,
-        within: Duration,
-    ) -> Result<Vec<(Entry, Option<SessionId>)>> {
-        self.enter("kv.with_sessions", within).await?;
-        Ok(self.shared.at_once(|state| state.with_sessions(&keys, limit)))
-    }
-
-    async fn time_to_live(&self, session: SessionId, within: Duration) -> Result<Option<Duration>> {
-        self.enter("kv.time_to_live", within).await?;
-        Ok(self.shared.at_once(|state| state.time_to_live(session)))
-    }
-
-    async fn import_session(&self, session: SessionId, time_to_live: Duration, within: Duration) -> Result<()> {
-        self.enter("kv.import_session", within).await?;
-        let now = self.shared.clock.now();
-        self.shared.at_once(|state| state.import(session, time_to_live, now));
-        Ok(())
-    }
-
-    async fn resume_session(
-        &self,
-        session: SessionId,
-        _time_to_live: Duration,
-        within: Duration,
-    ) -> Result<Box<dyn StoreSession>> {
-        const OPERATION: &str = "kv.resume_session";
-        self.enter(OPERATION, within).await?;
-        if !self.kept(session, true) {
-            return Err(Error::new(ErrorKind::Fenced, OPERATION, "the session has ended").with("session", session));
-        }
-        Ok(Box::new(MemorySession::new(session, self.clone())))
     }
 }
 

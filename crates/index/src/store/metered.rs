@@ -12,6 +12,8 @@ use tensorhold_core::{Clock, Result, Retry, Timestamp};
 use tensorhold_custody::Version;
 use tensorhold_metrics::{IndexCall, Outcome, StoreMetrics, registry};
 
+use crate::placement::PlacedStore;
+
 use super::{History, Limits, Read, Snapshot, StoreSession, Transaction, TxnOutcome, TxnStore, Watch};
 
 /// What the reads of an operation are for; the positions are those of [`tensorhold_metrics::CAUSES`].
@@ -101,8 +103,8 @@ impl TxnStore for MeteredStore {
         self.txn_store.history()
     }
 
-    fn follows_moves(&self) -> bool {
-        self.txn_store.follows_moves()
+    fn placed(&self) -> Option<&PlacedStore> {
+        self.txn_store.placed()
     }
 
     async fn read(&self, reads: &[Read], within: Duration) -> Result<Snapshot> {

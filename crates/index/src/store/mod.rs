@@ -51,6 +51,8 @@ use async_trait::async_trait;
 use tensorhold_core::{Error, ErrorKind, Result, Retry};
 use tensorhold_custody::{SessionId, Version};
 
+use crate::placement::PlacedStore;
+
 /// A key, its value and its version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
@@ -275,9 +277,9 @@ pub trait TxnStore: Send + Sync + Debug {
         Ok((self.transact(transaction, within).await?, None))
     }
 
-    /// Whether a client of this store notices when what it uses is moved to another one: see [`crate::placement`].
-    fn follows_moves(&self) -> bool {
-        false
+    /// Where the one store is that this is used for, if that was looked up: see [`crate::placement`].
+    fn placed(&self) -> Option<&PlacedStore> {
+        None
     }
 
     /// Opens a session that ends if its keep-alives do not arrive for `time_to_live`.
@@ -285,34 +287,6 @@ pub trait TxnStore: Send + Sync + Debug {
 
     /// Watches the changes of keys in a range after version `after`.
     async fn watch(&self, keys: Range<String>, after: Version, within: Duration) -> Result<Box<dyn Watch>>;
-}
-
-/// A transactional store that keys can be moved to and from, with the sessions that they vanish with: see
-/// [`crate::placement`].
-#[async_trait]
-pub trait MovableStore: TxnStore {
-    /// The first `limit` keys of a range, each with the session that it vanishes with, if any.
-    async fn with_sessions(
-        &self,
-        keys: Range<String>,
-        limit: usize,
-        within: Duration,
-    ) -> Result<Vec<(Entry, Option<SessionId>)>>;
-
-    /// The time to live of a session; none if it has ended.
-    async fn time_to_live(&self, session: SessionId, within: Duration) -> Result<Option<Duration>>;
-
-    /// Makes a session of another store known here, under its own id. It lives for this time, unless a process resumes
-    /// it. One that is known already lives for its own time from now on.
-    async fn import_session(&self, session: SessionId, time_to_live: Duration, within: Duration) -> Result<()>;
-
-    /// Keeps a session alive that was imported: `Fenced` if it has ended.
-    async fn resume_session(
-        &self,
-        session: SessionId,
-        time_to_live: Duration,
-        within: Duration,
-    ) -> Result<Box<dyn StoreSession>>;
 }
 
 async fn count_by_reading<S: TxnStore + ?Sized>(

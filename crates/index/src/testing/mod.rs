@@ -49,6 +49,7 @@ mod concurrency;
 mod expiry;
 mod free;
 mod history;
+mod holders;
 mod known;
 mod known_keys;
 mod layout;
@@ -100,11 +101,6 @@ pub trait Backend: Send + Sync {
     /// Whether the index is a [`TxnIndex`], so that cases may look at its keys and lose its replies. Default: yes.
     fn over_keys(&self) -> bool {
         true
-    }
-
-    /// Names of cases that do not hold for it, though it keeps the contract. Default: none.
-    fn leaves_out(&self) -> &'static [&'static str] {
-        &[]
     }
 
     /// Whether cases may run at the same time in one process. Default: yes. A back end that starts real servers says
@@ -218,6 +214,7 @@ pub fn cases() -> Vec<Case> {
         expiry::CASES,
         sweep::CASES,
         office::CASES,
+        holders::CASES,
         free::CASES,
         letters::CASES,
         letters::kept::CASES,
@@ -256,12 +253,11 @@ pub fn run(backend: &dyn Backend, case: &Case) -> Result<(), String> {
 /// The `main` of a back end's test file: every case is one test, named after it. Takes libtest's arguments, and ends
 /// the process with its exit code if a case failed.
 pub fn main(backend: impl Backend + 'static) {
-    let (parallel, over_keys, left_out) = (backend.parallel(), backend.over_keys(), backend.leaves_out());
+    let (parallel, over_keys) = (backend.parallel(), backend.over_keys());
     let backend: Arc<dyn Backend> = Arc::new(backend);
     let cases = cases()
         .into_iter()
-        .filter(|case| over_keys || case.needs == Needs::Nothing)
-        .filter(|case| !left_out.contains(&case.name));
+        .filter(|case| over_keys || case.needs == Needs::Nothing);
     tensorhold_core::testing::main(
         parallel,
         cases.map(|case| {

@@ -23,38 +23,19 @@ pub struct MemoryHarness {
     store: StoreId,
     clock: Arc<ManualClock>,
     txn_store: MemoryStore,
-    /// Where the index may be as well; what is done to one is done to all.
-    others: Vec<MemoryStore>,
-    saved: Mutex<Option<Vec<Saved>>>,
+    saved: Mutex<Option<Saved>>,
 }
 
 impl MemoryHarness {
     /// An empty one.
     pub fn new() -> Result<Self> {
         let clock = Arc::new(ManualClock::new());
-        let txn_store = MemoryStore::new(Arc::clone(&clock) as Arc<dyn Clock>);
-        Ok(Self::over(
-            StoreId::new("contract/memory")?,
+        Ok(Self {
+            store: StoreId::new("contract/memory")?,
+            txn_store: MemoryStore::new(Arc::clone(&clock) as Arc<dyn Clock>),
             clock,
-            txn_store,
-            Vec::new(),
-        ))
-    }
-
-    /// The index of a store that is on one of these transactional stores; new connections are to the first. All of them
-    /// have this clock.
-    pub fn over(store: StoreId, clock: Arc<ManualClock>, txn_store: MemoryStore, others: Vec<MemoryStore>) -> Self {
-        Self {
-            store,
-            clock,
-            txn_store,
-            others,
             saved: Mutex::default(),
-        }
-    }
-
-    fn all(&self) -> impl Iterator<Item = &MemoryStore> {
-        std::iter::once(&self.txn_store).chain(&self.others)
+        })
     }
 }
 
@@ -85,35 +66,31 @@ impl Harness for MemoryHarness {
 
     async fn pass(&self, time: Duration) {
         self.clock.advance(time);
-        self.all().for_each(MemoryStore::settle);
+        self.txn_store.settle();
         tokio::task::yield_now().await;
     }
 
     async fn kill_session(&self, session: &Session) -> Result<()> {
-        // It may be known to several.
-        let ended = self.all().filter(|txn_store| txn_store.expire(session.id())).count();
-        if ended == 0 {
+        if !self.txn_store.expire(session.id()) {
             return Err(Error::invalid("testing.kill_session", "there is no such session"));
         }
         Ok(())
     }
 
     async fn save(&self) -> Result<()> {
-        *self.saved.lock() = Some(self.all().map(MemoryStore::save).collect());
+        *self.saved.lock() = Some(self.txn_store.save());
         Ok(())
     }
 
     async fn put_back(&self) -> Result<()> {
         let saved = self.saved.lock().clone();
         let nothing = || Error::invalid("testing.put_back", "nothing was saved");
-        for (txn_store, saved) in self.all().zip(&saved.ok_or_else(nothing)?) {
-            txn_store.put_back(saved);
-        }
+        self.txn_store.put_back(&saved.ok_or_else(nothing)?);
         Ok(())
     }
 
     async fn declare(&self) -> Result<()> {
-        self.all().for_each(MemoryStore::declare);
+        self.txn_store.declare();
         Ok(())
     }
 

@@ -171,6 +171,7 @@ async fn records_are_counted(context: &Context) -> CaseResult {
     let of = [Stage::Reserved, Stage::Live, Stage::ToFree, Stage::Dead].map(|stage| counts.of(stage));
     ensure_eq!(of, [1, 6, 1, 0], "by stage");
     ensure_eq!((counts.sessions, counts.ended_sessions), (1, 0), "sessions");
+    records_wait_for_groups(context).await?;
     ensure_eq!(context.index().budget_use(CALL).await?, None, "there is no budget");
     context.index().set_budget(1 << 20, CALL).await?;
     let used = context.index().budget_use(CALL).await?;
@@ -187,6 +188,30 @@ async fn records_are_counted(context: &Context) -> CaseResult {
     let used = used.ok_or_else(|| Failure::new("no budget"))?;
     ensure_eq!(used.free, (1 << 20) - 4096, "what is left");
     ensure_eq!(used.waiting, [], "nobody waits");
+    Ok(())
+}
+
+/// Six samples wait for `a` already.
+async fn records_wait_for_groups(context: &Context) -> CaseResult {
+    let early = context.publish("early", &["b"]).await?;
+    context.harness().pass(Duration::from_millis(5)).await;
+    context.publish("late", &["b", "c"]).await?;
+    // Handed back, it keeps its place.
+    let held = context.lease_for(&b()?, &early, LONG).await?;
+    context.nack(&held).await?;
+    let committed = async |name| match one(context, name).await?.record {
+        Record::Live(live) => Ok(live.committed_at),
+        other => Err(Failure::new(format!("it is live: {other:?}"))),
+    };
+    let (early, late) = (committed("early").await?, committed("late").await?);
+    ensure!(early < late, "one after the other: {early:?}, {late:?}");
+    let backlog = context.index().backlog(ALL, CALL).await?;
+    let told: Vec<_> = backlog.iter().map(|one| (one.group.as_str(), one.waiting)).collect();
+    ensure_eq!(told, [("a", 6), ("b", 2), ("c", 1)], "what waits for whom");
+    let since: Vec<_> = backlog[1..].iter().map(|one| one.oldest).collect();
+    ensure_eq!(since, [Some(early), Some(late)], "since when");
+    let first = context.index().backlog(1, CALL).await?;
+    ensure_eq!(first, backlog[..1], "no more than was asked for");
     Ok(())
 }
 

@@ -120,14 +120,18 @@ impl TxnCore {
     async fn write_tick(&self, condition: Condition, tick: Tick, deadline: Deadline) -> Result<()> {
         let key = self.layout().clock();
         let value = tick.0.to_string().into_bytes();
+        let is_first = matches!(condition, Condition::Absent(_));
         let transaction = Transaction {
             conditions: vec![condition],
             writes: vec![Write::put(key.clone(), value.clone())],
         };
-        let answer = self
-            .txn_store()
-            .transact(&transaction, deadline.remaining(self.clock()))
-            .await;
+        let answer = match is_first {
+            true => self.transact_here(&transaction, deadline).await,
+            false => {
+                let left = deadline.remaining(self.clock());
+                self.txn_store().transact(&transaction, left).await
+            }
+        };
         match answer {
             Ok(TxnOutcome::Committed(version)) => self.note_tick(Some(&Entry { key, value, version }), version),
             Err(error) if error.retry() != Retry::Ambiguous => Err(error),

@@ -16,14 +16,14 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use tensorhold_core::{Clock, Deadline, Rng, StoreId};
+use tensorhold_core::{Clock, Deadline, Result, Rng, StoreId};
 
 use self::clock::SeenClock;
 use self::quarantine::PassedOver;
 use self::session::SlotClient;
 use crate::record::identity::SaidSettings;
 use crate::record::layout::Layout;
-use crate::store::TxnStore;
+use crate::store::{Transaction, TxnOutcome, TxnStore};
 
 /// The settings of a store's index. All processes that use a store must use the same settings. A steward follows theirs
 /// where its own would hold for them: `tick`, `grace_ticks` and `dead_most`.
@@ -126,6 +126,22 @@ impl TxnCore {
 
     pub(crate) fn txn_store(&self) -> &dyn TxnStore {
         &*self.slots.txn_store
+    }
+
+    /// A transaction that may write the first key of the store, which no session vouches for: requires that the store is
+    /// here. If it is rejected, where the store is was read again.
+    pub(crate) async fn transact_here(&self, transaction: &Transaction, deadline: Deadline) -> Result<TxnOutcome> {
+        let left = || deadline.remaining(self.clock());
+        let Some(placed) = self.txn_store().placed() else {
+            return self.txn_store().transact(transaction, left()).await;
+        };
+        let mut transaction = transaction.clone();
+        transaction.conditions.push(placed.is_here());
+        let outcome = self.txn_store().transact(&transaction, left()).await?;
+        if outcome == TxnOutcome::Rejected {
+            placed.find_again(left()).await?;
+        }
+        Ok(outcome)
     }
 
     pub(crate) fn layout(&self) -> &Layout {

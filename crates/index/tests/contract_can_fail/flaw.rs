@@ -45,6 +45,8 @@ pub(crate) enum Flaw {
     NeverWakes,
     /// An office is taken although a session holds it.
     LeadsOver,
+    /// What another process has seen of the holders is overwritten.
+    NotesOverOthers,
     /// An office does not end with the session of its holder.
     LeadsForEver,
     // In the settings.
@@ -87,6 +89,10 @@ pub(crate) const FLAWS: &[(Flaw, &str)] = &[
     (Flaw::NeverWakes, "lease_next::a_commit_wakes_a_waiting_consumer"),
     (Flaw::NeverWakes, "office::a_watch_tells_of_every_change"),
     (Flaw::LeadsOver, "office::one_session_at_a_time_holds_it"),
+    (
+        Flaw::NotesOverOthers,
+        "holders::what_another_process_saw_is_not_overwritten",
+    ),
     (Flaw::LeadsForEver, "office::it_ends_with_its_session"),
     (Flaw::HasNoSlots, "ambiguity::an_election"),
     (Flaw::HasNoGrace, "expiry::not_before_its_ticks_and_the_grace"),

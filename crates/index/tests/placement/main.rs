@@ -1,491 +1,480 @@
-//! A store on one of several clusters: where it begins, and moving it while it is in use, whatever dies in between.
-#![allow(clippy::expect_used, reason = "a test says what it expects")]
+//! Where stores are: what could bring one to two places, or to none, in memory.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test says what it expects"
+)]
 
-mod clusters;
-mod compacted;
-mod fuse;
-mod opening;
+mod random;
+mod world;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
-use tensorhold_core::{Clock, ErrorKind, Result, SampleId, StoreId, SystemRng};
-use tensorhold_custody::GroupName;
+use tensorhold_core::{ErrorKind, StoreId};
+use tensorhold_index::Index as _;
 use tensorhold_index::placement::{
-    ClusterAddress, ClusterMap, ClusterName, Move, MoveStep, move_store, place, read_map, write_map,
+    ClusterName, MAP_KEY, NewStore, add_cluster, check_clusters, close_cluster, read_map, remove_cluster, store_places,
 };
-use tensorhold_index::store::memory::{Fate, MemoryStore};
-use tensorhold_index::store::{Transaction, TxnStore, Write, prefix};
-use tensorhold_index::testing::Client;
-use tensorhold_index::{Index, IndexConfig, LeaseGrant, TxnIndex, schema};
+use tensorhold_index::store::memory::Fate;
+use tensorhold_index::store::{Condition, Read, Transaction, TxnOutcome, TxnStore, Write};
+use tensorhold_index::{forget, in_use, schema};
 
-use crate::clusters::{CALL, MemoryClusters, name};
-use crate::fuse::{Fused, Mishap};
+use crate::world::{CALL, Process, World};
 
-/// Longer than a mover is waited for, and shorter than the time to live of a session.
-const MOVER_IS_GONE: Duration = Duration::from_secs(6);
-/// Those who use the samples.
-const GROUPS: &[&str] = &["trainers"];
-
-fn store() -> StoreId {
-    StoreId::new("run/7").expect("a name")
+pub(crate) fn name(text: &str) -> ClusterName {
+    text.parse().expect("a name")
 }
 
-/// What a mover is asked for.
-fn move_to_b() -> Move {
-    Move {
-        store: store(),
-        to: name("b"),
-        longest_linger: Duration::ZERO,
-    }
+fn store(text: &str) -> StoreId {
+    StoreId::new(text).expect("a name")
 }
 
-/// A change to a cluster that is made when its client is told to ([`MemoryStore::land`]).
-async fn change_when_told(cluster: &MemoryStore, key: &str, value: &str) -> MemoryStore {
-    let client = cluster.client();
-    client.faults().lose_reply(Fate::Later);
-    let change = Transaction {
-        writes: vec![Write::put(key, value)],
-        ..Transaction::default()
-    };
-    client.transact(&change, CALL).await.expect_err("not yet");
-    client
+async fn add(operator: &Arc<Process>, cluster: &str, again: bool) -> tensorhold_core::Result<()> {
+    let (world, name, endpoints) = (&operator.world, name(cluster), [cluster.to_owned()]);
+    let added = add_cluster(&**operator, &name, &endpoints, again, &*world.clock, &*world.rng, CALL).await?;
+    assert_eq!(added.twice, []);
+    Ok(())
 }
 
-fn group() -> GroupName {
-    GroupName::new(GROUPS[0]).expect("a name")
+async fn close(operator: &Arc<Process>, cluster: &str, open: bool) {
+    let home = operator.client("home");
+    let name = name(cluster);
+    let closed = close_cluster(home, &name, open, &*operator.world.clock, CALL);
+    closed.await.expect("closed");
 }
 
-/// The index of the store, as one process has it.
-fn index(clusters: &MemoryClusters, txn_store: Arc<dyn TxnStore>) -> Arc<dyn Index> {
-    let clock = Arc::clone(&clusters.clock) as Arc<dyn Clock>;
-    let settings = IndexConfig::default();
-    Arc::new(TxnIndex::new(txn_store, &store(), settings, clock, Arc::new(SystemRng)))
+async fn remove(operator: &Arc<Process>, cluster: &str) -> tensorhold_core::Result<bool> {
+    remove_cluster(&**operator, &name(cluster), &*operator.world.clock, CALL).await
 }
 
-/// A process that uses the store, wherever it is.
-async fn open_process(clusters: &Arc<MemoryClusters>) -> Client {
-    let following = clusters.open(&store()).await.expect("the store");
-    Client::open(index(clusters, Arc::new(following)))
-        .await
-        .expect("a session")
-}
-
-async fn take(process: &Client) -> Result<Option<LeaseGrant>> {
-    process.next_one(&group(), Duration::from_millis(200)).await
-}
-
-/// The keys of the store on a cluster, but for those that say where it is.
-fn keys(clusters: &MemoryClusters, cluster: &str) -> Vec<String> {
-    let all = clusters.store(cluster).dump().into_iter().map(|entry| entry.key);
-    let of_store = all.filter(|key| key.starts_with("run%2F7/") && !key.starts_with("run%2F7/m/"));
-    of_store.collect()
-}
-
-/// A process in the middle of things: one sample reserved, one ready, one taken. Then a mover to whom something happens.
-/// Whatever it is, the process goes on as if nothing had, and the next move succeeds.
-async fn something_happens(mishap: Mishap, at: usize) -> bool {
-    let clusters = MemoryClusters::new();
-    let process = open_process(&clusters).await;
-    process.publish("taken", GROUPS).await.expect("a sample");
-    let taken = take(&process).await.expect("a take").expect("a sample");
-    process.publish("ready", GROUPS).await.expect("a sample");
-    let reserved = process.reserve("reserved").await.expect("a reservation");
-
-    let fused = Fused::new(&clusters, mishap, at);
-    let asked = move_to_b();
-    let mut told = |_| {};
-    let moving = move_store(&fused, &asked, &*clusters.clock, &SystemRng, CALL, &mut told);
-    let moved = fused.run(moving).await;
-    let has_burnt = fused.has_burnt();
-    if moved.is_none() {
-        clusters.clock.advance(MOVER_IS_GONE);
-        clusters.stores.values().for_each(|store| store.settle());
-    }
-    let context = format!("{mishap:?} at call {at}");
-
-    process.commit(&reserved, GROUPS).await.expect(&context);
-    process.ack_and_free(&taken).await.expect(&context);
-    fused.land().await;
-    let mut found = Vec::new();
-    while let Some(next) = take(&process).await.expect(&context) {
-        found.push(next.sample.sample.to_string());
-        process.ack_and_free(&next).await.expect(&context);
-    }
-    found.sort();
-    assert_eq!(found, ["ready", "reserved"], "{context}");
-    assert!(process.session().is_alive(), "{context}");
-
-    process.publish("last", GROUPS).await.expect(&context);
-    // A mover that did not die has resigned; the one before may have.
-    clusters.move_to(&store(), "c").await.expect(&context);
-    let last = take(&process).await.expect(&context).expect(&context);
-    process.ack_and_free(&last).await.expect(&context);
-    assert_eq!(keys(&clusters, "home"), [""; 0], "{context}");
-    assert_eq!(keys(&clusters, "b"), [""; 0], "{context}");
-    let counts = process.index().counts(CALL).await.expect(&context);
-    assert_eq!(
-        (counts.records.iter().sum::<u64>(), counts.sessions),
-        (0, 1),
-        "{context}"
-    );
-    has_burnt
+/// A world in which new stores begin on `b`.
+async fn with_b() -> (Arc<World>, Arc<Process>) {
+    let world = World::new(7).await;
+    let operator = world.process();
+    add(&operator, "b", false).await.expect("added");
+    close(&operator, "home", false).await;
+    (world, operator)
 }
 
 #[tokio::test]
-async fn whatever_happens_to_a_mover_nothing_is_lost() {
-    // They mostly wait, so many run at once.
-    const AT_ONCE: usize = 16;
-    for mishap in [
-        Mishap::DiesBefore,
-        Mishap::DiesAfter,
-        Mishap::LostRequest,
-        Mishap::LostReply,
-        Mishap::LandsLater,
+async fn a_store_stays_where_it_began_whatever_the_map_says_later() {
+    let world = World::new(1).await;
+    // It connects before there is another cluster, and opens nothing yet.
+    let early = world.process();
+    early.client("home").read(&[], CALL).await.expect("connected");
+    let (first, _) = early.open(&store("at home"), NewStore::Begins).await.expect("open");
+    assert_eq!(first.cluster(), ClusterName::home());
+    let operator = world.process();
+    add(&operator, "b", false).await.expect("added");
+    close(&operator, "home", false).await;
+    let late = world.process();
+    let (at_b, index) = late.open(&store("at b"), NewStore::Begins).await.expect("open");
+    assert_eq!(at_b.cluster(), name("b"));
+    let session = index.open_session(CALL).await.expect("a session");
+    assert_eq!(world.with_keys("at%20b/n/", &[]), ["b"]);
+    // The early one finds it where it is, and its own store where it was.
+    let (found, _) = early.open(&store("at b"), NewStore::Begins).await.expect("open");
+    assert_eq!(found.cluster(), name("b"));
+    let (found, _) = late.open(&store("at home"), NewStore::Begins).await.expect("open");
+    assert_eq!(found.cluster(), ClusterName::home());
+    close(&operator, "home", true).await;
+    close(&operator, "b", false).await;
+    let (found, _) = world
+        .process()
+        .open(&store("at b"), NewStore::Begins)
+        .await
+        .expect("open");
+    assert_eq!(found.cluster(), name("b"), "a closed cluster keeps its stores");
+    let error = remove(&operator, "b").await.expect_err("a store is on it");
+    assert_eq!(error.fact("one_of_them"), Some("at b"), "{error}");
+    let places = store_places(operator.client("home"), &*world.clock, CALL)
+        .await
+        .expect("a list");
+    let on: Vec<_> = places
+        .iter()
+        .map(|one| (one.store.as_str(), one.cluster.clone()))
+        .collect();
+    assert_eq!(on, [("at b", Some(name("b"))), ("at home", Some(ClusterName::home()))]);
+    session.close(CALL).await.expect("closed");
+}
+
+#[tokio::test]
+async fn two_processes_that_begin_a_store_at_once_agree() {
+    let (world, _) = with_b().await;
+    for number in 0..50 {
+        let new = store(&format!("new-{number}"));
+        let (one, other) = (world.process(), world.process());
+        let opened = tokio::join!(one.open(&new, NewStore::Begins), other.open(&new, NewStore::Begins));
+        for (_, index) in [opened.0.expect("open"), opened.1.expect("open")] {
+            index.open_session(CALL).await.expect("a session");
+        }
+        assert_eq!(world.with_keys(&format!("{new}/n/"), &[]), ["b"]);
+    }
+}
+
+#[tokio::test]
+async fn a_process_that_connected_before_cannot_open_a_session_where_the_store_is_not() {
+    let (world, _) = with_b().await;
+    let slept = world.process();
+    let (_, index) = slept.open(&store("s"), NewStore::Begins).await.expect("open");
+    let session = index.open_session(CALL).await.expect("a session");
+    assert!(world.etcd("b").expire(session.id()));
+    // While it sleeps, an operator deletes what says that the store is there, and puts it elsewhere.
+    let place = world
+        .value("home", "s/place")
+        .expect("a place")
+        .replace("\"b\"", "\"home\"");
+    world.put("home", "s/place", &place).await;
+    let gone = Transaction {
+        conditions: Vec::new(),
+        writes: vec![Write::Delete("s/here".to_owned())],
+    };
+    world.etcd("b").transact(&gone, CALL).await.expect("deleted");
+    let error = index.open_session(CALL).await.expect_err("it is not there");
+    assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
+    let error = index.set_budget(1 << 20, CALL).await.expect_err("nor a budget");
+    assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
+    let error = index.confirm_place(CALL).await.expect_err("nothing may be removed");
+    assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
+    assert_eq!(world.with_keys("s/n/", &[]), [""; 0]);
+}
+
+#[tokio::test]
+async fn nothing_is_removed_while_the_home_cannot_be_asked() {
+    let (world, _) = with_b().await;
+    let process = world.process();
+    let (_, index) = process.open(&store("s"), NewStore::Begins).await.expect("open");
+    index.confirm_place(CALL).await.expect("it is here");
+    process.client("home").store.faults().outage(1);
+    let error = index.confirm_place(CALL).await.expect_err("not known");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    index.confirm_place(CALL).await.expect("it is here");
+}
+
+#[tokio::test]
+async fn a_home_that_was_restored_begins_no_store_before_every_cluster_was_asked() {
+    let (world, operator) = with_b().await;
+    let saved = world.etcd("home").save();
+    let old = world.process();
+    let (_, index) = old.open(&store("s"), NewStore::Begins).await.expect("open");
+    index.open_session(CALL).await.expect("a session");
+    world.etcd("home").put_back(&saved);
+    world.etcd("home").declare();
+    world.begin_epoch("home").await;
+    close_after_restore(&operator).await;
+
+    let new = world.process();
+    let error = new
+        .open(&store("s"), NewStore::Begins)
+        .await
+        .expect_err("not known where it is");
+    assert!(error.message().contains("clusters check"), "{error}");
+    operator.client("b").store.faults().outage(1);
+    let report = check_clusters(&*operator, &*world.clock, CALL).await.expect("a report");
+    assert_eq!(report.silent.len(), 1, "{report:?}");
+    new.open(&store("other"), NewStore::Begins)
+        .await
+        .expect_err("b has not answered");
+    let error = remove(&operator, "b").await.expect_err("it may have stores");
+    assert!(error.message().contains("clusters check"), "{error}");
+
+    let report = check_clusters(&*operator, &*world.clock, CALL).await.expect("a report");
+    assert_eq!(report.brought_back, [(store("s"), name("b"))]);
+    let (found, index) = new.open(&store("s"), NewStore::Begins).await.expect("open");
+    assert_eq!(found.cluster(), name("b"));
+    index.open_session(CALL).await.expect("a session");
+    assert_eq!(world.with_keys("s/n/", &[]), ["b"]);
+    new.open(&store("other"), NewStore::Begins).await.expect("a new one");
+}
+
+/// The home is open again, so that a new store would begin there.
+async fn close_after_restore(operator: &Arc<Process>) {
+    operator
+        .client("home")
+        .read(&[], CALL)
+        .await
+        .expect_err("another epoch");
+    close(operator, "home", true).await;
+    close(operator, "b", false).await;
+}
+
+#[tokio::test]
+async fn a_store_that_is_there_twice_is_refused_until_one_is_deleted() {
+    let (world, operator) = with_b().await;
+    let (_, index) = world.process().open(&store("s"), NewStore::Begins).await.expect("open");
+    index.open_session(CALL).await.expect("a session");
+    // As if the home had been restored and nobody had run the guard.
+    world
+        .put("home", "s/place", r#"{"cluster":"home","id":"another"}"#)
+        .await;
+    let report = check_clusters(&*operator, &*world.clock, CALL).await.expect("a report");
+    assert_eq!(report.twice, [(store("s"), name("b"))]);
+    let error = world
+        .process()
+        .open(&store("s"), NewStore::Begins)
+        .await
+        .expect_err("twice");
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+    let keys = world.etcd("b").dump().into_iter().map(|entry| entry.key);
+    let delete = Transaction {
+        conditions: Vec::new(),
+        writes: keys.filter(|key| key.starts_with("s/")).map(Write::Delete).collect(),
+    };
+    world.etcd("b").transact(&delete, CALL).await.expect("deleted");
+    let report = check_clusters(&*operator, &*world.clock, CALL).await.expect("a report");
+    assert_eq!(report.twice, []);
+    let (found, _) = world
+        .process()
+        .open(&store("s"), NewStore::Begins)
+        .await
+        .expect("settled");
+    assert_eq!(found.cluster(), ClusterName::home());
+}
+
+#[tokio::test]
+async fn a_store_never_begins_on_the_samples_of_another_one() {
+    let world = World::new(2).await;
+    let operator = world.process();
+    world.put("b", "s/s/theirs", "a sample").await;
+    let error = add(&operator, "b", false).await.expect_err("an index of its own");
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    assert_eq!(world.value("b", MAP_KEY), None, "it is as it was");
+
+    add(&operator, "c", false).await.expect("added");
+    close(&operator, "home", false).await;
+    for (key, value) in [
+        ("x/s/theirs", "a sample"),
+        ("y/here", r#"{"id":"another"}"#),
+        ("y/s/theirs", ""),
     ] {
-        let mut first = 1;
-        loop {
-            let some = (first..first + AT_ONCE).map(|at| something_happens(mishap, at));
-            let has_burnt = futures_util::future::join_all(some).await;
-            first += AT_ONCE;
-            if !has_burnt.into_iter().all(|has_burnt| has_burnt) {
+        world.put("c", key, value).await;
+    }
+    world.put("home", "z/s/theirs", "a sample").await;
+    for taken in ["x", "y", "z"] {
+        let error = world
+            .process()
+            .open(&store(taken), NewStore::Begins)
+            .await
+            .expect_err("theirs");
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+    }
+    // A mark alone is of a process that died before there was anything.
+    world.put("c", "w/here", r#"{"id":"another"}"#).await;
+    let (found, _) = world.process().open(&store("w"), NewStore::Begins).await.expect("open");
+    assert_eq!(found.cluster(), name("c"));
+    // Nobody can take it for a home.
+    let error = read_map(operator.client("c"), CALL).await.expect_err("no home");
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+}
+
+/// A process dies after each of its calls in turn, or its reply is lost, or its transaction lands later.
+#[tokio::test]
+async fn a_death_between_two_writes_leaves_a_store_that_opens() {
+    for fate in [Fate::Applied, Fate::NotApplied, Fate::Later] {
+        for calls in 0..12 {
+            let (world, _) = with_b().await;
+            let dying = world.process();
+            dying.client("home").store.faults().lose_reply(fate);
+            dying.client("b").store.faults().lose_reply(fate);
+            let begun = store("s");
+            let mut opening = Box::pin(dying.open(&begun, NewStore::Begins));
+            for _ in 0..calls {
+                if opening
+                    .as_mut()
+                    .poll(&mut Context::from_waker(Waker::noop()))
+                    .is_ready()
+                {
+                    break;
+                }
+            }
+            drop(opening);
+            let other = world.process();
+            let (found, index) = other.open(&begun, NewStore::Begins).await.expect("open");
+            assert_eq!(found.cluster(), name("b"), "{fate:?}, {calls} calls");
+            index.open_session(CALL).await.expect("a session");
+            let late = ["home", "b"].map(|etcd| dying.client(etcd).store.land());
+            let (_, index) = other.open(&begun, NewStore::Begins).await.expect("open");
+            index.open_session(CALL).await.expect("a session");
+            assert_eq!(world.with_keys("s/n/", &[]), ["b"], "{fate:?}, {calls} calls, {late:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_cluster_that_does_not_answer_keeps_nobody_from_anything_but_its_stores() {
+    let (world, operator) = with_b().await;
+    add(&operator, "c", false).await.expect("added");
+    close(&operator, "c", false).await;
+    operator.client("c").store.faults().outage(usize::MAX);
+    store_places(operator.client("home"), &*world.clock, CALL)
+        .await
+        .expect("a list");
+    close(&operator, "b", false).await;
+    close(&operator, "b", true).await;
+    assert!(!remove(&operator, "c").await.expect("removed"), "it could not be told");
+    let (found, _) = world.process().open(&store("s"), NewStore::Begins).await.expect("open");
+    assert_eq!(found.cluster(), name("b"));
+    operator.client("c").store.faults().outage(0);
+    let error = add(&operator, "c", false)
+        .await
+        .expect_err("it still says that it is one");
+    assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
+    add(&operator, "c", true).await.expect("added");
+}
+
+#[tokio::test]
+async fn only_a_closed_cluster_without_a_store_is_removed() {
+    let (world, operator) = with_b().await;
+    let error = remove(&operator, "b").await.expect_err("open");
+    assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
+    assert_eq!(
+        remove(&operator, "x").await.expect_err("none").kind(),
+        ErrorKind::NotFound
+    );
+    close(&operator, "b", false).await;
+    assert!(remove(&operator, "b").await.expect("removed"));
+    assert_eq!(world.value("b", MAP_KEY), None, "it was told");
+    add(&operator, "b", false).await.expect("it can be used again");
+}
+
+/// What a process chose before a cluster was closed is refused after that.
+#[tokio::test]
+async fn a_store_that_begins_while_its_cluster_is_removed_begins_elsewhere() {
+    for calls in 0..8 {
+        let (world, operator) = with_b().await;
+        let (begun, process) = (store("s"), world.process());
+        let mut opening = Box::pin(process.open(&begun, NewStore::Begins));
+        for _ in 0..calls {
+            if opening
+                .as_mut()
+                .poll(&mut Context::from_waker(Waker::noop()))
+                .is_ready()
+            {
                 break;
             }
         }
-        assert!(first > 30, "only {first} calls");
+        close(&operator, "b", false).await;
+        let removed = remove(&operator, "b").await.is_ok();
+        if calls < 8 {
+            let (found, _) = world.process().open(&begun, NewStore::Begins).await.expect("open");
+            assert_eq!(found.cluster() == ClusterName::home(), removed, "{calls} calls");
+        }
     }
-}
-
-/// A mover stops before a call, another brings the store back meanwhile, and the first one goes on.
-async fn another_comes_between(at: usize) -> bool {
-    let clusters = MemoryClusters::new();
-    let process = open_process(&clusters).await;
-    process.publish("taken", GROUPS).await.expect("a sample");
-    let taken = take(&process).await.expect("a take").expect("a sample");
-    process.publish("ready", GROUPS).await.expect("a sample");
-    let context = format!("stopped before call {at}");
-
-    let fused = Fused::new(&clusters, Mishap::Stops, at);
-    let asked = move_to_b();
-    let mut told = |_| {};
-    let moving = move_store(&fused, &asked, &*clusters.clock, &SystemRng, CALL, &mut told);
-    let mut moving = std::pin::pin!(moving);
-    if fused.run(&mut moving).await.is_none() {
-        // Refused while the first one has the lock.
-        clusters.move_to(&store(), "home").await.ok();
-        fused.go_on();
-        // It may find that it came too late.
-        moving.await.ok();
-    }
-    process.ack_and_free(&taken).await.expect(&context);
-    let ready = take(&process).await.expect(&context).expect(&context);
-    process.ack_and_free(&ready).await.expect(&context);
-    process.publish("last", GROUPS).await.expect(&context);
-    clusters.move_to(&store(), "c").await.expect(&context);
-    let last = take(&process).await.expect(&context).expect(&context);
-    process.ack_and_free(&last).await.expect(&context);
-    fused.has_burnt()
 }
 
 #[tokio::test]
-async fn a_mover_that_is_overtaken_by_another_harms_nothing() {
-    let mut at = 1;
-    while another_comes_between(at).await {
-        at += 1;
-    }
-    assert!(at > 30, "only {at} calls");
-}
-
-async fn a_session_is_closed(at: usize) -> bool {
-    let clusters = MemoryClusters::new();
-    let process = open_process(&clusters).await;
-    process.publish("s", GROUPS).await.expect("a sample");
-    let id = process.session().id();
-    let fused = Fused::new(&clusters, Mishap::Stops, at);
-    let asked = move_to_b();
-    let mut told = |_| {};
-    let moving = move_store(&fused, &asked, &*clusters.clock, &SystemRng, CALL, &mut told);
-    let mut moving = std::pin::pin!(moving);
-    if fused.run(&mut moving).await.is_none() {
-        let close = process.session().close(CALL);
-        let go_on = async {
-            fused.go_on();
-            moving.await.expect("a move");
-        };
-        // In this order: the session is closed while the mover stands still.
-        tokio::join!(async { close.await.expect("closed") }, go_on);
-    } else {
-        process.session().close(CALL).await.expect("closed");
-    }
-    // What is left where the store was ends by its time to live; nobody asks there any more.
-    let alive = clusters.store("b").sessions();
-    assert!(!alive.contains(&id), "closed before call {at}");
-    fused.has_burnt()
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_session_that_is_closed_during_a_move_has_ended() {
-    let mut at = 1;
-    while a_session_is_closed(at).await {
-        at += 1;
-    }
-    assert!(at > 30, "only {at} calls");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_that_is_moved_under_load_loses_nothing_and_gives_nothing_twice() {
-    const EACH: usize = 150;
-    const PRODUCERS: usize = 3;
-    let clusters = MemoryClusters::new();
-    let used: Arc<parking_lot::Mutex<BTreeMap<String, usize>>> = Arc::default();
-    let count = Arc::new(AtomicUsize::new(0));
-    let mut tasks = tokio::task::JoinSet::new();
-    for producer in 0..PRODUCERS {
-        let process = open_process(&clusters).await;
-        tasks.spawn(async move {
-            for number in 0..EACH {
-                process
-                    .publish(&format!("{producer}-{number}"), GROUPS)
-                    .await
-                    .expect("a put");
-            }
-        });
-        let (process, used, count) = (open_process(&clusters).await, Arc::clone(&used), Arc::clone(&count));
-        tasks.spawn(async move {
-            while count.load(Ordering::Relaxed) < PRODUCERS * EACH {
-                if let Some(grant) = take(&process).await.expect("a take") {
-                    process.ack_and_free(&grant).await.expect("an answer");
-                    *used.lock().entry(grant.sample.sample.to_string()).or_default() += 1;
-                    count.fetch_add(1, Ordering::Relaxed);
-                }
-            }
-        });
-    }
-    let mut moves = 0;
-    let mut targets = ["b", "c", "home"].into_iter().cycle();
-    while count.load(Ordering::Relaxed) < PRODUCERS * EACH {
-        let to = targets.next().expect("a cycle");
-        clusters.move_to(&store(), to).await.expect("a move");
-        moves += 1;
-    }
-    while let Some(ended) = tasks.join_next().await {
-        ended.expect("no process fails");
-    }
-    assert!(moves >= 3, "{moves} moves");
-    let used = used.lock();
-    assert_eq!(used.len(), PRODUCERS * EACH, "each sample was used");
-    assert!(used.values().all(|count| *count == 1), "once");
-}
-
-#[tokio::test]
-async fn what_would_break_a_store_is_refused() {
-    let clusters = MemoryClusters::new();
-    let follows = open_process(&clusters).await;
-    follows.publish("s", GROUPS).await.expect("a sample");
-
-    let stays = Client::open(index(&clusters, Arc::new(clusters.store("home").client())))
-        .await
-        .expect("a session");
-    let error = clusters
-        .move_to(&store(), "b")
-        .await
-        .expect_err("a process that does not notice");
-    assert_eq!(error.kind(), ErrorKind::Conflict);
-    assert_eq!(
-        error.fact("pid"),
-        Some(std::process::id().to_string().as_str()),
-        "{error}"
-    );
-    stays.session().close(CALL).await.expect("closed");
-
-    let foreign = Transaction {
-        writes: vec![Write::put("run%2F7/t", "7")],
-        ..Transaction::default()
+async fn another_etcd_at_a_clusters_address_is_refused() {
+    let (world, operator) = with_b().await;
+    world.process().open(&store("s"), NewStore::Begins).await.expect("open");
+    let replaced = world.value("b", MAP_KEY).expect("a role");
+    let gone = Transaction {
+        conditions: Vec::new(),
+        writes: vec![Write::Delete(MAP_KEY.to_owned())],
     };
-    clusters
-        .store("b")
-        .transact(&foreign, CALL)
+    world.etcd("b").transact(&gone, CALL).await.expect("deleted");
+    let error = world
+        .process()
+        .open(&store("s"), NewStore::Begins)
         .await
-        .expect("another store of this name");
-    let error = clusters
-        .move_to(&store(), "b")
-        .await
-        .expect_err("another store of this name");
+        .expect_err("not b");
     assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
-
-    let store = store();
-    let (one, other) = tokio::join!(clusters.move_to(&store, "c"), clusters.move_to(&store, "c"));
-    let refused = [one, other].into_iter().filter_map(Result::err).collect::<Vec<_>>();
-    assert_eq!(refused.len(), 1, "one of two movers");
-    assert_eq!(refused[0].kind(), ErrorKind::Conflict, "{}", refused[0]);
-    assert!(take(&follows).await.expect("a take").is_some());
+    let error = add(&operator, "b", false).await.expect_err("not b");
+    assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
+    world.put("b", MAP_KEY, &replaced).await;
+    add(&operator, "b", false).await.expect("it is b");
+    world.process().open(&store("s"), NewStore::Begins).await.expect("open");
 }
 
-/// A watch that says nothing is no sign that nothing has changed: its node may be gone, or behind.
-#[tokio::test(start_paused = true)]
-async fn a_store_is_not_frozen_before_a_late_watch_has_told_what_has_changed() {
-    let clusters = MemoryClusters::new();
-    let process = open_process(&clusters).await;
-    process.publish("s", GROUPS).await.expect("a sample");
-    let change = change_when_told(clusters.store("home"), "run%2F7/changed", "late").await;
-    let fused = Fused::new(&clusters, Mishap::LateWatches, 0);
-    let (mut made, mut applied, mut applied_in_use) = (0, 0, None);
-    let mut told = |step: MoveStep| match step {
-        MoveStep::Copied(_) => made += change.land(),
-        MoveStep::Applied(so_far) => applied = so_far,
-        MoveStep::Frozen => applied_in_use = Some(applied),
-        _ => {}
-    };
-    let moved = move_store(&fused, &move_to_b(), &*clusters.clock, &SystemRng, CALL, &mut told).await;
-    moved.expect("a move");
-    assert_eq!(made, 1, "it came during the copy");
-    assert!(applied_in_use.is_some_and(|applied| applied > 0), "{applied_in_use:?}");
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_cluster_that_does_not_answer_is_told_soon_however_long_a_move_may_take() {
-    let asked = move_to_b();
-    for (within, told_within) in [(3600, 15), (2, 2)] {
-        let clusters = MemoryClusters::new();
-        clusters.store("home").faults().slow(Duration::MAX);
-        let (within, began) = (Duration::from_secs(within), tokio::time::Instant::now());
-        let error = move_store(&*clusters, &asked, &*clusters.clock, &SystemRng, within, &mut |_| {})
-            .await
-            .expect_err("no answer");
-        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-        // A timer ends at a whole millisecond.
-        let told_within = Duration::from_secs(told_within) + Duration::from_millis(1);
-        assert!(began.elapsed() <= told_within, "{:?}", began.elapsed());
+#[tokio::test]
+async fn nothing_lowers_the_number_of_the_layout() {
+    let (world, operator) = with_b().await;
+    for cluster in ["home", "c"] {
+        world.put(cluster, schema::KEY, "9 from 1").await;
+    }
+    add(&operator, "c", false).await.expect("added");
+    close(&operator, "c", false).await;
+    for cluster in ["home", "c"] {
+        let opened = schema::check(world.etcd(cluster), &*world.clock, CALL).await;
+        assert_eq!(opened.expect("known"), 9);
+        assert_eq!(world.value(cluster, schema::KEY).as_deref(), Some("9 from 1"));
     }
 }
 
 #[tokio::test]
 async fn a_record_of_the_place_that_cannot_be_read_is_an_error_and_no_answer() {
-    for value in [
-        "",
-        "{}",
-        r#"{"by":"1","why":"exploded","to":"b"}"#,
-        r#"{"by":"1","why":"moved","to":"B"}"#,
-    ] {
-        let clusters = MemoryClusters::new();
-        let process = open_process(&clusters).await;
-        let poison = Transaction {
-            writes: vec![Write::put("run%2F7/m/away/first", value)],
-            ..Transaction::default()
-        };
-        clusters.store("home").transact(&poison, CALL).await.expect("written");
-        let sample = SampleId::new("s").expect("a name");
-        let error = process.index().look(&[sample], CALL).await.expect_err("not known");
+    for value in ["", "{}", r#"{"cluster":"B","id":"1"}"#, r#"{"cluster":"b"}"#] {
+        let (world, _) = with_b().await;
+        let process = world.process();
+        let (_, index) = process.open(&store("s"), NewStore::Begins).await.expect("open");
+        world.put("home", "s/place", value).await;
+        let error = process
+            .open(&store("s"), NewStore::Begins)
+            .await
+            .expect_err("not known");
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{value}: {error}");
-        process.publish("s", GROUPS).await.expect_err("not known");
-        clusters.open(&store()).await.expect_err("not known");
+        index.confirm_place(CALL).await.expect_err("not known");
+        world.put("home", MAP_KEY, value).await;
+        process
+            .open(&store("t"), NewStore::Begins)
+            .await
+            .expect_err("not known");
     }
-    let clusters = MemoryClusters::new();
-    let lost = Transaction {
-        writes: vec![Write::put(
-            "run%2F7/m/away/first",
-            r#"{"by":"1","why":"moved","to":"b"}"#,
-        )],
-        ..Transaction::default()
+}
+
+#[tokio::test]
+async fn whoever_only_looks_begins_nothing() {
+    let (world, _) = with_b().await;
+    let error = world
+        .process()
+        .open(&store("s"), NewStore::IsLeft)
+        .await
+        .expect_err("none");
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    assert_eq!(world.with_keys("s/", &[]), [""; 0]);
+    let condition = Condition::Absent("s/place".to_owned());
+    let nothing = Transaction {
+        conditions: vec![condition],
+        writes: Vec::new(),
     };
-    clusters.store("home").transact(&lost, CALL).await.expect("written");
-    let error = clusters.open(&store()).await.expect_err("the cluster does not have it");
-    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+    let outcome = world.etcd("home").transact(&nothing, CALL).await.expect("an answer");
+    assert!(matches!(outcome, TxnOutcome::Committed(_)));
+    let read = [Read::Key("s/here".to_owned())];
+    let seen = world.etcd("b").read(&read, Duration::from_secs(1)).await.expect("read");
+    assert_eq!(seen.entries.concat(), []);
 }
 
 #[tokio::test]
-async fn a_new_store_begins_where_the_map_says_and_an_old_one_stays() {
-    let clusters = MemoryClusters::new();
-    let home = clusters.store("home");
-    assert_eq!(read_map(home, CALL).await.expect("read"), None);
-    let map = write_map(home, &*clusters.clock, CALL, |map: &mut ClusterMap| {
-        map.home = false;
-        for cluster in ["b", "c"] {
-            let address = ClusterAddress {
-                endpoints: vec![format!("http://{cluster}")],
-                open: true,
-            };
-            map.clusters.insert(name(cluster), address);
-        }
-        Ok(())
-    });
-    let map = map.await.expect("written");
-    assert_eq!(read_map(home, CALL).await.expect("read"), Some(map.clone()));
-    let schema = home
-        .dump()
-        .into_iter()
-        .find(|entry| entry.key == schema::KEY)
-        .expect("a schema");
-    assert_eq!(schema.value, b"2", "releases that know nothing of maps refuse it");
-
-    // Two processes at once, many times.
-    for number in 0..20 {
-        let new = StoreId::new(format!("new-{number}")).expect("a name");
-        let begin = || place(&*clusters, &map, &new, &*clusters.clock, &SystemRng, CALL);
-        let (one, other) = tokio::join!(begin(), begin());
-        one.expect("placed");
-        other.expect("placed");
-        let opened = clusters.open(&new).await.expect("the store");
-        assert_eq!(opened.cluster(), map.choose(&new));
+async fn a_store_at_home_is_forgotten_with_its_place_and_begins_anew() {
+    let (world, operator) = with_b().await;
+    close(&operator, "home", true).await;
+    close(&operator, "b", false).await;
+    let slept = world.process();
+    let (_, index) = slept.open(&store("s"), NewStore::Begins).await.expect("open");
+    let forgotten = forget(operator.client("home"), &store("s"), &*world.clock, CALL).await;
+    assert!(forgotten.expect("it has nothing but its place"));
+    assert_eq!(world.with_keys("s/", &[]), [""; 0]);
+    // Meanwhile new stores begin elsewhere: the one that slept must not write where it was.
+    close(&operator, "b", true).await;
+    close(&operator, "home", false).await;
+    let (_, other) = world.process().open(&store("s"), NewStore::Begins).await.expect("open");
+    let session = other.open_session(CALL).await.expect("a session");
+    let error = index.open_session(CALL).await.expect_err("the store is elsewhere now");
+    assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
+    assert_eq!(world.with_keys("s/", &["s/place"]), ["b"]);
+    session.close(CALL).await.expect("closed");
+    // On another cluster it stays, whether that is asked or the home, and counts as in use.
+    for etcd in ["home", "b"] {
+        let error = forget(operator.client(etcd), &store("s"), &*world.clock, CALL).await;
+        assert_eq!(
+            error.expect_err("it is not at home").kind(),
+            ErrorKind::Unsupported,
+            "{etcd}"
+        );
     }
-    // A store that was there before there was a map.
-    let process = open_process(&clusters).await;
-    process.publish("s", GROUPS).await.expect("a sample");
-    place(&*clusters, &map, &store(), &*clusters.clock, &SystemRng, CALL)
-        .await
-        .expect("placed");
-    assert_eq!(
-        clusters.open(&store()).await.expect("the store").cluster(),
-        ClusterName::home()
-    );
-    // With a map that has changed, too.
-    let none = ClusterMap::default();
-    let new = StoreId::new("new-3").expect("a name");
-    place(&*clusters, &none, &new, &*clusters.clock, &SystemRng, CALL)
-        .await
-        .expect("placed");
-    assert_eq!(
-        clusters.open(&new).await.expect("the store").cluster(),
-        map.choose(&new)
-    );
-}
-
-#[tokio::test]
-async fn after_it_is_open_nothing_but_its_own_cluster_is_asked() {
-    let clusters = MemoryClusters::new();
-    let process = open_process(&clusters).await;
-    clusters.move_to(&store(), "b").await.expect("a move");
-    process.publish("s", GROUPS).await.expect("a sample");
-    // It is kept alive there: a session that was only made known there would have ended.
-    clusters.clock.advance(10 * MOVER_IS_GONE);
-    clusters.stores.values().for_each(|store| store.settle());
-    assert!(process.session().is_alive());
-    let before = clusters.connected.load(Ordering::Relaxed);
-    for cluster in ["home", "c"] {
-        clusters.store(cluster).faults().outage(usize::MAX);
-    }
-    let grant = take(&process).await.expect("a take").expect("a sample");
-    process.ack_and_free(&grant).await.expect("an answer");
-    assert_eq!(clusters.connected.load(Ordering::Relaxed), before);
-    for cluster in ["home", "c"] {
-        clusters.store(cluster).faults().outage(0);
-    }
-    // The home says directly where it is, after two moves too. Whoever watches is told to read again.
-    let watched = clusters.open(&store()).await.expect("the store");
-    let seen = watched.read(&[], CALL).await.expect("a read").version;
-    let mut watch = watched.watch(prefix("run%2F7/q/"), seen, CALL).await.expect("a watch");
-    clusters.move_to(&store(), "c").await.expect("a move");
-    let told = tokio::time::timeout(Duration::from_secs(10), watch.next())
-        .await
-        .expect("soon");
-    assert_eq!(told.expect_err("it ends").kind(), ErrorKind::Unavailable);
-    let error = watched
-        .watch(prefix("run%2F7/q/"), seen, CALL)
-        .await
-        .expect_err("of another stay");
-    assert_eq!(error.kind(), ErrorKind::NotFound);
-    clusters.store("b").faults().outage(usize::MAX);
-    assert_eq!(clusters.open(&store()).await.expect("the store").cluster(), name("c"));
+    assert_eq!(world.with_keys("s/", &[]), ["b", "home"]);
+    let found = in_use(operator.client("home"), &[store("s")], &*world.clock, CALL).await;
+    assert_eq!(found.expect("read"), [store("s")]);
 }

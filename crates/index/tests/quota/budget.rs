@@ -236,8 +236,9 @@ async fn a_budget_grows_and_shrinks_while_samples_exist() {
     world.set_budget(&client, 30).await.expect("grows");
     let b = client.reserve("b", 10, WITHIN).await.expect("fits now");
     let error = world.set_budget(&client, 10).await.expect_err("25 are held");
-    assert_eq!((error.kind(), error.fact("budget")), (ErrorKind::Capacity, Some("25")));
-    world.budget_is(25);
+    assert_eq!((error.kind(), error.fact("held")), (ErrorKind::Capacity, Some("25")));
+    let unchanged = (world.books().deposits, world.books().paid);
+    assert_eq!(unchanged, (5, 25), "all or nothing");
     client.use_up(&a).await;
     world.set_budget(&client, 12).await.expect("shrinks");
     assert_eq!((world.books().deposits, world.books().paid), (2, 10));
@@ -252,6 +253,29 @@ async fn a_budget_grows_and_shrinks_while_samples_exist() {
         "the one in force"
     );
     client.reserve("all", 12, WITHIN).await.expect("all of it");
+}
+
+/// One transaction takes the deposits away, however many there are, and leaves the rest.
+#[tokio::test]
+async fn a_budget_shrinks_by_many_small_deposits_at_once() {
+    const OWNERS: u64 = 80;
+    let mut world = World::with_budget(OWNERS).await;
+    let mut owners = Vec::new();
+    for owner in 0..OWNERS {
+        let client = world.join().await;
+        let sample = client.reserve(&format!("{owner}"), 1, WITHIN).await.expect("fits");
+        owners.push((client, sample));
+    }
+    let (client, _held) = owners.pop().expect("an owner");
+    for (client, sample) in &owners {
+        client.use_up(sample).await;
+    }
+    assert!(world.keys_with("/b/a/").len() > 64, "many deposits");
+    let error = world.set_budget(&client, 0).await.expect_err("1 is held");
+    assert_eq!((error.kind(), error.fact("held")), (ErrorKind::Capacity, Some("1")));
+    assert_eq!((world.books().deposits, world.books().paid), (OWNERS - 1, 1));
+    world.set_budget(&client, 3).await.expect("shrinks");
+    assert_eq!((world.books().deposits, world.books().paid), (2, 1));
 }
 
 /// A budget that grows serves a process that waits: here, when the next sweep looks.

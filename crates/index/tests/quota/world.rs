@@ -148,13 +148,9 @@ impl World {
 
     pub(crate) async fn set_budget(&mut self, by: &Client, bytes: u64) -> Result<()> {
         by.index.set_budget(bytes, WITHIN).await?;
-        self.budget_is(bytes);
-        Ok(())
-    }
-
-    pub(crate) fn budget_is(&mut self, bytes: u64) {
         self.budget = bytes;
         self.books();
+        Ok(())
     }
 
     /// The keys that have this in them.

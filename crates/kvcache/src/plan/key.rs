@@ -92,7 +92,7 @@ pub struct Namespace {
     pub model: String,
     /// The version of its weights. A weights update is a new namespace.
     pub weights: String,
-    /// The element type of the pages, such as `bf16`.
+    /// What the elements are, such as `bf16` or `fp8_e4m3`: not the type that they are stored as.
     pub dtype: String,
     /// The memory layout of a page, such as `mha-layer-first`.
     pub layout: String,

@@ -9,7 +9,8 @@ pub enum Outcome {
     Resident,
     /// There is no such object.
     Absent,
-    /// It was not tried, because memory or the queue is short now.
+    /// It was not tried, because memory or the queue is short now, or because another program chose its key and may write
+    /// other bytes under it.
     Refused,
     /// It was not in memory within its time.
     Expired,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tensorhold_core::Clock;
-use tensorhold_engine::{Engine, Presence};
+use tensorhold_engine::{Engine, EngineExt, Presence, PutOptions, PutOutcome};
 use tensorhold_prefetch::{Outcome, PrefetchConfig, Priority, Route};
 
 use crate::world::{LEN, SECOND, World, config, in_dram, pattern};
@@ -269,4 +269,37 @@ fn one_object_that_never_fits_does_not_stop_the_others() {
     assert_eq!(names(&prefetch.outcomes()), ["failed"; 2]);
     let more = world.engine.prefetch(&world.keys[2..3], Priority::Guess);
     assert_eq!(names(&more.outcomes()), ["pending"], "no cool-down");
+}
+
+/// Another program chose the key, and writes other bytes under it when the sample that had adopted the object is freed.
+#[test]
+fn what_another_program_named_is_never_served_as_it_was() {
+    let world = World::named("theirs", config(Route::Buffer));
+    let key = world.keys[0].clone();
+    let (_, prefetch) = world
+        .engine
+        .exists_and_prefetch(std::slice::from_ref(&key), Priority::Guess, SECOND)
+        .expect("lawful");
+    let without_a_probe = world.engine.prefetch(&world.keys[1..2], Priority::Guess);
+    world.steps();
+    let other = world.cluster.connect();
+    other.remove(std::slice::from_ref(&key), SECOND).expect("removed");
+    let region = other.allocate(LEN, SECOND).expect("memory");
+    region.whole().write(0, &pattern(77)).expect("fits");
+    let put = other.put_one(&key, &region.whole(), &PutOptions::default(), SECOND);
+    assert!(matches!(put.expect("lawful"), PutOutcome::Stored));
+    assert!(world.get(&key) == Some(pattern(77)), "the bytes that are there now");
+    assert_eq!(names(&prefetch.outcomes()), ["refused"]);
+    assert_eq!(names(&without_a_probe.outcomes()), ["refused"]);
+    assert_eq!(world.engine.stats().buffered, 0);
+
+    // An engine that promotes it has one copy, which is written anew.
+    let world = World::named("theirs", config(Route::Promote));
+    let prefetch = world.engine.prefetch(&world.keys[..1], Priority::Guess);
+    world.steps();
+    for _ in 0..100 {
+        world.clock.advance(SECOND / 20);
+        world.steps();
+    }
+    assert_eq!(names(&prefetch.outcomes()), ["resident"]);
 }

@@ -57,6 +57,11 @@ impl World {
 
     /// A cluster with its objects on SSD only, and its DRAM empty.
     pub(crate) fn with(config: PrefetchConfig) -> Self {
+        Self::named("kv/o", config)
+    }
+
+    /// The same, with keys that begin like this.
+    pub(crate) fn named(prefix: &str, config: PrefetchConfig) -> Self {
         let clock = Arc::new(ManualClock::new());
         let cluster = MemoryCluster::new(
             MemoryConfig {
@@ -88,7 +93,7 @@ impl World {
             panic!("no room for {key}");
         };
         let keys: Vec<ObjectKey> = (0..OBJECTS)
-            .map(|n| ObjectKey::new(format!("o/{n}")).expect("a key"))
+            .map(|n| ObjectKey::new(format!("{prefix}/{n}")).expect("a key"))
             .collect();
         for (n, key) in keys.iter().enumerate() {
             put(key, &pattern(n));

@@ -111,9 +111,6 @@ async fn set_budget(
             let (id, why) = (&store.config().store, by.why());
             let what = match &set {
                 Ok(()) => format!("set the budget to {bytes} bytes"),
-                Err(error) if is_held(error) => {
-                    format!("shrank the budget towards {bytes} bytes, as far as samples let it")
-                }
                 Err(error) => {
                     tracing::warn!(store = %id, token = by.0, bytes, %error, why, "the budget could not be set");
                     return set;
@@ -129,14 +126,14 @@ async fn set_budget(
         true => Refused::new(
             StatusCode::CONFLICT,
             error.to_string(),
-            "free samples, and set it again: it has shrunk as far as it could",
+            "free samples, and set it again: nothing has changed",
         ),
         false => error.into(),
     })?;
     Ok(Json(budget_of(&store, within.saturating_sub(begun.elapsed())).await?))
 }
 
-/// Whether a budget could not shrink because samples hold more. A full index refuses with the same kind, and it is not known
+/// Whether a budget was refused because samples hold more. A full index refuses with the same kind, and it is not known
 /// then whether the change was made.
 fn is_held(error: &Error) -> bool {
     error.kind() == ErrorKind::Capacity && error.retry() != Retry::Ambiguous

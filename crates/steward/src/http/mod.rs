@@ -14,7 +14,8 @@
 //! `Sec-Fetch-Site` that is not ours).
 //!
 //! # Bounds
-//! So many connections and requests at a time; a request has a time in which its head must have arrived, a time in which it
+//! So many connections and requests at a time; when there are as many connections, a further one takes the place of the oldest
+//! that has not asked for anything yet, so those who connect and say nothing keep nobody out. A request has a time in which its head must have arrived, a time in which it
 //! must be answered, and a bounded body. A connection is closed after its current request when it has lasted for as long as
 //! a request may take, and cut off after three times that: a peer that does not read its answer holds it no longer. The log of requests has method, path, status, time and the name of the token,
 //! and neither queries nor headers.
@@ -35,6 +36,7 @@ mod tls;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::extract::{Request, State as Given};
@@ -42,13 +44,14 @@ use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::{Router, middleware};
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tensorhold_core::{Error, ErrorKind, Result, StoreId};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -133,7 +136,7 @@ impl Server {
 
     /// Serves until it is told to stop. Requests that are under way then are broken off.
     pub(crate) async fn serve(self, stop: CancellationToken) {
-        let connections = Arc::new(Semaphore::new(self.most));
+        let mut connections = Vec::with_capacity(self.most);
         let mut tasks = JoinSet::new();
         loop {
             let accepted = tokio::select! {
@@ -150,36 +153,74 @@ impl Server {
                     continue;
                 }
             };
-            let Ok(place) = Arc::clone(&connections).try_acquire_owned() else {
+            if !has_room(&mut connections, self.most) {
                 tracing::debug!("too many connections; one is refused");
                 continue;
-            };
+            }
             let (tls, router, within) = (self.tls.clone(), self.router.clone(), self.within);
-            tasks.spawn(async move {
-                let _place = place;
-                serve_connection(stream, tls, router, within).await;
-            });
+            let has_asked = Arc::new(AtomicBool::new(false));
+            let task = serve_connection(stream, tls, router, within, Arc::clone(&has_asked));
+            let task = tasks.spawn(task);
+            connections.push(Connection { task, has_asked });
         }
     }
 }
 
-async fn serve_connection(stream: TcpStream, tls: Option<Arc<Tls>>, router: Router, within: Duration) {
+/// A connection that was accepted.
+struct Connection {
+    task: AbortHandle,
+    /// Whether a request has come over it.
+    has_asked: Arc<AtomicBool>,
+}
+
+/// Whether there is room for another connection, at the cost of the oldest that has not asked for anything. The oldest
+/// comes first.
+fn has_room(connections: &mut Vec<Connection>, most: usize) -> bool {
+    connections.retain(|connection| !connection.task.is_finished());
+    if connections.len() < most {
+        return true;
+    }
+    let has_asked = |connection: &Connection| connection.has_asked.load(Ordering::Acquire);
+    let Some(silent) = connections.iter().position(|connection| !has_asked(connection)) else {
+        return false;
+    };
+    connections.remove(silent).task.abort();
+    true
+}
+
+async fn serve_connection(
+    stream: TcpStream,
+    tls: Option<Arc<Tls>>,
+    router: Router,
+    within: Duration,
+    has_asked: Arc<AtomicBool>,
+) {
     let Some(tls) = tls else {
-        return speak(stream, router, within).await;
+        return speak(stream, router, within, has_asked).await;
     };
     let shake = async { tls.acceptor().await.accept(stream).await };
     match tokio::time::timeout(HEAD, shake).await {
-        Ok(Ok(stream)) => speak(stream, router, within).await,
+        Ok(Ok(stream)) => speak(stream, router, within, has_asked).await,
         Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
         Err(_) => tracing::debug!("a TLS handshake took too long"),
     }
 }
 
-async fn speak(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, router: Router, within: Duration) {
+async fn speak(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    router: Router,
+    within: Duration,
+    has_asked: Arc<AtomicBool>,
+) {
+    let router = TowerToHyperService::new(router);
+    let answer = service_fn(move |request| {
+        has_asked.store(true, Ordering::Release);
+        router.call(request)
+    });
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+        .serve_connection(TokioIo::new(stream), answer);
     let mut connection = std::pin::pin!(connection);
     let ended = match tokio::time::timeout(within, &mut connection).await {
         Ok(ended) => Ok(ended),

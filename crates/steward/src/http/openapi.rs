@@ -120,7 +120,7 @@ pub const PATHS: &[Row] = &[
     (
         "put",
         "/v1/stores/{store}/budget",
-        "Set the budget. It shrinks as far as samples do not hold it; if they hold more, 409 says so",
+        "Set the budget. If samples hold more than that, the answer is 409, and nothing has changed",
         true,
         "Budget",
         &[],
@@ -494,7 +494,19 @@ fn schemas_of_reports() -> Value {
                 ("first_waits_for", maybe("integer")),
             ]), {"type": "null"}]})),
             ("dead_letters", maybe("integer")),
+            ("lost", maybe("integer")),
+            ("backlog", list(&object(&[
+                ("group", text.clone()),
+                ("waiting", number.clone()),
+                ("oldest_seconds", maybe("integer")),
+            ]))),
             ("quarantined", maybe("integer")),
+            ("holders", json!({"anyOf": [object(&[
+                ("listed", number.clone()),
+                ("missing", list(&object(&[("name", text.clone()), ("since_ms", number.clone())]))),
+                ("suspected", number.clone()),
+                ("unsettled", yes.clone()),
+            ]), {"type": "null"}]})),
             ("audits", audits),
             ("actions", list(&object(&[("at_ms", number.clone()), ("what", text.clone()), ("why", text.clone())]))),
         ]),
@@ -532,6 +544,7 @@ fn overview() -> Value {
         ("read_only", yes.clone()),
         ("whole", yes),
         ("look_every_ms", json!({"type": "integer"})),
+        ("attention", list.clone()),
         ("stores", list),
         ("etcd", json!({"type": ["object", "null"]})),
     ])

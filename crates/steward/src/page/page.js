@@ -48,17 +48,23 @@ function rows(table, lines, none) {
   if (lines.length === 0) {
     const cell = el("td", none, "none");
     cell.colSpan = Math.max(columns.length, 1);
+    cell.setAttribute("role", "cell");
     const row = el("tr");
+    row.setAttribute("role", "row");
     row.append(cell);
     body.replaceChildren(row);
     return;
   }
   body.replaceChildren(...lines.map((cells) => {
     const row = el("tr");
+    row.setAttribute("role", "row");
     row.append(...cells.map((content, at) => {
       const cell = at === 0 ? el("th") : el("td");
       if (at === 0) cell.scope = "row";
       if (columns[at] && columns[at].classList.contains("n")) cell.className = "n";
+      cell.setAttribute("role", at === 0 ? "rowheader" : "cell");
+      // Where there is no room for columns, each cell says which it is.
+      if (columns[at]) cell.dataset.label = columns[at].textContent;
       cell.append(content instanceof Node ? content : String(content ?? ""));
       return cell;
     }));
@@ -108,6 +114,15 @@ function ago(ms) {
   time.dateTime = new Date(ms).toISOString();
   time.title = new Date(ms).toLocaleString();
   return time;
+}
+
+// How fast a figure changes; nothing if that is not known yet.
+function change(perSecond, unit) {
+  if (perSecond === null || perSecond === undefined) return "–";
+  const size = Math.abs(perSecond);
+  const sign = perSecond < 0 ? "−" : "+";
+  if (unit === "bytes") return size < 1 ? "±0" : `${sign}${bytes(Math.round(size))}/s`;
+  return size < 0.005 ? "±0" : `${sign}${size.toLocaleString("en", { maximumFractionDigits: size < 10 ? 2 : 0 })}/s`;
 }
 
 function who(process) {
@@ -229,9 +244,24 @@ function draw() {
     (overview.whole ? "" : "; a part of it has ended by a defect: start it again");
   if ($("about").textContent !== about) $("about").textContent = about;
   $("look-every").textContent = span(overview.look_every_ms / 1000);
+  drawAttention();
   drawStores();
   const store = overview.stores.find((one) => one.store === chosen);
   if (store) drawStore(store);
+}
+
+function drawAttention() {
+  const list = $("attention").querySelector("ul");
+  const all = overview.attention;
+  $("attention").hidden = all.length === 0;
+  const said = JSON.stringify(all);
+  if (list.dataset.said === said) return;
+  list.dataset.said = said;
+  list.replaceChildren(...all.map((one) => {
+    const item = el("li");
+    item.append(el("span", one.level, one.level === "critical" ? "full" : "high"), ` ${one.store === null ? "" : `store ${one.store}: `}${one.what} `, el("code", one.runbook));
+    return item;
+  }));
 }
 
 const storeRows = new Map();
@@ -246,13 +276,17 @@ function drawStores() {
     let row = storeRows.get(store.store);
     if (!row) {
       row = el("tr");
+      row.setAttribute("role", "row");
       const head = el("th");
       head.scope = "row";
+      head.setAttribute("role", "rowheader");
       const button = el("button", store.store, "name");
       button.type = "button";
       button.addEventListener("click", () => choose(store.store));
       head.append(button);
       row.append(head, ...Array.from({ length: 8 }, (_, at) => el("td", "", [2, 3, 5, 6, 7].includes(at) ? "n" : "")));
+      const columns = $("stores").querySelectorAll("thead th");
+      [...row.children].slice(1).forEach((cell, at) => { cell.setAttribute("role", "cell"); cell.dataset.label = columns[at + 1].textContent; });
       storeRows.set(store.store, row);
       body.append(row);
     }
@@ -290,13 +324,17 @@ function drawStore(store) {
   note.replaceChildren(...looked, trouble);
 
   const limits = [...store.pressure, ...(overview.etcd?.pressure ?? [])];
+  const over = store.change_over_s === null ? "A change is known after two looks." : `Change: the difference within the last ${span(store.change_over_s)}, in a second.`;
   rows($("pressure"), limits.map((one) => [one.what, bytes(one.used), bytes(one.of), bar(one.used, one.of), el("span", one.level, one.level)]),
     "Nothing that is limited is known: the store has no budget, and the engine did not answer.");
 
   rows($("states"), STATES.map(([name, meaning]) => {
     const state = store.states.find((one) => one.state === name) ?? { samples: 0, bytes: 0, exact: true };
-    return [name, count(state.samples), (state.exact ? "" : "≈ ") + bytes(state.bytes), meaning];
+    const changes = el("span", change(state.samples_per_s));
+    if (Math.abs(state.bytes_per_s ?? 0) >= 1) changes.append(el("br"), change(state.bytes_per_s, "bytes"));
+    return [name, count(state.samples), changes, (state.exact ? "" : "≈ ") + bytes(state.bytes), meaning];
   }), "");
+  caption($("states"), `Samples are counted. Bytes with ≈ are the mean of the records read, times the count. ${over}`);
 
   caption($("leases"), store.leases_complete ? `The ${count(store.leases.length)} oldest leases, of all that are held now.`
     : "There are very many leases: these are the oldest of those whose time ends first.");
@@ -312,8 +350,9 @@ function drawStore(store) {
   rows($("waiting"), waiting.map((one) => [who(one.who), bytes(one.wants)]), "Nobody waits.");
 
   const live = store.states.find((one) => one.state === "live")?.samples ?? 0;
-  caption($("groups"), store.groups_of >= live ? "All live samples." : `Among ${count(store.groups_of)} of ${count(live)} live samples: those read at this look.`);
-  rows($("groups"), store.groups.map((one) => [one.group, count(one.waiting), count(one.leased)]), "No live sample is for a group.");
+  const among = store.groups_of >= live ? "" : ` Leased: among ${count(store.groups_of)} of ${count(live)} live samples, those read at this look.`;
+  caption($("groups"), `The oldest sample that waits, by its commit. ${over}${among}`);
+  rows($("groups"), store.groups.map((one) => [one.group, count(one.waiting), change(one.waiting_per_s), one.waiting === 0 ? "–" : ago(one.oldest_ms), count(one.leased)]), "Nothing waits for a group.");
 
   const dead = store.states.find((one) => one.state === "dead")?.samples ?? 0;
   caption($("dead"), dead > store.dead.length ? `${count(dead)} in all; the first ${count(store.dead.length)}. \`tensorhold dead\` shows, requeues and drops them.`
@@ -322,12 +361,14 @@ function drawStore(store) {
     "There are none.");
 
   const back = store.taken_back;
-  caption($("actions"), `Since this steward started: freed ${count(store.freed)} samples (${count(store.failed_frees)} frees failed and were tried again), took back ${count(back.leases)} leases and ${count(back.reservations)} reservations, cleared ${count(back.sessions)} sessions. The latest first.`);
+  caption($("actions"), `Since it started, this steward took back ${count(back.leases)} leases and ${count(back.reservations)} reservations, cleared ${count(back.sessions)} sessions, and freed ${count(store.freed)} samples that others had left (${count(store.failed_frees)} frees failed and were tried again). What processes retire they free themselves, and that is not among these. The latest first.`);
   rows($("actions"), store.actions.map((one) => [ago(one.at_ms), one.what, one.why]), "Nothing yet.");
 
   const engine = store.engine;
-  caption($("holders"), engine ? `${count(engine.holders)} in the engine, with ${count(engine.objects)} objects of all stores.` : "The engine did not tell.");
-  rows($("holders"), store.holders.map((one) => [one.name, bytes(one.dram_used), bytes(one.dram_capacity), bar(one.dram_used, one.dram_capacity)]),
+  const suspected = store.suspected > 0 ? ` ${count(store.suspected)} samples miss an object: they are lost, or come back.` : "";
+  caption($("holders"), (engine ? `${count(engine.holders)} in the engine, with ${count(engine.objects)} objects of all stores.` : "The engine did not tell.") + suspected);
+  const missing = store.missing_holders.map((one) => [one.name, el("span", "full", "missing"), "", ago(one.since_ms)]);
+  rows($("holders"), missing.concat(store.holders.map((one) => [one.name, bytes(one.dram_used), bytes(one.dram_capacity), bar(one.dram_used, one.dram_capacity)])),
     overview.etcd === null ? "Each holder is shown to tokens for all stores." : "None is known.");
 
   const sessionsTitle = `Sessions (${count(store.sessions)})`;
@@ -368,7 +409,9 @@ function drawChart() {
     drawPoints();
     return;
   }
-  const [width, height, left, bottom] = [900, 220, 70, 22];
+  // As wide as there is room, so that its text is as large as other text.
+  const [width, height, left, bottom] = [Math.max(280, $("chart").clientWidth || 900), 220, 70, 22];
+  const marks = width < 600 ? 2 : 4;
   const [from, to] = [points[0][0], points.at(-1)[0]];
   const most = Math.max(1, ...points.map((point) => Math.max(...point.slice(1, 7))));
   const top = niceTop(most);
@@ -381,9 +424,9 @@ function drawChart() {
     label.textContent = bytes(value);
     drawn.append(svg("line", { class: "grid", x1: left, x2: width - 8, y1: y(value), y2: y(value) }), label);
   }
-  for (let step = 0; step <= 4; step += 1) {
-    const ms = from + (to - from) * step / 4;
-    const label = svg("text", { x: x(ms), y: height - 6, "text-anchor": step === 0 ? "start" : step === 4 ? "end" : "middle" });
+  for (let step = 0; step <= marks; step += 1) {
+    const ms = from + (to - from) * step / marks;
+    const label = svg("text", { x: x(ms), y: height - 6, "text-anchor": step === 0 ? "start" : step === marks ? "end" : "middle" });
     label.textContent = new Date(ms).toLocaleTimeString();
     drawn.append(label);
   }
@@ -421,7 +464,13 @@ function drawPoints() {
   const table = $("points").querySelector("table");
   const head = el("tr");
   const names = ["Time", ...STATES.map(([name]) => name), "Samples"];
-  head.append(...names.map((name, at) => { const cell = el("th", name, at > 0 ? "n" : ""); cell.scope = "col"; return cell; }));
+  head.setAttribute("role", "row");
+  head.append(...names.map((name, at) => {
+    const cell = el("th", name, at > 0 ? "n" : "");
+    cell.scope = "col";
+    cell.setAttribute("role", "columnheader");
+    return cell;
+  }));
   table.querySelector("thead").replaceChildren(head);
   const latest = past.points.slice(-60).reverse();
   rows(table, latest.map((point) => [new Date(point[0]).toLocaleTimeString(), ...point.slice(1, 7).map(bytes), count(point.slice(7, 13).reduce((a, b) => a + b, 0))]),
@@ -503,6 +552,13 @@ $("page-after").addEventListener("click", () => turn(1));
 $("sessions").addEventListener("toggle", readSessions);
 $("points").addEventListener("toggle", drawPoints);
 setInterval(() => { if (!document.hidden) readSessions(); }, SESSIONS_EVERY_MS);
+
+addEventListener("resize", drawChart);
+
+// A table that is drawn as cards is one to a screen reader still.
+for (const [name, role] of [["table", "table"], ["thead, tbody", "rowgroup"], ["tr", "row"], ["thead th", "columnheader"]]) {
+  for (const part of document.querySelectorAll(name)) part.setAttribute("role", role);
+}
 
 // ---- the token
 

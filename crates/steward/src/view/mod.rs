@@ -14,8 +14,11 @@
 //! # What is exact
 //! - How many samples there are in each state: etcd counts them.
 //! - Bytes by state: exact if the state has at most [`SAMPLED`] samples. Of more, each look reads the next [`SAMPLED`]
-//!   records, and the mean of the last [`WINDOW`] such parts is taken for all. `exact` says which it is.
+//!   records, and the mean of the last such parts is taken for all: [`sampling`]. `exact` says which it is.
 //! - Leases: see [`tensorhold_index::Index::leases`]; `leases_complete` says whether all were looked at.
+//! - What waits for groups: etcd counts it ([`tensorhold_index::Index::backlog`]). What is leased by them is counted among
+//!   the live samples that were read.
+//! - Changes: the difference to what was seen half a minute ago ([`crate::recent`]). Bytes only where both are exact.
 //! - What cannot be read stays as it was, and `trouble` says so.
 //!
 //! # Bounds
@@ -23,20 +26,23 @@
 //! the first [`SHOWN`].
 
 pub(crate) mod history;
+mod sampling;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::Serialize;
-use tensorhold_core::Result;
+use tensorhold_core::{Clock as _, Result, SystemClock};
 use tensorhold_custody::{Progress, SessionId, Tick};
 use tensorhold_features::{FeatureStore, Identity};
-use tensorhold_index::{BudgetUse, Counts, HeldLease, LeaseList, ListPlace, Record, RecordQuery, SampleRecord, Stage};
+use tensorhold_index::{Backlog, BudgetUse, Counts, HeldLease, LeaseList, Record, RecordQuery, SampleRecord, Stage};
 use tokio::time::Instant;
 
 use self::history::Point;
+use self::sampling::Sampling;
 use crate::options::StoreOptions;
-use crate::report::{SessionReport, now_ms};
+use crate::recent::Recent;
+use crate::report::{BacklogReport, SessionReport, now_ms};
 use crate::state::State;
 
 /// How long one call of a look may take.
@@ -49,8 +55,6 @@ const SHARE: u32 = 10;
 const LIST_EVERY: Duration = Duration::from_secs(3);
 /// The records of a state that one look reads.
 const SAMPLED: usize = 500;
-/// How many such parts a mean is made of.
-const WINDOW: usize = 8;
 /// The most entries of each list that is shown.
 pub(crate) const SHOWN: usize = 20;
 /// The most holders that are shown. Each is in what every store's view says.
@@ -68,9 +72,11 @@ pub(crate) struct View {
     /// What could not be read: it is as it was before.
     look_trouble: Vec<String>,
     states: Vec<StateView>,
+    /// The seconds that what changed `per_s` is told over; none before there are two looks.
+    change_over_s: Option<u64>,
     sessions: u64,
     ended_sessions: u64,
-    /// What waits for whom, among `groups_of` live samples.
+    /// What waits for whom; what is leased, among `groups_of` live samples.
     groups: Vec<GroupView>,
     groups_of: u64,
     leases: Vec<LeaseView>,
@@ -89,6 +95,9 @@ struct StateView {
     bytes: u64,
     /// Whether the bytes are exact, and not taken from the mean of some.
     exact: bool,
+    /// How many more there are, and how many more bytes they have, a second; what came and went has cancelled out.
+    samples_per_s: Option<f64>,
+    bytes_per_s: Option<f64>,
 }
 
 /// A group, and how many samples wait for it and are leased by it.
@@ -96,6 +105,10 @@ struct StateView {
 struct GroupView {
     group: String,
     waiting: u64,
+    /// How many more wait, a second.
+    waiting_per_s: Option<f64>,
+    /// When the oldest sample that waits was committed, in milliseconds since 1970.
+    oldest_ms: Option<u64>,
     leased: u64,
 }
 
@@ -131,6 +144,8 @@ struct LeaseView {
 pub(crate) struct BudgetView {
     pub(crate) bytes: u64,
     pub(crate) free: u64,
+    /// How much more of it is used, a second.
+    used_per_s: Option<f64>,
     /// How many processes wait: at most a thousand are counted.
     pub(crate) waiting: u64,
     first: Vec<WaitingView>,
@@ -200,6 +215,8 @@ pub(crate) async fn keep(state: &State, options: &StoreOptions, store: &FeatureS
         }
         state.page.saw(&options.store, view, point.filter(|_| is_point));
         state.counted(&options.store, looker.counts.as_ref());
+        let backlog = looker.backlog();
+        state.note(&options.store, |report| report.backlog = backlog);
         let soon = (begun + WATCHED).max(paced);
         loop {
             let is_watched = *viewers.borrow_and_update() > 0;
@@ -216,33 +233,14 @@ pub(crate) async fn keep(state: &State, options: &StoreOptions, store: &FeatureS
     }
 }
 
-/// The bytes of the samples in one state, as far as they were read.
-#[derive(Debug, Default)]
-struct Sampling {
-    /// Where the next part begins; none for the start.
-    place: Option<ListPlace>,
-    /// The last parts: how many samples, and their bytes.
-    parts: VecDeque<(u64, u64)>,
-}
-
-impl Sampling {
-    /// Takes in a part, and says how many bytes all have, and whether that is exact.
-    fn add(&mut self, samples: u64, bytes: u64, next: Option<ListPlace>, count: u64) -> (u64, bool) {
-        let is_all = self.place.is_none() && next.is_none();
-        self.place = next;
-        if is_all {
-            self.parts.clear();
-            return (bytes, true);
-        }
-        self.parts.push_back((samples, bytes));
-        if self.parts.len() > WINDOW {
-            self.parts.pop_front();
-        }
-        let sum = |(samples, bytes): (u64, u64), part: &(u64, u64)| (samples + part.0, bytes.saturating_add(part.1));
-        let (seen, bytes) = self.parts.iter().fold((0, 0), sum);
-        let mean = u128::from(bytes) * u128::from(count) / u128::from(seen.max(1));
-        (u64::try_from(mean).unwrap_or(u64::MAX), false)
-    }
+/// What is compared with what is seen later.
+#[derive(Clone, Debug, Default)]
+struct Figures {
+    samples: [u64; 6],
+    /// Those that are exact.
+    bytes: [Option<u64>; 6],
+    waiting: BTreeMap<String, u64>,
+    budget_used: Option<u64>,
 }
 
 struct Looker<'a> {
@@ -251,6 +249,11 @@ struct Looker<'a> {
     /// The records, as last counted; none if they could not be.
     counts: Option<Counts>,
     sampling: [Sampling; 6],
+    /// How many samples each group has leased, of those that were read.
+    leased: BTreeMap<String, u64>,
+    /// What was seen lately.
+    recent: Recent<Figures>,
+    clock: SystemClock,
     people: BTreeMap<SessionId, Identity>,
     /// When they were listed, and the list if nobody has taken it yet.
     listed: Option<Instant>,
@@ -264,6 +267,9 @@ impl<'a> Looker<'a> {
             view: View::default(),
             counts: None,
             sampling: Default::default(),
+            leased: BTreeMap::new(),
+            recent: Recent::default(),
+            clock: SystemClock::new(),
             people: BTreeMap::new(),
             listed: None,
             sessions: None,
@@ -275,8 +281,9 @@ impl<'a> Looker<'a> {
         let begun = Instant::now();
         let store = self.store;
         self.view.look_trouble.clear();
-        let (counts, budget, leases, usage, holders) = tokio::join!(
+        let (counts, backlog, budget, leases, usage, holders) = tokio::join!(
             store.counts(WITHIN),
+            store.backlog(SHOWN, WITHIN),
             store.budget_use(WITHIN),
             store.leases(SHOWN, WITHIN),
             store.engine_usage(WITHIN),
@@ -285,6 +292,9 @@ impl<'a> Looker<'a> {
         let counts = self.read("counts", counts);
         if let Some(counts) = &counts {
             self.saw_counts(counts).await;
+        }
+        if let Some(backlog) = self.read("backlog", backlog) {
+            self.saw_backlog(&backlog);
         }
         let leases = self.read("leases", leases);
         let budget = self.read("budget", budget);
@@ -327,6 +337,9 @@ impl<'a> Looker<'a> {
             };
             self.view.holders = holders.into_iter().take(MOST_HOLDERS).map(told).collect();
         }
+        if counts.is_some() {
+            self.compare();
+        }
         self.view.looked_ms = Some(now_ms());
         self.view.took_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.counts = counts;
@@ -360,7 +373,8 @@ impl<'a> Looker<'a> {
                 0 => {
                     self.sampling[at] = Sampling::default();
                     if stage == Stage::Live {
-                        (self.view.groups, self.view.groups_of) = (Vec::new(), 0);
+                        self.leased.clear();
+                        self.view.groups_of = 0;
                     }
                     (0, true)
                 }
@@ -371,6 +385,8 @@ impl<'a> Looker<'a> {
                 samples,
                 bytes,
                 exact,
+                samples_per_s: None,
+                bytes_per_s: None,
             });
         }
         self.view.states = states;
@@ -394,28 +410,90 @@ impl<'a> Looker<'a> {
     }
 
     fn saw_live(&mut self, records: &[SampleRecord]) {
-        let mut groups: BTreeMap<String, GroupView> = BTreeMap::new();
+        self.leased.clear();
         for record in records {
             let Record::Live(live) = &record.record else { continue };
-            for state in &live.groups {
+            for state in live
+                .groups
+                .iter()
+                .filter(|state| matches!(state.progress, Progress::Leased(_)))
+            {
                 let name = state.group.as_str();
-                if groups.len() >= SHOWN && !groups.contains_key(name) {
-                    continue;
-                }
-                let group = groups.entry(name.to_owned()).or_insert_with(|| GroupView {
-                    group: name.to_owned(),
-                    waiting: 0,
-                    leased: 0,
-                });
-                match state.progress {
-                    Progress::Waiting => group.waiting += 1,
-                    Progress::Leased(_) => group.leased += 1,
-                    Progress::Acked | Progress::Dead => {}
+                if self.leased.len() < SHOWN || self.leased.contains_key(name) {
+                    *self.leased.entry(name.to_owned()).or_default() += 1;
                 }
             }
         }
-        self.view.groups = groups.into_values().collect();
         self.view.groups_of = records.len() as u64;
+    }
+
+    /// Takes in what waits. Groups for which nothing waits are those that have leased something.
+    fn saw_backlog(&mut self, backlog: &[Backlog]) {
+        let group = |name: &str| GroupView {
+            group: name.to_owned(),
+            waiting: 0,
+            waiting_per_s: None,
+            oldest_ms: None,
+            leased: 0,
+        };
+        let mut groups: BTreeMap<&str, GroupView> = BTreeMap::new();
+        for one in backlog {
+            let seen = groups.entry(one.group.as_str()).or_insert_with_key(|name| group(name));
+            (seen.waiting, seen.oldest_ms) = (one.waiting, one.oldest.map(|at| at.0));
+        }
+        for (name, leased) in &self.leased {
+            groups.entry(name).or_insert_with_key(|name| group(name)).leased = *leased;
+        }
+        self.view.groups = groups.into_values().collect();
+    }
+
+    /// What waits, for the report.
+    fn backlog(&self) -> Vec<BacklogReport> {
+        let seconds = |since: u64| now_ms().saturating_sub(since) / 1000;
+        let report = |group: &GroupView| BacklogReport {
+            group: group.group.clone(),
+            waiting: group.waiting,
+            oldest_seconds: group.oldest_ms.map(seconds),
+        };
+        self.view.groups.iter().map(report).collect()
+    }
+
+    /// Says how fast what is seen now has changed.
+    fn compare(&mut self) {
+        let of = |at: usize| self.view.states.get(at);
+        let used = |budget: &BudgetView| budget.bytes.saturating_sub(budget.free);
+        let figures = Figures {
+            samples: std::array::from_fn(|at| of(at).map_or(0, |state| state.samples)),
+            bytes: std::array::from_fn(|at| of(at).filter(|state| state.exact).map(|state| state.bytes)),
+            waiting: self
+                .view
+                .groups
+                .iter()
+                .map(|group| (group.group.clone(), group.waiting))
+                .collect(),
+            budget_used: self.view.budget.as_ref().map(used),
+        };
+        let before = self.recent.saw(self.clock.now(), figures.clone());
+        self.view.change_over_s = before.as_ref().map(|before| before.ago.as_secs());
+        let change = |was: Option<u64>, now: Option<u64>| Some(before.as_ref()?.per_second(was?, now?));
+        if let Some(budget) = &mut self.view.budget {
+            let was = before.as_ref().and_then(|before| before.seen.budget_used);
+            budget.used_per_s = change(was, figures.budget_used);
+        }
+        for (at, state) in self.view.states.iter_mut().enumerate() {
+            let was = before
+                .as_ref()
+                .map(|before| (before.seen.samples[at], before.seen.bytes[at]));
+            state.samples_per_s = change(was.map(|was| was.0), Some(figures.samples[at]));
+            state.bytes_per_s = change(was.and_then(|was| was.1), figures.bytes[at]);
+        }
+        for group in &mut self.view.groups {
+            // A group that was not there had nothing that waited for it.
+            let was = before
+                .as_ref()
+                .map(|before| before.seen.waiting.get(&group.group).copied().unwrap_or(0));
+            group.waiting_per_s = change(was, Some(group.waiting));
+        }
     }
 
     /// Lists the sessions if it is time to, or if one is named that is not known.
@@ -490,6 +568,7 @@ impl<'a> Looker<'a> {
         BudgetView {
             bytes: budget.bytes,
             free: budget.free,
+            used_per_s: None,
             waiting: budget.waiting.len() as u64,
             first: budget.waiting.iter().take(SHOWN).map(waiting).collect(),
         }
@@ -533,47 +612,5 @@ fn held_bytes(record: &Record) -> u64 {
     match record {
         Record::Retired(retired) if retired.freed.is_some() => 0,
         record => record.bytes(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bytes_are_exact_if_all_were_read_and_else_the_mean_of_what_was() {
-        let place = || Some(ListPlace::from_text("s/1"));
-        let mut sampling = Sampling::default();
-        assert_eq!(sampling.add(3, 30, None, 3), (30, true));
-        assert_eq!(
-            sampling.add(500, 5000, place(), 1200),
-            (12_000, false),
-            "the first of three parts"
-        );
-        assert_eq!(
-            sampling.add(500, 15_000, place(), 1200),
-            (24_000, false),
-            "ten and thirty bytes"
-        );
-        assert_eq!(
-            sampling.add(200, 4000, None, 1200),
-            (24_000, false),
-            "the last part is no whole"
-        );
-        assert_eq!(
-            sampling.add(3, 30, None, 3),
-            (30, true),
-            "from the start to the end again"
-        );
-        for _ in 0..100 {
-            sampling.add(500, 500, place(), 1_000_000);
-        }
-        assert_eq!(
-            sampling.add(500, 500, place(), 1_000_000),
-            (1_000_000, false),
-            "what is old is forgotten"
-        );
-        assert!(sampling.parts.len() <= WINDOW);
-        assert!(!sampling.add(1, u64::MAX, place(), u64::MAX).1, "nonsense does no harm");
     }
 }

@@ -198,32 +198,6 @@ impl State {
         id
     }
 
-    /// Sessions that are opened from now on have larger ids than this: two stores must not give out the same ones if
-    /// sessions are moved between them.
-    pub(super) fn sessions_after(&mut self, id: SessionId) {
-        self.last_session = self.last_session.max(id.0);
-    }
-
-    pub(super) fn import(&mut self, id: SessionId, time_to_live: Duration, now: Timestamp) {
-        let session = self.sessions.entry(id).or_insert_with(|| Session {
-            time_to_live,
-            dies: None,
-            keys: BTreeSet::new(),
-        });
-        session.dies = Some(now.after(session.time_to_live));
-    }
-
-    pub(super) fn time_to_live(&self, id: SessionId) -> Option<Duration> {
-        self.sessions.get(&id).map(|session| session.time_to_live)
-    }
-
-    pub(super) fn with_sessions(&self, keys: &Range<String>, limit: usize) -> Vec<(Entry, Option<SessionId>)> {
-        let entries = self.range(keys).take(limit);
-        entries
-            .map(|(key, stored)| (stored.entry(key, false), stored.session))
-            .collect()
-    }
-
     pub(super) fn keep(&mut self, id: SessionId, kept: bool, now: Timestamp) -> bool {
         let Some(session) = self.sessions.get_mut(&id) else {
             return false;
