@@ -257,7 +257,7 @@ def test_a_budget_is_changed_and_serves_who_waits(open_store: OpenStore) -> None
     store, other = open_store(budget=1 << 20), open_store()
     store.put("first", {"x": bytes(900 << 10)}, groups=())
     with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(other.put, "second", {"x": bytes(900 << 10)}, timeout=20)
+        waiting = threads.submit(other.put, "second", {"x": bytes(900 << 10)}, groups=(), timeout=20)
         with pytest.raises(TimeoutError):
             waiting.result(timeout=1)
         store.set_budget(2 << 20)

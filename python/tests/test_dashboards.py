@@ -150,7 +150,7 @@ def test_the_rules_and_the_scrape_configuration_are_valid() -> None:
     promtool("check", "rules", "--lint-fatal", RULES)
     promtool("check", "config", SCRAPE)
     jobs = [job["job_name"] for job in yaml.safe_load(SCRAPE.read_text())["scrape_configs"]]
-    assert jobs == ["tensorhold-steward", "tensorhold"]
+    assert jobs == ["tensorhold-steward", "tensorhold", "mooncake-master"]
 
 
 def test_each_alert_fires_by_its_cause_and_none_without() -> None:

@@ -14,7 +14,7 @@ PROGRAM = """
 import sys
 import tensorhold
 with tensorhold.open(sys.argv[1]) as store:
-    store.put("x", {"x": b"some bytes"})
+    store.put("x", {"x": b"some bytes"}, groups=())
     store.end()
 """
 

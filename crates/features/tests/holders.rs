@@ -36,7 +36,8 @@ async fn sweeper(world: &World) -> FeatureStore {
 
 async fn put_all(store: &FeatureStore) {
     for n in 0..SAMPLES {
-        put(store, item(&format!("run/{n}"), &LENS, n as u64)).await;
+        // One object each, so that a sample lies on one holder.
+        put(store, item(&format!("run/{n}"), &[1000], n as u64)).await;
     }
 }
 

@@ -9,8 +9,9 @@ use anyhow::Result;
 use tensorhold_core::{Clock, DType, Error, ErrorKind, Rng, SystemClock, SystemRng, TensorSpec};
 use tensorhold_engine_mooncake::{MooncakeConfig, MooncakeEngine};
 use tensorhold_features::{FeatureConfig, FeatureStore, GroupName};
+use tensorhold_index::placement::NewStore;
 use tensorhold_index::{Identity, IndexConfig, TxnIndex};
-use tensorhold_index_etcd::{EtcdConfig, EtcdStore};
+use tensorhold_index_etcd::{EtcdClusters, EtcdConfig, EtcdStore, open_store};
 
 /// The store that both programs use.
 pub const STORE: &str = "rust-example";
@@ -37,16 +38,12 @@ pub async fn open(role: &str) -> Result<FeatureStore> {
 
     // The index says who has which sample. All processes of a store use the same settings.
     let etcd = EtcdConfig::new(addresses("TENSORHOLD_ETCD").unwrap_or(vec!["http://127.0.0.1:2379".to_owned()]));
-    let txn_store = EtcdStore::open(etcd, Arc::clone(&clock), WITHIN).await?;
+    let home = EtcdStore::open(etcd.clone(), Arc::clone(&clock), WITHIN).await?;
+    let clusters = Arc::new(EtcdClusters::new(home, etcd, Arc::clone(&clock)));
+    let txn_store = open_store(clusters, &config.store, NewStore::Begins, Arc::clone(&rng), WITHIN).await?;
     let settings = IndexConfig::default();
-    let index = TxnIndex::new(
-        Arc::new(txn_store),
-        &config.store,
-        settings,
-        Arc::clone(&clock),
-        Arc::clone(&rng),
-    )
-    .with_identity(Identity::of_this_process(role));
+    let index = TxnIndex::new(txn_store, &config.store, settings, Arc::clone(&clock), Arc::clone(&rng))
+        .with_identity(Identity::of_this_process(role));
 
     // The engine moves the bytes. Connecting blocks, so it has a thread of its own.
     let mut cluster = MooncakeConfig::default();

@@ -24,6 +24,9 @@ pub(crate) async fn run(
         (Some(_), Some(store)) => store.clone(),
         _ => progress.wait("asking etcd", reach.store()).await?,
     };
+    if change.is_some() {
+        reach.begin(&store).await?;
+    }
     let index = reach.index(&store).await?;
     let name = shown(store.as_str());
     match change {

@@ -17,8 +17,9 @@ use serde_json::Value;
 use tensorhold_cli::embedded;
 use tensorhold_core::{Clock, DType, SystemClock, SystemRng, TensorSpec, poll_until};
 use tensorhold_features::{FeatureConfig, FeatureStore, GroupName, Publication, PutItem, TensorIn, Wanted};
+use tensorhold_index::placement::NewStore;
 use tensorhold_index::{Identity, Index, IndexConfig, TxnIndex};
-use tensorhold_index_etcd::{EtcdConfig, EtcdStore};
+use tensorhold_index_etcd::{EtcdClusters, EtcdConfig, EtcdStore, open_store};
 use tensorhold_testkit::{Cluster, Endpoints};
 
 const WITHIN: Duration = Duration::from_secs(30);
@@ -63,11 +64,15 @@ impl Process {
     async fn open(endpoints: &Endpoints) -> Self {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let config = EtcdConfig::new(endpoints.etcd.clone());
-        let etcd = EtcdStore::open(config, Arc::clone(&clock), WITHIN).await.expect("etcd");
+        let etcd = EtcdStore::open(config.clone(), Arc::clone(&clock), WITHIN)
+            .await
+            .expect("etcd");
+        let clusters = Arc::new(EtcdClusters::new(etcd, config, Arc::clone(&clock)));
         let name = "run-7".parse().expect("a name");
         let rng = Arc::new(SystemRng);
+        let opened = open_store(clusters, &name, NewStore::Begins, rng.clone(), WITHIN).await;
         let index = TxnIndex::new(
-            Arc::new(etcd),
+            opened.expect("the store"),
             &name,
             IndexConfig::default(),
             Arc::clone(&clock),

@@ -65,6 +65,8 @@ struct Known {
     written: Option<HoldersSeen>,
     /// How much each holder held, by its memory.
     held: BTreeMap<String, u64>,
+    /// The memory that was listed when the engine's directory began anew: it may say that a dead holder's is empty.
+    inherited: BTreeSet<String>,
     /// Beginnings of the engine's directory.
     restarts: Option<u64>,
     /// The samples are to be looked for.
@@ -286,7 +288,17 @@ impl Known {
             !names.contains(missing.name.as_str()) && now_ms.saturating_sub(missing.since_ms) < named_for
         });
         self.seen.mounts = expected.max(usage.mounts);
-        self.held = holders.iter().map(|one| (one.memory.clone(), one.dram_used)).collect();
+        if began_anew {
+            self.inherited = before.iter().map(|memory| (*memory).to_owned()).collect();
+        }
+        let held = holders.iter().map(|one| {
+            let known = self
+                .held
+                .get(&one.memory)
+                .filter(|_| self.inherited.contains(&one.memory));
+            (one.memory.clone(), one.dram_used.max(known.copied().unwrap_or(0)))
+        });
+        self.held = held.collect();
         let listed = holders.iter().map(|holder| HolderSeen {
             name: holder.name.clone(),
             memory: holder.memory.clone(),

@@ -40,11 +40,16 @@ impl TxnIndex {
         let sent = slots.transact(OPERATION, session, vec![before], writes, deadline);
         match sent.await? {
             TxnOutcome::Committed(version) => Ok(version),
-            TxnOutcome::Rejected => Err(Error::new(
-                ErrorKind::Conflict,
-                OPERATION,
-                "another process has written what it saw of the holders; read that first",
-            )),
+            TxnOutcome::Rejected => {
+                let alive = Read::Key(self.core.layout().alive(session.id()));
+                let left = deadline.remaining(self.core.clock());
+                let found = self.core.txn_store().read(&[alive], left).await?;
+                if found.entries.iter().all(Vec::is_empty) {
+                    return Err(session.fenced(OPERATION));
+                }
+                let message = "another process has written what it saw of the holders; read that first";
+                Err(Error::new(ErrorKind::Conflict, OPERATION, message))
+            }
         }
     }
 }
