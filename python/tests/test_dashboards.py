@@ -23,6 +23,13 @@ PROMTOOL = REPOSITORY / ".prometheus/bin/promtool"
 # What Prometheus itself adds.
 OTHERS = {"up": {"job", "instance"}, "ALERTS": {"alertname", "alertstate"}}
 EVERYWHERE = {"job", "instance"}
+# What the steward tells that is neither of one store nor of a node of etcd.
+OWN_LABELS: dict[str, set[str]] = {
+    "tensorhold_certificate_end_seconds": {"certificate", "at"},
+    "tensorhold_steward_stores": {"state"},
+    "tensorhold_steward_forgotten_total": set(),
+    "tensorhold_steward_missing_holder_since_seconds": {"holder"},
+}
 # What Grafana puts in for its variables.
 VARIABLES = {"$__rate_interval": "1m", "$__range": "1h", "$store": ".*", "${datasource}": "a"}
 
@@ -40,8 +47,8 @@ def known_metrics() -> dict[str, set[str]]:
     told = (REPOSITORY / "crates/steward/src/metrics.rs").read_text().partition("#[cfg(test)]")[0]
     for name in re.findall(r'"(tensorhold_\w+)"', told):
         is_of_all = "compact" in name
-        of_one = {"endpoint"} if name.startswith("tensorhold_etcd_") else {"holder"} if "missing_holder" in name else {"store"}
-        known[name] = set() if is_of_all else of_one
+        usual = set() if is_of_all else {"endpoint"} if name.startswith("tensorhold_etcd_") else {"store"}
+        known[name] = OWN_LABELS.get(name, usual)
     return known
 
 

@@ -122,6 +122,12 @@ pub(crate) enum Command {
         #[arg(long)]
         others: bool,
     },
+    /// Remove what is left of a store that has ended and is empty, with its budget
+    Forget {
+        /// The store
+        #[arg(value_name = "STORE")]
+        name: String,
+    },
     /// Look after stores until it is stopped: sweep, free, audit, watch; answer over HTTP (docs/steward.md)
     Steward(Steward),
     /// Make a token for the steward's HTTP interface, and the entry for its settings

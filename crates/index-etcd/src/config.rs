@@ -153,6 +153,22 @@ impl EtcdConfig {
         Ok(())
     }
 
+    /// The certificates of the settings, as they are now: what each is for, where it is, and its text. May wait for a file
+    /// system.
+    pub fn certificates(&self) -> Vec<(&'static str, String, Result<String>)> {
+        let tls = self.tls.as_ref();
+        let given = [
+            ("etcd_ca", tls.and_then(|tls| tls.ca.as_ref())),
+            ("etcd_client", tls.and_then(|tls| tls.certificate.as_ref())),
+        ];
+        let read = |(what, pem): (&'static str, Option<&Pem>)| {
+            let pem = pem?;
+            // A certificate is no secret.
+            Some((what, format!("{pem:?}"), pem.read().map(|text| text.to_string())))
+        };
+        given.into_iter().filter_map(read).collect()
+    }
+
     /// Checks the settings and reports the first problem found.
     pub fn check(&self) -> Result<()> {
         let wrong = |message: &str| Err(Error::invalid(OPERATION, message));

@@ -97,6 +97,7 @@ impl TxnIndex {
         let left = deadline.remaining(self.core.clock());
         let session = txn_store.open_session(self.core.config().session_ttl, left).await?;
         self.make_known(session.id(), deadline).await?;
+        self.core.doubt_clock();
         let budget = self.quota.begin(deadline).await?;
         Ok(Session::new(session, budget.is_some()))
     }

@@ -42,6 +42,8 @@ use tensorhold_custody::{GroupName, Reason, Tick, Version};
 use tokio_util::sync::CancellationToken;
 
 pub use index::TxnIndex;
+pub use ops::forget::forget;
+pub use ops::idle::in_use;
 pub use ops::lead::LeaderWatch;
 pub use ops::lost::LostWatch;
 pub use ops::stores::stores;

@@ -153,6 +153,8 @@ pub const ALL: &[Setting] = &[
         "How often objects and records of such a store are compared and repaired."),
     or_none("steward.others.end_when_unused", Duration, "none",
         "End such a store when no process has had it open for so long."),
+    or_none("steward.others.forget_after", Duration, "24h",
+        "Forget such a store, with its budget, when no process has had it open for so long and it is empty."),
     of("steward.stores", Tables, "", "Stores with settings of their own, each as `[[steward.stores]]`."),
     of("steward.stores[].store", Text, "", "Its name."),
     of("steward.stores[].sweep_every", Duration, "1s", "How often it is swept."),

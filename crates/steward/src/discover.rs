@@ -2,8 +2,9 @@
 //!
 //! Listing them costs etcd a walk over the keys of all of them, so it is done less often than looks.
 //!
-//! Each is looked after from the look that finds it. One that has ended is still looked after: it may begin again, and a
-//! store without records costs a few reads.
+//! Each is looked after from the look that finds it, and opened only if it is in use or has something to do. One that has
+//! ended is left alone, because it may begin again, and forgotten when it is empty and was unused for long enough: see
+//! [`crate::idle`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::options::OtherStores;
 use crate::state::State;
+use crate::tend::{Left, Origin};
 use crate::{Watched, tend};
 
 /// The looks for each listing.
@@ -31,8 +33,11 @@ pub(crate) async fn discover(state: Arc<State>, others: OtherStores, stop: Cance
     loop {
         tokio::select! {
             () = stop.cancelled() => break,
-            // None ends before it is told to.
-            Some(_) = tasks.join_next() => {
+            Some(left) = tasks.join_next() => {
+                if matches!(left, Ok(Left::Forgotten)) {
+                    continue;
+                }
+                // No other one ends before it is told to.
                 all.cancel();
                 break;
             }
@@ -57,8 +62,13 @@ pub(crate) async fn discover(state: Arc<State>, others: OtherStores, stop: Cance
                     state: Arc::clone(&state),
                     store: Some(store.clone()),
                     stop: all.clone(),
+                    is_over: false,
                 };
-                tasks.spawn(watched.run(tend::tend(Arc::clone(&state), others.of(store), all.clone())));
+                let origin = Origin::Found {
+                    forget_after: others.forget_after,
+                };
+                let tend = tend::tend(Arc::clone(&state), others.of(store), origin, all.clone());
+                tasks.spawn(watched.tend(tend));
             }
         }
     }

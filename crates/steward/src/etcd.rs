@@ -22,6 +22,7 @@ pub(crate) async fn watch(state: Arc<State>, options: EtcdOptions, stop: Cancell
     let mut looks = interval_at(Instant::now(), state.options.look_every);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut last_defragmented: Option<Instant> = None;
+    let mut first_store = None;
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
@@ -49,7 +50,8 @@ pub(crate) async fn watch(state: Arc<State>, options: EtcdOptions, stop: Cancell
         }
         state.note_etcd(reports);
         let rested = last_defragmented.is_none_or(|last| last.elapsed() >= REST);
-        let may = options.defragment && rested && may_act(&state) && known.len() == options.reach.endpoints.len();
+        let may_act = may_act(&state, &mut first_store);
+        let may = options.defragment && rested && may_act && known.len() == options.reach.endpoints.len();
         if let Some(node) = to_defragment(&options, &known).filter(|_| may) {
             last_defragmented = Some(Instant::now());
             tokio::select! {
@@ -60,10 +62,15 @@ pub(crate) async fn watch(state: Arc<State>, options: EtcdOptions, stop: Cancell
     }
 }
 
-/// Whether this steward is the one that acts on etcd: the one in office for the first store, by name.
-fn may_act(state: &State) -> bool {
+/// Whether this steward is the one that acts on etcd: the one in office for the first store that is open, by name, also at
+/// the look before. Every steward has opened it by then. While all are idle, etcd's file does not grow.
+fn may_act(state: &State, before: &mut Option<String>) -> bool {
     let report = state.report();
-    !report.read_only && report.stores.values().next().is_some_and(|first| first.on_duty)
+    let first = report.stores.iter().find(|(_, store)| store.open);
+    let name = first.map(|(name, _)| name.clone());
+    let is_same = name.is_some() && name == *before;
+    *before = name;
+    is_same && !report.read_only && first.is_some_and(|(_, first)| first.on_duty)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a part of the whole")]

@@ -16,9 +16,11 @@
 //! | [`options`] | the settings |
 //! | `discover` | the stores of the index that have no settings of their own |
 //! | `tend` | one store: open it, sweep while elected, look, audit, end it when it is unused |
+//! | `idle` | leaves stores alone that nobody uses, and forgets the empty ones |
 //! | `view` | what the page shows of a store, and what it held over time |
 //! | `overview` | the page's figures, made once for all who watch |
 //! | `etcd` | how full etcd is |
+//! | `certificates` | when certificates end |
 //! | [`attention`] | what an operator should see to |
 //! | [`recent`] | how fast figures change |
 //! | `compact` | has etcd forget what nobody reads any more |
@@ -42,9 +44,11 @@ pub mod options;
 pub mod recent;
 pub mod report;
 
+mod certificates;
 mod compact;
 mod discover;
 mod etcd;
+mod idle;
 mod metrics;
 mod overview;
 mod state;
@@ -65,6 +69,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+pub use certificates::CertificateReport;
 pub use options::{Compact, EtcdOptions, HttpOptions, Options, OtherStores, StoreOptions, TlsFiles};
 pub use report::Report;
 
@@ -82,6 +87,18 @@ pub trait Connect: Send + Sync {
     /// The stores of the index, for [`Options::others`]. None by default.
     async fn stores(&self, _within: Duration) -> Result<Vec<StoreId>> {
         Ok(Vec::new())
+    }
+
+    /// Those of these stores that are in use, or have something to look after: see [`tensorhold_index::in_use`]. The others
+    /// are left alone. All of them by default.
+    async fn in_use(&self, stores: &[StoreId], _within: Duration) -> Result<Vec<StoreId>> {
+        Ok(stores.to_vec())
+    }
+
+    /// Deletes what the index has of a store: see [`tensorhold_index::forget`]. Not by default.
+    async fn forget(&self, _store: &StoreId, _within: Duration) -> Result<bool> {
+        let message = "this steward cannot forget stores";
+        Err(Error::new(ErrorKind::Unsupported, "steward.forget", message))
     }
 
     /// Compares the objects of a store with its records, both ways, and repairs what differs unless it is to change
@@ -156,7 +173,10 @@ impl Steward {
             state: Arc::clone(&state),
             store,
             stop: stop.clone(),
+            is_over: false,
         };
+        tasks.spawn(watched(None).run(certificates::watch(Arc::clone(&state), stop.clone())));
+        tasks.spawn(watched(None).run(idle::rounds(Arc::clone(&state), stop.clone())));
         if let Some(http) = &state.options.http {
             let server = http::Server::bind(http, Arc::clone(&state)).await?;
             address = Some(server.address());
@@ -167,8 +187,11 @@ impl Steward {
             tasks.spawn(watched(None).run(discover));
         }
         for store in &state.options.stores {
-            let tend = tend::tend(Arc::clone(&state), store.clone(), stop.clone());
-            tasks.spawn(watched(Some(store.store.clone())).run(tend));
+            let tend = tend::tend(Arc::clone(&state), store.clone(), tend::Origin::Named, stop.clone());
+            let watched = watched(Some(store.store.clone()));
+            tasks.spawn(async {
+                watched.tend(tend).await;
+            });
         }
         if let Some(etcd) = &state.options.etcd {
             let watch = etcd::watch(Arc::clone(&state), etcd.clone(), stop.clone());
@@ -229,17 +252,26 @@ struct Watched {
     /// What it looks after.
     store: Option<StoreId>,
     stop: CancellationToken,
+    /// Whether there is nothing left to look after.
+    is_over: bool,
 }
 
 impl Watched {
     async fn run(self, task: impl Future<Output = ()>) {
         task.await;
     }
+
+    /// As [`Watched::run`], for the task of a store.
+    async fn tend(mut self, task: impl Future<Output = tend::Left>) -> tend::Left {
+        let left = task.await;
+        self.is_over = left == tend::Left::Forgotten;
+        left
+    }
 }
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        if !self.stop.is_cancelled() {
+        if !self.is_over && !self.stop.is_cancelled() {
             self.state.task_ended(self.store.as_ref());
         }
     }

@@ -14,19 +14,19 @@ const OF_A_STORE: &[(&str, &str, &str, Value)] = &[
         "tensorhold_steward_store_open",
         "gauge",
         "Whether the steward has the store open.",
-        |s| Some(s.open.into()),
+        |s| (!s.idle).then_some(s.open.into()),
     ),
     (
         "tensorhold_steward_on_duty",
         "gauge",
         "Whether this steward sweeps the store.",
-        |s| Some(s.on_duty.into()),
+        |s| (!s.idle).then_some(s.on_duty.into()),
     ),
     (
         "tensorhold_steward_elected",
         "gauge",
         "Whether any steward holds the store's office.",
-        |s| Some(s.steward.is_some().into()),
+        |s| (!s.idle).then_some(s.steward.is_some().into()),
     ),
     (
         "tensorhold_steward_sweeps_total",
@@ -162,12 +162,51 @@ const OF_A_STORE: &[(&str, &str, &str, Value)] = &[
 /// The text.
 pub(crate) fn text(report: &Report) -> String {
     let mut text = String::new();
+    let shown = |(_, store): &(&String, &StoreReport)| !store.idle || has_something(store);
     for (name, kind, help, value) in OF_A_STORE {
         head(&mut text, name, kind, help);
-        for (store, report) in &report.stores {
+        for (store, report) in report.stores.iter().filter(shown) {
             if let Some(value) = value(report) {
                 line(&mut text, name, "store", store, value);
             }
+        }
+    }
+    let name = "tensorhold_steward_stores";
+    head(
+        &mut text,
+        name,
+        "gauge",
+        "Stores that this steward looks after. Of idle ones hardly more is told.",
+    );
+    let count = |is: fn(&StoreReport) -> bool| report.stores.values().filter(|store| is(store)).count() as u64;
+    line(&mut text, name, "state", "open", count(|store| store.open));
+    line(&mut text, name, "state", "idle", count(|store| store.idle));
+    line(
+        &mut text,
+        name,
+        "state",
+        "closed",
+        count(|store| !store.open && !store.idle),
+    );
+    let name = "tensorhold_steward_forgotten_total";
+    head(
+        &mut text,
+        name,
+        "counter",
+        "Stores that this steward has forgotten: unused for long enough, and empty.",
+    );
+    writeln!(text, "{name} {}", report.forgotten).unwrap_or_default();
+    let name = "tensorhold_certificate_end_seconds";
+    head(
+        &mut text,
+        name,
+        "gauge",
+        "When a certificate that the steward uses or is shown ends, in seconds since 1970.",
+    );
+    for certificate in &report.certificates {
+        if let Some(ends) = certificate.ends {
+            let (what, at) = (certificate.what, escaped(&certificate.at));
+            writeln!(text, "{name}{{certificate=\"{what}\",at=\"{at}\"}} {ends}").unwrap_or_default();
         }
     }
     missing_holders(&mut text, report);
@@ -210,6 +249,12 @@ pub(crate) fn text(report: &Report) -> String {
         compactions(&mut text, compaction);
     }
     text
+}
+
+/// Whether an idle store has something that is not right.
+fn has_something(store: &StoreReport) -> bool {
+    let some = |count: Option<u64>| count.is_some_and(|count| count > 0);
+    some(store.dead_letters) || some(store.quarantined) || store.audits.trouble.is_some()
 }
 
 /// They are the engine's, whose holders all stores share: each is told once, with the time since which a store misses it.

@@ -72,7 +72,7 @@ pub struct StoreOptions {
 }
 
 /// Stores that have no settings of their own. What is not here is as [`StoreOptions`] has it by default.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OtherStores {
     /// The most samples of a store that are freed in a second; none for no limit. Default: none.
@@ -91,6 +91,23 @@ pub struct OtherStores {
     /// End a store when no process has had it open for so long; none for never. Default: none.
     #[serde(default, with = "tensorhold_core::duration::option")]
     pub end_when_unused: Option<Duration>,
+    /// Forget a store when no process has had it open for so long and it is empty; none for never. Its budget is all that is
+    /// lost. At least 10 s. Default: 24 h, so that a run that is started again the next day finds its budget.
+    #[serde(default = "default_forget_after", with = "tensorhold_core::duration::option")]
+    pub forget_after: Option<Duration>,
+}
+
+impl Default for OtherStores {
+    fn default() -> Self {
+        Self {
+            frees_per_second: None,
+            adopt_prefixes: Vec::new(),
+            loss_grace: None,
+            audit_every: None,
+            end_when_unused: None,
+            forget_after: default_forget_after(),
+        }
+    }
 }
 
 impl OtherStores {
@@ -202,7 +219,7 @@ pub struct HttpOptions {
     pub most: usize,
 }
 
-/// A certificate and its key, as PEM files. They are read when the steward starts.
+/// A certificate and its key, as PEM files. They are read again for new connections, so that renewed ones are used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TlsFiles {
@@ -223,6 +240,10 @@ fn default_sweep_every() -> Duration {
 }
 fn default_sweep_limit() -> usize {
     1000
+}
+#[expect(clippy::unnecessary_wraps, reason = "the default of a setting that may be none")]
+fn default_forget_after() -> Option<Duration> {
+    Some(Duration::from_secs(24 * 3600))
 }
 pub(crate) fn default_warn_free() -> f64 {
     0.1
@@ -273,6 +294,13 @@ impl Options {
         }
         if self.look_every.is_zero() {
             return refuse("look_every", "give the time between two looks, such as 15 s");
+        }
+        let forget_after = self.others.as_ref().and_then(|others| others.forget_after);
+        if forget_after.is_some_and(|time| time < Duration::from_secs(10)) {
+            return refuse(
+                "forget_after",
+                "at least 10 s, better hours: a run that is started again must find its budget",
+            );
         }
         let example = StoreId::new("store").ok();
         let example = self.others.as_ref().zip(example).map(|(others, name)| others.of(name));

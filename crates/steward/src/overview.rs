@@ -112,6 +112,22 @@ impl Shown {
         self.touch();
     }
 
+    /// A store is looked at no more for now, so nothing is known of the engine by it.
+    pub(crate) fn rests(&self, store: &StoreId) {
+        if let Some((view, _)) = self.stores.write().get_mut(store.as_str()) {
+            view.engine = None;
+            view.holders.clear();
+        }
+        self.touch();
+    }
+
+    /// There is no such store any more.
+    pub(crate) fn forget(&self, store: &StoreId) {
+        self.stores.write().remove(store.as_str());
+        self.sessions.write().remove(store.as_str());
+        self.touch();
+    }
+
     /// Takes in the sessions of a store.
     pub(crate) fn saw_sessions(&self, store: &StoreId, mut sessions: Vec<SessionReport>) {
         sessions.sort_by(|one, two| one.session.cmp(&two.session));
@@ -184,6 +200,7 @@ struct EtcdOverview<'a> {
 struct StoreOverview<'a> {
     store: &'a str,
     open: bool,
+    idle: bool,
     trouble: Option<&'a str>,
     on_duty: bool,
     steward: Option<&'a LeaderReport>,
@@ -300,6 +317,7 @@ impl State {
         StoreOverview {
             store: name,
             open: report.open,
+            idle: report.idle,
             trouble: report.trouble.as_deref(),
             on_duty: report.on_duty,
             steward: report.steward.as_ref(),

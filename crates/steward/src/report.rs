@@ -10,6 +10,7 @@ use tensorhold_index::{Leader, SweepReport};
 use tensorhold_index_etcd::Storage;
 
 use crate::Audited;
+use crate::certificates::CertificateReport;
 
 /// The most actions that are remembered of a store.
 pub(crate) const MOST_ACTIONS: usize = 100;
@@ -23,6 +24,10 @@ pub struct Report {
     pub read_only: bool,
     /// The stores, by name.
     pub stores: BTreeMap<String, StoreReport>,
+    /// How many stores it has forgotten.
+    pub forgotten: u64,
+    /// The certificates that it uses or is shown.
+    pub certificates: Vec<CertificateReport>,
     /// The nodes of etcd.
     pub etcd: Vec<EtcdReport>,
     /// Compactions of etcd; none if no etcd is watched.
@@ -34,8 +39,10 @@ pub struct Report {
 /// One store.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct StoreReport {
-    /// Whether it is open; if not, `trouble` says why.
+    /// Whether it is open; if not, it is idle, or `trouble` says why.
     pub open: bool,
+    /// Whether it is left alone, because nobody uses it and there is nothing to do. What else is said is from before.
+    pub idle: bool,
     /// What does not work now.
     pub trouble: Option<String>,
     /// Whether this steward holds the office, and sweeps.

@@ -9,7 +9,10 @@ use parking_lot::{Mutex, RwLock};
 use tensorhold_core::{Result, StoreId};
 use tensorhold_features::{FeatureStore, Stage};
 use tensorhold_index::Counts;
+use tokio::sync::{Notify, watch};
 
+use crate::certificates::CertificateReport;
+use crate::idle::Round;
 use crate::options::Options;
 use crate::overview::Shown;
 use crate::report::{CompactionReport, EtcdReport, Report, StoreReport, now_ms};
@@ -23,6 +26,10 @@ pub(crate) struct State {
     report: Mutex<Report>,
     /// The stores that are audited now.
     audited: Mutex<BTreeSet<StoreId>>,
+    /// The stores that are left alone, and how each is asked for.
+    resting: Mutex<BTreeMap<StoreId, Arc<Notify>>>,
+    /// The last look at these.
+    pub(crate) rounds: watch::Sender<Arc<Round>>,
     /// What the page shows.
     pub(crate) page: Shown,
     /// Whether a task of the steward has ended without being told to.
@@ -67,6 +74,8 @@ impl State {
         let report = Report {
             read_only: options.read_only,
             stores: names.map(|name| (name, StoreReport::default())).collect(),
+            forgotten: 0,
+            certificates: Vec::new(),
             etcd: Vec::new(),
             compaction: options.etcd.as_ref().map(|etcd| CompactionReport {
                 why_not: etcd.never_compacts(options.read_only).map(str::to_owned),
@@ -81,6 +90,8 @@ impl State {
             stores: RwLock::default(),
             report: Mutex::new(report),
             audited: Mutex::default(),
+            resting: Mutex::default(),
+            rounds: watch::Sender::default(),
             page: Shown::default(),
             broken: AtomicBool::new(false),
         }
@@ -143,9 +154,59 @@ impl State {
         is_new
     }
 
+    /// Takes in that a store is left alone. Returns how it is asked for.
+    pub(crate) fn rests(&self, store: &StoreId) -> Arc<Notify> {
+        let asked = Arc::new(Notify::new());
+        self.resting.lock().insert(store.clone(), Arc::clone(&asked));
+        asked
+    }
+
+    pub(crate) fn rests_no_more(&self, store: &StoreId) {
+        self.resting.lock().remove(store);
+    }
+
+    pub(crate) fn resting(&self) -> BTreeSet<StoreId> {
+        self.resting.lock().keys().cloned().collect()
+    }
+
+    /// Has a store opened that is left alone. False if it is not.
+    pub(crate) fn wake(&self, store: &str) -> bool {
+        let resting = self.resting.lock();
+        let asked = resting.iter().find(|(id, _)| id.as_str() == store);
+        asked.inspect(|(_, asked)| asked.notify_one()).is_some()
+    }
+
+    /// Whether a store is audited now.
+    pub(crate) fn is_audited(&self, store: &StoreId) -> bool {
+        self.audited.lock().contains(store)
+    }
+
+    /// Whether holders of a store are missing, or its samples are still looked for because of that.
+    pub(crate) fn misses_holders(&self, store: &StoreId) -> bool {
+        let report = self.report.lock();
+        let holders = report
+            .stores
+            .get(store.as_str())
+            .and_then(|store| store.holders.as_ref());
+        holders.is_some_and(|seen| seen.unsettled || seen.suspected > 0 || !seen.missing.is_empty())
+    }
+
+    /// Takes in that a store was forgotten: it is looked after no more, until it is found again.
+    pub(crate) fn forgot(&self, store: &StoreId) {
+        let mut report = self.report.lock();
+        report.stores.remove(store.as_str());
+        report.forgotten += 1;
+        drop(report);
+        self.page.forget(store);
+    }
+
     /// Takes in why the stores of the index cannot be listed; none if they can.
     pub(crate) fn note_listing(&self, trouble: Option<String>) {
         self.report.lock().trouble = trouble;
+    }
+
+    pub(crate) fn note_certificates(&self, seen: Vec<CertificateReport>) {
+        self.report.lock().certificates = seen;
     }
 
     pub(crate) fn note_etcd(&self, nodes: Vec<EtcdReport>) {

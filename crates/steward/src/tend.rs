@@ -3,11 +3,12 @@
 //! ```text
 //!            open                          told to stop
 //!  Closed ──────────▶ Open ─────────────────────────────▶ closed for good
-//!    ▲ │ fails: later  │ sweeps and collects while elected (the workers of the store do: `tensorhold_features`)
-//!    └─┘               │ looks at sessions and budget
-//!                      │ beside that: audits, ends the store if it is unused
+//!    ▲ │ fails: later  │ ▲   sweeps and collects while elected (the workers of the store do: `tensorhold_features`)
+//!    └─┘               │ │   looks at sessions and budget
+//!                      ▼ │   beside that: audits, ends the store if it is unused
+//!                      Idle: nobody uses it, and there is nothing to do ([`crate::idle`])
 //! ```
-//! The store survives a lost session by itself, so it is opened once.
+//! The store survives a lost session by itself, so it stays open until it is idle.
 //!
 //! The store itself looks at the engine's holders while this steward is in office (`tensorhold_features`), and has its samples
 //! looked for when one has gone.
@@ -32,6 +33,7 @@ use tensorhold_features::{FeatureStore, LiveSession, Office, SweepReport, Sweepi
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tokio_util::sync::CancellationToken;
 
+use crate::idle::{self, Woken};
 use crate::options::StoreOptions;
 use crate::report::{BudgetReport, MOST_QUARANTINED, TakenBack};
 use crate::state::{Auditing, State};
@@ -44,49 +46,128 @@ const WITHIN: Duration = Duration::from_secs(10);
 /// How long an audit, and ending a store, may take.
 const LONG: Duration = Duration::from_secs(600);
 
-/// Looks after a store until it is told to stop.
-pub(crate) async fn tend(state: Arc<State>, options: StoreOptions, stop: CancellationToken) {
+/// So many looks in a row that find nothing to do, and the store is closed.
+const IDLE_LOOKS: u32 = 2;
+
+/// Where the steward has a store from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Origin {
+    /// Its settings name it.
+    Named,
+    /// It was found in the index. Then it is opened only if it is in use, and may be forgotten.
+    Found { forget_after: Option<Duration> },
+}
+
+/// Why a store is looked after no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Left {
+    /// The steward stops, or this process sweeps no more.
+    Ended,
+    /// Nothing of it is left.
+    Forgotten,
+}
+
+/// What is known of a store whether it is open or not.
+#[derive(Debug, Default)]
+pub(crate) struct Kept {
+    pub(crate) unused: Unused,
+    /// Whether it was ended since a process used it.
+    pub(crate) ended: bool,
+    /// When the next audit is to begin, if there are any.
+    pub(crate) next_audit: Option<Instant>,
+}
+
+/// Why an open store is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Closes {
+    Stopped,
+    Idle,
+}
+
+/// Looks after a store until it is told to stop, or until the store is forgotten.
+pub(crate) async fn tend(state: Arc<State>, options: StoreOptions, origin: Origin, stop: CancellationToken) -> Left {
     let id = options.store.clone();
+    let mut kept = Kept {
+        next_audit: options.audit_every.map(|every| Instant::now() + every),
+        ..Kept::default()
+    };
+    let forget_after = match origin {
+        Origin::Named => None,
+        Origin::Found { forget_after } => forget_after,
+    };
+    let may_rest = !state.options.read_only;
+    let mut rests = may_rest && matches!(origin, Origin::Found { .. });
+    let mut was_open = false;
+    loop {
+        if rests {
+            match idle::rest(&state, &options, &mut kept, forget_after, was_open, &stop).await {
+                Woken::Up => {}
+                Woken::Stopped => return Left::Ended,
+                Woken::Forgotten => {
+                    state.forgot(&id);
+                    return Left::Forgotten;
+                }
+            }
+        }
+        let Some(store) = open_in_time(&state, &options, &stop).await else {
+            return Left::Ended;
+        };
+        tracing::info!(store = %id, read_only = state.options.read_only, "looking after a store");
+        state.opened(&id, Some(store.clone()));
+        state.note(&id, |report| {
+            report.open = true;
+            report.trouble = None;
+        });
+        let mut next_audit = kept.next_audit;
+        let mut tending = Tending {
+            state: &state,
+            options: &options,
+            store: &store,
+            total: SweepReport::default(),
+            kept: &mut kept,
+            may_rest,
+            idle_looks: 0,
+        };
+        let closes = tokio::select! {
+            closes = tending.until(&stop) => closes,
+            // These do not end by themselves.
+            () = audit_in_time(&state, &options, &store, &mut next_audit) => Closes::Stopped,
+            () = crate::view::keep(&state, &options, &store) => Closes::Stopped,
+        };
+        kept.next_audit = next_audit;
+        state.opened(&id, None);
+        state.note(&id, |report| (report.open, report.on_duty) = (false, false));
+        if let Err(error) = store.close(WITHIN).await {
+            tracing::warn!(store = %id, %error, "the store was not closed in time; its session ends by itself");
+        }
+        if closes == Closes::Stopped {
+            return Left::Ended;
+        }
+        tracing::info!(store = %id, "leaving a store alone: nobody uses it, and there is nothing to do");
+        state.page.rests(&id);
+        (rests, was_open) = (true, true);
+    }
+}
+
+/// Opens a store, however often that takes. None if it is told to stop.
+async fn open_in_time(state: &State, options: &StoreOptions, stop: &CancellationToken) -> Option<FeatureStore> {
+    let id = &options.store;
     let mut pause = FIRST_PAUSE;
-    let store = loop {
+    loop {
         let error = tokio::select! {
-            () = stop.cancelled() => return,
-            opened = open(&state, &options) => match opened {
-                Ok(store) => break store,
+            () = stop.cancelled() => return None,
+            opened = open(state, options) => match opened {
+                Ok(store) => return Some(store),
                 Err(error) => error,
             },
         };
         tracing::warn!(store = %id, %error, "the store cannot be opened; trying again");
-        state.note(&id, |report| report.trouble = Some(error.to_string()));
+        state.note(id, |report| report.trouble = Some(error.to_string()));
         tokio::select! {
-            () = stop.cancelled() => return,
+            () = stop.cancelled() => return None,
             () = tokio::time::sleep(pause) => {}
         }
         pause = (2 * pause).min(LONGEST_PAUSE);
-    };
-    tracing::info!(store = %id, read_only = state.options.read_only, "looking after a store");
-    state.opened(&id, Some(store.clone()));
-    state.note(&id, |report| {
-        report.open = true;
-        report.trouble = None;
-    });
-    let mut tending = Tending {
-        state: &state,
-        options: &options,
-        store: &store,
-        total: SweepReport::default(),
-        unused: Unused::default(),
-    };
-    tokio::select! {
-        () = tending.until(&stop) => {}
-        // These do not end by themselves.
-        () = audit_in_time(&state, &options, &store) => {}
-        () = crate::view::keep(&state, &options, &store) => {}
-    }
-    state.opened(&id, None);
-    state.note(&id, |report| report.open = false);
-    if let Err(error) = store.close(WITHIN).await {
-        tracing::warn!(store = %id, %error, "the store was not closed in time; its session ends by itself");
     }
 }
 
@@ -104,20 +185,24 @@ struct Tending<'a> {
     store: &'a FeatureStore,
     /// What was taken back in all, as last told.
     total: SweepReport,
-    unused: Unused,
+    kept: &'a mut Kept,
+    /// Whether the store may be left alone when there is nothing to do.
+    may_rest: bool,
+    /// How many looks in a row have found nothing to do.
+    idle_looks: u32,
 }
 
 /// For how long no process but stewards has had the store open.
 #[derive(Debug, Default)]
-struct Unused {
-    since: Option<Instant>,
+pub(crate) struct Unused {
+    pub(crate) since: Option<Instant>,
     /// When the sessions were listed last.
     looked: Option<Instant>,
 }
 
 impl Unused {
     /// Takes in that so many had it open.
-    fn saw(&mut self, users: usize, now: Instant, look_every: Duration) {
+    pub(crate) fn saw(&mut self, users: usize, now: Instant, look_every: Duration) {
         let in_time = self.looked.is_some_and(|looked| now - looked <= 2 * look_every);
         self.since = match users {
             0 => self.since.filter(|_| in_time).or(Some(now)),
@@ -127,65 +212,94 @@ impl Unused {
     }
 
     /// It is not known who has it open.
-    fn forget(&mut self) {
+    pub(crate) fn forget(&mut self) {
         *self = Self::default();
     }
 }
 
 impl<'a> Tending<'a> {
-    async fn until(&mut self, stop: &CancellationToken) {
+    async fn until(&mut self, stop: &CancellationToken) -> Closes {
         let mut sweeping = self.store.sweeping();
         let mut looks = interval_at(Instant::now(), self.state.options.look_every);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut holders = self.store.watching_holders();
-        let mut ending: Option<BoxFuture<'a, bool>> = None;
+        let mut ending: Option<BoxFuture<'a, Ending>> = None;
         loop {
             tokio::select! {
-                () = stop.cancelled() => return,
+                () = stop.cancelled() => return Closes::Stopped,
                 changed = sweeping.changed() => {
                     // Its sender lives in the store.
                     if changed.is_err() {
-                        return;
+                        return Closes::Stopped;
                     }
                     let told = sweeping.borrow_and_update().clone();
                     self.swept(&told);
                     if told.broken {
                         tracing::error!(store = %self.options.store, "this process sweeps no more; giving the store up");
-                        return;
+                        return Closes::Stopped;
                     }
                 }
                 changed = holders.changed() => {
                     if changed.is_err() {
-                        return;
+                        return Closes::Stopped;
                     }
                     if let Some(seen) = &*holders.borrow_and_update() {
                         self.state.note(&self.options.store, |report| report.saw_holders(seen));
                     }
                 }
                 _ = looks.tick() => tokio::select! {
-                    () = stop.cancelled() => return,
-                    () = self.look() => if ending.is_none() {
+                    () = stop.cancelled() => return Closes::Stopped,
+                    is_idle = self.look_for_work() => if ending.is_none() {
                         ending = self.unused_for_too_long().map(|unused| {
                             end_unused(self.state, self.options, self.store, unused).boxed()
                         });
+                        if ending.is_none() && is_idle && self.idle_looks >= IDLE_LOOKS {
+                            return Closes::Idle;
+                        }
                     }
                 },
-                Some(was_tried) = OptionFuture::from(ending.as_mut()) => {
+                Some(ended) = OptionFuture::from(ending.as_mut()) => {
                     ending = None;
-                    if was_tried {
+                    if ended != Ending::LeftAlone {
                         // Not again at every look.
-                        self.unused.forget();
+                        self.kept.unused.forget();
                     }
+                    self.kept.ended |= ended == Ending::Ended;
                 }
             }
         }
     }
 
-    /// For how long the store was unused, if that is too long.
+    /// Looks, and says whether there was nothing to do.
+    async fn look_for_work(&mut self) -> bool {
+        self.look().await;
+        let store = &self.options.store;
+        let is_busy = !self.may_rest
+            || self.state.is_audited(store)
+            || self.is_to_end().is_some()
+            || self.state.misses_holders(store);
+        let is_idle = !is_busy
+            && match self.state.connect.in_use(std::slice::from_ref(store), WITHIN).await {
+                Ok(in_use) => in_use.is_empty(),
+                Err(error) => {
+                    tracing::debug!(%store, %error, "it is not known whether the store is in use");
+                    false
+                }
+            };
+        self.idle_looks = if is_idle { self.idle_looks + 1 } else { 0 };
+        is_idle
+    }
+
+    /// For how long the store was unused, if it is to be ended for that.
+    fn is_to_end(&self) -> Option<Duration> {
+        let unused = self.kept.unused.since?.elapsed();
+        (!self.kept.ended && unused >= self.options.end_when_unused?).then_some(unused)
+    }
+
+    /// As [`Tending::is_to_end`], if it is for this process to do.
     fn unused_for_too_long(&self) -> Option<Duration> {
-        let unused = self.unused.since?.elapsed();
-        let is_over = unused >= self.options.end_when_unused?;
-        (is_over && !self.state.options.read_only && on_duty(self.store)).then_some(unused)
+        self.is_to_end()
+            .filter(|_| !self.state.options.read_only && on_duty(self.store))
     }
 
     /// Takes in what the store's sweeper has told.
@@ -230,7 +344,7 @@ impl<'a> Tending<'a> {
             Ok(sessions) => self.saw_sessions(&sessions),
             Err(error) => {
                 tracing::warn!(store = %self.options.store, %error, "the sessions could not be listed");
-                self.unused.forget();
+                self.kept.unused.forget();
                 self.state.note(&self.options.store, |report| {
                     (report.users, report.unused_seconds) = (None, None);
                 });
@@ -285,8 +399,9 @@ impl<'a> Tending<'a> {
     fn saw_sessions(&mut self, sessions: &[LiveSession]) {
         let users = sessions.iter().filter(|session| !session.is_steward()).count();
         let look_every = self.state.options.look_every;
-        self.unused.saw(users, Instant::now(), look_every);
-        let unused = self.unused.since.map(|since| since.elapsed().as_secs());
+        self.kept.unused.saw(users, Instant::now(), look_every);
+        self.kept.ended &= users == 0;
+        let unused = self.kept.unused.since.map(|since| since.elapsed().as_secs());
         self.state.note(&self.options.store, |report| {
             report.users = Some(users as u64);
             report.unused_seconds = unused;
@@ -315,43 +430,66 @@ fn on_duty(store: &FeatureStore) -> bool {
     store.sweeping().borrow().on_duty
 }
 
-/// Ends a store that was unused for so long. False if it was left alone, because this steward is not known to be in office.
-async fn end_unused(state: &State, options: &StoreOptions, opened: &FeatureStore, unused: Duration) -> bool {
+/// What became of ending a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    /// This steward is not known to be in office.
+    LeftAlone,
+    /// It did not end; it is tried again later.
+    NotYet,
+    Ended,
+}
+
+/// Ends a store that was unused for so long.
+async fn end_unused(state: &State, options: &StoreOptions, opened: &FeatureStore, unused: Duration) -> Ending {
     let store = &options.store;
     // What was told may be old: this process may have been stopped, and another one elected.
     match opened.holds(Office::Steward, WITHIN).await {
         Ok(true) => {}
-        Ok(false) => return false,
+        Ok(false) => return Ending::LeftAlone,
         Err(error) => {
             tracing::warn!(%store, %error, "it is not known who is in office; the store is not ended");
-            return false;
+            return Ending::LeftAlone;
         }
     }
     match opened.end(false, LONG).await {
-        Ok(0) => {}
+        Ok(0) => Ending::Ended,
         Ok(ended) => {
             tracing::info!(%store, ended, ?unused, "ended the store: no process had it open");
             state.note(store, |report| {
                 let why = format!("no process had the store open for {} s", unused.as_secs());
                 report.acted(format!("ended the store: {ended} samples"), why);
             });
+            Ending::Ended
         }
         // A process has opened it meanwhile.
         Err(error) if error.kind() == ErrorKind::Conflict => {
             tracing::info!(%store, %error, "the store is in use again; what is left of it stays");
+            Ending::NotYet
         }
-        Err(error) => tracing::warn!(%store, %error, "the store could not be ended; trying again later"),
+        Err(error) => {
+            tracing::warn!(%store, %error, "the store could not be ended; trying again later");
+            Ending::NotYet
+        }
     }
-    true
 }
 
 /// Audits a store when it is time to, for as long as it is polled.
-async fn audit_in_time(state: &Arc<State>, options: &StoreOptions, store: &FeatureStore) {
-    let Some(every) = options.audit_every else {
+async fn audit_in_time(state: &Arc<State>, options: &StoreOptions, store: &FeatureStore, next: &mut Option<Instant>) {
+    let (Some(every), Some(next)) = (options.audit_every, next) else {
         return std::future::pending().await;
     };
+    let mut sweeping = store.sweeping();
     loop {
-        tokio::time::sleep(every).await;
+        tokio::time::sleep_until(*next).await;
+        if !state.options.read_only {
+            // It was opened for this, and is elected in a moment; if another steward is, that one audits.
+            let elected = sweeping.wait_for(|told| told.on_duty || told.leaders.of(Office::Steward).is_some());
+            if elected.await.is_err() {
+                return std::future::pending().await;
+            }
+        }
+        *next = Instant::now() + every;
         if on_duty(store) || state.options.read_only {
             audit(state, options, store).await;
         }

@@ -1,4 +1,5 @@
 //! The HTTP interface with TLS: whose certificates are accepted, and that a slow peer is cut off.
+#![allow(clippy::disallowed_methods, reason = "inside the macro `json`")]
 #![allow(clippy::expect_used, clippy::panic, reason = "a test says what it expects")]
 
 mod common;
@@ -358,4 +359,76 @@ async fn large_heads_and_bodies_are_refused() {
         "a body without a length: {chunked}"
     );
     steward.stop(WITHIN).await.expect("stopped");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewed_certificate_is_used_and_told_without_a_restart() {
+    use ExtendedKeyUsagePurpose::ServerAuth;
+    let (first, next) = (Authority::new("first"), Authority::new("next"));
+    let folder = tempfile::tempdir().expect("a folder");
+    let soon = first.sign(ServerAuth, |params| params.not_after = rcgen::date_time_ymd(2027, 1, 2));
+    let (_steward, address) = start(Some(files(folder.path(), &soon, None)), WITHIN).await;
+    assert!(answer(address, &first, None, "sesame").await.contains("200 OK"));
+
+    // Half of a renewal: the key does not fit, so the one before is used.
+    let later = next.sign(ServerAuth, |params| params.not_after = rcgen::date_time_ymd(2040, 1, 2));
+    write(folder.path(), "server.key", later.key.serialize_pem());
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    assert!(answer(address, &first, None, "sesame").await.contains("200 OK"));
+    write(folder.path(), "server.pem", later.certificate.pem());
+    let begun = Instant::now();
+    while !answer(address, &next, None, "sesame").await.contains("200 OK") {
+        assert!(begun.elapsed() < WITHIN, "the renewed one is not used");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    assert_eq!(
+        answer(address, &first, None, "sesame").await,
+        "",
+        "nothing of the one before"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_tells_when_certificates_end_that_it_uses_or_is_shown() {
+    use ExtendedKeyUsagePurpose::ServerAuth;
+    let authority = Authority::new("servers");
+    let folder = tempfile::tempdir().expect("a folder");
+    let end = |year| rcgen::date_time_ymd(year, 1, 2);
+    let own = authority.sign(ServerAuth, |params| params.not_after = end(2031));
+    // What stands for a node of etcd shows a certificate that has ended.
+    let (node, shown) = {
+        let ended = authority.sign(ServerAuth, |params| params.not_after = end(2020));
+        let other = tempfile::tempdir().expect("a folder");
+        let (steward, address) = start(Some(files(other.path(), &ended, None)), WITHIN).await;
+        ((steward, other), address)
+    };
+    let mut options = Options::new([store("run")]);
+    options.look_every = Duration::from_millis(50);
+    options.http = Some(HttpOptions {
+        listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+        tokens: vec![token()],
+        tls: Some(files(folder.path(), &own, None)),
+        within: WITHIN,
+        most: 16,
+    });
+    let ca = write(folder.path(), "ca.pem", authority.certificate.pem());
+    let reach = serde_json::json!({
+        "endpoints": [format!("https://{shown}")],
+        "tls": {"ca": ca, "server_name": "localhost"},
+    });
+    options.etcd = Some(serde_json::from_value(serde_json::json!({"reach": reach})).expect("settings"));
+    let steward = Steward::start(options, World::in_memory()).await.expect("a steward");
+    let ends = |what: &str| {
+        let seen = steward.report().certificates;
+        seen.iter().find(|one| one.what == what).and_then(|one| one.ends)
+    };
+    until("all are seen", || ends("etcd_server").is_some()).await;
+    assert_eq!(ends("steward_server"), Some(end(2031).unix_timestamp()));
+    assert_eq!(
+        ends("etcd_server"),
+        Some(end(2020).unix_timestamp()),
+        "though it is over"
+    );
+    assert!(ends("etcd_ca").is_some() && ends("etcd_client").is_none());
+    drop(node);
 }

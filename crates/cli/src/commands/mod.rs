@@ -6,6 +6,7 @@ mod budget;
 mod clusters;
 mod dead;
 mod drain;
+mod forget;
 pub(crate) mod help;
 mod holders;
 mod list;
@@ -119,6 +120,10 @@ pub(crate) async fn run(
         Command::End { others } => {
             let reach = look(progress, FREE).await?;
             reclaim::end(&reach, others, &context, progress).await
+        }
+        Command::Forget { name } => {
+            let reach = look(progress, CHANGE).await?;
+            forget::run(&reach, &name, progress).await
         }
         // These need no server and were run before.
         Command::Up(_)

@@ -1,5 +1,6 @@
-//! `status`: what the stores hold, and what the engine has.
+//! `status`: what the stores hold, and what the engine has. What needs a look is shown first.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use futures_util::future::join_all;
@@ -23,6 +24,8 @@ use crate::text::{ago, bytes, count, shown};
 
 /// The most stores that are shown; one can be named.
 const MOST: usize = 50;
+/// How many stores are asked about at a time.
+const AT_ONCE: usize = 32;
 /// The most groups of a store that are shown.
 const MOST_GROUPS: usize = 20;
 /// The part of etcd's quota from which on it is near it, where a node says what its quota is.
@@ -61,10 +64,20 @@ pub(super) async fn look_and_compare(
         Some(_) => vec![progress.wait("asking etcd", reach.store()).await?],
         None => progress.wait("asking etcd", reach.stores()).await?,
     };
-    let shown_stores = all.iter().take(MOST).map(|store| look(reach, store));
-    let looks = async { tokio::join!(join_all(shown_stores), etcd) };
+    let looking = async {
+        let mut stores = Vec::with_capacity(all.len());
+        for part in all.chunks(AT_ONCE) {
+            for looked in join_all(part.iter().map(|store| look(reach, store))).await {
+                stores.push(looked?);
+            }
+        }
+        Ok::<Vec<StoreStatus>, Failure>(stores)
+    };
+    let looks = async { tokio::join!(looking, etcd) };
     let (stores, etcd) = progress.wait("counting records", looks).await;
-    let stores: Vec<StoreStatus> = stores.into_iter().collect::<Result<_, Failure>>()?;
+    let mut stores = stores?;
+    stores.sort_by_cached_key(StoreStatus::rank);
+    stores.truncate(MOST);
     let engine = progress.wait("asking the master", engine).await;
     let engine = engine.unwrap_or_else(|failure| Err(failure.to_string()));
 
@@ -92,8 +105,12 @@ pub(super) async fn look_and_compare(
     };
     if all.len() > stores.len() {
         text.push_str(&format!(
-            "{} more stores are not shown; name one with --store\n",
-            all.len() - stores.len()
+            "{}: what needs attention or is in use is shown first, then what holds most; name one with --store\n",
+            count(
+                u64::try_from(all.len() - stores.len()).unwrap_or(u64::MAX),
+                "store is not shown",
+                "stores are not shown"
+            )
         ));
     }
     text.push_str(&engine_text(engine.as_ref()));
@@ -148,6 +165,17 @@ fn etcd_report(endpoint: &str, node: tensorhold_core::Result<tensorhold_index_et
 }
 
 impl StoreStatus {
+    /// Where it is shown: those that need attention first, then those in use, of each the largest first.
+    fn rank(&self) -> (Reverse<bool>, Reverse<bool>, Reverse<u64>, String) {
+        let records = Stage::ALL.into_iter().map(|stage| self.counts.of(stage)).sum();
+        (
+            Reverse(!self.attention().is_empty()),
+            Reverse(self.counts.sessions > 0),
+            Reverse(records),
+            self.store.as_str().to_owned(),
+        )
+    }
+
     fn attention(&self) -> Vec<Attention> {
         let of = |budget: &BudgetUse| (budget.bytes, budget.free, budget.waiting.len() as u64);
         let seen = Seen {
@@ -321,5 +349,40 @@ fn engine_text(engine: Result<&Cluster, &String>) -> String {
             "\nengine: unknown, the master's admin port does not answer ({})\n",
             shown(why)
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trouble_is_shown_first_then_what_is_in_use_then_what_holds_most() {
+        let of = |name: &str, sessions, records: [u64; 6]| StoreStatus {
+            store: name.parse().expect("a name"),
+            counts: Counts {
+                records,
+                sessions,
+                ended_sessions: 0,
+                waiting: 0,
+            },
+            budget: None,
+            holders: HoldersSeen::default(),
+            backlog: Vec::new(),
+            quarantined: 0,
+            swept: true,
+        };
+        let live = |count| std::array::from_fn(|at| if Stage::ALL[at] == Stage::Live { count } else { 0 });
+        let dead = std::array::from_fn(|at| u64::from(Stage::ALL[at] == Stage::Dead));
+        let mut stores = [
+            of("a-over", 0, live(0)),
+            of("b-large", 0, live(1000)),
+            of("c-used", 2, live(3)),
+            of("d-used", 1, live(5)),
+            of("z-dead", 0, dead),
+        ];
+        stores.sort_by_cached_key(StoreStatus::rank);
+        let names: Vec<&str> = stores.iter().map(|one| one.store.as_str()).collect();
+        assert_eq!(names, ["z-dead", "d-used", "c-used", "b-large", "a-over"]);
     }
 }

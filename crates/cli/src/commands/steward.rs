@@ -18,7 +18,7 @@ use tensorhold_core::{Clock, Error, ErrorKind, Result, StoreId, SystemClock, Sys
 use tensorhold_engine::Engine;
 use tensorhold_features::Identity;
 use tensorhold_index::placement::NewStore;
-use tensorhold_index::{Index, TxnIndex, stores};
+use tensorhold_index::{Index, TxnIndex, forget, in_use, stores};
 use tensorhold_index_etcd::{EtcdClusters, EtcdStore, open_store};
 use tensorhold_steward::http::auth::{TokenEntry, fingerprint, new_token};
 use tensorhold_steward::{Compact, Connect, EtcdOptions, Options, Steward, StoreOptions};
@@ -234,6 +234,16 @@ impl Connect for Cluster {
     async fn stores(&self, within: Duration) -> Result<Vec<StoreId>> {
         let (home, _) = self.etcd().await?;
         stores(home, None, MOST_STORES, &*self.clock, within).await
+    }
+
+    async fn in_use(&self, stores: &[StoreId], within: Duration) -> Result<Vec<StoreId>> {
+        let (home, _) = self.etcd().await?;
+        in_use(home, stores, &*self.clock, within).await
+    }
+
+    async fn forget(&self, store: &StoreId, within: Duration) -> Result<bool> {
+        let (home, _) = self.etcd().await?;
+        forget(home, store, &*self.clock, within).await
     }
 }
 

@@ -10,14 +10,14 @@ use crate::store::{Read, TxnStore};
 
 /// Behind every key: the last character that text can have.
 const END: &str = "\u{10ffff}";
-/// How many keys one read asks for. The root's own few keys (its epoch, its schema) must not cost a read each: for etcd a
-/// read walks over all keys of its range, however few it returns.
-const AT_ONCE: usize = 4;
+/// How many keys one read asks for. For etcd a read walks over all keys of its range, however few it returns, so a store that
+/// holds hardly anything must not cost a read of its own, nor must the root's own few keys (its epoch, its schema).
+const AT_ONCE: usize = 256;
 /// Keys that belong to no store are few; with more of them the root is not only ours, and the list ends early.
 const MOST_OTHERS: usize = 100;
 
-/// The stores that have any record in this index, in the order of their keys: after `from`, up to `limit`. One read for
-/// each, however much it holds.
+/// The stores that have any record in this index, in the order of their keys: after `from`, up to `limit`. At most one read
+/// for each, however much it holds; many that hold hardly anything share one.
 ///
 /// # Errors
 /// Those of the transactional store.

@@ -68,9 +68,12 @@
 //! - *a cluster does not answer*: its own stores cannot be used, and nothing else depends on it, but the check.
 //!
 //! # Removing a store
-//! Nothing removes a place today. Whatever will must first make openings refuse it (a field of `Place`), then delete the
-//! store's keys on its cluster, the mark last, and then `place`: in any other order a death in between leaves a store that is
-//! nowhere, or one that a check brings back.
+//! Of a store at home one transaction deletes all keys, `place` with them, if it has no session ([`crate::forget`]): by PC5 a
+//! process that knows the old `place` opens no session any more, and begins the store anew.
+//!
+//! Nothing removes the place of a store on another cluster today. Whatever will must first make openings refuse it (a field of
+//! `Place`), then delete the store's keys on its cluster, the mark last, and then `place`: in any other order a death in between
+//! leaves a store that is nowhere, or one that a check brings back.
 
 mod admin;
 mod locate;
@@ -129,6 +132,12 @@ impl Id {
     fn new(rng: &dyn Rng) -> Self {
         Self(format!("{:016x}{:016x}", rng.next_u64(), rng.next_u64()))
     }
+}
+
+/// Whether the store of this `place` is at home, and there only.
+pub(crate) fn is_at_home(operation: &'static str, place: &Entry) -> Result<bool> {
+    let place: Place = decoded(operation, place)?;
+    Ok(place.cluster == ClusterName::home() && place.also.is_none())
 }
 
 /// Decodes a record of this room. One that cannot be decoded says nothing of where the store is, so nothing is done.

@@ -51,6 +51,16 @@ impl TxnCore {
         Ok(())
     }
 
+    /// Has the shared clock read anew: while this process had no session, the store may have been forgotten, and its clock
+    /// with it.
+    pub(crate) fn doubt_clock(&self) {
+        let mut seen = self.seen.lock();
+        *seen = SeenClock {
+            at: seen.at,
+            ..SeenClock::default()
+        };
+    }
+
     /// The shared clock, as last seen; creates it if there is none.
     pub(crate) async fn known_tick(&self, deadline: Deadline) -> Result<Tick> {
         Ok(self.known_clock(deadline).await?.0)

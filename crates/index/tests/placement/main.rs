@@ -18,9 +18,9 @@ use tensorhold_index::Index as _;
 use tensorhold_index::placement::{
     ClusterName, MAP_KEY, NewStore, add_cluster, check_clusters, close_cluster, read_map, remove_cluster, store_places,
 };
-use tensorhold_index::schema;
 use tensorhold_index::store::memory::Fate;
 use tensorhold_index::store::{Condition, Read, Transaction, TxnOutcome, TxnStore, Write};
+use tensorhold_index::{forget, in_use, schema};
 
 use crate::world::{CALL, Process, World};
 
@@ -444,4 +444,37 @@ async fn whoever_only_looks_begins_nothing() {
     let read = [Read::Key("s/here".to_owned())];
     let seen = world.etcd("b").read(&read, Duration::from_secs(1)).await.expect("read");
     assert_eq!(seen.entries.concat(), []);
+}
+
+#[tokio::test]
+async fn a_store_at_home_is_forgotten_with_its_place_and_begins_anew() {
+    let (world, operator) = with_b().await;
+    close(&operator, "home", true).await;
+    close(&operator, "b", false).await;
+    let slept = world.process();
+    let (_, index) = slept.open(&store("s"), NewStore::Begins).await.expect("open");
+    let forgotten = forget(operator.client("home"), &store("s"), &*world.clock, CALL).await;
+    assert!(forgotten.expect("it has nothing but its place"));
+    assert_eq!(world.with_keys("s/", &[]), [""; 0]);
+    // Meanwhile new stores begin elsewhere: the one that slept must not write where it was.
+    close(&operator, "b", true).await;
+    close(&operator, "home", false).await;
+    let (_, other) = world.process().open(&store("s"), NewStore::Begins).await.expect("open");
+    let session = other.open_session(CALL).await.expect("a session");
+    let error = index.open_session(CALL).await.expect_err("the store is elsewhere now");
+    assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
+    assert_eq!(world.with_keys("s/", &["s/place"]), ["b"]);
+    session.close(CALL).await.expect("closed");
+    // On another cluster it stays, whether that is asked or the home, and counts as in use.
+    for etcd in ["home", "b"] {
+        let error = forget(operator.client(etcd), &store("s"), &*world.clock, CALL).await;
+        assert_eq!(
+            error.expect_err("it is not at home").kind(),
+            ErrorKind::Unsupported,
+            "{etcd}"
+        );
+    }
+    assert_eq!(world.with_keys("s/", &[]), ["b", "home"]);
+    let found = in_use(operator.client("home"), &[store("s")], &*world.clock, CALL).await;
+    assert_eq!(found.expect("read"), [store("s")]);
 }

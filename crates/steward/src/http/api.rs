@@ -63,7 +63,14 @@ pub(super) fn opened(served: &Served, store: &str) -> Result<FeatureStore, Refus
             "/readyz says what cannot be reached",
         )
     };
-    served.state.store(store).ok_or_else(not_open)
+    served.state.store(store).ok_or_else(|| match served.state.wake(store) {
+        true => Refused::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the store was idle and is being opened",
+            "try again in a moment",
+        ),
+        false => not_open(),
+    })
 }
 
 /// Everybody learns whether it is ready. Names and errors are for holders of a token for all stores.
@@ -73,7 +80,11 @@ pub(super) fn opened(served: &Served, store: &str) -> Result<FeatureStore, Refus
 async fn readyz(Given(served): Given<Served>, method: Method, headers: HeaderMap) -> (StatusCode, String) {
     let report = served.state.report();
     let all = report.stores.len();
-    let closed: Vec<_> = report.stores.iter().filter(|(_, store)| !store.open).collect();
+    let closed: Vec<_> = report
+        .stores
+        .iter()
+        .filter(|(_, store)| !store.open && !store.idle)
+        .collect();
     let is_whole = served.state.is_whole();
     let is_named = |name: &str| {
         served
@@ -92,7 +103,7 @@ async fn readyz(Given(served): Given<Served>, method: Method, headers: HeaderMap
     if is_ready && closed.is_empty() {
         return (status, "ok\n".to_owned());
     }
-    let mut text = format!("{} of {all} stores are open\n", all - closed.len());
+    let mut text = format!("{} of {all} stores are open or idle\n", all - closed.len());
     if !is_whole {
         text.push_str("a part of this steward has ended by a defect\n");
     }
@@ -129,6 +140,7 @@ struct Stores {
 struct StoreLine {
     store: String,
     open: bool,
+    idle: bool,
     on_duty: bool,
     users: Option<u64>,
 }
@@ -138,6 +150,7 @@ async fn stores(Given(served): Given<Served>) -> Json<Stores> {
     let line = |(store, report): (String, StoreReport)| StoreLine {
         store,
         open: report.open,
+        idle: report.idle,
         on_duty: report.on_duty,
         users: report.users,
     };

@@ -53,11 +53,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
-use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 use self::answer::Refused;
 use self::auth::{Asked, Refusal, admit, known};
+use self::tls::Tls;
 use crate::options::HttpOptions;
 use crate::overview::Audience;
 use crate::report::now_ms;
@@ -89,7 +89,7 @@ impl Served {
 pub(crate) struct Server {
     listener: TcpListener,
     address: SocketAddr,
-    tls: Option<TlsAcceptor>,
+    tls: Option<Arc<Tls>>,
     router: Router,
     most: usize,
     /// How long a request may take.
@@ -108,7 +108,7 @@ impl Server {
             .caused_by(error)
         };
         let tls = match &options.tls {
-            Some(files) => Some(tls::acceptor(files)?),
+            Some(files) => Some(Arc::new(Tls::new(files)?)),
             None => None,
         };
         let listener = TcpListener::bind(options.listen).await.map_err(failed)?;
@@ -190,7 +190,7 @@ fn has_room(connections: &mut Vec<Connection>, most: usize) -> bool {
 
 async fn serve_connection(
     stream: TcpStream,
-    tls: Option<TlsAcceptor>,
+    tls: Option<Arc<Tls>>,
     router: Router,
     within: Duration,
     has_asked: Arc<AtomicBool>,
@@ -198,7 +198,8 @@ async fn serve_connection(
     let Some(tls) = tls else {
         return speak(stream, router, within, has_asked).await;
     };
-    match tokio::time::timeout(HEAD, tls.accept(stream)).await {
+    let shake = async { tls.acceptor().await.accept(stream).await };
+    match tokio::time::timeout(HEAD, shake).await {
         Ok(Ok(stream)) => speak(stream, router, within, has_asked).await,
         Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
         Err(_) => tracing::debug!("a TLS handshake took too long"),

@@ -443,6 +443,7 @@ fn schemas_of_reports() -> Value {
     let line = object(&[
         ("store", text.clone()),
         ("open", yes.clone()),
+        ("idle", yes.clone()),
         ("on_duty", yes.clone()),
         ("users", maybe("integer")),
     ]);
@@ -474,6 +475,7 @@ fn schemas_of_reports() -> Value {
         "Stores": object(&[("read_only", yes.clone()), ("stores", list(&line))]),
         "Store": object(&[
             ("open", yes.clone()),
+            ("idle", yes.clone()),
             ("trouble", maybe("string")),
             ("on_duty", yes.clone()),
             ("steward", json!({"anyOf": [leader.clone(), {"type": "null"}]})),

@@ -297,11 +297,11 @@ function drawStores() {
     const of = (name) => store.states.find((state) => state.state === name)?.samples ?? 0;
     const sweeper = store.on_duty ? "this steward" : store.steward ? `the steward on ${store.steward.host}`
       : store.sweepers.length > 0 ? "its own processes" : "nobody";
-    const state = !store.open ? `not open: ${store.trouble ?? "not tried yet"}` : store.trouble ? `trouble: ${store.trouble}` : "open";
+    const state = store.idle ? "idle: nobody uses it" : !store.open ? `not open: ${store.trouble ?? "not tried yet"}` : store.trouble ? `trouble: ${store.trouble}` : "open";
     const budget = store.budget ? `${bytes(store.budget.bytes - store.budget.free)} of ${bytes(store.budget.bytes)}` : "no budget";
     const cells = [state, sweeper, count(of("live")), held(store), budget, count(store.budget?.waiting ?? 0), count(of("dead")), count(store.sessions)];
     cells.forEach((text, at) => { row.children[at + 1].textContent = text; });
-    row.children[1].className = store.open && !store.trouble ? "" : "full";
+    row.children[1].className = (store.open || store.idle) && !store.trouble ? "" : "full";
   }
 }
 
