@@ -50,6 +50,6 @@ def test_a_holder_is_taken_out_as_operations_md_prints_it(start_cluster: Callabl
         taken = {}
         while leases := store.take("trainers", count=SAMPLES, timeout=1):
             for lease in leases:
-                taken[lease.sample_id] = lease.get()["x"].tobytes()
+                taken[lease.ref.sample] = lease.get()["x"].tobytes()
                 lease.ack()
         assert taken == {f"sample-{number}": bytes([number]) * 1000 for number in range(SAMPLES)}

@@ -152,7 +152,7 @@ def test_memory_that_is_given_back_after_a_get_that_failed_stays_its_next_owners
             late_get(store, ref, mine)
             # What programs do to give memory back; torch.multiprocessing shares what it sends.
             if kind == "share":
-                tensor.share_memory_()
+                tensor.share_memory_()  # type: ignore[no-untyped-call]
             elif kind == "resize":
                 tensor.untyped_storage().resize_(0)
             elif kind == "data":

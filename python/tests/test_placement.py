@@ -128,8 +128,8 @@ def restored(home: Cluster, snapshot: Path) -> Iterator[None]:
     restore += ["--bump-revision", "1000000000", "--mark-compacted", "--data-dir", f"{data}.restored"]
     subprocess.run(restore + [one for one in command if one.startswith(names)], check=True, capture_output=True, timeout=60)
     again = [f"--data-dir={data}.restored" if one.startswith("--data-dir") else one for one in command]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(again, env=variables, **quiet) as process:
+    null = subprocess.DEVNULL
+    with subprocess.Popen(again, env=variables, stdout=null, stderr=null) as process:
         try:
             yield
         finally:

@@ -160,7 +160,7 @@ def test_what_arrives_goes_where_the_tensor_is_by_then(store: FeatureStore) -> N
     ref = store.put("moved", {"x": torch.arange(1000)}, groups=())
     mine = torch.zeros(1000, dtype=torch.int64)
     get = store._calls.get(ref, None, {"x": mine}, "tensor", None, 20.0)
-    mine.share_memory_()
+    mine.share_memory_()  # type: ignore[no-untyped-call]
     assert get.wait()["x"] is mine and torch.equal(mine, torch.arange(1000))
     get = store._calls.get(ref, None, {"x": mine}, "tensor", None, 20.0)
     mine.resize_(7)
@@ -173,14 +173,14 @@ class Wrapper(torch.Tensor):
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> Wrapper:
-        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # type: ignore[attr-defined, no-any-return]
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
 
     def __init__(self, inner: torch.Tensor) -> None:
-        self.inner = inner
+        self.whole = inner
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return function(*[one.inner if isinstance(one, Wrapper) else one for one in args], **(kwargs or {}))
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        return function(*[one.whole if isinstance(one, Wrapper) else one for one in args], **(kwargs or {}))
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +190,7 @@ def distributed() -> Iterator[torch.Tensor]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     yield distribute_tensor(torch.arange(1000), init_device_mesh("cpu", (1,)), [Shard(0)])
     dist.destroy_process_group()
 
@@ -202,7 +202,7 @@ def test_tensors_without_bytes_of_their_own_are_refused(
     class Null:
         __array_interface__ = {"shape": (1000,), "typestr": "<i8", "data": (0, False), "version": 3}
 
-    zero = torch._efficientzerotensor((1000,), dtype=torch.int64)  # type: ignore[attr-defined]
+    zero = torch._efficientzerotensor((1000,), dtype=torch.int64)
     ref = store.put("whole", {"x": torch.arange(1000)}, groups=())
 
     def refuse(tensor: Any) -> None:
@@ -217,7 +217,7 @@ def test_tensors_without_bytes_of_their_own_are_refused(
                 call()
 
     if kind == "vmap":
-        torch.func.vmap(lambda one: (refuse(one), one)[1])(torch.ones(2, 1000, dtype=torch.int64))
+        torch.func.vmap(lambda one: (refuse(one), one)[1])(torch.ones(2, 1000, dtype=torch.int64))  # type: ignore[func-returns-value]
     else:
         tensors = {
             "wrapper": Wrapper(torch.arange(1000)),

@@ -286,22 +286,6 @@ async fn a_holder_is_drained_under_load_and_stopped_and_no_sample_is_lost() {
     drained_under_load(false, |_| ()).await;
 }
 
-/// The first of two masters dies while a holder is drained; the other one knows nothing of the drain.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_drain_goes_on_under_another_master() {
-    drained_under_load(true, |cluster| {
-        let leader = cluster.leader().expect("a leader");
-        let url = format!("{}/get_segments_detail", cluster.endpoints().admin[leader]);
-        let closed = poll_until(&SystemClock::new(), WITHIN, Duration::from_millis(50), || {
-            let segments = ureq::get(&url).call().ok()?.body_mut().read_to_string().ok()?;
-            segments.contains("DRAINING").then_some(())
-        });
-        closed.expect("a holder that is being drained");
-        cluster.master(leader).kill().expect("killed");
-    })
-    .await;
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_drain_is_refused_without_room_and_an_empty_holder_stays_closed() {
     let cluster = tokio::task::block_in_place(|| start(1, 64, false));
