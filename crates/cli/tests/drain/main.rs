@@ -16,7 +16,7 @@ use std::time::Duration;
 use common::{Ran, Shell, golden};
 use serde_json::Value;
 use tensorhold_cli::embedded;
-use tensorhold_core::{Clock, DType, SystemClock, SystemRng, TensorSpec, poll_until};
+use tensorhold_core::{Clock, DType, SystemClock, SystemRng, TensorSpec};
 use tensorhold_features::{FeatureConfig, FeatureStore, GroupName, Publication, PutItem, TensorIn, Wanted};
 use tensorhold_index::placement::NewStore;
 use tensorhold_index::{Identity, Index, IndexConfig, TxnIndex};
