@@ -157,7 +157,7 @@ def test_the_stewards_answer_to_the_operators_token(operator: Operator) -> None:
     assert "stores" in overview, overview
 
 
-def test_prometheus_finds_both_stewards(operator: Operator) -> None:
+def test_prometheus_finds_stewards_masters_and_etcds(operator: Operator) -> None:
     [port] = processes.free_ports(1)
     command = PRINTED[4].replace("127.0.0.1:9090", f"127.0.0.1:{port}")
     command = command.replace("target/prometheus", str(operator.folder / "tsdb"))
@@ -165,7 +165,8 @@ def test_prometheus_finds_both_stewards(operator: Operator) -> None:
     deadline = time.monotonic() + UP_WITHIN_S
     targets: list[dict[str, Any]] = []
     with processes.started(operator.command(f"exec {command}"), operator.environment, log):
-        while {target["health"] for target in targets} != {"up"} or len(targets) != 2:
+        # Two stewards, two masters, three etcds.
+        while {target["health"] for target in targets} != {"up"} or len(targets) != 7:
             assert time.monotonic() < deadline, f"{targets}\n{processes.end_of(log)}"
             time.sleep(0.5)
             try:

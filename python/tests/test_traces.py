@@ -85,7 +85,7 @@ def run(code: str, cluster: Cluster, store_name: str, collector: Collector) -> N
 def test_one_sample_is_followed_through_three_processes(
     cluster: Cluster, store_name: str, collector: Collector
 ) -> None:
-    run("store.put('a', {'x': b'1'}, groups=['g']); store.put('b', {'x': b'1'})", cluster, store_name, collector)
+    run("store.put('a', {'x': b'1'}, groups=['g']); store.put('b', {'x': b'1'}, groups=())", cluster, store_name, collector)
     run("(lease,) = store.take('g'); lease.get(); lease.nack()", cluster, store_name, collector)
     run("(lease,) = store.take('g'); lease.get(); lease.ack()", cluster, store_name, collector)
     traces = defaultdict(list)

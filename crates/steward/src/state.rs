@@ -4,12 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 use tensorhold_core::{Result, StoreId};
 use tensorhold_features::{FeatureStore, Stage};
 use tensorhold_index::Counts;
 use tokio::sync::{Notify, watch};
+use tokio::time::timeout;
 
 use crate::certificates::CertificateReport;
 use crate::idle::Round;
@@ -22,7 +24,7 @@ pub(crate) struct State {
     pub(crate) options: Options,
     pub(crate) connect: Arc<dyn Connect>,
     /// The stores that are open.
-    stores: RwLock<BTreeMap<StoreId, FeatureStore>>,
+    stores: watch::Sender<BTreeMap<StoreId, FeatureStore>>,
     report: Mutex<Report>,
     /// The stores that are audited now.
     audited: Mutex<BTreeSet<StoreId>>,
@@ -87,7 +89,7 @@ impl State {
         Self {
             options,
             connect,
-            stores: RwLock::default(),
+            stores: watch::Sender::default(),
             report: Mutex::new(report),
             audited: Mutex::default(),
             resting: Mutex::default(),
@@ -223,19 +225,30 @@ impl State {
     }
 
     pub(crate) fn opened(&self, store: &StoreId, opened: Option<FeatureStore>) {
-        let mut stores = self.stores.write();
-        match opened {
-            Some(opened) => stores.insert(store.clone(), opened),
-            None => stores.remove(store),
-        };
+        self.stores.send_modify(|stores| {
+            match opened {
+                Some(opened) => stores.insert(store.clone(), opened),
+                None => stores.remove(store),
+            };
+        });
     }
 
-    /// A store that is open.
-    pub(crate) fn store(&self, store: &str) -> Option<FeatureStore> {
-        let stores = self.stores.read();
-        stores
-            .iter()
-            .find(|(id, _)| id.as_str() == store)
-            .map(|(_, store)| store.clone())
+    /// A store that is open. One that is left alone, or that is being opened, is waited for.
+    pub(crate) async fn store(&self, store: &str, within: Duration) -> Option<FeatureStore> {
+        let find = |stores: &BTreeMap<StoreId, FeatureStore>| {
+            let mut all = stores.iter();
+            all.find(|(id, _)| id.as_str() == store).map(|(_, store)| store.clone())
+        };
+        let mut stores = self.stores.subscribe();
+        if let Some(open) = find(&stores.borrow()) {
+            return Some(open);
+        }
+        let cannot_be_opened = || self.report_of(store).is_none_or(|report| report.trouble.is_some());
+        if !self.wake(store) && cannot_be_opened() {
+            return None;
+        }
+        let opening = stores.wait_for(|stores| find(stores).is_some());
+        let opened = timeout(within, opening).await.ok()?.ok()?;
+        find(&opened)
     }
 }

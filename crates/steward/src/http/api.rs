@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::{Query, State as Given};
 use axum::http::{HeaderMap, Method, StatusCode, header};
@@ -52,24 +53,20 @@ pub(super) fn routes() -> Router<Served> {
         })
 }
 
-pub(super) fn opened(served: &Served, store: &str) -> Result<FeatureStore, Refused> {
+/// How long a request waits for a store that was idle.
+const OPENS_WITHIN: Duration = Duration::from_secs(10);
+
+pub(super) async fn opened(served: &Served, store: &str) -> Result<FeatureStore, Refused> {
     if served.state.report_of(store).is_none() {
         return Err(Refused::no_store());
     }
-    let not_open = || {
+    let open = served.state.store(store, OPENS_WITHIN).await;
+    open.ok_or_else(|| {
         Refused::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "the store is not open yet",
             "/readyz says what cannot be reached",
         )
-    };
-    served.state.store(store).ok_or_else(|| match served.state.wake(store) {
-        true => Refused::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "the store was idle and is being opened",
-            "try again in a moment",
-        ),
-        false => not_open(),
     })
 }
 
@@ -182,7 +179,7 @@ async fn sessions(
 ) -> Answer<Sessions> {
     let page = page.map_err(wrong_query)?.0;
     let (limit, after) = (given::limit(page.limit)?, given::after(page.after)?);
-    let opened = opened(&served, &name.store)?;
+    let opened = opened(&served, &name.store).await?;
     let all = match served.state.page.sessions(&name.store) {
         Some(all) => all,
         None => {
@@ -243,7 +240,7 @@ pub(super) async fn to_its_end<T: Send + 'static>(
 }
 
 async fn sweep(Given(served): Given<Served>, name: Named, by: By) -> Answer<Swept> {
-    let store = opened(&served, &name.store)?;
+    let store = opened(&served, &name.store).await?;
     may_change(&served)?;
     let turns = Arc::clone(&served.turns);
     let sweep = async move {
@@ -281,7 +278,7 @@ async fn audit(
     query: Result<Query<AuditQuery>, axum::extract::rejection::QueryRejection>,
 ) -> Answer<Audited> {
     let repair = query.map_err(wrong_query)?.0.repair;
-    let store = opened(&served, &name.store)?;
+    let store = opened(&served, &name.store).await?;
     if repair {
         may_change(&served)?;
     }

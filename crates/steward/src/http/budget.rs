@@ -66,7 +66,7 @@ async fn budget_of(store: &FeatureStore, within: Duration) -> Result<BudgetLine>
 }
 
 async fn budget(Given(served): Given<Served>, name: Named) -> Answer<BudgetLine> {
-    let store = opened(&served, &name.store)?;
+    let store = opened(&served, &name.store).await?;
     Ok(Json(budget_of(&store, served.for_calls()).await?))
 }
 
@@ -101,7 +101,7 @@ async fn set_budget(
         let why = format!("`budget_bytes` is a whole number between 1 and {MOST_BUDGET}");
         Refused::new(StatusCode::BAD_REQUEST, why, "give such a number")
     })?;
-    let store = opened(&served, &name.store)?;
+    let store = opened(&served, &name.store).await?;
     may_change(&served)?;
     let (within, begun) = (served.for_calls(), Instant::now());
     let setting = {

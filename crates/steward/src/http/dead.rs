@@ -46,7 +46,7 @@ pub(super) fn routes() -> Router<Served> {
 async fn dead(Given(served): Given<Served>, name: Named, page: Result<Query<Page>, QueryRejection>) -> Answer<Records> {
     let page = page.map_err(wrong_query)?.0;
     let (limit, after) = (given::limit(page.limit)?, given::after(page.after)?);
-    let store = opened(&served, &name.store)?;
+    let store = opened(&served, &name.store).await?;
     let query = RecordQuery::of(Stage::Dead);
     Ok(Json(
         records::read(&store, &query, after, limit, served.for_calls()).await?,
@@ -106,7 +106,7 @@ async fn change(served: Served, name: Named, by: By, told: Samples, change: Chan
         );
         return Err(Refused::new(StatusCode::BAD_REQUEST, why, "send them in parts"));
     }
-    let store = opened(&served, &name.store)?;
+    let store = opened(&served, &name.store).await?;
     may_change(&served)?;
     // Each once: the second time it would be none any more.
     let mut seen = HashSet::new();

@@ -55,7 +55,7 @@ async fn quarantine(
     let page = page.map_err(wrong_query)?.0;
     let (limit, after) = (given::limit(page.limit)?, given::after(page.after)?);
     let after = after.as_deref().map(place).transpose()?;
-    let store = opened(&served, &name.store)?;
+    let store = opened(&served, &name.store).await?;
     let (within, begun) = (served.for_calls(), Instant::now());
     let found = store.quarantined(after.as_ref(), limit, within).await?;
     // A part may be shorter than was asked for, and only an empty one is the end: look whether there is more.

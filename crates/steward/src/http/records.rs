@@ -266,7 +266,7 @@ async fn list(
         before: wanted.older_than.as_deref().map(given::age).transpose()?.map(before),
     };
     let (limit, after) = (given::limit(wanted.limit)?, given::after(wanted.after)?);
-    let store = opened(&served, &name.store)?;
+    let store = opened(&served, &name.store).await?;
     Ok(Json(read(&store, &query, after, limit, served.for_calls()).await?))
 }
 
@@ -276,7 +276,7 @@ pub(super) struct Generations {
 }
 
 async fn one(Given(served): Given<Served>, name: Named) -> Answer<Generations> {
-    let store = opened(&served, &name.store)?;
+    let store = opened(&served, &name.store).await?;
     let none = |why: String| Refused::new(StatusCode::NOT_FOUND, why, "GET /v1/stores/{store}/records lists them");
     let sample =
         SampleId::new(&name.sample).map_err(|error| none(format!("there is no such sample: {}", error.message())))?;
