@@ -19,7 +19,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 # With what each file depends on, and without: see the head of the second file.
-LOCKED = {"requirements": [], "requirements-frameworks": ["--no-deps"], "requirements-wheel": []}
+LOCKED = {"requirements-installer": [], "requirements": [], "requirements-frameworks": ["--no-deps"], "requirements-wheel": []}
 
 
 def resolve(requirements: Path, options: list[str]) -> list[tuple[str, str, str]]:

@@ -41,6 +41,9 @@ pub(crate) struct Fuzz {
     /// How many at once
     #[arg(long, default_value_t = 2)]
     jobs: usize,
+    /// Build only
+    #[arg(long)]
+    no_run: bool,
     /// Afterwards, add to the corpora in the repository the few inputs that reach what theirs do not
     #[arg(long)]
     keep: bool,
@@ -86,6 +89,9 @@ pub(crate) fn run(options: &Fuzz) -> Result<()> {
     ]);
     let status = cargo.args(["--profile", PROFILE]).status()?;
     ensure!(status.success(), "{cargo:?} ended with {status}");
+    if options.no_run {
+        return Ok(());
+    }
     let program = build.programs(PROFILE).join("tensorhold-fuzz");
 
     let mut outcomes = Vec::new();
