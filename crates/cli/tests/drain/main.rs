@@ -16,7 +16,7 @@ use std::time::Duration;
 use common::{Ran, Shell, golden};
 use serde_json::Value;
 use tensorhold_cli::embedded;
-use tensorhold_core::{Clock, DType, SystemClock, SystemRng, TensorSpec};
+use tensorhold_core::{Clock, DType, SystemClock, SystemRng, TensorSpec, poll_until};
 use tensorhold_features::{FeatureConfig, FeatureStore, GroupName, Publication, PutItem, TensorIn, Wanted};
 use tensorhold_index::placement::NewStore;
 use tensorhold_index::{Identity, Index, IndexConfig, TxnIndex};
@@ -284,6 +284,22 @@ async fn drained_under_load(ha: bool, during: impl FnOnce(&Cluster) + Send + 'st
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_holder_is_drained_under_load_and_stopped_and_no_sample_is_lost() {
     drained_under_load(false, |_| ()).await;
+}
+
+/// The first of two masters dies while a holder is drained; the other one knows nothing of the drain.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_goes_on_under_another_master() {
+    drained_under_load(true, |cluster| {
+        let leader = cluster.leader().expect("a leader");
+        let url = format!("{}/get_segments_detail", cluster.endpoints().admin[leader]);
+        let closed = poll_until(&SystemClock::new(), WITHIN, Duration::from_millis(50), || {
+            let segments = ureq::get(&url).call().ok()?.body_mut().read_to_string().ok()?;
+            segments.contains("DRAINING").then_some(())
+        });
+        closed.expect("a holder that is being drained");
+        cluster.master(leader).kill().expect("killed");
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
