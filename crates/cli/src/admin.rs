@@ -109,9 +109,11 @@ impl Cluster {
     }
 }
 
-/// The memory of every holder, by the leading master.
-pub(crate) fn segments(admin: &[String], within: Duration) -> Result<Vec<Segment>, String> {
-    leader(admin, within, segments_of)
+/// The address of the leading master, and the memory of every holder by its word.
+pub(crate) fn segments(admin: &[String], within: Duration) -> Result<(String, Vec<Segment>), String> {
+    leader(admin, within, |address, within| {
+        Ok((address.to_owned(), segments_of(address, within)?))
+    })
 }
 
 fn segments_of(address: &str, within: Duration) -> Result<Vec<Segment>, String> {
@@ -213,11 +215,15 @@ fn parse_metrics(text: &str) -> HashMap<String, f64> {
     text.lines().filter_map(line).collect()
 }
 
-/// Where objects are, without side effects. One answer for each key.
+/// Where objects are, without side effects. One answer for each key, all of them by one master.
 pub(crate) fn probe(admin: &[String], keys: &[String], within: Duration) -> Result<Vec<Presence>, String> {
+    leader(admin, within, |address, within| probe_all(address, keys, within))
+}
+
+fn probe_all(address: &str, keys: &[String], within: Duration) -> Result<Vec<Presence>, String> {
     let clock = SystemClock::new();
     let deadline = Deadline::after(&clock, within);
-    let holders = Names::of(&segments(admin, deadline.remaining(&clock))?);
+    let holders = Names::of(&segments_of(address, deadline.remaining(&clock))?);
     let mut found = Vec::with_capacity(keys.len());
     let mut from = 0;
     while from < keys.len() {
@@ -235,9 +241,7 @@ pub(crate) fn probe(admin: &[String], keys: &[String], within: Duration) -> Resu
             to += 1;
         }
         let keys = &keys[from..to];
-        found.extend(leader(admin, deadline.remaining(&clock), |address, within| {
-            probe_some(address, keys, &query, &holders, within)
-        })?);
+        found.extend(probe_some(address, keys, &query, &holders, deadline.remaining(&clock))?);
         from = to;
     }
     Ok(found)

@@ -4,6 +4,8 @@
 //! is held while arguments are built and results are read. The module itself releases the lock while it waits for the
 //! network and while bytes move (a test pins this).
 
+use std::thread;
+
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
@@ -40,15 +42,30 @@ fn module(py: Python<'_>, untested_release: bool) -> Result<Bound<'_, PyModule>>
     #[cfg(feature = "embed")]
     crate::embed::prepare(py)?;
     crate::release::check(py, untested_release)?;
-    py.import(MODULE).map_err(|exception| {
-        Error::new(
-            tensorhold_core::ErrorKind::Unsupported,
-            "mooncake.load",
-            "the engine's Python module cannot be loaded; install mooncake-transfer-engine-non-cuda (or its CUDA \
-             build) into the Python environment that this program uses",
-        )
-        .with("exception", exception)
-    })
+    load(py)?;
+    py.import(MODULE).map_err(not_loaded)
+}
+
+fn not_loaded(exception: PyErr) -> Error {
+    Error::new(
+        tensorhold_core::ErrorKind::Unsupported,
+        "mooncake.load",
+        "the engine's Python module cannot be loaded; install mooncake-transfer-engine-non-cuda (or its CUDA build) \
+         into the Python environment that this program uses",
+    )
+    .with("exception", exception)
+}
+
+/// Loads the module in a thread that ends at once.
+///
+/// The binding library of the module (pybind11) remembers, for the thread that loads it first, that thread's Python
+/// state, and uses it whenever a call of that thread takes the interpreter's lock again. But CPython frees the state of a
+/// thread of ours when the thread leaves the interpreter. A later call on the same thread would work with freed memory:
+/// `create_move_task` ended the process by SIGSEGV.
+fn load(py: Python<'_>) -> Result<()> {
+    let loading = || attached("mooncake.load", |py| py.import(MODULE).map(drop).map_err(not_loaded));
+    py.detach(|| thread::scope(|scope| scope.spawn(loading).join()))
+        .unwrap_or_else(|_| Err(Error::internal("mooncake.load", "loading the engine's module panicked")))
 }
 
 impl Store {

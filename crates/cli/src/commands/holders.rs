@@ -40,7 +40,7 @@ impl Object {
 
 /// The holder that a person means: by its whole name, or by its host if that has one holder.
 pub(crate) async fn find(reach: &Reach, holder: &str, progress: &mut Progress<'_>) -> Result<Segment, Failure> {
-    let all = progress.wait("asking the master", segments(reach)).await?;
+    let (_, all) = progress.wait("asking the master", segments(reach)).await?;
     pick(all, holder)
 }
 
@@ -80,8 +80,8 @@ fn listed<'a>(segments: impl IntoIterator<Item = &'a Segment>) -> String {
     }
 }
 
-/// The memory of all holders.
-pub(crate) async fn segments(reach: &Reach) -> Result<Vec<Segment>, Failure> {
+/// The address of the leading master, and the memory of all holders.
+pub(crate) async fn segments(reach: &Reach) -> Result<(String, Vec<Segment>), Failure> {
     let (admin, within) = (reach.settings.admin.clone(), reach.left().min(ASK));
     let asking = tokio::task::spawn_blocking(move || admin::segments(&admin, within));
     let asked = asking.await.unwrap_or_else(|failure| Err(failure.to_string()));

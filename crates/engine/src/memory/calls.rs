@@ -6,7 +6,9 @@ use std::sync::Arc;
 use tensorhold_core::{Error, ObjectKey};
 
 use super::state::{Entry, Held, Object, Replica, Segment, SegmentId, State, Tier};
-use crate::types::{Holder, Listing, Pin, Presence, PromoteOutcome, PutOptions, PutOutcome, RemoveOutcome, Usage};
+use crate::types::{
+    Holder, Listing, Pin, Presence, PromoteOutcome, PutOptions, PutOutcome, RelocateOutcome, RemoveOutcome, Usage,
+};
 
 /// What a get finds.
 #[derive(Debug)]
@@ -181,6 +183,45 @@ impl State {
                 PromoteOutcome::Asked
             }
         }
+    }
+
+    /// Moves the object's copy at once, unless the other holder has no room. A holder that has a copy gets no second one.
+    pub(super) fn relocate(&mut self, key: &ObjectKey, from: &str, to: &str) -> RelocateOutcome {
+        let named = |state: &Self, name: &str| {
+            let mut segments = state.segments.iter();
+            let found = segments.find(|(id, segment)| segment.name() == name && state.alive(**id));
+            found.map(|(id, _)| *id)
+        };
+        let refused = |message| RelocateOutcome::Failed(Error::invalid("engine.relocate", message).with("key", key));
+        let Some(Entry::Readable(object)) = self.entries.get(key) else {
+            return RelocateOutcome::Absent;
+        };
+        let (Some(from), Some(to)) = (named(self, from), named(self, to).filter(|_| from != to)) else {
+            return refused("no such holder, or the same twice");
+        };
+        let has = |segment| {
+            let in_dram = |one: &Replica| one.tier == Tier::Dram && one.segment == segment;
+            object.replicas.iter().position(in_dram)
+        };
+        let (Some(copy), has_one) = (has(from), has(to).is_some()) else {
+            return refused("the object has no copy in that holder's DRAM");
+        };
+        let len = object.replicas[copy].len();
+        if !has_one && self.segments.get(&to).is_none_or(|segment| segment.free() < len) {
+            return RelocateOutcome::Asked;
+        }
+        if let Some(object) = self.object_mut(key) {
+            if has_one {
+                object.replicas.remove(copy);
+            } else {
+                object.replicas[copy].segment = to;
+            }
+        }
+        if !has_one {
+            self.take(to, len);
+        }
+        self.give_back(from, len);
+        RelocateOutcome::Asked
     }
 
     pub(super) fn usage(&self) -> Usage {

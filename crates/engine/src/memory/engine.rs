@@ -14,7 +14,7 @@ use crate::batch::{check_count, check_limit, check_options, check_time, check_tr
 use crate::region::{HostMemory, Region};
 use crate::types::{
     Capabilities, GetOutcome, Holder, Listing, Presence, PromoteOutcome, PutOptions, PutOutcome, Registrations,
-    RemoveOutcome, Transfer, Usage,
+    RelocateOutcome, RemoveOutcome, Transfer, Usage,
 };
 
 /// A client of a [`MemoryCluster`]. Made by [`MemoryCluster::connect`].
@@ -190,5 +190,14 @@ impl Engine for MemoryEngine {
     fn holders(&self, within: Duration) -> Result<Vec<Holder>> {
         check_time("engine.holders", within)?;
         self.ask("engine.holders", |state| state.holders())
+    }
+
+    fn relocate(&self, keys: &[ObjectKey], from: &str, to: &str, within: Duration) -> Result<Vec<RelocateOutcome>> {
+        const OPERATION: &str = "engine.relocate";
+        check_time(OPERATION, within)?;
+        check_count(OPERATION, keys.len(), &self.capabilities)?;
+        Ok(self.each(OPERATION, keys, RelocateOutcome::Failed, |state, key| {
+            state.relocate(key, from, to)
+        }))
     }
 }

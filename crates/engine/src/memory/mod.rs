@@ -43,7 +43,8 @@
 //! - An object goes to the segment with the most free bytes (the real engine chooses at random). Eviction counts bytes
 //!   (the real engine counts objects), so that one retry after [`MemoryConfig::eviction_delay`] succeeds if anything
 //!   could be evicted.
-//! - Transfers take no time, so a remove never tears a read; the fault injector does that. A call never outlives its
+//! - Transfers take no time, so a remove never tears a read (the fault injector does that), and a
+//!   move to another holder is over when it is asked for. A call never outlives its
 //!   `within`.
 //! - All objects that wait for SSD are written at one heartbeat, and SSDs have no limit.
 //! - A promotion that meets the high watermark waits for room; it is not forgotten.

@@ -47,6 +47,7 @@ mod pressure;
 mod probe;
 mod put_get;
 mod registration;
+mod relocate;
 mod remove;
 mod ssd;
 mod unfinished;
@@ -154,6 +155,7 @@ pub fn cases() -> Vec<Case> {
         unfinished::CASES,
         deadlines::CASES,
         ssd::CASES,
+        relocate::CASES,
         loss::CASES,
         concurrency::CASES,
     ]

@@ -79,6 +79,8 @@ pub(crate) enum Flaw {
     ListForgetsItsPlace,
     /// Lists keys with other prefixes, too.
     ListIgnoresPrefixes,
+    /// Accepts every request to move an object, and forgets it.
+    MovesNothing,
     /// Reports a usage of zero.
     UsageIsZero,
     /// Tells all holders' memory alike.
@@ -138,6 +140,7 @@ pub(crate) const FLAWS: &[(Flaw, &str)] = &[
     (ListForgetsItsPlace, "list::the_list_comes_in_parts"),
     (ListIgnoresPrefixes, "list::only_what_begins_with_the_prefix"),
     (IgnoresNoTime, "list::a_list_without_time"),
+    (MovesNothing, "relocate::objects_lie_elsewhere_afterwards"),
     (UsageIsZero, "probe::capacity_is_the_segments"),
     (
         HoldersAreNamesOnly,

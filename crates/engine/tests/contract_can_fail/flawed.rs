@@ -8,7 +8,7 @@ use tensorhold_core::{Clock, Error, ObjectKey, Result, Retry};
 use tensorhold_engine::testing::{Backend, Harness, MemoryBackend, Setup};
 use tensorhold_engine::{
     Capabilities, Engine, GetOutcome, Holder, HostMemory, Listing, Pin, Presence, PromoteOutcome, PutOptions,
-    PutOutcome, Region, Registrations, RemoveOutcome, Span, Transfer, Usage,
+    PutOutcome, Region, Registrations, RelocateOutcome, RemoveOutcome, Span, Transfer, Usage,
 };
 
 use crate::flaw::Flaw::{self, *};
@@ -262,6 +262,18 @@ impl Engine for Flawed {
             }
             _ => Ok(self.turned(PromoteBackwards, self.inner.promote(&keys, self.time(within))?)),
         }
+    }
+
+    fn relocate(&self, keys: &[ObjectKey], from: &str, to: &str, within: Duration) -> Result<Vec<RelocateOutcome>> {
+        if self.is(MovesNothing) {
+            let seen = self.inner.probe(keys, within)?;
+            let asked = |presence| match presence {
+                Presence::Absent => RelocateOutcome::Absent,
+                _ => RelocateOutcome::Asked,
+            };
+            return Ok(seen.into_iter().map(asked).collect());
+        }
+        self.inner.relocate(keys, from, to, self.time(within))
     }
 
     fn usage(&self, within: Duration) -> Result<Usage> {

@@ -22,9 +22,6 @@ use crate::text::{ago, shown};
 const PAGE: usize = 1000;
 /// Samples that are named.
 const MOST_EXAMPLES: usize = 5;
-/// The states of samples whose bytes are of use to somebody. Those of the others are to be removed, or are gone.
-const OF_USE: [Stage; 4] = [Stage::Reserved, Stage::Live, Stage::Retired, Stage::Dead];
-
 /// An object with a copy in the holder's DRAM.
 #[derive(Clone, Debug)]
 pub(super) struct Moving {
@@ -128,7 +125,10 @@ async fn look_at(
 ) -> Result<(), Failure> {
     let index = in_time(reach).index(store).await?;
     let mut people = None;
-    for stage in OF_USE {
+    // Bytes in all other states are of use to somebody, or may be again: what is lost may come back. A sample goes through
+    // the states in this order, so one that changes its state during a look is met later in it. A dead letter that is put
+    // back into circulation, and a lost sample that comes back, are not: a reason for the second look.
+    for stage in Stage::ALL.into_iter().filter(|stage| *stage != Stage::ToFree) {
         let (query, mut place) = (RecordQuery::of(stage), None);
         loop {
             let reach = in_time(reach);

@@ -8,21 +8,32 @@
 //!                                    │ something of samples there │
 //!                                    ├──▶ moved to other holders ─┤
 //!                                    ├──▶ cannot be moved: wait ──┘
-//!                                    └──▶ nothing, twice, and still closed ──▶ safe to stop
+//!                                    └──▶ nothing, twice, and closed all the time ──▶ safe to stop
 //! ```
 //! Objects move under their keys (truths of the engine's crate, module `drain`): no record changes, readers read on, and a
 //! remove that meets a move is tried again by the store that wants it.
 //!
 //! # What must hold
-//! - "Safe to stop" is said after two looks at all samples of all stores, both begun while the holder was closed, that
-//!   found no copy of theirs there, and none that is still being written. The master is asked after them whether the
-//!   holder is still closed, and whether it is still the same memory.
-//! - Only the master's answer about an object counts, never that a move was asked for.
+//! - DR1: "safe to stop" is said after two looks in a row at all samples of all stores, both begun while the holder was
+//!   closed, that found no copy of theirs there, and none that is still being written: a put that began before the holder
+//!   was closed is seen by one of them, on the holder or unfinished.
+//! - DR2: before the first of them, between them, and after the second the same master leads, lists the same memory of the
+//!   holder, and has it closed. A master that begins anew has every holder open. So under one address "closed" three times
+//!   means closed all the time, but for another drain of the same holder that closes it in between.
+//! - DR3: only the leading master's answer about an object counts, never that a move was asked for. All answers of a
+//!   question come from one master, and so do the names of the holders in them.
 //!
 //! # What if
 //! - *this process dies*: the holder stays closed, and moves that were asked for happen. Another drain goes on.
-//! - *the master begins anew, or another one leads*: the holder is open again, as the status says; it is closed again, and
-//!   the looks count anew.
+//! - *the master begins anew, or another one leads*: it has the holder open, and knows of no move. It is closed again, the
+//!   looks count anew, and what still lies there is asked for again. What had moved by the word of the dead master alone
+//!   lies where it was, by the word of the new one.
+//! - *the leading master dies within a moment of "safe to stop"*: it answers before a move is in the log that its
+//!   successor reads, and cannot be asked whether it is. So there is a rest of a second before and after the second look,
+//!   in which the log is written many times. If it cannot be written, the sample is lost, and reported as such.
+//! - *the master reopens the holder* (it gives up a drain when it cannot move what is not pinned): seen as above, and closed
+//!   again.
+//! - *a sample was given up, and its object not yet removed* (`to_free`): it may be on the holder still, and goes with it.
 //! - *the holder dies, or comes back with other memory*: what lay there is gone; the drain says so after [`STALL`] and ends.
 //! - *the holder to which objects go dies*: they are lost, as everything there. Objects in motion stay where they were.
 //! - *the other holders fill up meanwhile*: it waits for samples to end, and ends if nothing moves for [`STALL`].
@@ -69,7 +80,7 @@ pub(crate) async fn run(
         return undo(reach, &holder.segment_name, job, progress).await;
     }
     let seen = look(reach, &holder.segment_name, context.now_ms, progress).await?;
-    let segments = progress.wait("asking the master", holders::segments(reach)).await?;
+    let (_, segments) = progress.wait("asking the master", holders::segments(reach)).await?;
     room(&holder, &seen, &segments)?;
     let what = format!("holder {} cannot be drained from here", shown(&holder.segment_name));
     let engine = engine_for(&reach.renewed(reach.left().min(ASK)), &what, context, progress).await?;
@@ -82,11 +93,13 @@ pub(crate) async fn run(
         done: Step::default(),
         seen,
         refused: None,
+        closed_by: None,
     };
     let safe = drain.until_safe(&engine, context, progress).await;
-    // The engine waits for its calls when it is dropped.
+    let answer = safe.map(|safe| drain.answer(safe));
+    // The engine waits for its calls when it is dropped: for ten seconds, if there are several masters.
     drop(tokio::task::spawn_blocking(move || drop(engine)).await);
-    Ok(drain.answer(safe?))
+    answer
 }
 
 /// Whether the other holders can take what lies here alone. Memory that KV pages have there counts as room: the engine
@@ -133,6 +146,8 @@ struct Drain<'a> {
     seen: Seen,
     /// Why a request to move an object was refused last.
     refused: Option<String>,
+    /// The address of the master that last said that the holder is closed.
+    closed_by: Option<String>,
 }
 
 impl Drain<'_> {
@@ -159,10 +174,10 @@ impl Drain<'_> {
                 }
                 Err(failure) => return Err(failure),
             }
-            if clean == 0 {
-                let rest = self.rest.min(self.reach.left());
-                progress.wait(&self.waiting(), tokio::time::sleep(rest)).await;
-            }
+            // Also between two looks that found nothing: what the leading master answers before it is in the log that its
+            // successor reads is in it by then.
+            let rest = self.rest.min(self.reach.left());
+            progress.wait(&self.waiting(), tokio::time::sleep(rest)).await;
         }
         Ok(false)
     }
@@ -236,15 +251,15 @@ impl Drain<'_> {
     }
 
     async fn step(&self, mover: &mut Mover<'_>) -> Result<Step, Failure> {
-        let segments = self.look_at_it().await?;
-        mover.step(&segments).await
+        let (master, segments) = self.look_at_it().await?;
+        mover.step(master, &segments).await
     }
 
-    /// All holders; this one must be among them, with the memory that it had.
-    async fn look_at_it(&self) -> Result<Vec<Segment>, Failure> {
-        let all = holders::segments(self.reach).await?;
+    /// The leading master and all holders; this one must be among them, with the memory that it had.
+    async fn look_at_it(&self) -> Result<(String, Vec<Segment>), Failure> {
+        let (master, all) = holders::segments(self.reach).await?;
         if all.iter().any(|one| one.segment_id == self.holder.segment_id) {
-            return Ok(all);
+            return Ok((master, all));
         }
         // A master that has just begun to lead knows a holder again when that has registered.
         Err(Failure::new(
@@ -255,14 +270,18 @@ impl Drain<'_> {
         ))
     }
 
-    /// Has the master give the holder nothing new; whether that was so before.
-    async fn was_closed(&self, progress: &mut Progress<'_>) -> Result<bool, Failure> {
-        let is_closed = |all: &[Segment]| {
-            let it = all.iter().find(|one| one.segment_id == self.holder.segment_id);
-            it.is_some_and(|one| one.status != "OK")
-        };
-        if is_closed(&self.look_at_it().await?) {
-            return Ok(true);
+    /// The address of the leading master if it gives the holder nothing new.
+    async fn closed_now(&self) -> Result<Option<String>, Failure> {
+        let (master, all) = self.look_at_it().await?;
+        let it = all.iter().find(|one| one.segment_id == self.holder.segment_id);
+        Ok(it.is_some_and(|one| one.status != "OK").then_some(master))
+    }
+
+    /// Has the leading master give the holder nothing new; whether the same master did that when it was asked last.
+    async fn was_closed(&mut self, progress: &mut Progress<'_>) -> Result<bool, Failure> {
+        if let Some(master) = self.closed_now().await? {
+            let before = self.closed_by.replace(master);
+            return Ok(before == self.closed_by);
         }
         let (admin, name) = (self.reach.settings.admin.clone(), self.holder.segment_name.clone());
         let within = self.reach.left().min(ASK);
@@ -275,9 +294,10 @@ impl Drain<'_> {
                 name = self.name()
             ));
         }
-        match is_closed(&self.look_at_it().await?) {
-            true => Ok(false),
-            false => Err(Failure::new(
+        self.closed_by = self.closed_now().await?;
+        match self.closed_by {
+            Some(_) => Ok(false),
+            None => Err(Failure::new(
                 ErrorKind::Unavailable,
                 format!("holder {} is not closed to new objects", self.name()),
                 "the master took the request, and still gives it new objects",

@@ -4,7 +4,7 @@
 //! ```text
 //!  queued ──asked──▶ in motion ──it is not there any more──▶ moved, or removed by its store
 //!    ▲                   │
-//!    └── still there ────┘  after RETRY
+//!    └── still there ────┘  after RETRY, or when another master leads
 //! ```
 //! A holder fetches 16 requests a second (`tests/truths` of the engine's crate), so few are in motion at a time: what a
 //! drain that dies has asked for ends soon, and another drain asks anew. To ask twice does no harm: of two moves of an
@@ -35,6 +35,8 @@ pub(super) struct Mover<'a> {
     pub(super) holder: &'a str,
     queued: VecDeque<Moving>,
     in_motion: HashMap<String, (Moving, String, Timestamp)>,
+    /// The address of the master that was asked last.
+    asked: Option<String>,
     /// Why a request was refused last.
     pub(super) refused: Option<String>,
 }
@@ -57,6 +59,7 @@ impl<'a> Mover<'a> {
             holder,
             queued: objects.into(),
             in_motion: HashMap::new(),
+            asked: None,
             refused: None,
         }
     }
@@ -71,9 +74,15 @@ impl<'a> Mover<'a> {
         self.queued.into_iter().chain(in_motion).collect()
     }
 
-    /// Sees what has moved, and asks for more.
-    pub(super) async fn step(&mut self, segments: &[Segment]) -> Result<Step, Failure> {
+    /// Sees what has moved, and asks for more. `master` is the one that leads.
+    pub(super) async fn step(&mut self, master: String, segments: &[Segment]) -> Result<Step, Failure> {
         let step = self.see().await?;
+        if self.asked.as_ref() != Some(&master) {
+            // Another one knows nothing of what its predecessor was asked.
+            let forgotten = self.in_motion.drain().map(|(_, (moving, ..))| moving);
+            self.queued.extend(forgotten);
+            self.asked = Some(master);
+        }
         self.ask(segments).await?;
         Ok(step)
     }
