@@ -9,6 +9,7 @@
 mod common;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -23,28 +24,46 @@ use tensorhold_steward::{Connect, Options, OtherStores, Steward};
 use tensorhold_testkit::EtcdCluster;
 
 /// A world whose stores are listed and looked at.
-struct Listed(Arc<World>);
+struct Listed {
+    world: Arc<World>,
+    /// How often a store was opened.
+    opened: AtomicUsize,
+    /// How often idle stores were looked at.
+    looks: AtomicUsize,
+}
+
+impl Listed {
+    fn new(world: &Arc<World>) -> Arc<Self> {
+        Arc::new(Self {
+            world: Arc::clone(world),
+            opened: AtomicUsize::new(0),
+            looks: AtomicUsize::new(0),
+        })
+    }
+}
 
 #[async_trait]
 impl Connect for Listed {
     async fn engine(&self, store: &StoreId) -> Result<Arc<dyn Engine>> {
-        self.0.engine(store).await
+        self.opened.fetch_add(1, Ordering::Relaxed);
+        self.world.engine(store).await
     }
 
     async fn index(&self, store: &StoreId, identity: Identity) -> Result<Arc<dyn Index>> {
-        self.0.index(store, identity).await
+        self.world.index(store, identity).await
     }
 
     async fn stores(&self, within: Duration) -> Result<Vec<StoreId>> {
-        stores(&*self.0.txn_store, None, 10_000, &*self.0.clock, within).await
+        stores(&*self.world.txn_store, None, 10_000, &*self.world.clock, within).await
     }
 
     async fn in_use(&self, stores: &[StoreId], within: Duration) -> Result<Vec<StoreId>> {
-        in_use(&*self.0.txn_store, stores, &*self.0.clock, within).await
+        self.looks.fetch_add(1, Ordering::Relaxed);
+        in_use(&*self.world.txn_store, stores, &*self.world.clock, within).await
     }
 
     async fn forget(&self, store: &StoreId, within: Duration) -> Result<bool> {
-        forget(&*self.0.txn_store, store, &*self.0.clock, within).await
+        forget(&*self.world.txn_store, store, &*self.world.clock, within).await
     }
 }
 
@@ -65,8 +84,9 @@ async fn a_store_is_left_alone_when_its_run_has_ended_and_opened_when_it_is_used
         })
     };
     let user = open().await;
-    let listed = Arc::new(Listed(Arc::clone(&world)));
-    let steward = Steward::start(options(Duration::from_millis(200)), listed)
+    let listed = Listed::new(&world);
+    let connect = Arc::clone(&listed);
+    let steward = Steward::start(options(Duration::from_millis(200)), connect)
         .await
         .expect("a steward");
     let is = |what: fn(&tensorhold_steward::report::StoreReport) -> bool| {
@@ -79,6 +99,16 @@ async fn a_store_is_left_alone_when_its_run_has_ended_and_opened_when_it_is_used
     assert!(
         index.sessions(WITHIN).await.expect("listed").is_empty(),
         "it has no session there"
+    );
+    let (opened, looks) = (
+        listed.opened.load(Ordering::Relaxed),
+        listed.looks.load(Ordering::Relaxed),
+    );
+    until("it is looked at", || listed.looks.load(Ordering::Relaxed) >= looks + 5).await;
+    assert_eq!(
+        listed.opened.load(Ordering::Relaxed),
+        opened,
+        "it is not opened for that"
     );
     let user = open().await;
     until("it is on duty again", || is(|store| store.on_duty && !store.idle)).await;
@@ -101,9 +131,7 @@ async fn an_empty_store_is_forgotten_in_time() {
         forget_after: Some(Duration::from_secs(10)),
         ..OtherStores::default()
     });
-    let steward = Steward::start(options, Arc::new(Listed(Arc::clone(&world))))
-        .await
-        .expect("a steward");
+    let steward = Steward::start(options, Listed::new(&world)).await.expect("a steward");
     until("it is left alone", || {
         steward.report().stores.get("run").is_some_and(|store| store.idle)
     })
@@ -156,7 +184,7 @@ async fn a_thousand_idle_stores_cost_etcd_less_than_a_twentieth_of_a_core() {
         opened.transact(&begun, WITHIN).await.expect("written");
     }
     let world = World::over(Arc::new(opened), clock.clone());
-    let steward = Steward::start(options(Duration::from_secs(15)), Arc::new(Listed(world)))
+    let steward = Steward::start(options(Duration::from_secs(15)), Listed::new(&world))
         .await
         .expect("a steward");
     let begun = clock.now();

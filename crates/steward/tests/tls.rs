@@ -366,7 +366,7 @@ async fn a_renewed_certificate_is_used_and_told_without_a_restart() {
     use ExtendedKeyUsagePurpose::ServerAuth;
     let (first, next) = (Authority::new("first"), Authority::new("next"));
     let folder = tempfile::tempdir().expect("a folder");
-    let soon = first.sign(ServerAuth, |params| params.not_after = rcgen::date_time_ymd(2027, 1, 2));
+    let soon = first.sign(ServerAuth, |params| params.not_after = rcgen::date_time_ymd(2039, 1, 2));
     let (_steward, address) = start(Some(files(folder.path(), &soon, None)), WITHIN).await;
     assert!(answer(address, &first, None, "sesame").await.contains("200 OK"));
 

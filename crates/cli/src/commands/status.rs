@@ -256,9 +256,8 @@ fn text(stores: &[StoreStatus], before: Option<&Before<'_, Figures>>, context: &
     let ended: u64 = stores.iter().map(|one| one.counts.ended_sessions).sum();
     if ended > 0 {
         text.push_str(&format!(
-            "\n{} ended and {} not cleared up after: any process's sweep does it, or `tensorhold sweep`\n",
-            count(ended, "session has", "sessions have"),
-            if ended == 1 { "is" } else { "are" }
+            "\n{} ended: the next sweep of a process or steward takes back what may be left, or `tensorhold sweep` now\n",
+            count(ended, "session has", "sessions have")
         ));
     }
     text

@@ -132,8 +132,8 @@ pub fn golden(name: &str, ran: &[Ran]) {
         (r"(?m)^\S+ +(rdma|priorities) .*(\n +→.*)?", "[depends on the host]  $1"),
         (r"sessions cleared \d+", "sessions cleared [n]"),
         (
-            r"\d+ sessions? (has|have) ended and (is|are) not",
-            "[n] sessions have ended and are not",
+            r"\d+ sessions? (has|have) ended: the next",
+            "[n] sessions have ended: the next",
         ),
         (
             r#""(\w+_ms|generation|version|until_tick|kept_until_tick|reserved_until_tick)": \d+"#,
