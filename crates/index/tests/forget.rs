@@ -1,12 +1,16 @@
 //! Which stores are idle, and forgetting one of them.
 #![allow(clippy::expect_used, reason = "a test ends by panicking")]
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
+use parking_lot::Mutex;
 use tensorhold_core::{ErrorKind, ManualClock, Nonce, SampleId, SeededRng, StoreId};
+use tensorhold_custody::Version;
 use tensorhold_index::store::memory::{Fate, MemoryStore};
-use tensorhold_index::store::{Transaction, TxnStore, Write};
+use tensorhold_index::store::{Limits, Read, Snapshot, StoreSession, Transaction, TxnOutcome, TxnStore, Watch, Write};
 use tensorhold_index::{Identity, Index, IndexConfig, Reserve, TxnIndex, forget, in_use};
 
 const WITHIN: Duration = Duration::from_secs(60);
@@ -253,6 +257,81 @@ async fn a_session_that_is_opened_meanwhile_finds_a_whole_store() {
         }
         let reserved = process.reserve(&session, &[reserve("1")], WITHIN).await;
         reserved.into_iter().next().expect("one").expect("it can be used");
+    }
+}
+
+/// Another process writes a key after forgetting has looked, and before it deletes.
+#[derive(Debug)]
+struct Meanwhile {
+    store: MemoryStore,
+    written: Mutex<Option<String>>,
+}
+
+#[async_trait]
+impl TxnStore for Meanwhile {
+    fn limits(&self) -> Limits {
+        self.store.limits()
+    }
+
+    async fn read(&self, reads: &[Read], within: Duration) -> tensorhold_core::Result<Snapshot> {
+        self.store.read(reads, within).await
+    }
+
+    async fn transact(&self, transaction: &Transaction, within: Duration) -> tensorhold_core::Result<TxnOutcome> {
+        let written = self.written.lock().take();
+        if let Some(key) = written {
+            self.store.transact(&put(key), within).await?;
+        }
+        self.store.transact(transaction, within).await
+    }
+
+    async fn open_session(
+        &self,
+        time_to_live: Duration,
+        within: Duration,
+    ) -> tensorhold_core::Result<Box<dyn StoreSession>> {
+        self.store.open_session(time_to_live, within).await
+    }
+
+    async fn watch(
+        &self,
+        keys: Range<String>,
+        after: Version,
+        within: Duration,
+    ) -> tensorhold_core::Result<Box<dyn Watch>> {
+        self.store.watch(keys, after, within).await
+    }
+}
+
+fn put(key: String) -> Transaction {
+    Transaction {
+        conditions: Vec::new(),
+        writes: vec![Write::put(key, "{}")],
+    }
+}
+
+#[tokio::test]
+async fn what_comes_between_the_look_and_the_deletion_is_kept() {
+    for key in ["n/1", "s/1", "f/1/1", "d/1/1"] {
+        let world = World::new();
+        world.ended("run").await;
+        world.in_use(&["run"]).await;
+        let before = world.keys("run");
+        let written = format!("run/{key}");
+        let meanwhile = Meanwhile {
+            store: world.store.clone(),
+            written: Mutex::new(Some(written.clone())),
+        };
+        let refused = forget(&meanwhile, &id("run"), &*world.clock, WITHIN).await;
+        assert_eq!(
+            refused.expect_err("it is not empty").kind(),
+            ErrorKind::Conflict,
+            "{key}"
+        );
+        let mut all = before;
+        all.push(written);
+        all.sort();
+        assert_eq!(world.keys("run"), all);
     }
 }
 
