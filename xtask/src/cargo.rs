@@ -1,4 +1,4 @@
-//! Tasks that are cargo commands with the right arguments: test, bench, prove, load, docs.
+//! Tasks that are cargo commands with the right arguments: test, bench, prove, load, sim, docs.
 
 use std::ffi::OsStr;
 use std::process::Command;
@@ -166,6 +166,19 @@ pub(crate) struct Load {
 pub(crate) fn load(options: &Load) -> Result<()> {
     let rest = options.rest.iter().map(String::as_str);
     run_released("tensorhold-load", std::iter::once("--").chain(rest))
+}
+
+#[derive(Args)]
+#[command(disable_help_flag = true)]
+pub(crate) struct Sim {
+    /// Passed on to the simulation, which has a `--help` of its own: `--seeds 1000`, `--minutes 10`, `--first 7`, `--json`
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    rest: Vec<String>,
+}
+
+pub(crate) fn sim(options: &Sim) -> Result<()> {
+    let rest = options.rest.iter().map(String::as_str);
+    run_released("tensorhold-sim", ["--", "seeds"].into_iter().chain(rest))
 }
 
 pub(crate) fn docs() -> Result<()> {

@@ -53,6 +53,8 @@ enum Task {
     Prove(cargo::Prove),
     /// Samples that arrive at a fixed rate, on a real etcd: latencies, what a sample costs, whether anything is lost
     Load(cargo::Load),
+    /// The feature store in a simulated world, seed after seed: everything that can go wrong, and the same again
+    Sim(cargo::Sim),
     /// Packs the crates that can be published, as they would be; sends nothing
     Crates(crates::Crates),
     /// Whether what our hints tell a user to install is ours, or what we mean; asks the registries
@@ -86,6 +88,7 @@ fn main() -> Result<()> {
         Task::Compare(options) => compare::run(&options),
         Task::Prove(options) => cargo::prove(&options),
         Task::Load(options) => cargo::load(&options),
+        Task::Sim(options) => cargo::sim(&options),
         Task::Crates(options) => crates::run(&options),
         Task::Names(options) => names::run(&options),
         Task::Docs => cargo::docs(),

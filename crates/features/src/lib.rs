@@ -142,6 +142,8 @@ pub use record::described::DescribedRef;
 pub use record::description::{DescribedTensor, Description};
 pub use record::encoding::Encoding;
 pub use record::objects::object_keys;
+#[cfg(feature = "testing")]
+pub use runtime::blocking::Lags;
 pub use runtime::config::{FeatureConfig, Residency};
 pub use runtime::counters::Counters;
 pub use store::FeatureStore;

@@ -17,7 +17,7 @@
 //! - PB3: a leader that fails, fails alone: the others ask again, each at most once as a leader.
 //! - PB4: a write of this process is never hidden by an answer from before it.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -59,7 +59,7 @@ struct State {
 
 #[derive(Debug, Default)]
 struct Round {
-    keys: Mutex<HashMap<ObjectKey, Option<Presence>>>,
+    keys: Mutex<BTreeMap<ObjectKey, Option<Presence>>>,
     ended: Mutex<Option<Ended>>,
 }
 

@@ -24,7 +24,7 @@ mod ids;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tensorhold_core::{
@@ -116,11 +116,7 @@ impl Tracer {
             let message = "traces are sent by plain HTTP: give an address such as http://127.0.0.1:4318";
             return Err(Error::invalid("trace.open", message).with("setting", SETTING));
         }
-        #[expect(
-            clippy::disallowed_methods,
-            reason = "for people, who compare spans of several processes; nothing depends on it"
-        )]
-        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+        let wall = Duration::from_millis(clock.wall_ms());
         Ok(Self {
             endpoint: format!("{}/v1/traces", endpoint.trim_end_matches('/')),
             offset: wall.saturating_sub(clock.now().since(Timestamp::ORIGIN)),

@@ -188,7 +188,7 @@ impl Inner {
     /// Puts samples whose memory is claimed.
     async fn put_claimed(&self, samples: Vec<Ready>, turn: &PutTurn, caller: &Caller, deadline: Deadline) -> Results {
         let mut results = Results::with_capacity(samples.len());
-        let (mut open, mut attempt) = (samples, Attempt::first());
+        let (mut open, mut attempt) = (samples, Attempt::first(&*self.runtime.rng));
         while !open.is_empty() {
             let again = self
                 .put_once(open, &attempt, turn, caller, &mut results, deadline)

@@ -20,7 +20,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tensorhold_core::{Deadline, Error, ErrorKind, Result};
+use tensorhold_core::{Deadline, Error, ErrorKind, Result, Rng};
 use tensorhold_index::Session;
 
 use crate::ops::put::{OPERATION, Ready, Stored};
@@ -39,15 +39,18 @@ pub(super) struct Attempt {
     pub(super) ahead: bool,
     /// The holders to write to first.
     pub(super) prefer: Vec<String>,
+    /// Which holder is preferred first: drawn, so that processes begin with different ones.
+    first: u64,
     /// How many attempts have met a dead holder.
     failed: u32,
 }
 
 impl Attempt {
-    pub(super) fn first() -> Self {
+    pub(super) fn first(rng: &dyn Rng) -> Self {
         Self {
             ahead: true,
             prefer: Vec::new(),
+            first: rng.next_u64() >> 32,
             failed: 0,
         }
     }
@@ -104,9 +107,7 @@ impl Inner {
         let call = move |within| engine.holders(within);
         attempt.prefer = match self.runtime.blocking.run(OPERATION, deadline, call).await {
             Ok(holders) if !holders.is_empty() => {
-                // Processes begin with different ones.
-                let first = u64::from(std::process::id());
-                let at = (first + u64::from(attempt.failed)) % holders.len() as u64;
+                let at = (attempt.first + u64::from(attempt.failed)) % holders.len() as u64;
                 let chosen = usize::try_from(at).ok().and_then(|at| holders.get(at));
                 chosen.map(|holder| holder.name.clone()).into_iter().collect()
             }

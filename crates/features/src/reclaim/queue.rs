@@ -35,7 +35,7 @@
 //!   up always find a place, since no list shows them until their time has run out. There are never more of them than
 //!   reservations that this process has made, and each is retried for as long as its session lives.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -464,8 +464,8 @@ impl ReclaimQueue {
 /// Jobs or releases, grouped by the session in whose name they are done.
 pub(crate) fn by_session<T>(
     items: impl IntoIterator<Item = (Arc<Session>, T)>,
-) -> HashMap<SessionId, (Arc<Session>, Vec<T>)> {
-    let mut sorted: HashMap<SessionId, (Arc<Session>, Vec<T>)> = HashMap::new();
+) -> BTreeMap<SessionId, (Arc<Session>, Vec<T>)> {
+    let mut sorted: BTreeMap<SessionId, (Arc<Session>, Vec<T>)> = BTreeMap::new();
     for (session, item) in items {
         let entry = sorted.entry(session.id()).or_insert_with(|| (session, Vec::new()));
         entry.1.push(item);

@@ -7,12 +7,52 @@
 //!
 //! A task that stops waiting (its future is dropped) leaves the call running; what the call owns lives until it
 //! returns.
+//!
+//! In a simulation (feature `testing`) there is one thread for everything. A call is made there by a task, after a while
+//! that the simulation names, and its answer is told after another: [`Lags`].
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tensorhold_core::{Clock, Deadline, Error, Result};
 use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+
+/// How long simulated calls take.
+#[cfg(feature = "testing")]
+pub trait Lags: Send + Sync + std::fmt::Debug {
+    /// How long it takes until the next call is made, and then until its answer is told.
+    fn next(&self) -> (Duration, Duration);
+}
+
+/// Where blocking calls are made.
+#[derive(Clone, Debug, Default)]
+pub(crate) enum Threads {
+    /// On the runtime's blocking threads.
+    #[default]
+    Own,
+    /// On the only thread of a simulation.
+    #[cfg(feature = "testing")]
+    Simulated(Arc<dyn Lags>),
+}
+
+impl Threads {
+    pub(crate) fn spawn<T: Send + 'static>(&self, call: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+        match self {
+            Self::Own => tokio::task::spawn_blocking(call),
+            #[cfg(feature = "testing")]
+            Self::Simulated(lags) => {
+                let (before, after) = lags.next();
+                tokio::spawn(async move {
+                    tokio::time::sleep(before).await;
+                    let answer = call();
+                    tokio::time::sleep(after).await;
+                    answer
+                })
+            }
+        }
+    }
+}
 
 /// Runs blocking calls.
 #[derive(Clone, Debug)]
@@ -20,15 +60,17 @@ pub(crate) struct BlockingCalls {
     places: Arc<Semaphore>,
     most: usize,
     clock: Arc<dyn Clock>,
+    threads: Threads,
 }
 
 impl BlockingCalls {
-    pub(crate) fn new(most: usize, clock: Arc<dyn Clock>) -> Self {
+    pub(crate) fn new(most: usize, clock: Arc<dyn Clock>, threads: Threads) -> Self {
         let most = most.clamp(1, Semaphore::MAX_PERMITS);
         Self {
             places: Arc::new(Semaphore::new(most)),
             most,
             clock,
+            threads,
         }
     }
 
@@ -53,7 +95,7 @@ impl BlockingCalls {
                 .map_err(|_| Error::internal(operation, "the semaphore for engine calls is closed; this is a bug"))?,
         };
         let clock = Arc::clone(&self.clock);
-        let running = tokio::task::spawn_blocking(move || {
+        let running = self.threads.spawn(move || {
             let _place = place;
             call(deadline.remaining(&*clock))
         });
@@ -82,7 +124,7 @@ mod tests {
     #[tokio::test]
     async fn a_call_waits_for_a_place_until_its_deadline() {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-        let calls = BlockingCalls::new(1, Arc::clone(&clock));
+        let calls = BlockingCalls::new(1, Arc::clone(&clock), Threads::Own);
         let after = |millis| Deadline::after(&*clock, Duration::from_millis(millis));
         let (release, hang) = mpsc::channel::<()>();
         let first = tokio::spawn({
@@ -105,7 +147,7 @@ mod tests {
     #[tokio::test]
     async fn a_call_that_panics_is_an_error_and_gives_its_place_back() {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-        let calls = BlockingCalls::new(1, Arc::clone(&clock));
+        let calls = BlockingCalls::new(1, Arc::clone(&clock), Threads::Own);
         let deadline = Deadline::after(&*clock, Duration::from_secs(10));
         let error = calls
             .run::<()>("test", deadline, |_| panic!("on purpose"))

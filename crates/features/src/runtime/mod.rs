@@ -20,7 +20,7 @@ use tensorhold_prefetch::PrefetchEngine;
 use tensorhold_trace::Tracer;
 use tokio::runtime::Handle;
 
-use self::blocking::BlockingCalls;
+use self::blocking::{BlockingCalls, Threads};
 use self::config::FeatureConfig;
 use self::counters::Counting;
 use self::sessions::Sessions;
@@ -40,6 +40,8 @@ pub(crate) struct Runtime {
     pub(crate) blocking: BlockingCalls,
     /// For calls that wait for a device: a busy one must not take the slots of engine calls.
     pub(crate) for_device: BlockingCalls,
+    /// Where both are made, and the other calls that block.
+    pub(crate) threads: Threads,
     pub(crate) tasks: Tasks,
     pub(crate) count: Counting,
     /// Latencies; none if metrics are off.
@@ -56,14 +58,16 @@ impl Runtime {
         clock: Arc<dyn Clock>,
         rng: Arc<dyn Rng>,
         handle: Handle,
+        threads: Threads,
     ) -> Result<Self> {
         let engine = metered(engine, config.store.as_str(), &clock);
         let prefetch = PrefetchEngine::new(engine, config.prefetch.clone(), Arc::clone(&clock))?;
         let prefetch = Arc::new(prefetch);
         Ok(Self {
             sessions: Sessions::new(Arc::clone(&index), Arc::clone(&clock)),
-            blocking: BlockingCalls::new(config.max_in_flight, Arc::clone(&clock)),
-            for_device: BlockingCalls::new(config.max_in_flight, Arc::clone(&clock)),
+            blocking: BlockingCalls::new(config.max_in_flight, Arc::clone(&clock), threads.clone()),
+            for_device: BlockingCalls::new(config.max_in_flight, Arc::clone(&clock), threads.clone()),
+            threads,
             tasks: Tasks::new(handle),
             count: Counting::default(),
             tracer: Tracer::from_environment(&clock)?,

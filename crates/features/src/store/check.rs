@@ -5,7 +5,7 @@
 //! get among them to obtain the turn asks for all of them. A question never joins a call that was sent before it: what
 //! counts is whether the token was valid *after* the moment of asking.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -78,7 +78,7 @@ impl Checks {
     }
 
     async fn ask_all(&self) {
-        let mut by_session: HashMap<SessionId, Vec<Question>> = HashMap::new();
+        let mut by_session: BTreeMap<SessionId, Vec<Question>> = BTreeMap::new();
         for question in std::mem::take(&mut *self.gathered.lock()) {
             by_session.entry(question.session.id()).or_default().push(question);
         }

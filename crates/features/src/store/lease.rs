@@ -1,8 +1,8 @@
 //! Leases as their holders see them, and what becomes of those that no caller answers for.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -30,6 +30,8 @@ use crate::runtime::Runtime;
 pub struct Lease(Arc<Taken>);
 
 struct Taken {
+    /// Its number among the leases of this process.
+    number: u64,
     held: Mutex<LeaseGrant>,
     description: Arc<Description>,
     session: Arc<Session>,
@@ -46,7 +48,7 @@ impl Taken {
     fn see(&self) -> bool {
         let first = !self.seen.load(Ordering::Acquire) && !self.seen.swap(true, Ordering::AcqRel);
         if first {
-            self.unseen.0.lock().remove(&std::ptr::from_ref(self).addr());
+            self.unseen.leases.lock().remove(&self.number);
         }
         first
     }
@@ -55,7 +57,7 @@ impl Taken {
     fn answer(&self) -> bool {
         let before = self.answered.swap(true, Ordering::AcqRel);
         if !before {
-            self.all.0.lock().remove(&std::ptr::from_ref(self).addr());
+            self.all.0.lock().remove(&self.number);
         }
         before
     }
@@ -76,21 +78,25 @@ impl Drop for Taken {
     }
 }
 
-/// The leases of this process that their holders have not looked at, by address.
+/// The leases of this process that their holders have not looked at, by number.
 ///
 /// A session that ends costs each group whose lease it held an attempt. A closing store can only tell here which leases
 /// no caller knows of: a result may be on its way to its caller, or lie in a task that nothing has let go of yet.
 #[derive(Debug, Default)]
-pub(crate) struct UnseenLeases(Mutex<HashMap<usize, Weak<Taken>>>);
+pub(crate) struct UnseenLeases {
+    leases: Mutex<BTreeMap<u64, Weak<Taken>>>,
+    /// How many leases this process has had.
+    count: AtomicU64,
+}
 
 impl UnseenLeases {
     fn add(&self, lease: &Arc<Taken>) {
-        self.0.lock().insert(Arc::as_ptr(lease).addr(), Arc::downgrade(lease));
+        self.leases.lock().insert(lease.number, Arc::downgrade(lease));
     }
 
     /// Returns all of them, as if they had never been taken.
     pub(crate) fn give_back(&self) {
-        let all = std::mem::take(&mut *self.0.lock());
+        let all = std::mem::take(&mut *self.leases.lock());
         for lease in all.into_values().filter_map(|lease| lease.upgrade()) {
             if lease.see() {
                 lease.release(true);
@@ -99,9 +105,9 @@ impl UnseenLeases {
     }
 }
 
-/// The leases of this process that are not answered for, by address, and when each was taken.
+/// The leases of this process that are not answered for, by number, and when each was taken.
 #[derive(Debug, Default)]
-pub(crate) struct HeldLeases(Mutex<HashMap<usize, Timestamp>>);
+pub(crate) struct HeldLeases(Mutex<BTreeMap<u64, Timestamp>>);
 
 impl HeldLeases {
     /// How many there are, and the age of the oldest.
@@ -132,6 +138,7 @@ impl Lease {
         match description {
             Ok(description) => {
                 let taken = Arc::new(Taken {
+                    number: inner.unseen.count.fetch_add(1, Ordering::Relaxed),
                     description,
                     held: Mutex::new(held),
                     session,
@@ -143,7 +150,7 @@ impl Lease {
                 });
                 inner.unseen.add(&taken);
                 let now = inner.runtime.clock.now();
-                inner.held.0.lock().insert(Arc::as_ptr(&taken).addr(), now);
+                inner.held.0.lock().insert(taken.number, now);
                 inner.runtime.count.taken.one();
                 Ok(Self(taken))
             }

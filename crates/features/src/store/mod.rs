@@ -34,6 +34,9 @@ use crate::reclaim::Reclaim;
 use crate::reclaim::duty::Sweeping;
 use crate::reclaim::worker::Swept;
 use crate::runtime::Runtime;
+#[cfg(feature = "testing")]
+use crate::runtime::blocking::Lags;
+use crate::runtime::blocking::Threads;
 use crate::runtime::config::FeatureConfig;
 use crate::runtime::counters::Counters;
 use crate::runtime::inflight_puts::InflightPuts;
@@ -102,6 +105,30 @@ impl FeatureStore {
         clock: Arc<dyn Clock>,
         rng: Arc<dyn Rng>,
     ) -> Result<Self> {
+        Self::open_on(engine, index, config, clock, rng, Threads::Own).await
+    }
+
+    /// As [`FeatureStore::open`], in a simulation: no call blocks the only thread, and each takes as long as this says.
+    #[cfg(feature = "testing")]
+    pub async fn open_simulated(
+        engine: Arc<dyn Engine>,
+        index: Arc<dyn Index>,
+        config: FeatureConfig,
+        clock: Arc<dyn Clock>,
+        rng: Arc<dyn Rng>,
+        lags: Arc<dyn Lags>,
+    ) -> Result<Self> {
+        Self::open_on(engine, index, config, clock, rng, Threads::Simulated(lags)).await
+    }
+
+    async fn open_on(
+        engine: Arc<dyn Engine>,
+        index: Arc<dyn Index>,
+        config: FeatureConfig,
+        clock: Arc<dyn Clock>,
+        rng: Arc<dyn Rng>,
+        threads: Threads,
+    ) -> Result<Self> {
         const OPERATION: &str = "features.open";
         config.validate()?;
         if index.tick_length().is_zero() {
@@ -113,7 +140,7 @@ impl FeatureStore {
         let handle = Handle::try_current().map_err(|error| {
             Error::invalid(OPERATION, "open the store inside a tokio runtime; its tasks run there").caused_by(error)
         })?;
-        let runtime = Arc::new(Runtime::new(engine, index, config, clock, rng, handle)?);
+        let runtime = Arc::new(Runtime::new(engine, index, config, clock, rng, handle, threads)?);
         let config = &runtime.config;
         let memory = Memory::new(&runtime);
         let seals = config.keyring.clone().map(|keyring| Seals::new(keyring, config));
@@ -368,7 +395,7 @@ impl FeatureStore {
         }
         let time = runtime.left(deadline).max(Duration::from_millis(100));
         let close = move || runtime.tracer.as_ref().is_none_or(|tracer| tracer.close(time));
-        if !matches!(tokio::task::spawn_blocking(close).await, Ok(true)) {
+        if !matches!(self.inner().runtime.threads.spawn(close).await, Ok(true)) {
             tracing::warn!("not every span was sent before the store was closed");
         }
     }
@@ -431,7 +458,7 @@ impl FeatureStore {
             drop(ahead.await);
         }
         let prefetch = Arc::clone(&inner.runtime.prefetch);
-        let ended = tokio::task::spawn_blocking(move || prefetch.close());
+        let ended = inner.runtime.threads.spawn(move || prefetch.close());
         let time = inner.runtime.left(deadline).max(Duration::from_millis(100));
         if tokio::time::timeout(time, ended).await.is_err() {
             tracing::warn!("a read ahead has not returned yet; its thread ends by itself");

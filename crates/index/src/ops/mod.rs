@@ -19,7 +19,7 @@ mod list;
 mod look;
 pub(crate) mod lost;
 mod quarantine;
-mod records;
+pub(crate) mod records;
 mod reserve;
 pub(crate) mod stores;
 mod sweep;

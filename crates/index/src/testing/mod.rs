@@ -71,6 +71,8 @@ mod time;
 mod times;
 mod untake;
 
+pub use self::records::Records;
+
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;

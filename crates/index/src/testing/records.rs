@@ -4,20 +4,23 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tensorhold_core::key::unescape;
 use tensorhold_core::testing::{CaseResult, Failure, ensure, ensure_eq};
-use tensorhold_core::{Result, SampleId};
+use tensorhold_core::{Result, SampleId, StoreId};
 use tensorhold_custody::{Live, Reserved, ReservedAs, Retired, SessionId, Tick, invariants};
 
 use super::client::CALL;
 use super::context::Context;
-use crate::record::codec::decode_versioned;
+use crate::SampleRecord;
+use crate::ops::records::record_of;
+use crate::record::codec::{decode, decode_versioned};
 use crate::record::grants::{GrantList, Holding};
 use crate::record::layout::Layout;
 use crate::record::refusal::owner;
+use crate::record::types::Stage;
 use crate::store::{Entry, Read, prefix};
 
 /// Every key of a store, read in one snapshot.
 #[derive(Debug)]
-pub(super) struct Records {
+pub struct Records {
     root: String,
     layout: Layout,
     entries: BTreeMap<String, Entry>,
@@ -26,22 +29,72 @@ pub(super) struct Records {
 impl Records {
     /// Reads all keys of the case's store.
     pub(super) async fn read(context: &Context) -> CaseResult<Self> {
-        let layout = Layout::new(context.harness().store());
-        let clock = layout.clock();
-        let root = clock.strip_suffix('t').unwrap_or(&clock).to_owned();
+        let store = context.harness().store();
+        let clock = Layout::new(store).clock();
+        let root = clock.strip_suffix('t').unwrap_or(&clock);
         let txn_store = context.harness().txn_store().await?;
         let all = Read::Range {
-            keys: prefix(root.as_str()),
+            keys: prefix(root),
             limit: 100_000,
             keys_only: false,
         };
         let snapshot = txn_store.read(&[all], CALL).await?;
-        let entries = snapshot.entries.into_iter().flatten();
-        Ok(Self {
-            entries: entries.map(|entry| (entry.key.clone(), entry)).collect(),
+        Ok(Self::of_store(store, snapshot.entries.into_iter().flatten()))
+    }
+
+    /// The keys of a store, out of all that there are at one moment.
+    pub fn of_store(store: &StoreId, entries: impl IntoIterator<Item = Entry>) -> Self {
+        let layout = Layout::new(store);
+        let clock = layout.clock();
+        let root = clock.strip_suffix('t').unwrap_or(&clock).to_owned();
+        let ours = entries.into_iter().filter(|entry| entry.key.starts_with(&root));
+        Self {
+            entries: ours.map(|entry| (entry.key.clone(), entry)).collect(),
             layout,
             root,
-        })
+        }
+    }
+
+    /// The record in an entry; none if the entry holds something else.
+    pub fn read_one(store: &StoreId, entry: &Entry) -> Option<Result<SampleRecord>> {
+        let layout = Layout::new(store);
+        let mut stages = Stage::ALL.into_iter();
+        let stage = stages.find(|stage| layout.all_of(*stage).contains(&entry.key))?;
+        Some(record_of(stage, entry))
+    }
+
+    /// Records that are in quarantine, and why.
+    pub fn quarantined(&self) -> Vec<String> {
+        let shown = |entry: &Entry| format!("{}: {}", entry.key, String::from_utf8_lossy(&entry.value));
+        let aside = format!("{}x/i/", self.root);
+        let entries = self.entries.values().filter(|entry| entry.key.starts_with(&aside));
+        entries.map(shown).collect()
+    }
+
+    /// LC5, of a store with a budget.
+    pub fn budget_is_accounted_for(&self) -> CaseResult {
+        let Some(budget) = self.entries.get(&self.layout.budget()) else {
+            return Ok(());
+        };
+        let deposits = self.layout.deposits();
+        let deposits = self.entries.range(deposits).map(|(_, entry)| decode::<u64>(entry));
+        let deposits: Vec<u64> = deposits.collect::<Result<_>>()?;
+        let mut paid = Vec::new();
+        for entry in self.of('p') {
+            paid.push(decode_versioned::<Reserved>(entry)?.record.paid);
+        }
+        for entry in self.of('s') {
+            paid.push(decode_versioned::<Live>(entry)?.record.paid);
+        }
+        for entry in "glfd".chars().flat_map(|kind| self.of(kind)) {
+            paid.push(decode_versioned::<Retired>(entry)?.record.paid);
+        }
+        let budget = decode(budget)?;
+        ensure!(
+            invariants::budget_is_accounted_for(budget, deposits.iter().copied(), paid.iter().copied()),
+            "LC5 does not hold: budget {budget}, deposits {deposits:?}, paid {paid:?}"
+        );
+        Ok(())
     }
 
     /// The keys of one kind: `s` for live samples, and so on, as in the table of the layout.
@@ -52,7 +105,7 @@ impl Records {
 
     /// The keys that do not concern sessions or the clock: none when everything was freed. A grant list belongs to
     /// its session, and vanishes with it or when it is due.
-    pub(super) fn left_over(&self) -> Vec<&str> {
+    pub fn left_over(&self) -> Vec<&str> {
         "psglfqka"
             .chars()
             .flat_map(|kind| self.of(kind).map(|entry| entry.key.as_str()))
@@ -76,7 +129,7 @@ impl Records {
     }
 
     /// Asserts that the ready lists are exactly what follows from the records, and that every lease has a grant list.
-    pub(super) fn are_consistent(&self) -> CaseResult {
+    pub fn are_consistent(&self) -> CaseResult {
         let mut lists = BTreeSet::new();
         let mut held = Vec::new();
         let mut claims = BTreeSet::new();

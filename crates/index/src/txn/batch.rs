@@ -5,7 +5,7 @@
 //! Decisions come from `tensorhold-custody`, so what is refused there is refused here, whatever the timing.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use tensorhold_core::{BatchResults, Deadline, Error, Result};
@@ -284,9 +284,12 @@ impl TxnCore {
             loaded.set_clock(self.known_clock(deadline).await?);
             return Ok(loaded);
         }
-        let mut keys: Vec<String> = open.iter().flat_map(|at| (intent.keys)(&items[*at])).collect();
-        keys.sort_unstable();
-        keys.dedup();
+        // In the order in which an item names them: that is the way on which its record moves from key to key. Many items are
+        // read in several snapshots. A record that moves meanwhile is then seen before it moves, and the transaction is
+        // refused, or where it has moved to. In any other order it may be seen nowhere.
+        let mut named = HashSet::new();
+        let keys = open.iter().flat_map(|at| (intent.keys)(&items[*at]));
+        let keys: Vec<String> = keys.filter(|key| named.insert(key.clone())).collect();
         let mut entries = HashMap::with_capacity(keys.len());
         let mut quota = intent.quota.map(QuotaChange::reads).unwrap_or_default();
         let mut seen_quota = None;

@@ -4,6 +4,7 @@ use tensorhold_core::SystemClock;
 use tensorhold_engine::{Engine, MemoryCluster, MemoryConfig};
 
 use super::*;
+use crate::runtime::blocking::Threads;
 
 const WITHIN: Duration = Duration::from_secs(5);
 const SOON: Duration = Duration::from_millis(30);
@@ -12,7 +13,7 @@ const MIB: usize = 1 << 20;
 fn pool(budget: usize) -> (BufferPool, Arc<dyn Engine>) {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let engine: Arc<dyn Engine> = MemoryCluster::new(MemoryConfig::default(), Arc::clone(&clock)).connect();
-    let calls = BlockingCalls::new(4, Arc::clone(&clock));
+    let calls = BlockingCalls::new(4, Arc::clone(&clock), Threads::Own);
     (
         BufferPool::new(Backing::Engine(Arc::clone(&engine)), calls, clock, budget as u64),
         engine,
